@@ -1,0 +1,1 @@
+"""Penstock keeps GPUs fed."""

@@ -1,0 +1,63 @@
+"""Every error Penstock raises on purpose: one class per decision that the caller can take.
+
+    PenstockError
+    ├── FormatError          (ValueError)         a file does not hold what a dataset must hold
+    │   └── CorruptionError                       bytes differ from their checksum: restore that file
+    ├── SchemaError          (TypeError)          data or columns do not fit the schema
+    ├── IncompleteDataset    (FileNotFoundError)  nothing finished is there: prepare or write it
+    ├── DatasetExists        (FileExistsError)    something is there already: append, overwrite, or move
+    ├── DatasetChanged       (RuntimeError)       not the data that was opened: open it again
+    ├── WriterBusy           (BlockingIOError)    another process is writing here: wait for it
+    ├── StorageError         (OSError)            the disk refused: full, failing, or gone
+    ├── StageError           (ValueError)         stages of a plan in an order that has no meaning
+    └── MissingExtra         (ImportError)        an optional package is needed: install the extra
+
+Each also inherits the builtin that people already catch. A wrong argument is a plain
+`ValueError` or `TypeError`.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Anything Penstock raises on purpose."""
+
+
+class FormatError(PenstockError, ValueError):
+    """A file does not hold what a dataset of this version must hold."""
+
+
+class CorruptionError(FormatError):
+    """Bytes on disk differ from the checksum written with them."""
+
+
+class SchemaError(PenstockError, TypeError):
+    """Data, or a column asked for, does not fit the schema."""
+
+
+class IncompleteDataset(PenstockError, FileNotFoundError):
+    """No finished dataset is at this path."""
+
+
+class DatasetExists(PenstockError, FileExistsError):
+    """Something is at this path already, and nothing allows replacing it."""
+
+
+class DatasetChanged(PenstockError, RuntimeError):
+    """The dataset at this path is not the one that was opened."""
+
+
+class WriterBusy(PenstockError, BlockingIOError):
+    """Another process is writing this dataset."""
+
+
+class StorageError(PenstockError, OSError):
+    """The file system refused to read or write: full, failing, or gone."""
+
+
+class StageError(PenstockError, ValueError):
+    """The stages of a plan stand in an order that has no meaning."""
+
+
+class MissingExtra(PenstockError, ImportError):
+    """An optional package is needed; the message names the extra to install."""
