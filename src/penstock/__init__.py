@@ -1,1 +1,50 @@
-"""Penstock keeps GPUs fed."""
+"""Penstock keeps GPUs fed: memory-mapped shards, exact plans, and loading that keeps up.
+
+Importing it imports nothing else: each name below arrives, with what it needs, when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from penstock._version import __version__
+
+if TYPE_CHECKING:
+    from penstock import errors as errors
+    from penstock import masks as masks
+    from penstock.plan import Dataset as Dataset
+    from penstock.plan import from_arrays as from_arrays
+    from penstock.plan import open_dataset as open  # noqa: F401
+    from penstock.schema import Ragged as Ragged
+    from penstock.schema import Schema as Schema
+    from penstock.shards import DatasetWriter as DatasetWriter
+    from penstock.shards import verify as verify
+
+_HOME_OF_NAME = {
+    "Dataset": ("penstock.plan", "Dataset"),
+    "DatasetWriter": ("penstock.shards", "DatasetWriter"),
+    "Ragged": ("penstock.schema", "Ragged"),
+    "Schema": ("penstock.schema", "Schema"),
+    "errors": ("penstock.errors", None),
+    "from_arrays": ("penstock.plan", "from_arrays"),
+    "masks": ("penstock.masks", None),
+    "open": ("penstock.plan", "open_dataset"),
+    "verify": ("penstock.shards", "verify"),
+}
+
+__all__ = [*_HOME_OF_NAME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF_NAME:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    module_name, attribute = _HOME_OF_NAME[name]
+    module = importlib.import_module(module_name)
+    value = module if attribute is None else getattr(module, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,31 @@
+"""Where bytes come from and how they get there: maps, positioned reads, durable writes, locks.
+
+Knows nothing of shards or columns. May import: `penstock.errors`. Imported by: `shards`, `plan`.
+"""
+
+from penstock.filesystem._durable import (
+    create_file,
+    explain_os_error,
+    publish,
+    remove_if_present,
+    sync_directory,
+)
+from penstock.filesystem._lock import DirectoryLock, lock_holder
+from penstock.filesystem._mounts import filesystem_type, is_network_filesystem
+from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular
+
+__all__ = [
+    "DirectoryLock",
+    "FileReader",
+    "MappedFile",
+    "PositionedFile",
+    "create_file",
+    "explain_os_error",
+    "filesystem_type",
+    "is_network_filesystem",
+    "lock_holder",
+    "open_regular",
+    "publish",
+    "remove_if_present",
+    "sync_directory",
+]

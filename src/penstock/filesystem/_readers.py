@@ -1,0 +1,152 @@
+"""One read-only file, by memory map or by positioned reads.
+
+Both refuse links, pipes and devices, and both notice a file that shrank: the map because its size
+is asked before it is touched and its pages are faulted in by `MADV_POPULATE_READ`, which reports a
+page that is gone where a plain access would be killed by SIGBUS; the reads because a short read is
+an error. What `pread` returns is a private copy, so it is never pulled away from under a reader.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError, StorageError
+
+_MADV_POPULATE_READ = 22  # Linux 5.14; older kernels answer EINVAL
+
+
+class FileReader(Protocol):
+    """Bytes of one file, whose size was fixed when it was opened."""
+
+    path: Path
+    size: int
+    identity: tuple[int, ...]
+    """Changes when the file does: device, inode, time of change, size."""
+
+    def read(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """Bytes `begin` to `end`: read-only, either a view or a copy."""
+        ...
+
+    def check_size(self) -> None:
+        """Raise `StorageError` when the file is no longer as long as it was."""
+        ...
+
+    def populate(self, begin: int, end: int) -> None:
+        """Have these bytes in memory, or raise `StorageError`."""
+        ...
+
+    def announce(self, begin: int, end: int) -> None:
+        """Tell the kernel that these bytes are needed soon."""
+        ...
+
+
+def open_regular(path: Path) -> int:
+    """Descriptor of a regular file; a link, pipe or device in its place is an error, not a wait."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FormatError(f"{path} is a symbolic link; the files of a dataset are plain files.") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FormatError(f"{path} is not a plain file; the files of a dataset are.")
+    return descriptor
+
+
+class _OpenFile:
+    """Owns the descriptor. It is closed when the last user of the object is gone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = open_regular(path)
+        status = os.fstat(self.descriptor)
+        self.size = status.st_size
+        self.identity: tuple[int, ...] = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+
+    def __del__(self) -> None:
+        descriptor = getattr(self, "descriptor", None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def check_size(self) -> None:
+        size = os.fstat(self.descriptor).st_size
+        if size != self.size:
+            raise self._shrunk(size)
+
+    def _shrunk(self, size: int) -> StorageError:
+        return StorageError(
+            errno.EIO,
+            f"{self.path}: the file has {size:,} bytes, and had {self.size:,} when it was opened. "
+            "Something changed it in place; restore it, then open the dataset again.",
+        )
+
+
+class MappedFile(_OpenFile):
+    """A file as memory. `address` is where it begins; it stays valid as long as this object."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._map = mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ) if self.size else b""
+        self.bytes = np.frombuffer(self._map, np.uint8)
+        self.address: int = self.bytes.ctypes.data
+
+    def read(self, begin: int, end: int) -> NDArray[np.uint8]:
+        return self.bytes[begin:end]
+
+    def populate(self, begin: int, end: int) -> None:
+        self.check_size()
+        try:
+            self._advise(_MADV_POPULATE_READ, begin, end)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return
+            self.check_size()
+            raise StorageError(
+                error.errno, f"{self.path}: bytes {begin:,} to {end:,} cannot be read: {error.strerror}."
+            ) from error
+
+    def announce(self, begin: int, end: int) -> None:
+        self._advise(mmap.MADV_WILLNEED, begin, end)
+
+    def _advise(self, advice: int, begin: int, end: int) -> None:
+        if isinstance(self._map, mmap.mmap) and begin < end:
+            first = begin - begin % mmap.PAGESIZE
+            self._map.madvise(advice, first, end - first)
+
+
+class PositionedFile(_OpenFile):
+    """A file by `pread`: slower than a map, and every failure is an error with a name."""
+
+    def read(self, begin: int, end: int) -> NDArray[np.uint8]:
+        buffer = np.empty(end - begin, np.uint8)
+        self.read_into(begin, buffer)
+        buffer.flags.writeable = False
+        return buffer
+
+    def read_into(self, begin: int, buffer: NDArray[np.uint8]) -> None:
+        """Fill `buffer` with the bytes that start at `begin`."""
+        view = buffer.data if buffer.size else memoryview(b"")
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(self.descriptor, [view[done:]], begin + done)
+            except OSError as error:
+                raise StorageError(error.errno, f"{self.path}: reading failed: {error.strerror}.") from error
+            if count == 0:
+                raise self._shrunk(os.fstat(self.descriptor).st_size)
+            done += count
+
+    def populate(self, begin: int, end: int) -> None:
+        self.check_size()
+
+    def announce(self, begin: int, end: int) -> None:
+        os.posix_fadvise(self.descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)

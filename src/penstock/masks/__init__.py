@@ -1,0 +1,18 @@
+"""Who may look at whom: attention masks from a packed batch, for each attention backend.
+
+Everything follows from the batch's own boundaries, on the device where the batch is.
+May import: `penstock.errors`. Imported by: nobody inside Penstock; training code uses it.
+"""
+
+from penstock.errors import MissingExtra
+
+try:
+    import torch as _torch  # noqa: F401  (asked for here so that its absence is explained once)
+except ModuleNotFoundError as error:
+    raise MissingExtra("penstock.masks needs PyTorch: pip install 'penstock[torch]'") from error
+
+from penstock.masks._block import block_mask
+from penstock.masks._dense import dense, from_token
+from penstock.masks._kwargs import hugging_face_kwargs, varlen
+
+__all__ = ["block_mask", "dense", "from_token", "hugging_face_kwargs", "varlen"]

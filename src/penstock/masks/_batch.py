@@ -1,0 +1,87 @@
+"""Reading a packed batch: the border where a wrong one is refused.
+
+A batch comes from a plan, a DataLoader, or a test, as torch tensors on any device or as numpy
+arrays. `tensor` and `integer` hand out one entry each and refuse a wrong kind, dtype or shape by
+its key's name. Only these facts are looked at, never the values: reading one value of a CUDA
+tensor makes the training loop wait for the GPU. So a batch with wrong boundaries is not noticed
+here; boundaries are the plan's promise (`document_ids` in runs, no run across two rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Batch: TypeAlias = Mapping[str, object]
+
+# B rows of T tokens; S segments, each a piece of a document or a row's padding tail.
+_ARRAYS: Mapping[str, tuple[torch.dtype, str]] = {
+    "input_ids": (torch.int64, "[B, T]"),
+    "labels": (torch.int64, "[B, T]"),
+    "position_ids": (torch.int64, "[B, T]"),
+    "document_ids": (torch.int32, "[B, T]"),
+    "cu_seqlens": (torch.int32, "[S + 1]"),
+}
+
+
+def tensor(batch: Batch, key: str) -> Tensor:
+    """One array of the batch as a tensor, sharing its memory.
+
+    Raises:
+        ValueError: the key is missing, or the array has another number of dimensions.
+        TypeError: it is not an array, or has another dtype.
+    """
+    dtype, shape = _ARRAYS[key]
+    expected = f"expected an {_name(dtype)} tensor or array of shape {shape}"
+    value = as_tensor(_entry(batch, key), f"batch[{key!r}]", expected)
+    if value.dtype != dtype:
+        raise TypeError(f"batch[{key!r}] is {_name(value.dtype)}; {expected}.")
+    if value.ndim != shape.count(",") + 1:
+        raise ValueError(f"batch[{key!r}] has shape {list(value.shape)}; {expected}.")
+    return value
+
+
+def integer(batch: Batch, key: str) -> int:
+    """One number of the batch.
+
+    Raises:
+        ValueError: the key is missing.
+        TypeError: it is not a Python int; turning a tensor into one would wait for the GPU.
+    """
+    value = _entry(batch, key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"batch[{key!r}] is {type(value).__name__}; expected a Python int.")
+    return value
+
+
+def as_tensor(value: object, name: str, expected: str) -> Tensor:
+    """`value` as a tensor; a numpy array shares its memory unless it is read-only.
+
+    Raises:
+        TypeError: it is neither; the message is made of `name` and `expected`.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        # torch has no read-only tensors and warns about each; a copy keeps the promise instead.
+        return torch.from_numpy(value if value.flags.writeable else value.copy())
+    raise TypeError(f"{name} is {type(value).__name__}; {expected}.")
+
+
+def _entry(batch: Batch, key: str) -> object:
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"a packed batch is a mapping with {key!r} in it, not {type(batch).__name__}.")
+    if key not in batch:
+        raise ValueError(
+            f"the batch has no {key!r}, only: {', '.join(map(str, batch))}. "
+            "Masks need a packed batch, as a plan with .pack(length) gives."
+        )
+    return batch[key]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

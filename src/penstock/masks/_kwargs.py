@@ -1,0 +1,105 @@
+"""Boundaries for attention that takes lengths instead of a mask.
+
+Variable-length kernels read a batch as one long line of B * T tokens and are told where each
+segment of it starts: `cu_seqlens`. Nothing is computed here; the batch already carries the
+boundaries, and `max_seqlen` as a Python int so that no kernel launch waits for the GPU. What
+differs between libraries is the spelling, and one thing more: "causal" is a separate argument
+there, off by default. Left out, every token would see the rest of its document, and training
+would look wonderful. So it travels with the boundaries.
+
+A row's padding tail is one segment of its own. Inside it padding sees earlier padding, unlike in
+`dense`; no document sees it either way.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict, overload
+
+from torch import Tensor
+
+from penstock.masks._batch import Batch, integer, tensor
+
+
+class _FlashAttn(TypedDict):
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    causal: bool
+
+
+class _TorchVarlen(TypedDict):
+    cu_seq_q: Tensor
+    cu_seq_k: Tensor
+    max_q: int
+    max_k: int
+    window_size: tuple[int, int]
+
+
+class _HuggingFace(TypedDict):
+    input_ids: Tensor
+    labels: Tensor
+    position_ids: Tensor
+    cu_seq_lens_q: Tensor
+    cu_seq_lens_k: Tensor
+    max_length_q: int
+    max_length_k: int
+
+
+@overload
+def varlen(batch: Batch, *, kernel: Literal["flash_attn"] = "flash_attn") -> _FlashAttn: ...
+@overload
+def varlen(batch: Batch, *, kernel: Literal["torch"]) -> _TorchVarlen: ...
+def varlen(batch: Batch, *, kernel: Literal["flash_attn", "torch"] = "flash_attn") -> _FlashAttn | _TorchVarlen:
+    """Keyword arguments for variable-length attention over queries, keys and values [B * T, H, D].
+
+    `"flash_attn"` spells them for `flash_attn.flash_attn_varlen_func`, `"torch"` for
+    `torch.nn.attention.varlen.varlen_attn` of torch 2.12 and later (2.10 had `is_causal` in place
+    of `window_size`, and refuses the call).
+
+    Raises:
+        ValueError: `cu_seqlens` or `max_seqlen` is missing, or `cu_seqlens` is not [S + 1].
+        TypeError: `cu_seqlens` is not int32, or `max_seqlen` not a Python int.
+
+    >>> import numpy as np
+    >>> batch = {"cu_seqlens": np.array([0, 3, 4], dtype=np.int32), "max_seqlen": 3}
+    >>> varlen(batch)["max_seqlen_q"], varlen(batch)["causal"]
+    (3, True)
+    """
+    if kernel not in ("flash_attn", "torch"):
+        raise ValueError(f"kernel is {kernel!r}; expected 'flash_attn' or 'torch'.")
+    starts, longest = tensor(batch, "cu_seqlens"), integer(batch, "max_seqlen")
+    if kernel == "torch":
+        # (-1, 0): any distance back, nothing ahead. torch's own spelling of causal.
+        return _TorchVarlen(cu_seq_q=starts, cu_seq_k=starts, max_q=longest, max_k=longest, window_size=(-1, 0))
+    return _FlashAttn(cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=longest, max_seqlen_k=longest, causal=True)
+
+
+def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
+    """Keyword arguments for a transformers model with FlashAttention: `model(**kwargs)`.
+
+    The rows are laid end to end as one of shape [1, B * T], because transformers takes a batch of
+    several packed rows for unpacked ones, and lets documents see each other. There is no
+    `attention_mask`, because its presence turns packing off. The four boundary arguments work
+    together: with one missing, boundaries are guessed from `position_ids`.
+
+    transformers shifts labels itself, so pack with `labels="same"`.
+
+    Raises:
+        ValueError: an entry is missing or has another shape.
+        TypeError: an entry has another dtype, or `max_seqlen` is not a Python int.
+    """
+    starts, longest = tensor(batch, "cu_seqlens"), integer(batch, "max_seqlen")
+    return _HuggingFace(
+        input_ids=_flat(batch, "input_ids"),
+        labels=_flat(batch, "labels"),
+        position_ids=_flat(batch, "position_ids"),
+        cu_seq_lens_q=starts,
+        cu_seq_lens_k=starts,
+        max_length_q=longest,
+        max_length_k=longest,
+    )
+
+
+def _flat(batch: Batch, key: str) -> Tensor:
+    return tensor(batch, key).reshape(1, -1)

@@ -1,0 +1,94 @@
+"""The two ways to get a dataset: `penstock.open` and `penstock.from_arrays`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.errors import FormatError
+from penstock.plan._dataset import Dataset
+from penstock.plan._origin import ArraysOrigin, FolderOrigin, ForeignOrigin
+from penstock.shards import Check, ForeignFormat, Io, guess_format
+
+Format = Literal["penstock", "npy", "raw", "megatron"]
+
+
+def open_dataset(
+    path: str | os.PathLike[str],
+    *,
+    io: Io = "auto",
+    check: Check = "window",
+    format: Format | None = None,
+    dtype: str | None = None,
+    shape: Sequence[int] | None = None,
+    column: str | None = None,
+) -> Dataset:
+    """Open a dataset folder, or adopt a `.npy`, raw `.bin` or Megatron `.bin/.idx` file as it is.
+
+    Args:
+        path: The folder, or the file.
+        io: "map" maps files into memory; "pread" reads them, which survives a server that goes away;
+            "auto" maps, except on network file systems.
+        check: "window" checks each stretch of data before its first use; "open" checks all of it now;
+            "never" trusts the disk.
+        format: What is at `path`, when its name does not tell.
+        dtype: Type of the numbers in a raw file, as in "uint16".
+        shape: Shape of a raw file, as in (-1, 1024); without it every number is a sample.
+        column: Name for the one column of a foreign file; "tokens" for Megatron, else "data".
+
+    Raises:
+        IncompleteDataset: nothing finished is at `path`.
+        FormatError: what is there is damaged, hostile, or of a newer version.
+
+    >>> import numpy as np, tempfile, penstock
+    >>> path = tempfile.mkdtemp() + "/train.bin"
+    >>> np.arange(12, dtype=np.uint16).tofile(path)
+    >>> penstock.open(path, dtype="uint16", shape=(-1, 4), column="tokens")[2]["tokens"].tolist()
+    [8, 9, 10, 11]
+    """
+    if check not in ("window", "open", "never"):
+        raise ValueError(f"check={check!r}; the choices are 'window', 'open' and 'never'.")
+    place = Path(path).absolute()
+    kind = _resolve_format(place, format)
+    if kind == "penstock":
+        if dtype is not None or shape is not None or column is not None:
+            raise ValueError(
+                f"{place} is a dataset that describes itself; dtype=, shape= and column= are for raw files."
+            )
+        return Dataset(FolderOrigin(path=place, io=io, check=check))
+    if io == "pread":
+        raise ValueError(f"io='pread' is for dataset folders; {place} is adopted as a memory map.")
+    name = column or ("tokens" if kind == "megatron" else "data")
+    sizes = tuple(shape) if shape is not None else None
+    return Dataset(ForeignOrigin(path=place, format=kind, column=name, dtype=dtype, shape=sizes))
+
+
+def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
+    """A dataset of arrays in RAM: the first dimension counts samples.
+
+    Args:
+        arrays: For each column an array, a `Ragged`, or a list of arrays or byte strings.
+
+    >>> ds = from_arrays({"x": [[1, 2], [3, 4]], "name": [b"one", b"two"]})
+    >>> ds[1]["name"]
+    b'two'
+    """
+    return Dataset(ArraysOrigin(dict(arrays)))
+
+
+def _resolve_format(path: Path, format: Format | None) -> Literal["penstock"] | ForeignFormat:
+    if format is not None:
+        if format not in ("penstock", "npy", "raw", "megatron"):
+            raise ValueError(f"format={format!r}; the formats are 'penstock', 'npy', 'raw' and 'megatron'.")
+        return format
+    if path.is_file() or path.with_suffix(".idx").is_file():
+        guess = guess_format(path)
+        if guess is None:
+            raise FormatError(
+                f"{path}: a file, and its name does not tell its format. "
+                "Say format='npy', 'raw' or 'megatron', or turn it into a dataset."
+            )
+        return guess
+    return "penstock"

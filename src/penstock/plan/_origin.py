@@ -1,0 +1,90 @@
+"""Where a dataset comes from, in a few hundred bytes: what is pickled in place of the data.
+
+A process that unpickles one opens the files itself and compares the fingerprint; it raises
+`DatasetChanged` before it reads anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.errors import DatasetChanged
+from penstock.shards import (
+    ArrayStorage,
+    Check,
+    ForeignFormat,
+    Io,
+    ShardFolder,
+    Storage,
+    open_megatron,
+    open_npy,
+    open_raw,
+    storage_of_arrays,
+)
+
+
+class Origin(Protocol):
+    """A recipe for a storage."""
+
+    def open(self, fingerprint: str | None = None) -> Storage:
+        """The storage; `DatasetChanged` when it is not the one with `fingerprint`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderOrigin:
+    """A folder of shards."""
+
+    path: Path
+    io: Io
+    check: Check
+
+    def open(self, fingerprint: str | None = None) -> ShardFolder:
+        """The folder, opened."""
+        return ShardFolder(self.path, io=self.io, check=self.check, fingerprint=fingerprint)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignOrigin:
+    """A file of another program."""
+
+    path: Path
+    format: ForeignFormat
+    column: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+
+    def open(self, fingerprint: str | None = None) -> ArrayStorage:
+        """The file, mapped as it is."""
+        if self.format == "npy":
+            storage = open_npy(self.path, self.column)
+        elif self.format == "megatron":
+            storage = open_megatron(self.path, self.column)
+        else:
+            storage = open_raw(self.path, self.column, self.dtype, self.shape)
+        if fingerprint is not None and storage.fingerprint != fingerprint:
+            raise DatasetChanged(f"{self.path}: the file changed since it was opened. Open it anew.")
+        return storage
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArraysOrigin:
+    """Arrays in RAM: pickled whole, there is nowhere else to get them from."""
+
+    arrays: Mapping[str, Any]
+
+    def open(self, fingerprint: str | None = None) -> ArrayStorage:
+        """The arrays as a storage."""
+        return storage_of_arrays(self.arrays)
+
+    def __str__(self) -> str:
+        return "in memory"

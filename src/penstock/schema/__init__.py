@@ -1,0 +1,19 @@
+"""What a sample is made of: dtypes, columns, and values of uneven length.
+
+Knows nothing of files. May import: `penstock.errors`. Imported by: every room.
+"""
+
+from penstock.schema._columns import Column, Kind, Schema
+from penstock.schema._dtypes import dtype_from_name, dtype_from_tag, dtype_name, dtype_tag
+from penstock.schema._ragged import Ragged
+
+__all__ = [
+    "Column",
+    "Kind",
+    "Ragged",
+    "Schema",
+    "dtype_from_name",
+    "dtype_from_tag",
+    "dtype_name",
+    "dtype_tag",
+]

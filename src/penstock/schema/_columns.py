@@ -1,0 +1,142 @@
+"""Columns and schemas, and the one-line language they are written in.
+
+"int64"               one number per sample
+"uint8[224,224,3]"    an array of a fixed shape
+"uint16[*]"           an array whose first dimension differs from sample to sample
+"float32[*,16]"       the same, with fixed dimensions behind it
+"bytes"               a byte string: an encoded image, a text
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.errors import SchemaError
+from penstock.schema._dtypes import dtype_from_name, dtype_name
+
+Kind = Literal["fixed", "ragged", "bytes"]
+
+MAX_COLUMNS = 1024
+_SPEC = re.compile(r"(?P<dtype>[a-z0-9_]+)(\[(?P<shape>[0-9*, ]*)\])?", re.ASCII)
+# A dot would collide with `x.values` and `x.offsets`, two underscores with `__crc32c__`.
+_NAME = re.compile(r"(?!__)[^\x00-\x1f\x7f.]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a dataset: its name, dtype and shape.
+
+    >>> Column.parse("tokens", "uint16[*]")
+    Column(name='tokens', dtype=dtype('uint16'), shape=(), kind='ragged')
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Shape of one sample, or of one element of a ragged sample."""
+    kind: Kind = "fixed"
+
+    @classmethod
+    def parse(cls, name: str, spec: str) -> Column:
+        """Column called `name` from its one-line description."""
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise SchemaError(
+                f"{name!r} cannot name a column: 1 to 200 printable characters, no dot, not starting with '__'."
+            )
+        if spec == "bytes":
+            return cls(name, np.dtype("u1"), (), "bytes")
+        match = _SPEC.fullmatch(spec) if isinstance(spec, str) else None
+        if match is None:
+            raise SchemaError(
+                f"Column {name!r} has the type {spec!r}. Write 'int64', 'uint8[224,224,3]', 'uint16[*]' or 'bytes'."
+            )
+        kind, shape = _parse_shape(name, spec, match["shape"])
+        return cls(name, dtype_from_name(match["dtype"]), shape, kind)
+
+    @property
+    def spec(self) -> str:
+        """The one-line description that `parse` reads."""
+        if self.kind == "bytes":
+            return "bytes"
+        dimensions = ["*"] * self.is_ragged + [str(size) for size in self.shape]
+        return dtype_name(self.dtype) + (f"[{','.join(dimensions)}]" if dimensions else "")
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether samples differ in length; byte strings do."""
+        return self.kind != "fixed"
+
+    @property
+    def num_items(self) -> int:
+        """Numbers in one sample, or in one element of a ragged sample."""
+        return math.prod(self.shape)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one sample, or of one element of a ragged sample."""
+        return self.num_items * self.dtype.itemsize
+
+
+def _parse_shape(name: str, spec: str, text: str | None) -> tuple[Kind, tuple[int, ...]]:
+    if text is None:
+        return "fixed", ()
+    first, *rest = [part.strip() for part in text.split(",")]
+    sizes = rest if first == "*" else [first, *rest]
+    if not all(size.isdigit() and len(size) < 10 for size in sizes):
+        raise SchemaError(f"Column {name!r}: {spec!r} has a shape that is not numbers, with at most one '*' in front.")
+    return ("ragged" if first == "*" else "fixed"), tuple(int(size) for size in sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema(Mapping[str, Column]):
+    """The columns of a dataset, in order.
+
+    >>> schema = Schema.parse({"tokens": "uint16[*]", "label": "int64"})
+    >>> schema["label"].dtype
+    dtype('int64')
+    >>> schema.to_json()
+    {'tokens': 'uint16[*]', 'label': 'int64'}
+    """
+
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def parse(cls, columns: Mapping[str, str]) -> Schema:
+        """Schema from `{name: one-line description}`."""
+        if not columns:
+            raise SchemaError("A dataset needs at least one column.")
+        if len(columns) > MAX_COLUMNS:
+            raise SchemaError(f"{len(columns)} columns asked for; a dataset can have {MAX_COLUMNS}.")
+        return cls(tuple(Column.parse(name, spec) for name, spec in columns.items()))
+
+    def to_json(self) -> dict[str, str]:
+        """What `parse` reads."""
+        return {column.name: column.spec for column in self.columns}
+
+    def select(self, names: Iterable[str]) -> Schema:
+        """Schema of these columns, in this order."""
+        return Schema(tuple(self[name] for name in names))
+
+    def __getitem__(self, name: str) -> Column:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise SchemaError(f"No column {name!r}; the columns are {', '.join(map(repr, self))}.")
+
+    def __contains__(self, name: object) -> bool:
+        return any(column.name == name for column in self.columns)
+
+    def __iter__(self) -> Iterator[str]:
+        return (column.name for column in self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{column.name}: {column.spec}" for column in self.columns)

@@ -1,0 +1,69 @@
+"""The dtypes a column can have, under their two names.
+
+Safetensors writes a short tag ("U16", "BF16"), people write numpy's name ("uint16", "bfloat16").
+One table joins the two. Every safetensors dtype that fills whole bytes is here; the packed four- and
+six-bit floats are not, because neither numpy nor a memory map can address half a byte.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import SchemaError
+
+_TAG_OF_NAME = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+_NAME_OF_TAG = {tag: name for name, tag in _TAG_OF_NAME.items()}
+
+
+@functools.cache
+def dtype_from_name(name: str) -> np.dtype[Any]:
+    """Little-endian dtype of a column written as `name`."""
+    if name not in _TAG_OF_NAME:
+        raise SchemaError(f"{name!r} is not a dtype that a shard can hold. Known: {', '.join(_TAG_OF_NAME)}.")
+    if name == "bfloat16" or name.startswith("float8"):
+        import ml_dtypes  # 40 ms to import, and most datasets have neither
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
+    return np.dtype(name).newbyteorder("<")
+
+
+@functools.cache
+def dtype_from_tag(tag: str) -> np.dtype[Any]:
+    """Dtype that a safetensors header calls `tag`; `KeyError` for a tag not in the table."""
+    return dtype_from_name(_NAME_OF_TAG[tag])
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Name of `dtype` as people write it; `SchemaError` when no shard can hold it."""
+    if dtype.name not in _TAG_OF_NAME:
+        raise SchemaError(f"No shard can hold dtype {dtype.name!r}. Known: {', '.join(_TAG_OF_NAME)}.")
+    return dtype.name
+
+
+def dtype_tag(dtype: np.dtype[Any]) -> str:
+    """Name of `dtype` in a safetensors header."""
+    return _TAG_OF_NAME[dtype_name(dtype)]

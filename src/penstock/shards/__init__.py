@@ -1,0 +1,33 @@
+"""Samples on disk and in memory: the shard format, its writer, and vectorised reads.
+
+Files are checked at this border: behind it every count, offset and name can be trusted.
+May import: `penstock.filesystem`, `penstock.schema`, `penstock.errors`. Imported by: `plan`, `preparation`, `cli`.
+"""
+
+from penstock.shards._arrays import ArrayStorage, storage_of_arrays
+from penstock.shards._folder import Check, Io, ShardFolder
+from penstock.shards._foreign import ForeignFormat, guess_format, open_megatron, open_npy, open_raw
+from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
+from penstock.shards._storage import Storage
+from penstock.shards._verify import Verification, verify
+from penstock.shards._writer import DatasetWriter
+
+__all__ = [
+    "ArrayStorage",
+    "Check",
+    "DatasetWriter",
+    "ForeignFormat",
+    "Io",
+    "Manifest",
+    "ShardEntry",
+    "ShardFolder",
+    "Storage",
+    "Verification",
+    "guess_format",
+    "open_megatron",
+    "open_npy",
+    "open_raw",
+    "read_manifest",
+    "storage_of_arrays",
+    "verify",
+]

@@ -1,0 +1,179 @@
+"""Columns that are arrays already: in RAM, or a foreign file mapped as it is.
+
+The same interface as a dataset folder, over one shard that is always open.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import SchemaError
+from penstock.filesystem import MappedFile
+from penstock.schema import Column, Ragged, Schema, dtype_name
+from penstock.shards._checksums import checksum
+from penstock.shards._convert import convert_batch
+from penstock.shards._table import (
+    COUNT,
+    FILE,
+    OFFSETS,
+    READY,
+    SIZE,
+    STATE,
+    VALUES,
+    Table,
+    column_slots,
+    gather_fixed,
+    gather_ragged,
+)
+
+
+class ArrayStorage:
+    """Random access to columns held in memory.
+
+    `file` is what they are mapped from, if anything; `identity` names the data without reading all of it.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        columns: Mapping[str, Ragged | NDArray[Any]],
+        *,
+        file: MappedFile | None = None,
+        identity: Callable[[], str] | None = None,
+    ) -> None:
+        self.schema = schema
+        self._columns = dict(columns)
+        self._file = file
+        self._identity = identity
+        self.num_samples = len(next(iter(self._columns.values())))
+        self.starts: NDArray[np.int64] = np.array([0, self.num_samples], np.int64)
+        self.slots = column_slots(schema)
+        self.table = self._build_table()
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Identity of the data: schema and checksums of the contents."""
+        digest = hashlib.blake2b(repr(self.schema.to_json()).encode(), digest_size=16)
+        if self._identity is not None:
+            digest.update(self._identity().encode())
+            return digest.hexdigest()
+        for values in self._columns.values():
+            parts = [values.values, values.offsets] if isinstance(values, Ragged) else [values]
+            for part in parts:
+                digest.update(f"{part.shape} {checksum(part.reshape(-1).view(np.uint8)):08x}".encode())
+        return digest.hexdigest()
+
+    def read_fixed(self, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy samples of a fixed column into `out`, converting to its dtype."""
+        gather_fixed(self, column, indices, out)
+
+    def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
+        """Samples of a ragged column, side by side."""
+        return gather_ragged(self, column, indices)
+
+    def value(self, column: Column, index: int) -> NDArray[Any]:
+        """One sample of a column, read-only."""
+        self._check_size()
+        if not -self.num_samples <= index < self.num_samples:
+            raise IndexError(f"Index {index} is out of range for {self.num_samples:,} samples.")
+        stored = self._columns[column.name]
+        if isinstance(stored, Ragged):
+            index %= self.num_samples
+            view = stored.values[stored.offsets[index] : stored.offsets[index + 1]]
+        else:
+            view = np.asarray(stored[index])
+        view = view.view()
+        view.flags.writeable = False
+        return view
+
+    def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
+        """Lengths of samples `begin` to `end` of a ragged column."""
+        stored = self._columns[column.name]
+        assert isinstance(stored, Ragged)
+        return np.diff(stored.offsets[begin : end + 1])
+
+    def announce(self, column: Column, begin: int, end: int) -> None:
+        """Nothing to announce: arrays in RAM are here, and foreign files are left to the kernel."""
+
+    def check_samples(self, column: Column, begin: int, end: int) -> None:
+        """Nothing to check: neither RAM nor foreign files carry checksums."""
+
+    def prepare(self, column: Column, indices: NDArray[np.int64]) -> Table:
+        """The table, which is always complete; a file that shrank is an error."""
+        self._check_size()
+        return self.table
+
+    def diagnose(self, column: Column, index: int) -> None:
+        """Raise what is wrong with the file, if anything is."""
+        self._check_size()
+
+    def _check_size(self) -> None:
+        if self._file is not None:
+            self._file.check_size()
+
+    def _build_table(self) -> Table:
+        table = Table.empty(1, len(self.schema))
+        row = table.rows[0]
+        row[FILE], row[SIZE] = (-1, 0) if self._file is None else (self._file.descriptor, self._file.size)
+        for column in self.schema.columns:
+            slot, stored = self.slots[column.name], self._columns[column.name]
+            row[slot + STATE] = READY
+            if isinstance(stored, Ragged):
+                row[slot + VALUES], row[slot + OFFSETS] = (
+                    stored.values.ctypes.data,
+                    stored.offsets.ctypes.data,
+                )
+                row[slot + COUNT] = len(stored.values)
+            else:
+                row[slot + VALUES] = stored.ctypes.data
+        return table
+
+
+def storage_of_arrays(arrays: Mapping[str, Any]) -> ArrayStorage:
+    """Storage of columns given as arrays, `Ragged`, or lists of arrays or byte strings.
+
+    Raises:
+        SchemaError: the columns differ in length, or one cannot be stored.
+    """
+    if not arrays:
+        raise SchemaError("A dataset needs at least one column.")
+    schema = Schema.parse({name: _spec(name, value) for name, value in arrays.items()})
+    columns = {column.name: _own(column, arrays[column.name]) for column in schema.columns}
+    counts = {name: len(value) for name, value in columns.items()}
+    if len(set(counts.values())) > 1:
+        raise SchemaError(f"Every column must have as many samples; these have {counts}.")
+    return ArrayStorage(schema, columns)
+
+
+def _own(column: Column, value: Any) -> Ragged | NDArray[Any]:
+    """`value` as contiguous arrays: kernels read them by address."""
+    stored = convert_batch(column, value)
+    if isinstance(stored, Ragged):
+        values, offsets = np.ascontiguousarray(stored.values), np.ascontiguousarray(stored.offsets)
+        return Ragged(values, offsets, stored.is_bytes)
+    return np.ascontiguousarray(stored)
+
+
+def _spec(name: str, value: Any) -> str:
+    """Type of the column that `value` needs."""
+    if isinstance(value, Ragged):
+        values = value.values
+        return "bytes" if value.is_bytes else Column(name, values.dtype, values.shape[1:], "ragged").spec
+    if isinstance(value, (list, tuple)) and len(value):
+        if all(isinstance(sample, bytes) for sample in value):
+            return "bytes"
+        samples = [np.asarray(sample) for sample in value]
+        if samples[0].ndim and len({sample.shape for sample in samples}) > 1:
+            dtype = np.result_type(*samples)
+            return Column(name, dtype, samples[0].shape[1:], "ragged").spec
+    array = np.asarray(value)
+    if array.ndim == 0:
+        raise SchemaError(f"Column {name!r} is one value; a column has one per sample.")
+    dtype_name(array.dtype)
+    return Column(name, array.dtype, array.shape[1:]).spec

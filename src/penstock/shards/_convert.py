@@ -1,0 +1,101 @@
+"""From what people hand in to arrays of exactly the column's dtype and shape, or a refusal.
+
+Nothing is bent silently: an integer out of range, a fraction in an integer column, or a wrong shape
+is an error that names the column.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import SchemaError
+from penstock.schema import Column, Ragged
+
+_ZERO = np.zeros(1, np.int64)
+
+
+def convert_sample(column: Column, value: Any) -> NDArray[Any]:
+    """One sample of a column as an array: `column.shape`, or `[n, *column.shape]` when ragged."""
+    if column.kind == "bytes":
+        return _convert_bytes(column, value)
+    array = _convert_dtype(column, value)
+    if column.is_ragged:
+        return _check_shape(column, array, array.shape[1:] if array.ndim else (-1,))
+    return _check_shape(column, array, array.shape)
+
+
+def convert_batch(column: Column, value: Any) -> Ragged | NDArray[Any]:
+    """Many samples of a column: an array `[n, *column.shape]`, or a `Ragged`."""
+    if not column.is_ragged:
+        array = _convert_dtype(column, value)
+        return _check_shape(column, array, array.shape[1:] if array.ndim else (-1,))
+    if isinstance(value, Ragged):
+        values = _convert_dtype(column, value.values)
+        offsets = np.asarray(value.offsets, np.int64)
+        is_sound = len(offsets) and offsets[0] == 0 and offsets[-1] == len(values) and (np.diff(offsets) >= 0).all()
+        if not is_sound:
+            raise SchemaError(f"Column {column.name!r}: the offsets must rise from 0 to the number of values.")
+        return Ragged(_check_shape(column, values, values.shape[1:]), offsets, column.kind == "bytes")
+    samples = [convert_sample(column, sample) for sample in value]
+    offsets = np.concatenate([_ZERO, np.cumsum([len(sample) for sample in samples], dtype=np.int64)])
+    values = np.concatenate(samples) if samples else np.empty((0, *column.shape), column.dtype)
+    return Ragged(values, offsets, column.kind == "bytes")
+
+
+def _convert_bytes(column: Column, value: Any) -> NDArray[np.uint8]:
+    if isinstance(value, str):
+        raise SchemaError(f"Column {column.name!r} holds bytes, not str: encode it, as in text.encode().")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return np.frombuffer(value, np.uint8)
+    array = np.asarray(value)
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise SchemaError(f"Column {column.name!r} holds bytes; {type(value).__name__} is not.")
+    return array
+
+
+def _convert_dtype(column: Column, value: Any) -> NDArray[Any]:
+    if isinstance(value, np.ndarray) and value.dtype == column.dtype:
+        return value
+    array = _as_array(column, value)
+    if array.dtype == column.dtype or array.size == 0:
+        return array.astype(column.dtype)
+    source, target = array.dtype.kind, column.dtype.kind
+    if source in "iu" and target in "iu":
+        _check_range(column, array)
+    # Kind "V" is what ml_dtypes' floats call themselves.
+    elif not (np.can_cast(array.dtype, column.dtype, "same_kind") or (target == "V" and source in "fiuV")):
+        raise SchemaError(
+            f"Column {column.name!r} holds {column.dtype.name}; {array.dtype.name} would lose information."
+        )
+    return array.astype(column.dtype)
+
+
+def _as_array(column: Column, value: Any) -> NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise SchemaError(f"Column {column.name!r}: no array can be made of this value: {error}") from None
+    if array.dtype.kind not in "biufcV":
+        raise SchemaError(f"Column {column.name!r} holds {column.dtype.name}; {type(value).__name__} is not a number.")
+    return array
+
+
+def _check_range(column: Column, array: NDArray[Any]) -> None:
+    limits = np.iinfo(column.dtype)
+    low, high = int(array.min()), int(array.max())
+    if low < limits.min or high > limits.max:
+        raise SchemaError(
+            f"Column {column.name!r} holds {column.dtype.name} ({limits.min} to {limits.max}); "
+            f"the values go from {low} to {high}. Declare a wider dtype."
+        )
+
+
+def _check_shape(column: Column, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    if shape != column.shape:
+        raise SchemaError(
+            f"Column {column.name!r} is {column.spec}; an array of shape {list(array.shape)} does not fit."
+        )
+    return array

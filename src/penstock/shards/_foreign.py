@@ -1,0 +1,148 @@
+"""Files of other programs, adopted where they lie: nothing is copied, nothing is converted.
+
+    .npy            numpy's own header; a sample is one row of the first dimension
+    raw (.bin)      no header: dtype and shape are given, as nanoGPT's readers are told them
+    Megatron        `name.bin` with tokens and `name.idx` with lengths; a sample is one document
+
+They carry no checksums, so only their sizes and their index can be checked. Layouts: numpy's
+`numpy.lib.format`, Megatron's `core/datasets/indexed_dataset.py` (also fairseq's): magic
+`MMIDIDX\\0\\0`, u64 version 1, u8 dtype code, u64 sequences, u64 documents + 1, then i32 lengths,
+i64 byte pointers, i64 document borders, and for multimodal data one i8 mode per sequence.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError
+from penstock.filesystem import MappedFile
+from penstock.schema import Column, Ragged, Schema, dtype_from_name, dtype_name
+from penstock.shards._arrays import ArrayStorage
+from penstock.shards._checksums import BLOCK_BYTES, checksum
+
+ForeignFormat = Literal["npy", "raw", "megatron"]
+
+_MAX_NPY_HEADER_BYTES = 1 << 16
+_MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+_MEGATRON_HEADER = struct.Struct("<QBQQ")
+_MEGATRON_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
+
+
+def guess_format(path: Path) -> ForeignFormat | None:
+    """Format of a file by its name; None for anything that is not foreign."""
+    if path.suffix == ".npy":
+        return "npy"
+    if path.suffix == ".idx" or path.with_suffix(".idx").is_file():
+        return "megatron"
+    return "raw" if path.suffix == ".bin" else None
+
+
+def open_npy(path: Path, column: str) -> ArrayStorage:
+    """A `.npy` file; its rows are the samples."""
+    file = MappedFile(path)
+    try:
+        with open(path, "rb") as stream:
+            version = np.lib.format.read_magic(stream)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(stream, max_header_size=_MAX_NPY_HEADER_BYTES)
+            begin = stream.tell()
+    except (ValueError, OSError) as error:
+        raise FormatError(f"{path}: not a .npy file that numpy can read: {error}") from None
+    if dtype.hasobject or dtype.fields is not None or dtype.byteorder == ">":
+        raise FormatError(f"{path}: dtype {dtype} cannot be mapped as a column; save plain little-endian numbers.")
+    if is_fortran and len(shape) > 1:
+        raise FormatError(f"{path}: stored in Fortran order, so its rows are not contiguous; save a C-order copy.")
+    return _map_array(file, column, dtype, shape, begin)
+
+
+def open_raw(path: Path, column: str, dtype: str | None, shape: Sequence[int] | None) -> ArrayStorage:
+    """A file of nothing but numbers; the first size of `shape` may be -1, for as many as there are."""
+    if dtype is None:
+        raise FormatError(
+            f"{path}: a raw file does not say what it holds. Give dtype= and, unless each number is a sample, shape=, "
+            "as in penstock.open(path, dtype='uint16', shape=(-1, 1024))."
+        )
+    file, kind = MappedFile(path), dtype_from_name(dtype)
+    sizes = tuple(shape) if shape is not None else (-1,)
+    if not sizes or any(size < 0 for size in sizes[1:]) or sizes[0] < -1:
+        raise ValueError(f"shape={sizes}: sizes are not negative, except -1 for the first.")
+    row_bytes = int(np.prod(sizes[1:], dtype=np.int64)) * kind.itemsize
+    if sizes[0] == -1:
+        if row_bytes == 0 or file.size % row_bytes:
+            raise FormatError(f"{path}: {file.size:,} bytes are not a whole number of rows of {row_bytes:,} bytes.")
+        sizes = (file.size // row_bytes, *sizes[1:])
+    return _map_array(file, column, kind, sizes, 0)
+
+
+def open_megatron(path: Path, column: str) -> ArrayStorage:
+    """A Megatron pair, by the name of either file; documents are the samples."""
+    index_path, data_path = path.with_suffix(".idx"), path.with_suffix(".bin")
+    index, file = MappedFile(index_path), MappedFile(data_path)
+    dtype, offsets = _read_megatron_index(index)
+    end = int(offsets[-1]) * dtype.itemsize
+    if end > file.size:
+        raise FormatError(
+            f"{data_path}: {file.size:,} bytes, but {index_path.name} points to byte {end:,}. "
+            "The file is truncated or belongs to another index."
+        )
+    values = file.read(0, file.size // dtype.itemsize * dtype.itemsize).view(dtype)
+    schema = Schema((Column.parse(column, f"{dtype_name(dtype)}[*]"),))
+    identity = functools.partial(_sampled_identity, file, index)
+    return ArrayStorage(schema, {column: Ragged(values, offsets)}, file=file, identity=identity)
+
+
+def _read_megatron_index(index: MappedFile) -> tuple[np.dtype[Any], NDArray[np.int64]]:
+    """(dtype, where each document begins in the tokens, and the end of the last)."""
+    raw, start = index.bytes, len(_MEGATRON_MAGIC) + _MEGATRON_HEADER.size
+    if len(raw) < start or raw[: len(_MEGATRON_MAGIC)].tobytes() != _MEGATRON_MAGIC:
+        raise FormatError(f"{index.path}: not a Megatron index (it does not begin with MMIDIDX).")
+    version, code, num_sequences, num_borders = _MEGATRON_HEADER.unpack(raw[len(_MEGATRON_MAGIC) : start].tobytes())
+    if version != 1 or not 1 <= code <= len(_MEGATRON_DTYPES):
+        raise FormatError(
+            f"{index.path}: version {version} with dtype code {code}; version 1 with codes 1 to 8 is known."
+        )
+    needed = start + 12 * num_sequences + 8 * num_borders
+    if len(raw) not in (needed, needed + num_sequences):
+        raise FormatError(
+            f"{index.path}: {len(raw):,} bytes, but its counts need {needed:,}. It is truncated or damaged."
+        )
+    dtype = dtype_from_name(_MEGATRON_DTYPES[code - 1])
+    parts = np.split(raw[start:needed], [4 * num_sequences, 12 * num_sequences])
+    lengths, pointers, borders = (parts[0].view("<i4"), *(part.tobytes() for part in parts[1:]))
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    if (lengths < 0).any() or not np.array_equal(np.frombuffer(pointers, "<i8"), ends[:-1] * dtype.itemsize):
+        raise FormatError(
+            f"{index.path}: its pointers do not follow its lengths; the sequences are not stored in a row."
+        )
+    documents = np.frombuffer(borders, "<i8")
+    if not len(documents) or documents[0] != 0 or documents[-1] != num_sequences or (np.diff(documents) < 0).any():
+        raise FormatError(f"{index.path}: its document borders do not rise from 0 to {num_sequences:,}.")
+    return dtype, ends[documents]
+
+
+def _map_array(file: MappedFile, column: str, dtype: np.dtype[Any], shape: tuple[int, ...], begin: int) -> ArrayStorage:
+    if not shape:
+        raise FormatError(f"{file.path}: holds one number, not samples.")
+    end = begin + int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize
+    if end != file.size:
+        raise FormatError(f"{file.path}: {file.size:,} bytes, but {dtype} of shape {list(shape)} takes {end:,}.")
+    schema = Schema((Column.parse(column, Column(column, dtype, tuple(shape[1:])).spec),))
+    values = np.ndarray(shape, dtype, buffer=file.bytes, offset=begin) if file.size else np.empty(shape, dtype)
+    return ArrayStorage(schema, {column: values}, file=file, identity=functools.partial(_sampled_identity, file))
+
+
+def _sampled_identity(*files: MappedFile) -> str:
+    """Sizes, and checksums of up to 64 blocks spread over each file: all of a 100 GB file would take a minute."""
+    parts = []
+    for file in files:
+        starts = np.linspace(0, max(0, file.size - BLOCK_BYTES), 64, dtype=np.int64)
+        sums = [checksum(file.read(start, min(start + BLOCK_BYTES, file.size))) for start in np.unique(starts).tolist()]
+        parts.append(f"{file.size} {sums}")
+    return " ".join(parts)

@@ -1,0 +1,155 @@
+"""Where each tensor lies in a shard file, as a pure function of schema and counts.
+
+A shard is a safetensors file: a u64 header length, a JSON header, the bytes. A fixed column `x` is
+the tensor `x`; a ragged one is `x.values` and `x.offsets` (n + 1 numbers from 0); `__crc32c__` holds
+the checksums of their blocks. Tensors come in falling item size, so that each is aligned, and spaces
+behind the header put the first on a page border: safetensors allows spaces and forbids gaps.
+
+Because nothing here is a choice, a header is not interpreted when a shard is opened: the only header
+that its manifest allows is computed, and compared entry by entry. Overlaps, gaps, huge shapes and
+wrong dtypes cannot pass, and none of them needs a rule of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import FormatError
+from penstock.schema import Column, Schema, dtype_tag
+from penstock.shards._checksums import num_blocks
+
+MAX_HEADER_BYTES = 16 << 20
+CHECKSUMS = "__crc32c__"
+_METADATA = "__metadata__"
+_LENGTH_BYTES = 8
+_OFFSET = np.dtype("<i8")
+
+
+def values_name(column: Column) -> str:
+    """Name of the tensor that holds a column's numbers."""
+    return f"{column.name}.values" if column.is_ragged else column.name
+
+
+def offsets_name(column: Column) -> str:
+    """Name of the tensor that says where a ragged column's samples begin."""
+    return f"{column.name}.offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a shard: bytes `begin` to `end`, counted from the end of the header."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    first_block: int
+    """Place of its first block in the table of checksums."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.end - self.begin
+
+    def to_json(self) -> dict[str, Any]:
+        """Its entry in a safetensors header."""
+        return {
+            "dtype": dtype_tag(self.dtype),
+            "shape": list(self.shape),
+            "data_offsets": [self.begin, self.end],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tensors of one shard in file order, and the bytes they take."""
+
+    schema: Schema
+    num_samples: int
+    tensors: Mapping[str, Tensor]
+    data_bytes: int
+
+
+def plan_layout(schema: Schema, num_samples: int, num_values: Mapping[str, int]) -> Layout:
+    """Layout of a shard of `num_samples` samples, with `num_values` elements in each ragged column."""
+    wanted: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
+    for column in schema.columns:
+        count = num_values[column.name] if column.is_ragged else num_samples
+        wanted.append((values_name(column), column.dtype, (count, *column.shape)))
+        if column.is_ragged:
+            wanted.append((offsets_name(column), _OFFSET, (num_samples + 1,)))
+    blocks = sum(num_blocks(math.prod(shape) * dtype.itemsize) for _, dtype, shape in wanted)
+    wanted.append((CHECKSUMS, np.dtype("<u4"), (blocks,)))
+    wanted.sort(key=lambda tensor: -tensor[1].itemsize)
+    tensors, begin, block = {}, 0, 0
+    for name, dtype, shape in wanted:
+        end = begin + math.prod(shape) * dtype.itemsize
+        tensors[name] = Tensor(name, dtype, shape, begin, end, block)
+        begin, block = end, block + (0 if name == CHECKSUMS else num_blocks(end - begin))
+    return Layout(schema, num_samples, tensors, begin)
+
+
+def build_header(layout: Layout, table_checksum: int) -> bytes:
+    """Header of a shard, its length in front, padded to a page."""
+    entries = {_METADATA: _metadata(layout.schema, table_checksum)}
+    entries |= {tensor.name: tensor.to_json() for tensor in layout.tensors.values()}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    padded = -(-(_LENGTH_BYTES + len(text)) // mmap.PAGESIZE) * mmap.PAGESIZE - _LENGTH_BYTES
+    return padded.to_bytes(_LENGTH_BYTES, "little") + text.ljust(padded)
+
+
+def _metadata(schema: Schema, table_checksum: int) -> dict[str, str]:
+    return {
+        "format": "penstock",
+        "columns": json.dumps(schema.to_json(), separators=(",", ":")),
+        "checksums": f"{table_checksum:08x}",
+    }
+
+
+def read_header(raw: bytes, layout: Layout, where: str) -> int:
+    """Compare a shard's header with the only one `layout` allows; return the checksum of its table.
+
+    Raises:
+        FormatError: any difference, naming the tensor, what was found and what belongs there.
+    """
+    entries = _parse(raw, where)
+    metadata = entries.pop(_METADATA, None)
+    if len(entries) != len(layout.tensors):
+        raise FormatError(f"{where}: the header lists {len(entries):,} tensors, {len(layout.tensors)} belong there.")
+    for tensor in layout.tensors.values():
+        found = entries.get(tensor.name)
+        if found != tensor.to_json():
+            raise FormatError(
+                f"{where}: tensor {tensor.name!r} should be {json.dumps(tensor.to_json())}, "
+                f"but the header says {json.dumps(found)[:200]}."
+            )
+    return _table_checksum(metadata, layout.schema, where)
+
+
+def _parse(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        entries = json.loads(raw[_LENGTH_BYTES:])
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where}: the header is not JSON ({type(error).__name__}: {error}).") from None
+    if not isinstance(entries, dict):
+        raise FormatError(f"{where}: the header is JSON, but not an object.")
+    return entries
+
+
+def _table_checksum(metadata: object, schema: Schema, where: str) -> int:
+    try:
+        assert isinstance(metadata, dict)
+        value = int(metadata["checksums"], 16)
+    except (AssertionError, KeyError, TypeError, ValueError):
+        raise FormatError(f"{where}: the header holds no checksum of its table of checksums.") from None
+    if metadata != _metadata(schema, value):
+        raise FormatError(f"{where}: the header describes other columns than {schema}.")
+    return value

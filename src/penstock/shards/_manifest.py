@@ -1,0 +1,204 @@
+"""`manifest.json`: what a dataset holds, complete by being there.
+
+It names every shard with its counts, size and header checksum, so opening a dataset touches no
+shard. It ends with its own checksum. Nothing in it depends on time, host or the number of workers:
+the same data gives the same bytes. It comes from disk and may come from strangers, so every field
+is checked before anything is opened or allocated by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CorruptionError, FormatError, IncompleteDataset
+from penstock.filesystem import lock_holder, open_regular
+from penstock.schema import Schema
+from penstock.shards._checksums import checksum
+from penstock.shards._layout import MAX_HEADER_BYTES
+
+MANIFEST_NAME = "manifest.json"
+WORK_FOLDER = ".writing"
+VERSION = 1
+MAX_MANIFEST_BYTES = 256 << 20  # 100,000 shards take about 20 MB
+_MAX_COUNT = 1 << 62
+_SHARD_NAME = re.compile(r"shard-[0-9]{6,12}-[0-9a-f]{16}\.safetensors", re.ASCII)
+_CLOSING = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
+_CLOSING_BYTES = 26
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """What the manifest says of one shard."""
+
+    name: str
+    num_samples: int
+    num_values: Mapping[str, int]
+    """Elements in each ragged column."""
+    num_bytes: int
+    """Size of the file."""
+    header_bytes: int
+    header_checksum: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Its entry in the manifest."""
+        return {
+            "name": self.name,
+            "samples": self.num_samples,
+            "values": dict(self.num_values),
+            "bytes": self.num_bytes,
+            "header_bytes": self.header_bytes,
+            "header_crc32c": f"{self.header_checksum:08x}",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Schema, shards in order, and what else is known of the data."""
+
+    schema: Schema
+    shards: tuple[ShardEntry, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Free-form JSON: provenance, tokenizer, what was skipped."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return sum(shard.num_samples for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.num_bytes for shard in self.shards)
+
+    @property
+    def shard_names(self) -> frozenset[str]:
+        """Names of all shards."""
+        return frozenset(shard.name for shard in self.shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the data: schema and shards, not the attributes."""
+        lines = [json.dumps(self.schema.to_json())]
+        lines += [
+            f"{shard.name} {shard.num_samples} {shard.num_bytes} {shard.header_checksum}" for shard in self.shards
+        ]
+        return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The file: JSON whose last line is the checksum of all before it."""
+        head = {
+            "format": "penstock",
+            "version": VERSION,
+            "columns": self.schema.to_json(),
+            "samples": self.num_samples,
+            "attributes": dict(self.attributes),
+        }
+        lines = [f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in head.items()]
+        shards = ",\n".join(f"  {json.dumps(shard.to_json())}" for shard in self.shards)
+        lines.append(f' "shards": [\n{shards}\n ]')
+        text = ("{\n" + ",\n".join(lines)).encode()
+        return text + f',\n "crc32c": "{checksum(text):08x}"\n}}\n'.encode()
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Manifest of the finished dataset in `directory`.
+
+    Raises:
+        IncompleteDataset: there is none.
+        FormatError: it is damaged, hostile, or of a newer version.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        descriptor = open_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise IncompleteDataset(_why_incomplete(directory)) from None
+    with os.fdopen(descriptor, "rb") as file:
+        raw = file.read(MAX_MANIFEST_BYTES + 1)
+    return parse_manifest(raw, str(path))
+
+
+def parse_manifest(raw: bytes, where: str) -> Manifest:
+    """Manifest from the bytes of its file; `where` names the file in errors."""
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise FormatError(f"{where}: over {MAX_MANIFEST_BYTES:,} bytes long; no manifest is.")
+    closing = _CLOSING.fullmatch(raw[-_CLOSING_BYTES:])
+    if closing is None or int(closing[1], 16) != checksum(raw[:-_CLOSING_BYTES]):
+        raise CorruptionError(
+            f"{where}: the manifest does not match the checksum in its last line; it is damaged, truncated "
+            "or was edited. Restore it from a copy, or prepare the dataset again."
+        )
+    try:
+        fields = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where}: not JSON ({type(error).__name__}: {error}).") from None
+    return _check_manifest(fields, where)
+
+
+def _check_manifest(fields: Any, where: str) -> Manifest:
+    if not isinstance(fields, dict) or fields.get("format") != "penstock":
+        raise FormatError(f"{where}: not the manifest of a Penstock dataset.")
+    if fields.get("version") != VERSION:
+        raise FormatError(
+            f"{where}: format version {fields.get('version')!r}; this Penstock reads version {VERSION}. "
+            "Install a newer Penstock: pip install --upgrade penstock."
+        )
+    columns, shards, attributes = fields.get("columns"), fields.get("shards"), fields.get("attributes")
+    if not isinstance(columns, dict) or not isinstance(shards, list) or not isinstance(attributes, dict):
+        raise FormatError(f"{where}: 'columns', 'shards' and 'attributes' must be an object, a list and an object.")
+    schema = Schema.parse(columns)
+    ragged = {column.name for column in schema.columns if column.is_ragged}
+    manifest = Manifest(schema, tuple(_check_shard(entry, ragged, where) for entry in shards), attributes)
+    if len(manifest.shard_names) != len(shards):
+        raise FormatError(f"{where}: a shard is named twice.")
+    if fields.get("samples") != manifest.num_samples or manifest.num_samples > _MAX_COUNT:
+        raise FormatError(f"{where}: 'samples' is {fields.get('samples')!r}, the shards hold {manifest.num_samples:,}.")
+    return manifest
+
+
+def _check_shard(entry: Any, ragged: set[str], where: str) -> ShardEntry:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name):
+        raise FormatError(f"{where}: a shard is called {str(name)[:200]!r}; that is not the name of a shard.")
+    try:
+        values = {str(column): _count(count) for column, count in entry["values"].items()}
+        shard = ShardEntry(
+            name=name,
+            num_samples=_count(entry["samples"]),
+            num_values=values,
+            num_bytes=_count(entry["bytes"]),
+            header_bytes=_count(entry["header_bytes"]),
+            header_checksum=int(entry["header_crc32c"], 16),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{where}: the entry of {name} is not complete ({type(error).__name__}: {error}).") from None
+    if set(values) != ragged:
+        raise FormatError(f"{where}: the entry of {name} counts values of {sorted(values)}, not of {sorted(ragged)}.")
+    if not 8 < shard.header_bytes <= MAX_HEADER_BYTES:
+        raise FormatError(
+            f"{where}: {name} has a header of {shard.header_bytes:,} bytes; {MAX_HEADER_BYTES:,} is the limit."
+        )
+    return shard
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
+        raise ValueError(f"{str(value)[:50]!r} is not a count")
+    return value
+
+
+def _why_incomplete(directory: Path) -> str:
+    if not directory.is_dir():
+        return f"{directory}: no dataset is there (the folder does not exist)."
+    holder = lock_holder(directory)
+    if holder is not None:
+        return f"{directory}: not finished; {holder} is writing it, or was stopped while it did."
+    if (directory / WORK_FOLDER).exists():
+        return f"{directory}: not finished; its writer was stopped. Write or prepare it again."
+    return f"{directory}: no dataset is there ({MANIFEST_NAME} is missing)."

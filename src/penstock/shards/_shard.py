@@ -1,0 +1,200 @@
+"""One open shard: its tensors, and which of their blocks were checked.
+
+Checking is done by window, a run of samples whose column takes about 4 MiB: coarse enough that the
+bookkeeping is far below the cost of the checksum, fine enough that a single random sample does not
+pull a whole shard from disk. A window is checked once, before its first use, outside the gather;
+when all are, one flag says so and nothing is looked at again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import CorruptionError, FormatError
+from penstock.filesystem import FileReader
+from penstock.schema import Column, Schema
+from penstock.shards._checksums import BLOCK_BYTES, checksum
+from penstock.shards._layout import (
+    CHECKSUMS,
+    Tensor,
+    offsets_name,
+    plan_layout,
+    read_header,
+    values_name,
+)
+from penstock.shards._manifest import ShardEntry
+
+WINDOW_BYTES = 4 << 20
+
+
+class Checks:
+    """What was checked of one shard. Outlives the open file, and is dropped when the file changed."""
+
+    def __init__(self, identity: tuple[int, ...]) -> None:
+        self.identity = identity
+        self.blocks: dict[str, NDArray[np.bool_]] = {}
+        self.windows: dict[str, NDArray[np.bool_]] = {}
+
+
+class Shard:
+    """An open shard whose header was compared with the manifest.
+
+    Raises:
+        FormatError: the file is not the shard that the manifest describes.
+        CorruptionError: its header does not match the checksum in the manifest.
+    """
+
+    def __init__(self, file: FileReader, entry: ShardEntry, schema: Schema) -> None:
+        self.file = file
+        self.entry = entry
+        self.layout = plan_layout(schema, entry.num_samples, entry.num_values)
+        self._where = str(file.path)
+        self._check_size()
+        header = file.read(0, entry.header_bytes).tobytes()
+        self._check_header(header)
+        self._table_checksum = read_header(header, self.layout, self._where)
+        self._table: NDArray[np.uint32] | None = None
+        self.checks = Checks(file.identity)
+
+    def tensor_bytes(self, tensor: Tensor, begin: int, end: int) -> NDArray[np.uint8]:
+        """Bytes `begin` to `end` of a tensor."""
+        start = self.entry.header_bytes + tensor.begin
+        return self.file.read(start + begin, start + end)
+
+    def values(self, column: Column, begin: int, end: int) -> NDArray[Any]:
+        """Samples `begin` to `end` of a fixed column, or elements of a ragged one."""
+        tensor = self.layout.tensors[values_name(column)]
+        raw = self.tensor_bytes(tensor, begin * column.item_bytes, end * column.item_bytes)
+        return raw.view(column.dtype).reshape(end - begin, *column.shape)
+
+    def offsets(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
+        """Where samples `begin` to `end` of a ragged column begin, and where the last one ends.
+
+        Raises:
+            FormatError: they fall, or leave the values.
+        """
+        tensor = self.layout.tensors[offsets_name(column)]
+        offsets = self.tensor_bytes(tensor, begin * 8, (end + 1) * 8).view("<i8")
+        count = self.entry.num_values[column.name]
+        if offsets[0] < 0 or offsets[-1] > count or (np.diff(offsets) < 0).any():
+            raise self.bad_offsets(column, begin, end)
+        return offsets
+
+    def bad_offsets(self, column: Column, begin: int, end: int) -> FormatError:
+        """The error for offsets that no sound shard has."""
+        return FormatError(
+            f"{self._where}: the offsets of column {column.name!r} fall or leave its "
+            f"{self.entry.num_values[column.name]:,} values, between samples {begin:,} and {end:,} of the shard. "
+            "The file was not written by Penstock, or was changed; prepare the dataset again."
+        )
+
+    def check_samples(self, column: Column, samples: NDArray[np.int64]) -> None:
+        """Check the windows that these samples of the shard lie in, those that were not yet.
+
+        Raises:
+            CorruptionError: a block differs from its checksum; the message names it.
+        """
+        size, flags = self._windows(column)
+        self._check_windows(column, np.unique(samples // size), size, flags)
+
+    def check_range(self, column: Column, begin: int, end: int) -> None:
+        """Check samples `begin` to `end` of the shard, as `check_samples` does."""
+        size, flags = self._windows(column)
+        if begin < end:
+            self._check_windows(column, np.arange(begin // size, (end - 1) // size + 1), size, flags)
+
+    def check_offsets(self, column: Column, begin: int, end: int) -> None:
+        """Check only where samples `begin` to `end` of a ragged column lie."""
+        self._check_bytes(self.layout.tensors[offsets_name(column)], begin * 8, (end + 1) * 8)
+
+    def is_checked(self, column: Column) -> bool:
+        """Whether every window of a column was checked."""
+        return bool(self._windows(column)[1].all())
+
+    def announce_samples(self, column: Column, begin: int, end: int) -> None:
+        """Tell the kernel that samples `begin` to `end` of the shard are needed soon."""
+        tensor = self.layout.tensors[values_name(column)]
+        if column.is_ragged:
+            edges = self.offsets(column, begin, end)
+            begin, end = int(edges[0]), int(edges[-1])
+        start = self.entry.header_bytes + tensor.begin
+        self.file.announce(start + begin * column.item_bytes, start + end * column.item_bytes)
+
+    def check_block(self, tensor: Tensor, block: int) -> None:
+        """Check one block of a tensor, whatever was checked before."""
+        begin, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, tensor.num_bytes)
+        if checksum(self.tensor_bytes(tensor, begin, end)) != self._checksums()[tensor.first_block + block]:
+            start = self.entry.header_bytes + tensor.begin
+            raise CorruptionError(
+                f"{self._where}: block {block} of tensor {tensor.name!r} (bytes {start + begin:,} to {start + end:,} "
+                "of the file) does not match its checksum. Restore the file from a copy; "
+                f"`penstock verify {self.file.path.parent}` lists all that is damaged."
+            )
+
+    def _windows(self, column: Column) -> tuple[int, NDArray[np.bool_]]:
+        num_samples = self.entry.num_samples
+        num_bytes = max(1, self.layout.tensors[values_name(column)].num_bytes)
+        size = max(1, num_samples * WINDOW_BYTES // num_bytes)
+        flags = self.checks.windows.get(column.name)
+        if flags is None:
+            flags = self.checks.windows.setdefault(column.name, np.zeros(-(-num_samples // size), np.bool_))
+        return size, flags
+
+    def _check_windows(self, column: Column, windows: NDArray[np.int64], size: int, flags: NDArray[np.bool_]) -> None:
+        for window in windows[~flags[windows]].tolist():
+            self._check_window(column, window * size, min((window + 1) * size, self.entry.num_samples))
+            flags[window] = True
+
+    def _check_window(self, column: Column, begin: int, end: int) -> None:
+        if column.is_ragged:
+            self.check_offsets(column, begin, end)
+            edges = self.offsets(column, begin, end)
+            begin, end = int(edges[0]), int(edges[-1])
+        tensor = self.layout.tensors[values_name(column)]
+        self._check_bytes(tensor, begin * column.item_bytes, end * column.item_bytes)
+
+    def _check_bytes(self, tensor: Tensor, begin: int, end: int) -> None:
+        if begin == end:
+            return
+        first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+        start = self.entry.header_bytes + tensor.begin
+        self.file.populate(start + first * BLOCK_BYTES, start + min(last * BLOCK_BYTES, tensor.num_bytes))
+        flags = self.checks.blocks.get(tensor.name)
+        if flags is None:
+            blocks = -(-tensor.num_bytes // BLOCK_BYTES)
+            flags = self.checks.blocks.setdefault(tensor.name, np.zeros(blocks, np.bool_))
+        for block in (first + np.flatnonzero(~flags[first:last])).tolist():
+            self.check_block(tensor, block)
+            flags[block] = True
+
+    def _checksums(self) -> NDArray[np.uint32]:
+        if self._table is None:
+            tensor = self.layout.tensors[CHECKSUMS]
+            raw = self.tensor_bytes(tensor, 0, tensor.num_bytes)
+            if checksum(raw) != self._table_checksum:
+                raise CorruptionError(
+                    f"{self._where}: tensor {CHECKSUMS!r}, the table of checksums, is damaged. Restore the file."
+                )
+            self._table = raw.view("<u4").copy()
+        return self._table
+
+    def _check_size(self) -> None:
+        expected = self.entry.header_bytes + self.layout.data_bytes
+        if self.entry.num_bytes != expected or self.file.size != expected:
+            raise FormatError(
+                f"{self._where}: the file has {self.file.size:,} bytes and the manifest says {self.entry.num_bytes:,}; "
+                f"its columns take {expected:,}. It is truncated or not this shard; "
+                f"`penstock verify {self.file.path.parent}` lists what to restore."
+            )
+
+    def _check_header(self, header: bytes) -> None:
+        length = int.from_bytes(header[:8], "little") + 8
+        if checksum(header) != self.entry.header_checksum:
+            raise CorruptionError(
+                f"{self._where}: the header (bytes 0 to {len(header):,}) does not match its checksum. Restore the file."
+            )
+        if length != len(header):
+            raise FormatError(f"{self._where}: the header says it has {length:,} bytes, the manifest {len(header):,}.")

@@ -1,0 +1,46 @@
+"""What a dataset needs of the place its samples are in."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.schema import Column, Ragged, Schema
+
+
+class Storage(Protocol):
+    """Random access to samples. A dataset folder, arrays in RAM and foreign files all offer it."""
+
+    schema: Schema
+    num_samples: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the data."""
+        ...
+
+    def read_fixed(self, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy samples of a fixed column into `out`, converting to its dtype."""
+        ...
+
+    def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
+        """Samples of a ragged column, side by side."""
+        ...
+
+    def value(self, column: Column, index: int) -> NDArray[Any]:
+        """One sample of a column, read-only, without a copy where that is possible."""
+        ...
+
+    def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
+        """Lengths of samples `begin` to `end` of a ragged column."""
+        ...
+
+    def announce(self, column: Column, begin: int, end: int) -> None:
+        """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
+        ...
+
+    def check_samples(self, column: Column, begin: int, end: int) -> None:
+        """Check samples `begin` to `end` of a column now, so that no read has to."""
+        ...
