@@ -5,9 +5,11 @@ Knows nothing of shards or columns. May import: `penstock.errors`. Imported by: 
 
 from penstock.filesystem._durable import (
     create_file,
-    explain_os_error,
-    publish,
+    make_directory,
     remove_if_present,
+    remove_tree,
+    rename,
+    storage_errors,
     sync_directory,
 )
 from penstock.filesystem._lock import DirectoryLock, lock_holder
@@ -20,12 +22,14 @@ __all__ = [
     "MappedFile",
     "PositionedFile",
     "create_file",
-    "explain_os_error",
     "filesystem_type",
     "is_network_filesystem",
     "lock_holder",
+    "make_directory",
     "open_regular",
-    "publish",
     "remove_if_present",
+    "remove_tree",
+    "rename",
+    "storage_errors",
     "sync_directory",
 ]

@@ -1,7 +1,6 @@
 """Writing so that a crash at any instant leaves the old file or the new one, never a part.
 
-    create_file: write under a working name -> fsync the file
-    publish:     rename -> fsync the directories
+    create_file -> rename -> sync_directory, each with the file or the directory synced before the next
 
 A failed fsync is final: the kernel may have dropped the dirty pages, so the file is written again
 from the start or not at all, never synced again.
@@ -13,7 +12,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.errors import StorageError
@@ -26,71 +25,104 @@ def create_file(path: Path, chunks: Iterable[memoryview | bytes]) -> int:
     """Write `chunks` to the new file `path`, sync it, and return its size.
 
     Raises:
-        StorageError: the file system refused; nothing is left at `path`.
+        StorageError: the file system refused, and nothing new is left; or something was at `path`, and still is.
     """
-    written = 0
     pieces = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
     needed = sum(len(piece) for piece in pieces)
-    try:
+    written = 0
+    with storage_errors(path, doing="created"):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
         try:
             for piece in pieces:
-                for begin in range(0, len(piece), _WRITE_BYTES):
-                    written += _write_all(descriptor, piece[begin : begin + _WRITE_BYTES])
+                while piece:
+                    count = os.write(descriptor, piece[:_WRITE_BYTES])
+                    written, piece = written + count, piece[count:]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
-        remove_if_present(path)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
         raise explain_os_error(error, path, doing=f"wrote {written:,} of {needed:,} bytes") from error
     return written
 
 
-def _write_all(descriptor: int, piece: memoryview) -> int:
-    done = 0
-    while done < len(piece):
-        done += os.write(descriptor, piece[done:])
-    return done
-
-
-def publish(working: Path, final: Path) -> None:
-    """Rename a synced file to its final name, durably."""
-    try:
+def rename(working: Path, final: Path) -> None:
+    """Give a synced file its final name; `sync_directory` makes that durable."""
+    with storage_errors(final, doing="renamed into place"):
         os.replace(working, final)
-        sync_directory(final.parent)
-        if working.parent != final.parent:
-            sync_directory(working.parent)
-    except OSError as error:
-        raise explain_os_error(error, final, doing="renamed into place") from error
 
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems have no fsync for directories; their renames are durable by themselves.
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+    with storage_errors(path, doing="synced"):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            # Some network file systems have no fsync for directories; their renames are durable by themselves.
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def make_directory(path: Path) -> bool:
+    """Make a directory, durably, unless one is there; return whether it was made."""
+    with storage_errors(path, doing="made as a folder"):
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if path.is_dir():
+                return False
             raise
-    finally:
-        os.close(descriptor)
+    try:
+        sync_directory(path.parent)
+    except StorageError:
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+        raise
+    return True
 
 
 def remove_if_present(path: Path) -> None:
     """Unlink `path`; nothing happens when it is not there."""
-    with contextlib.suppress(FileNotFoundError):
+    with storage_errors(path, doing="removed"), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory and all in it."""
+    with storage_errors(path, doing="removed"):
+        shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path, *, doing: str) -> Iterator[None]:
+    """Turn what the file system refuses inside the block into a `StorageError` that names `path`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise explain_os_error(error, path, doing=doing) from error
 
 
 def explain_os_error(error: OSError, path: Path, *, doing: str) -> StorageError:
     """The error to raise in place of `error`: path, progress, what is free, and what to do."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
-        advice = f"{free:,} bytes are free there; make room or write elsewhere, then run again."
+        advice = f"{_free_bytes(path):,} bytes are free there; make room or write elsewhere, then run again."
     elif error.errno == errno.EFBIG:
         advice = "A limit on file size is set (`ulimit -f`); raise it or use a smaller shard_bytes."
     else:
-        advice = "The previous dataset, if there was one, is untouched."
+        advice = "Check the path and the disk, then run again."
     return StorageError(error.errno, f"{path}: {reason} ({doing}). {advice}")
+
+
+def _free_bytes(path: Path) -> int:
+    try:
+        return shutil.disk_usage(path.parent).free
+    except OSError:
+        return 0

@@ -4,23 +4,31 @@
 a lock is never stale and never needs breaking. The file says who holds it, for the error message.
 It is unlinked on release, while still held; whoever opened it meanwhile finds that the name no
 longer leads to the file it locked, and tries again.
+
+A forked child would share the lock and keep it when its parent is killed, so it drops its share.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import socket
 import sys
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from penstock.errors import WriterBusy
-from penstock.filesystem._durable import explain_os_error, remove_if_present
+from penstock.filesystem._durable import explain_os_error, storage_errors
+from penstock.filesystem._readers import open_regular
 
 LOCK_NAME = ".lock"
+_MAX_SIGNATURE_BYTES = 4096
+
+_held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 class DirectoryLock:
@@ -34,25 +42,38 @@ class DirectoryLock:
         self.path = directory / LOCK_NAME
         self._descriptor: int | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this object holds the lock; a forked copy of it never does."""
+        return self._descriptor is not None
+
     def acquire(self) -> None:
         """Take the lock, or fail at once."""
         while self._descriptor is None:
             descriptor = self._open()
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise self._busy() from None
-            if self._is_current(descriptor):
-                self._descriptor = descriptor
-                self._sign(descriptor)
-            else:
-                os.close(descriptor)
+                if self._is_won(descriptor):
+                    self._descriptor = descriptor
+            finally:
+                if self._descriptor is None:
+                    os.close(descriptor)
+        _held.add(self)
+        try:
+            self._sign()
+        except OSError:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Give the lock back; nothing happens when it is not held."""
         if self._descriptor is not None:
-            remove_if_present(self.path)
+            with contextlib.suppress(OSError):  # a name that stays is no lock
+                os.unlink(self.path)
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the file and leave it where it is: the lock ends when every process has done so."""
+        if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -66,33 +87,47 @@ class DirectoryLock:
         self.release()
 
     def _open(self) -> int:
-        try:
+        with storage_errors(self.path, doing="opened to lock the folder"):
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        except OSError as error:
-            raise explain_os_error(error, self.path, doing="opened to lock the dataset") from error
 
-    def _is_current(self, descriptor: int) -> bool:
+    def _is_won(self, descriptor: int) -> bool:
+        """Lock the open file; False when it is no longer the one that the name leads to."""
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+        except BlockingIOError:
+            raise self._busy() from None
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise explain_os_error(error, self.path, doing="locked") from error
 
     def _busy(self) -> WriterBusy:
         holder = lock_holder(self.path.parent) or "another process"
         return WriterBusy(f"{self.path.parent}: {holder} is writing here. Wait for it, or write to another path.")
 
-    @staticmethod
-    def _sign(descriptor: int) -> None:
+    def _sign(self) -> None:
+        assert self._descriptor is not None
         command = " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:]])[:200]
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "command": command}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        with storage_errors(self.path, doing="signed"):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
 
 
 def lock_holder(directory: Path) -> str | None:
     """Who signed the lock of a directory, in words; None when nobody did."""
     try:
-        holder = json.loads((directory / LOCK_NAME).read_text()[:4096])
+        with os.fdopen(open_regular(directory / LOCK_NAME), "rb") as file:
+            holder = json.loads(file.read(_MAX_SIGNATURE_BYTES))
         return f"process {holder['pid']} on {holder['host']} ({holder['command']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _drop_in_child() -> None:
+    for lock in list(_held):
+        lock.drop()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)

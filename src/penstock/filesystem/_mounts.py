@@ -6,7 +6,6 @@ error that can be named. Servers vanish and local disks seldom do, so maps are f
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ _NETWORK_TYPES = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs"}
     | {"nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs"}
 )
-_OCTAL = re.compile(r"\\([0-7]{3})")
+_OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 def is_network_filesystem(path: Path) -> bool:
@@ -27,36 +26,35 @@ def is_network_filesystem(path: Path) -> bool:
 def filesystem_type(path: Path) -> str:
     """Name of the file system that holds `path` ("ext4", "nfs4"), or "" where it cannot be told."""
     try:
-        device = os.stat(path).st_dev
-        return _types_by_device().get(f"{os.major(device)}:{os.minor(device)}", "") or _by_longest_prefix(path)
+        status, real = os.stat(path), os.path.realpath(path)
     except OSError:
         return ""
+    mounts = _mounts()
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    # A later mount hides an earlier one. Subvolumes (btrfs) have a device that no mount lists.
+    by_device = [kind for number, _, kind in mounts if number == device]
+    return by_device[-1] if by_device else _by_longest_prefix(real, mounts)
 
 
-@functools.lru_cache(maxsize=1)
-def _types_by_device() -> dict[str, str]:
-    return {device: kind for device, _, kind in _mounts()}
-
-
-def _by_longest_prefix(path: Path) -> str:
-    # Subvolumes (btrfs) answer stat() with a device that no mount lists.
-    real = os.path.realpath(path)
-    inside = [
-        (point, kind) for _, point, kind in _mounts() if real == point or real.startswith(point.rstrip("/") + "/")
-    ]
-    return max(inside, key=lambda mount: len(mount[0]), default=("", ""))[1]
+def _by_longest_prefix(real: str, mounts: list[tuple[str, str, str]]) -> str:
+    inside = [(point, kind) for _, point, kind in mounts if f"{real}/".startswith(point.rstrip("/") + "/")]
+    return max(reversed(inside), key=lambda mount: len(mount[0]), default=("", ""))[1]
 
 
 def _mounts() -> list[tuple[str, str, str]]:
-    """(device, mount point, type) of each mount; see proc_pid_mountinfo(5)."""
+    """(device, mount point, type) of each mount; see proc_pid_mountinfo(5).
+
+    Read anew each time: the device numbers of network mounts are given out again after an unmount.
+    """
     try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
     except OSError:
         return []
-    mounts = []
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        fields = left.split(" ")
-        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
-        mounts.append((fields[2], point, right.split(" ")[0]))
-    return mounts
+    return [_parse_mount(line) for line in lines if line]
+
+
+def _parse_mount(line: bytes) -> tuple[str, str, str]:
+    left, _, right = line.partition(b" - ")
+    fields = left.split(b" ")
+    point = _OCTAL.sub(lambda match: bytes([int(match[1], 8)]), fields[4])
+    return fields[2].decode(), os.fsdecode(point), right.split(b" ")[0].decode()

@@ -49,13 +49,23 @@ class FileReader(Protocol):
 
 
 def open_regular(path: Path) -> int:
-    """Descriptor of a regular file; a link, pipe or device in its place is an error, not a wait."""
+    """Descriptor of a regular file.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: nothing is at `path`.
+        FormatError: a link, pipe, socket, device or directory is there.
+        StorageError: the file system refused.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise FormatError(f"{path} is a symbolic link; the files of a dataset are plain files.") from error
-        raise
+        if error.errno == errno.ENXIO:  # a socket
+            raise FormatError(f"{path} is not a plain file; the files of a dataset are.") from error
+        raise StorageError(error.errno, f"{path}: opening failed: {error.strerror}.") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FormatError(f"{path} is not a plain file; the files of a dataset are.")

@@ -65,9 +65,9 @@ class Dataset:
         """
         if isinstance(index, slice):
             return self.read(np.arange(*index.indices(len(self))))
-        if hasattr(index, "__index__") and not (isinstance(index, np.ndarray) and index.ndim):
+        if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
             return self._sample(index.__index__())
-        return self.read(index)
+        return self.read(np.asarray(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """A list of samples by one vectorised read: what torch's `DataLoader` asks for."""
@@ -86,9 +86,11 @@ class Dataset:
 
         Raises:
             IndexError: an index is out of range.
-            SchemaError: an array in `out` does not fit its column.
+            SchemaError: an array in `out` does not fit its column, or there is no such column.
         """
         wanted = self._resolve(indices)
+        for name in out or {}:
+            self.schema[name]
         columns: Columns = {}
         for column in self.schema.columns:
             given = out.get(column.name) if out is not None else None
@@ -114,7 +116,9 @@ class Dataset:
 
     def take(self, indices: ArrayLike) -> Dataset:
         """Only these samples, in this order. It keeps 8 bytes per sample, and so does its pickle."""
-        return self._derive(selection=Take(_as_indices(indices)))
+        taken = self._derive(selection=Take(_as_indices(indices)))
+        len(taken)  # an index out of range is an error here, not at the first read
+        return taken
 
     def filter(self, mask: ArrayLike) -> Dataset:
         """Only the samples for which `mask`, one bool per sample, is true."""
@@ -182,17 +186,19 @@ class Dataset:
         shape = (len(wanted), *column.shape)
         if out is None:
             out = np.empty(shape, column.dtype)
-        elif out.shape != shape or not _can_hold(column.dtype, out.dtype):
+        elif out.shape != shape or not _can_hold(column.dtype, out.dtype) or not out.flags.writeable:
+            access = "" if out.flags.writeable else "read-only "
             raise SchemaError(
-                f"Column {column.name!r}: out is {out.dtype} of shape {list(out.shape)}; "
-                f"{column.dtype} (or wider) of shape {list(shape)} is needed."
+                f"Column {column.name!r}: out is {access}{out.dtype} of shape {list(out.shape)}; "
+                f"writeable {column.dtype} (or wider) of shape {list(shape)} is needed."
             )
         self._storage.read_fixed(column, wanted, out)
         return out
 
     def _derive(self, *, selection: Selection | None = None, columns: tuple[str, ...] | None = None) -> Dataset:
         selections = self._selections if selection is None else (*self._selections, selection)
-        return Dataset(self._origin, selections, columns or tuple(self.schema), storage=self._storage)
+        names = tuple(self.schema) if columns is None else columns
+        return Dataset(self._origin, selections, names, storage=self._storage)
 
 
 def _restore(origin: Origin, selections: tuple[Selection, ...], columns: tuple[str, ...], fingerprint: str) -> Dataset:
@@ -208,6 +214,8 @@ def _as_indices(indices: ArrayLike) -> NDArray[np.int64]:
         raise TypeError(
             f"Indices must be a list of integers; these are {array.dtype} of shape {list(array.shape)}.{hint}"
         )
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise IndexError(f"Index {array.max()} is out of range.")
     return np.ascontiguousarray(array, np.int64)
 
 

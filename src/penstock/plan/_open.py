@@ -10,7 +10,7 @@ from typing import Any, Literal
 from penstock.errors import FormatError
 from penstock.plan._dataset import Dataset
 from penstock.plan._origin import ArraysOrigin, FolderOrigin, ForeignOrigin
-from penstock.shards import Check, ForeignFormat, Io, guess_format
+from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
 
 Format = Literal["penstock", "npy", "raw", "megatron"]
 
@@ -58,6 +58,8 @@ def open_dataset(
                 f"{place} is a dataset that describes itself; dtype=, shape= and column= are for raw files."
             )
         return Dataset(FolderOrigin(path=place, io=io, check=check))
+    if kind != "raw" and (dtype is not None or shape is not None):
+        raise ValueError(f"{place} says itself what it holds; dtype= and shape= are for raw files.")
     if io == "pread":
         raise ValueError(f"io='pread' is for dataset folders; {place} is adopted as a memory map.")
     name = column or ("tokens" if kind == "megatron" else "data")
@@ -83,7 +85,7 @@ def _resolve_format(path: Path, format: Format | None) -> Literal["penstock"] | 
         if format not in ("penstock", "npy", "raw", "megatron"):
             raise ValueError(f"format={format!r}; the formats are 'penstock', 'npy', 'raw' and 'megatron'.")
         return format
-    if path.is_file() or path.with_suffix(".idx").is_file():
+    if not path.is_dir() and (path.is_file() or megatron_pair(path)[0].is_file()):
         guess = guess_format(path)
         if guess is None:
             raise FormatError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,9 +24,13 @@ from penstock.schema._dtypes import dtype_from_name, dtype_name
 Kind = Literal["fixed", "ragged", "bytes"]
 
 MAX_COLUMNS = 1024
+MAX_DIMENSIONS = 32
+# numpy refuses an array whose sizes multiply past 2**63 even when one of them is 0.
+MAX_ITEM_BYTES = 1 << 40
 _SPEC = re.compile(r"(?P<dtype>[a-z0-9_]+)(\[(?P<shape>[0-9*, ]*)\])?", re.ASCII)
-# A dot would collide with `x.values` and `x.offsets`, two underscores with `__crc32c__`.
-_NAME = re.compile(r"(?!__)[^\x00-\x1f\x7f.]{1,200}")
+# A dot would collide with `x.values` and `x.offsets`, two underscores with `__crc32c__`; half a
+# surrogate pair has no UTF-8, so safetensors would not open the file.
+_NAME = re.compile(r"(?!__)[^\x00-\x1f\x7f.\ud800-\udfff]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +52,21 @@ class Column:
         """Column called `name` from its one-line description."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise SchemaError(
-                f"{name!r} cannot name a column: 1 to 200 printable characters, no dot, not starting with '__'."
+                f"{reprlib.repr(name)} cannot name a column: "
+                "1 to 200 printable characters, no dot, not starting with '__'."
             )
         if spec == "bytes":
             return cls(name, np.dtype("u1"), (), "bytes")
         match = _SPEC.fullmatch(spec) if isinstance(spec, str) else None
         if match is None:
             raise SchemaError(
-                f"Column {name!r} has the type {spec!r}. Write 'int64', 'uint8[224,224,3]', 'uint16[*]' or 'bytes'."
+                f"Column {name!r} has the type {reprlib.repr(spec)}. "
+                "Write 'int64', 'uint8[224,224,3]', 'uint16[*]' or 'bytes'."
             )
         kind, shape = _parse_shape(name, spec, match["shape"])
-        return cls(name, dtype_from_name(match["dtype"]), shape, kind)
+        dtype = dtype_from_name(match["dtype"])
+        _check_item(name, dtype, shape)
+        return cls(name, dtype, shape, kind)
 
     @property
     def spec(self) -> str:
@@ -89,8 +98,19 @@ def _parse_shape(name: str, spec: str, text: str | None) -> tuple[Kind, tuple[in
     first, *rest = [part.strip() for part in text.split(",")]
     sizes = rest if first == "*" else [first, *rest]
     if not all(size.isdigit() and len(size) < 10 for size in sizes):
-        raise SchemaError(f"Column {name!r}: {spec!r} has a shape that is not numbers, with at most one '*' in front.")
+        raise SchemaError(
+            f"Column {name!r}: {reprlib.repr(spec)} has a shape that is not numbers, with at most one '*' in front."
+        )
     return ("ragged" if first == "*" else "fixed"), tuple(int(size) for size in sizes)
+
+
+def _check_item(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    num_bytes = dtype.itemsize * math.prod(max(1, size) for size in shape)
+    if len(shape) > MAX_DIMENSIONS or num_bytes > MAX_ITEM_BYTES:
+        raise SchemaError(
+            f"Column {name!r} has {len(shape)} dimensions of {num_bytes:,} bytes; "
+            f"the limits are {MAX_DIMENSIONS} and {MAX_ITEM_BYTES:,}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +141,10 @@ class Schema(Mapping[str, Column]):
 
     def select(self, names: Iterable[str]) -> Schema:
         """Schema of these columns, in this order."""
-        return Schema(tuple(self[name] for name in names))
+        chosen = tuple(self[name] for name in names)
+        if not chosen or len(set(chosen)) != len(chosen):
+            raise SchemaError(f"Choose at least one column, each once; the columns are {', '.join(map(repr, self))}.")
+        return Schema(chosen)
 
     def __getitem__(self, name: str) -> Column:
         for column in self.columns:

@@ -6,8 +6,9 @@ May import: `penstock.filesystem`, `penstock.schema`, `penstock.errors`. Importe
 
 from penstock.shards._arrays import ArrayStorage, storage_of_arrays
 from penstock.shards._folder import Check, Io, ShardFolder
-from penstock.shards._foreign import ForeignFormat, guess_format, open_megatron, open_npy, open_raw
+from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
 from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
+from penstock.shards._spans import Spans
 from penstock.shards._storage import Storage
 from penstock.shards._verify import Verification, verify
 from penstock.shards._writer import DatasetWriter
@@ -21,9 +22,11 @@ __all__ = [
     "Manifest",
     "ShardEntry",
     "ShardFolder",
+    "Spans",
     "Storage",
     "Verification",
     "guess_format",
+    "megatron_pair",
     "open_megatron",
     "open_npy",
     "open_raw",

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import SchemaError
+from penstock.errors import FormatError, SchemaError
 from penstock.filesystem import MappedFile
-from penstock.schema import Column, Ragged, Schema, dtype_name
+from penstock.schema import Column, Ragged, Schema
 from penstock.shards._checksums import checksum
 from penstock.shards._convert import convert_batch
+from penstock.shards._spans import Spans
 from penstock.shards._table import (
     COUNT,
     FILE,
@@ -30,6 +31,8 @@ from penstock.shards._table import (
     column_slots,
     gather_fixed,
     gather_ragged,
+    gather_spans,
+    gather_stream,
 )
 
 
@@ -54,6 +57,7 @@ class ArrayStorage:
         self.num_samples = len(next(iter(self._columns.values())))
         self.starts: NDArray[np.int64] = np.array([0, self.num_samples], np.int64)
         self.slots = column_slots(schema)
+        self.value_starts = {name: np.array([0, _num_elements(part)]) for name, part in self._columns.items()}
         self.table = self._build_table()
 
     @functools.cached_property
@@ -76,6 +80,18 @@ class ArrayStorage:
     def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
         """Samples of a ragged column, side by side."""
         return gather_ragged(self, column, indices)
+
+    def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
+        """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
+        gather_spans(self, column, spans, out)
+
+    def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples."""
+        gather_stream(self, column, firsts, out)
+
+    def num_elements(self, column: Column) -> int:
+        """Elements of a column in all samples."""
+        return int(self.value_starts[column.name][-1])
 
     def value(self, column: Column, index: int) -> NDArray[Any]:
         """One sample of a column, read-only."""
@@ -104,14 +120,22 @@ class ArrayStorage:
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Nothing to check: neither RAM nor foreign files carry checksums."""
 
-    def prepare(self, column: Column, indices: NDArray[np.int64]) -> Table:
-        """The table, which is always complete; a file that shrank is an error."""
+    def prepare(self, column: Column, index: int) -> None:
+        """Raise what is wrong with a sample: a file that shrank, or offsets that leave it."""
         self._check_size()
-        return self.table
+        stored = self._columns[column.name]
+        if isinstance(stored, Ragged):
+            begin, end = stored.offsets[index : index + 2].tolist()
+            if not 0 <= begin <= end <= len(stored.values):
+                raise FormatError(f"Column {column.name!r}: the offsets of sample {index:,} leave its values.")
 
-    def diagnose(self, column: Column, index: int) -> None:
-        """Raise what is wrong with the file, if anything is."""
+    def prepare_elements(self, column: Column, begin: int, end: int) -> None:
+        """A file that shrank is an error."""
         self._check_size()
+
+    def sample_length(self, column: Column, index: int) -> int:
+        """Elements of one ragged sample."""
+        return int(self.lengths(column, index, index + 1)[0])
 
     def _check_size(self) -> None:
         if self._file is not None:
@@ -133,6 +157,10 @@ class ArrayStorage:
             else:
                 row[slot + VALUES] = stored.ctypes.data
         return table
+
+
+def _num_elements(stored: Ragged | NDArray[Any]) -> int:
+    return len(stored.values) if isinstance(stored, Ragged) else len(stored)
 
 
 def storage_of_arrays(arrays: Mapping[str, Any]) -> ArrayStorage:
@@ -168,12 +196,19 @@ def _spec(name: str, value: Any) -> str:
     if isinstance(value, (list, tuple)) and len(value):
         if all(isinstance(sample, bytes) for sample in value):
             return "bytes"
-        samples = [np.asarray(sample) for sample in value]
+        samples = [_as_array(name, sample) for sample in value]
         if samples[0].ndim and len({sample.shape for sample in samples}) > 1:
-            dtype = np.result_type(*samples)
-            return Column(name, dtype, samples[0].shape[1:], "ragged").spec
-    array = np.asarray(value)
+            # An empty list is an array of float64, which says nothing of what the column holds.
+            telling = [sample for sample in samples if sample.size] or samples
+            return Column(name, np.result_type(*telling), samples[0].shape[1:], "ragged").spec
+    array = _as_array(name, value)
     if array.ndim == 0:
         raise SchemaError(f"Column {name!r} is one value; a column has one per sample.")
-    dtype_name(array.dtype)
     return Column(name, array.dtype, array.shape[1:]).spec
+
+
+def _as_array(name: str, value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"Column {name!r}: no array can be made of this value: {error}") from None

@@ -1,11 +1,12 @@
 """From what people hand in to arrays of exactly the column's dtype and shape, or a refusal.
 
-Nothing is bent silently: an integer out of range, a fraction in an integer column, or a wrong shape
-is an error that names the column.
+Nothing is bent silently: a number out of range, a fraction in an integer column, or a wrong shape is
+an error that names the column. Floats are rounded to the column's precision.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def convert_sample(column: Column, value: Any) -> NDArray[Any]:
         return _convert_bytes(column, value)
     array = _convert_dtype(column, value)
     if column.is_ragged:
-        return _check_shape(column, array, array.shape[1:] if array.ndim else (-1,))
+        return _check_items(column, array)
     return _check_shape(column, array, array.shape)
 
 
@@ -31,14 +32,18 @@ def convert_batch(column: Column, value: Any) -> Ragged | NDArray[Any]:
     """Many samples of a column: an array `[n, *column.shape]`, or a `Ragged`."""
     if not column.is_ragged:
         array = _convert_dtype(column, value)
-        return _check_shape(column, array, array.shape[1:] if array.ndim else (-1,))
+        return _check_items(column, array)
     if isinstance(value, Ragged):
         values = _convert_dtype(column, value.values)
         offsets = np.asarray(value.offsets, np.int64)
-        is_sound = len(offsets) and offsets[0] == 0 and offsets[-1] == len(values) and (np.diff(offsets) >= 0).all()
+        is_sound = (
+            len(offsets) and offsets[0] == 0 and offsets[-1] == len(values) and (offsets[1:] >= offsets[:-1]).all()
+        )
         if not is_sound:
             raise SchemaError(f"Column {column.name!r}: the offsets must rise from 0 to the number of values.")
-        return Ragged(_check_shape(column, values, values.shape[1:]), offsets, column.kind == "bytes")
+        return Ragged(_check_items(column, values), offsets, column.kind == "bytes")
+    if not isinstance(value, Iterable):
+        raise SchemaError(f"Column {column.name!r}: a batch has one value per sample; {type(value).__name__} has none.")
     samples = [convert_sample(column, sample) for sample in value]
     offsets = np.concatenate([_ZERO, np.cumsum([len(sample) for sample in samples], dtype=np.int64)])
     values = np.concatenate(samples) if samples else np.empty((0, *column.shape), column.dtype)
@@ -49,7 +54,7 @@ def _convert_bytes(column: Column, value: Any) -> NDArray[np.uint8]:
     if isinstance(value, str):
         raise SchemaError(f"Column {column.name!r} holds bytes, not str: encode it, as in text.encode().")
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return np.frombuffer(value, np.uint8)
+        return np.frombuffer(value.tobytes() if isinstance(value, memoryview) else value, np.uint8)
     array = np.asarray(value)
     if array.dtype != np.uint8 or array.ndim != 1:
         raise SchemaError(f"Column {column.name!r} holds bytes; {type(value).__name__} is not.")
@@ -65,21 +70,25 @@ def _convert_dtype(column: Column, value: Any) -> NDArray[Any]:
     source, target = array.dtype.kind, column.dtype.kind
     if source in "iu" and target in "iu":
         _check_range(column, array)
+        return array.astype(column.dtype)
     # Kind "V" is what ml_dtypes' floats call themselves.
-    elif not (np.can_cast(array.dtype, column.dtype, "same_kind") or (target == "V" and source in "fiuV")):
+    if not (np.can_cast(array.dtype, column.dtype, "same_kind") or (target == "V" and source in "fiuV")):
         raise SchemaError(
             f"Column {column.name!r} holds {column.dtype.name}; {array.dtype.name} would lose information."
         )
-    return array.astype(column.dtype)
+    return _convert_floats(column, array)
 
 
 def _as_array(column: Column, value: Any) -> NDArray[Any]:
     try:
         array = np.asarray(value)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # torch tensors refuse by the latter two
         raise SchemaError(f"Column {column.name!r}: no array can be made of this value: {error}") from None
-    if array.dtype.kind not in "biufcV":
-        raise SchemaError(f"Column {column.name!r} holds {column.dtype.name}; {type(value).__name__} is not a number.")
+    if array.dtype.kind not in "biufcV" or array.dtype.type is np.void:
+        raise SchemaError(
+            f"Column {column.name!r} holds {column.dtype.name}; "
+            f"{type(value).__name__} is not a number, or not one of 64 bits."
+        )
     return array
 
 
@@ -91,6 +100,22 @@ def _check_range(column: Column, array: NDArray[Any]) -> None:
             f"Column {column.name!r} holds {column.dtype.name} ({limits.min} to {limits.max}); "
             f"the values go from {low} to {high}. Declare a wider dtype."
         )
+
+
+def _convert_floats(column: Column, array: NDArray[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = array.astype(column.dtype)
+    overflown = np.isfinite(array) & ~np.isfinite(converted)
+    if overflown.any():
+        raise SchemaError(f"Column {column.name!r} holds {column.dtype.name}, which has no {array[overflown][0]}.")
+    return converted
+
+
+def _check_items(column: Column, array: NDArray[Any]) -> NDArray[Any]:
+    """Check an array that counts samples, or elements of a ragged sample, by its first dimension."""
+    if array.shape == (0,):  # an empty list knows no dimensions but its own
+        return array.reshape(0, *column.shape)
+    return _check_shape(column, array, array.shape[1:] if array.ndim else (-1,))
 
 
 def _check_shape(column: Column, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

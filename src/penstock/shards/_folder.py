@@ -10,6 +10,7 @@ the parent would not be released.
 
 from __future__ import annotations
 
+import bisect
 import os
 import threading
 import weakref
@@ -26,21 +27,26 @@ from penstock.schema import Column, Ragged, Schema
 from penstock.shards._layout import offsets_name, values_name
 from penstock.shards._manifest import Manifest, read_manifest
 from penstock.shards._open_files import OPEN_FILES
-from penstock.shards._positioned import read_fixed, read_ragged
+from penstock.shards._positioned import read_fixed, read_ragged, read_spans, read_stream
 from penstock.shards._shard import Checks, Shard
+from penstock.shards._spans import Spans
 from penstock.shards._table import (
     COUNT,
     FILE,
+    OFFSET_FLAGS,
     OFFSETS,
     OPEN,
     READY,
     SIZE,
     STATE,
+    VALUE_FLAGS,
     VALUES,
     Table,
     column_slots,
     gather_fixed,
     gather_ragged,
+    gather_spans,
+    gather_stream,
 )
 
 Io = Literal["auto", "map", "pread"]
@@ -68,6 +74,7 @@ class ShardFolder:
         counts = [shard.num_samples for shard in self.manifest.shards]
         self.starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self.num_samples = int(self.starts[-1])
+        self.value_starts = {column.name: self._value_starts(column) for column in self.schema.columns}
         self.slots = column_slots(self.schema)
         self._checks: dict[int, Checks] = {}
         self.reset()
@@ -84,8 +91,7 @@ class ShardFolder:
     def read_fixed(self, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copy samples of a fixed column into `out`, converting to its dtype."""
         read = gather_fixed if self.io == "map" else read_fixed
-        for begin, end in self._pieces(len(indices)):
-            read(self, column, indices[begin:end], out[begin:end])
+        read(self, column, indices, out)
 
     def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
         """Samples of a ragged column, side by side."""
@@ -96,11 +102,29 @@ class ShardFolder:
         offsets = np.concatenate([[0], np.cumsum(np.concatenate([part.lengths for part in parts]))])
         return Ragged(np.concatenate([part.values for part in parts]), offsets, column.kind == "bytes")
 
+    def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
+        """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
+        read = gather_spans if self.io == "map" else read_spans
+        read(self, column, spans, out)
+
+    def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and shards."""
+        if self.io == "map":
+            gather_stream(self, column, firsts, out)
+        else:
+            read_stream(self, column, self.value_starts[column.name], firsts, out)
+
+    def num_elements(self, column: Column) -> int:
+        """Elements of a column in all samples."""
+        return int(self.value_starts[column.name][-1])
+
     def value(self, column: Column, index: int) -> NDArray[Any]:
         """One sample of a column, read-only: a view of the map, or a private copy."""
-        shard, sample = self._shard_of(index)
-        self.check_shard(shard, column, np.array([sample]))
+        number, sample = self._place(index)
+        shard = self.open_shard(number)
         shard.file.check_size()
+        if self.check != "never":
+            shard.check_samples(column, sample, sample + 1)
         if not column.is_ragged:
             return np.asarray(shard.values(column, sample, sample + 1)[0])
         begin, end = shard.offsets(column, sample, sample + 1).tolist()
@@ -108,6 +132,8 @@ class ShardFolder:
 
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
+        for number, _, _ in self._spans(begin, end):
+            self.open_shard(number)  # counts are the manifest's until the files are seen: no memory by them before
         lengths = np.empty(end - begin, np.int64)
         for number, first, last in self._spans(begin, end):
             shard = self.open_shard(number)
@@ -121,7 +147,9 @@ class ShardFolder:
     def announce(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
         for number, first, last in self._spans(begin, end):
-            self.open_shard(number).announce_samples(column, first, last)
+            shard = self.open_shard(number)
+            shard.file.check_size()
+            shard.announce_samples(column, first, last)
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
@@ -129,26 +157,40 @@ class ShardFolder:
             return
         for number, first, last in self._spans(begin, end):
             shard = self.open_shard(number)
-            shard.check_range(column, first, last)
+            shard.check_samples(column, first, last)
             self._mark(number, shard)
 
-    def prepare(self, column: Column, indices: NDArray[np.int64]) -> Table:
-        """Open and check what these samples need; the table returned has all of it."""
-        shard_of, samples = self.locate(indices)
-        numbers = np.unique(shard_of).tolist()
-        shards = {number: self.open_shard(number) for number in numbers}
-        for number, shard in shards.items():
-            shard.file.check_size()
-            self.check_shard(shard, column, samples[shard_of == number])
-            self._mark(number, shard)
-        return self.table
-
-    def diagnose(self, column: Column, index: int) -> None:
-        """Raise what is wrong with the file or the offsets of this sample, if anything is."""
-        shard, sample = self._shard_of(index)
+    def prepare(self, column: Column, index: int) -> None:
+        """Open and check what one sample needs, or raise what is wrong with it."""
+        number, sample = self._place(index)
+        shard = self.open_shard(number)
         shard.file.check_size()
+        if self.check != "never":
+            shard.check_samples(column, sample, sample + 1)
+            self._mark(number, shard)
         if column.is_ragged:
             shard.offsets(column, sample, sample + 1)
+
+    def prepare_elements(self, column: Column, begin: int, end: int) -> None:
+        """The same for elements `begin` to `end` of a column, whatever samples they belong to."""
+        starts = self.value_starts[column.name]
+        while begin < end:
+            number = int(np.searchsorted(starts, begin, side="right")) - 1
+            start, stop = starts[number : number + 2].tolist()
+            shard, last = self.open_shard(number), min(end, stop)
+            self.check_elements(shard, column, begin - start, last - start)
+            self._mark(number, shard)
+            begin = last
+
+    def check_elements(self, shard: Shard, column: Column, begin: int, end: int) -> None:
+        """Check the size of the file and, unless checking is off, elements `begin` to `end` of the shard."""
+        shard.file.check_size()
+        if self.check != "never":
+            shard.check_values(column, begin, end)
+
+    def sample_length(self, column: Column, index: int) -> int:
+        """Elements of one ragged sample."""
+        return int(self.lengths(column, index, index + 1)[0])
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(shard, sample within the shard) of each index; negative ones count from the end."""
@@ -159,10 +201,11 @@ class ShardFolder:
         shard_of = np.searchsorted(self.starts, indices, side="right") - 1
         return shard_of, indices - self.starts[shard_of]
 
-    def check_shard(self, shard: Shard, column: Column, samples: NDArray[np.int64]) -> None:
-        """Check samples of one shard, unless checking is off."""
+    def check_shard(self, shard: Shard, column: Column, begin: int, end: int) -> None:
+        """Check the size of the file and, unless checking is off, samples `begin` to `end` of the shard."""
+        shard.file.check_size()
         if self.check != "never":
-            shard.check_samples(column, samples)
+            shard.check_samples(column, begin, end)
 
     def open_shard(self, number: int) -> Shard:
         """Shard `number`, opened when it is not.
@@ -215,9 +258,13 @@ class ShardFolder:
         data = shard.file.address + shard.entry.header_bytes
         for column in self.schema.columns:
             slot = self.slots[column.name]
-            row[slot + VALUES] = data + shard.layout.tensors[values_name(column)].begin
+            values = shard.layout.tensors[values_name(column)]
+            row[slot + VALUES] = data + values.begin
+            row[slot + VALUE_FLAGS] = shard.flags(values).ctypes.data
             if column.is_ragged:
-                row[slot + OFFSETS] = data + shard.layout.tensors[offsets_name(column)].begin
+                offsets = shard.layout.tensors[offsets_name(column)]
+                row[slot + OFFSETS] = data + offsets.begin
+                row[slot + OFFSET_FLAGS] = shard.flags(offsets).ctypes.data
                 row[slot + COUNT] = shard.entry.num_values[column.name]
         self.table.held[number] = shard
         for column in self.schema.columns:  # last: a reader acts on the state alone
@@ -225,17 +272,27 @@ class ShardFolder:
             row[self.slots[column.name] + STATE] = READY if is_ready else OPEN
 
     def _mark(self, number: int, shard: Shard) -> None:
+        """Let readers know when the last window of a column was checked."""
         with self._lock:
-            if self._shards.get(number) is shard and isinstance(shard.file, MappedFile):
-                self._fill_row(number, shard)
+            if self._shards.get(number) is shard and self.io == "map":
+                for column in self.schema.columns:
+                    if shard.is_checked(column):
+                        self.table.rows[number, self.slots[column.name] + STATE] = READY
 
     def _check_everything(self) -> None:
         for column in self.schema.columns:
             self.check_samples(column, 0, self.num_samples)
 
-    def _shard_of(self, index: int) -> tuple[Shard, int]:
-        shard_of, samples = self.locate(np.array([index]))
-        return self.open_shard(int(shard_of[0])), int(samples[0])
+    def _value_starts(self, column: Column) -> NDArray[np.int64]:
+        if not column.is_ragged:
+            return self.starts
+        counts = [shard.num_values[column.name] for shard in self.manifest.shards]
+        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """(shard, sample within the shard) of one index."""
+        number = bisect.bisect_right(self.starts, index) - 1
+        return number, index - int(self.starts[number])
 
     def _spans(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """(shard, first sample, last sample) of each shard that holds samples `begin` to `end`."""

@@ -13,15 +13,17 @@ i64 byte pointers, i64 document borders, and for multimodal data one i8 mode per
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from tokenize import TokenError
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FormatError
+from penstock.errors import FormatError, SchemaError
 from penstock.filesystem import MappedFile
 from penstock.schema import Column, Ragged, Schema, dtype_from_name, dtype_name
 from penstock.shards._arrays import ArrayStorage
@@ -39,27 +41,44 @@ def guess_format(path: Path) -> ForeignFormat | None:
     """Format of a file by its name; None for anything that is not foreign."""
     if path.suffix == ".npy":
         return "npy"
-    if path.suffix == ".idx" or path.with_suffix(".idx").is_file():
+    if path.suffix == ".idx" or megatron_pair(path)[0].is_file():
         return "megatron"
     return "raw" if path.suffix == ".bin" else None
 
 
+def megatron_pair(path: Path) -> tuple[Path, Path]:
+    """(index, data) of a Megatron dataset, by either file or by the name they share, which may hold dots."""
+    stem = path.name.removesuffix(".idx").removesuffix(".bin")
+    return path.parent / f"{stem}.idx", path.parent / f"{stem}.bin"
+
+
 def open_npy(path: Path, column: str) -> ArrayStorage:
     """A `.npy` file; its rows are the samples."""
-    file = MappedFile(path)
+    file = _map(path)
     try:
         with open(path, "rb") as stream:
-            version = np.lib.format.read_magic(stream)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, is_fortran, dtype = read(stream, max_header_size=_MAX_NPY_HEADER_BYTES)
+            shape, is_fortran, dtype = _read_npy_header(stream)
             begin = stream.tell()
-    except (ValueError, OSError) as error:
-        raise FormatError(f"{path}: not a .npy file that numpy can read: {error}") from None
+    # What numpy lets through of a header it cannot parse.
+    except (ValueError, TypeError, OSError, TokenError, MemoryError, RecursionError) as error:
+        raise FormatError(f"{path}: not a .npy file that numpy can read: {type(error).__name__}: {error}") from None
     if dtype.hasobject or dtype.fields is not None or dtype.byteorder == ">":
         raise FormatError(f"{path}: dtype {dtype} cannot be mapped as a column; save plain little-endian numbers.")
     if is_fortran and len(shape) > 1:
         raise FormatError(f"{path}: stored in Fortran order, so its rows are not contiguous; save a C-order copy.")
     return _map_array(file, column, dtype, shape, begin)
+
+
+def _read_npy_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether in Fortran order, dtype); versions 2 and 3 differ in the encoding of field names alone."""
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"version {version} is not known")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read(stream, max_header_size=_MAX_NPY_HEADER_BYTES)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"shape {shape} has a negative size")
+    return shape, is_fortran, dtype
 
 
 def open_raw(path: Path, column: str, dtype: str | None, shape: Sequence[int] | None) -> ArrayStorage:
@@ -69,11 +88,11 @@ def open_raw(path: Path, column: str, dtype: str | None, shape: Sequence[int] | 
             f"{path}: a raw file does not say what it holds. Give dtype= and, unless each number is a sample, shape=, "
             "as in penstock.open(path, dtype='uint16', shape=(-1, 1024))."
         )
-    file, kind = MappedFile(path), dtype_from_name(dtype)
+    file, kind = _map(path), dtype_from_name(dtype)
     sizes = tuple(shape) if shape is not None else (-1,)
     if not sizes or any(size < 0 for size in sizes[1:]) or sizes[0] < -1:
         raise ValueError(f"shape={sizes}: sizes are not negative, except -1 for the first.")
-    row_bytes = int(np.prod(sizes[1:], dtype=np.int64)) * kind.itemsize
+    row_bytes = math.prod(sizes[1:]) * kind.itemsize
     if sizes[0] == -1:
         if row_bytes == 0 or file.size % row_bytes:
             raise FormatError(f"{path}: {file.size:,} bytes are not a whole number of rows of {row_bytes:,} bytes.")
@@ -83,8 +102,8 @@ def open_raw(path: Path, column: str, dtype: str | None, shape: Sequence[int] | 
 
 def open_megatron(path: Path, column: str) -> ArrayStorage:
     """A Megatron pair, by the name of either file; documents are the samples."""
-    index_path, data_path = path.with_suffix(".idx"), path.with_suffix(".bin")
-    index, file = MappedFile(index_path), MappedFile(data_path)
+    index_path, data_path = megatron_pair(path)
+    index, file = _map(index_path), _map(data_path)
     dtype, offsets = _read_megatron_index(index)
     end = int(offsets[-1]) * dtype.itemsize
     if end > file.size:
@@ -127,13 +146,22 @@ def _read_megatron_index(index: MappedFile) -> tuple[np.dtype[Any], NDArray[np.i
     return dtype, ends[documents]
 
 
+def _map(path: Path) -> MappedFile:
+    """The file that a person named, be it through links: caches are made of them."""
+    return MappedFile(path.resolve())
+
+
 def _map_array(file: MappedFile, column: str, dtype: np.dtype[Any], shape: tuple[int, ...], begin: int) -> ArrayStorage:
     if not shape:
         raise FormatError(f"{file.path}: holds one number, not samples.")
-    end = begin + int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize
+    end = begin + math.prod(shape) * dtype.itemsize
     if end != file.size:
         raise FormatError(f"{file.path}: {file.size:,} bytes, but {dtype} of shape {list(shape)} takes {end:,}.")
-    schema = Schema((Column.parse(column, Column(column, dtype, tuple(shape[1:])).spec),))
+    try:
+        spec = Column(column, dtype, tuple(shape[1:])).spec
+    except SchemaError as error:
+        raise FormatError(f"{file.path}: {error}") from None
+    schema = Schema((Column.parse(column, spec),))
     values = np.ndarray(shape, dtype, buffer=file.bytes, offset=begin) if file.size else np.empty(shape, dtype)
     return ArrayStorage(schema, {column: values}, file=file, identity=functools.partial(_sampled_identity, file))
 
@@ -142,6 +170,7 @@ def _sampled_identity(*files: MappedFile) -> str:
     """Sizes, and checksums of up to 64 blocks spread over each file: all of a 100 GB file would take a minute."""
     parts = []
     for file in files:
+        file.check_size()
         starts = np.linspace(0, max(0, file.size - BLOCK_BYTES), 64, dtype=np.int64)
         sums = [checksum(file.read(start, min(start + BLOCK_BYTES, file.size))) for start in np.unique(starts).tolist()]
         parts.append(f"{file.size} {sums}")

@@ -1,15 +1,15 @@
 """The compiled loops that copy samples out of many shards in one pass.
 
-A table has one row per shard: `FILE`, `SIZE`, then four numbers per column (`VALUES`, `OFFSETS`,
-`COUNT`, `STATE`), addresses among them. Python resolves nothing per sample: the kernel finds the
-shard, tests one state, and copies, converting the dtype on the way; it holds no GIL. Measured on 32
-rows of 2048 uint16 to int64: 26 us, where numpy's gather and conversion of one array takes 32.
+A table has one row per shard: `FILE`, `SIZE`, then `COLUMN_WIDTH` numbers per column, addresses among
+them. Python resolves nothing per sample: the kernel finds the shard, tests one state, and copies,
+converting the dtype on the way; it holds no GIL. Measured on 32 rows of 2048 uint16 to int64: 26 us,
+where numpy's gather and conversion of one array takes 32.
 
 # NOTE [what may be dereferenced]
-#   An address in a table is valid as long as the object that holds the table is referenced
-#   (`Table.held`). A sample is inside its tensor because shard sizes were checked when the shard was
-#   opened, and offsets are tested here each time they are read. A file that shrank would fault, so its
-#   size is asked of the kernel whenever a call enters a shard.
+#   An address in a table is valid as long as the table is referenced: `Table.held` keeps the maps.
+#   A sample is inside its tensor because shard sizes were checked when the shard was opened, and
+#   offsets are tested here each time they are read. A file that shrank would fault, so its size is
+#   asked of the kernel whenever a call enters a shard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,19 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from penstock.shards._table import COUNT, FILE, OFFSETS, SIZE, STATE, VALUES
+from penstock.shards._checksums import BLOCK_BYTES
+from penstock.shards._table import (
+    ABSENT,
+    COUNT,
+    FILE,
+    OFFSET_FLAGS,
+    OFFSETS,
+    READY,
+    SIZE,
+    STATE,
+    VALUE_FLAGS,
+    VALUES,
+)
 
 DONE = -1
 _SEEK_END = 2
@@ -55,11 +67,42 @@ def _find(starts: NDArray[np.int64], index: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _is_usable(table: NDArray[np.int64], shard: int, slot: int, state: int) -> bool:
-    if table[shard, slot + STATE] < state:
+def _can_enter(table: NDArray[np.int64], shard: int, slot: int) -> bool:
+    """Whether the shard is open and its file as long as it was."""
+    if table[shard, slot + STATE] == ABSENT:
         return False
     file = table[shard, FILE]
     return bool(file < 0 or _lseek(np.int32(file), 0, _SEEK_END) == table[shard, SIZE])
+
+
+@njit(cache=True, nogil=True)
+def _are_checked(flags_address: int, begin: int, end: int) -> bool:
+    """Whether the blocks that hold bytes `begin` to `end` of a tensor were checked."""
+    first, last = begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
+    flags = carray(_pointer(flags_address + first), max(0, last - first + 1), dtype=np.uint8)
+    for flag in flags:  # noqa: SIM110 - numba compiles no generator expressions
+        if flag == 0:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _find_sample(
+    table: NDArray[np.int64], starts: NDArray[np.int64], slot: int, index: int, item_bytes: int
+) -> tuple[int, int]:
+    """(address, number of elements) of a ragged sample; (0, 0) when it is not checked or not sound."""
+    shard = _find(starts, index)
+    sample = index - starts[shard]
+    is_ready = table[shard, slot + STATE] == READY
+    if not (is_ready or _are_checked(table[shard, slot + OFFSET_FLAGS], sample * 8, sample * 8 + 16)):
+        return 0, 0
+    edges = carray(_pointer(table[shard, slot + OFFSETS] + sample * 8), 2, dtype=np.int64)
+    begin, end = edges[0], edges[1]
+    if begin < 0 or end < begin or end > table[shard, slot + COUNT]:
+        return 0, 0
+    if not (is_ready or _are_checked(table[shard, slot + VALUE_FLAGS], begin * item_bytes, end * item_bytes)):
+        return 0, 0
+    return table[shard, slot + VALUES] + begin * item_bytes, end - begin
 
 
 @njit(cache=True, nogil=True)
@@ -67,21 +110,22 @@ def gather(
     table: NDArray[np.int64],
     starts: NDArray[np.int64],
     slot: int,
-    state: int,
     indices: NDArray[np.int64],
+    begin: int,
     out: NDArray[Any],
     like: NDArray[Any],
 ) -> int:
-    """Copy samples `indices` of a fixed column into the rows of `out`; `like` has the stored dtype.
+    """Copy samples `indices[begin:]` of a fixed column into the rows of `out`; `like` has the stored dtype.
 
-    Returns `DONE`, or the place in `indices` of the first sample whose shard is below `state`, or
-    `-2 - place` of an index out of range.
+    Returns `DONE`, or the place in `indices` of the first sample that is not open or not checked, or
+    `-2 - place` of an index out of range. What lies before that place is done.
     """
     num_items = out.shape[1]
+    row_bytes = num_items * like.itemsize
     num_samples = starts[-1]
     entered = np.uint64(0)
     previous = -1
-    for place in range(len(indices)):
+    for place in range(begin, len(indices)):
         index = indices[place]
         if index < 0:
             index += num_samples
@@ -91,12 +135,15 @@ def gather(
         if shard != previous:
             bit = np.uint64(1) << np.uint64(shard & 63)
             if len(starts) > 65 or not entered & bit:
-                if not _is_usable(table, shard, slot, state):
+                if not _can_enter(table, shard, slot):
                     return place
                 entered |= bit
             previous = shard
-        address = table[shard, slot + VALUES] + (index - starts[shard]) * num_items * like.itemsize
-        source = carray(_pointer(address), num_items, dtype=like.dtype)
+        at = (index - starts[shard]) * row_bytes
+        flags = table[shard, slot + VALUE_FLAGS]
+        if table[shard, slot + STATE] != READY and not _are_checked(flags, at, at + row_bytes):
+            return place
+        source = carray(_pointer(table[shard, slot + VALUES] + at), num_items, dtype=like.dtype)
         for item in range(num_items):
             out[place, item] = source[item]
     return DONE
@@ -107,36 +154,35 @@ def locate(
     table: NDArray[np.int64],
     starts: NDArray[np.int64],
     slot: int,
-    state: int,
     indices: NDArray[np.int64],
+    begin: int,
     item_bytes: int,
     sources: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> int:
     """Address of each ragged sample, and where it ends when they stand side by side.
 
-    Returns as `gather` does; a sample whose offsets fall or leave the values counts as not ready,
-    so that the caller looks at them and raises.
+    Returns as `gather` does; a sample whose offsets fall or leave the values counts as not checked,
+    so that the caller looks at it and raises.
     """
     num_samples = starts[-1]
-    previous, total = -1, 0
-    for place in range(len(indices)):
+    previous = -1
+    total = ends[begin - 1] if begin else 0
+    for place in range(begin, len(indices)):
         index = indices[place]
         if index < 0:
             index += num_samples
         if index < 0 or index >= num_samples:
             return -2 - place
         shard = _find(starts, index)
-        if shard != previous and not _is_usable(table, shard, slot, state):
+        if shard != previous and not _can_enter(table, shard, slot):
             return place
         previous = shard
-        address = table[shard, slot + OFFSETS] + (index - starts[shard]) * 8
-        edges = carray(_pointer(address), 2, dtype=np.int64)
-        begin, end = edges[0], edges[1]
-        if begin < 0 or end < begin or end > table[shard, slot + COUNT]:
+        address, size = _find_sample(table, starts, slot, index, item_bytes)
+        if address == 0:
             return place
-        sources[place] = table[shard, slot + VALUES] + begin * item_bytes
-        total += end - begin
+        sources[place] = address
+        total += size
         ends[place] = total
     return DONE
 
@@ -151,3 +197,70 @@ def copy_spans(sources: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray
         for item in range(size):
             out[begin + item] = source[item]
         begin = ends[place]
+
+
+@njit(cache=True, nogil=True)
+def gather_spans(
+    table: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    slot: int,
+    indices: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    begin: int,
+    out: NDArray[Any],
+    like: NDArray[Any],
+) -> int:
+    """Copy `sizes[k]` elements from `firsts[k]` of sample `indices[k]` to `out[targets[k]:]`, for k from `begin`.
+
+    Returns as `locate` does; a span that leaves its sample counts as not sound.
+    """
+    previous = -1
+    for place in range(begin, len(indices)):
+        index = indices[place]
+        shard = _find(starts, index)
+        if shard != previous and not _can_enter(table, shard, slot):
+            return place
+        previous = shard
+        address, size = _find_sample(table, starts, slot, index, like.itemsize)
+        first, wanted, target = firsts[place], sizes[place], targets[place]
+        if address == 0 or first < 0 or wanted < 0 or first + wanted > size:
+            return place
+        source = carray(_pointer(address + first * like.itemsize), wanted, dtype=like.dtype)
+        for item in range(wanted):
+            out[target + item] = source[item]
+    return DONE
+
+
+@njit(cache=True, nogil=True)
+def gather_stream(
+    table: NDArray[np.int64],
+    value_starts: NDArray[np.int64],
+    slot: int,
+    firsts: NDArray[np.int64],
+    begin: int,
+    out: NDArray[Any],
+    like: NDArray[Any],
+) -> int:
+    """Copy a row of consecutive elements from each of `firsts[begin:]`, over the borders of samples and shards.
+
+    `value_starts` counts elements as `starts` counts samples. Returns as `gather` does.
+    """
+    for place in range(begin, len(firsts)):
+        at, done, length = firsts[place], 0, out.shape[1]
+        while done < length:
+            shard = _find(value_starts, at)
+            if not _can_enter(table, shard, slot):
+                return place
+            first = at - value_starts[shard]
+            size = min(length - done, value_starts[shard + 1] - at)
+            flags, width = table[shard, slot + VALUE_FLAGS], like.itemsize
+            is_ready = table[shard, slot + STATE] == READY
+            if not (is_ready or _are_checked(flags, first * width, (first + size) * width)):
+                return place
+            source = carray(_pointer(table[shard, slot + VALUES] + first * like.itemsize), size, dtype=like.dtype)
+            for item in range(size):
+                out[place, done + item] = source[item]
+            at, done = at + size, done + size
+    return DONE

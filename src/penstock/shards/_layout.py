@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +26,11 @@ from penstock.schema import Column, Schema, dtype_tag
 from penstock.shards._checksums import num_blocks
 
 MAX_HEADER_BYTES = 16 << 20
+ALIGNMENT = 4096  # a page on most machines; a constant, so that every machine writes the same bytes
 CHECKSUMS = "__crc32c__"
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
+_MAX_TENSOR_BYTES = 1 << 62
 _OFFSET = np.dtype("<i8")
 
 
@@ -58,6 +60,11 @@ class Tensor:
     def num_bytes(self) -> int:
         """Bytes of the tensor."""
         return self.end - self.begin
+
+    @property
+    def is_addressable(self) -> bool:
+        """Whether an array can have this shape: numpy multiplies all sizes but the zeros, and so do we."""
+        return math.prod(max(1, size) for size in self.shape) * self.dtype.itemsize <= _MAX_TENSOR_BYTES
 
     def to_json(self) -> dict[str, Any]:
         """Its entry in a safetensors header."""
@@ -102,7 +109,7 @@ def build_header(layout: Layout, table_checksum: int) -> bytes:
     entries = {_METADATA: _metadata(layout.schema, table_checksum)}
     entries |= {tensor.name: tensor.to_json() for tensor in layout.tensors.values()}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    padded = -(-(_LENGTH_BYTES + len(text)) // mmap.PAGESIZE) * mmap.PAGESIZE - _LENGTH_BYTES
+    padded = -(-(_LENGTH_BYTES + len(text)) // ALIGNMENT) * ALIGNMENT - _LENGTH_BYTES
     return padded.to_bytes(_LENGTH_BYTES, "little") + text.ljust(padded)
 
 
@@ -129,7 +136,7 @@ def read_header(raw: bytes, layout: Layout, where: str) -> int:
         if found != tensor.to_json():
             raise FormatError(
                 f"{where}: tensor {tensor.name!r} should be {json.dumps(tensor.to_json())}, "
-                f"but the header says {json.dumps(found)[:200]}."
+                f"but the header says {reprlib.repr(found)}."
             )
     return _table_checksum(metadata, layout.schema, where)
 

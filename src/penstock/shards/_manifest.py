@@ -12,23 +12,25 @@ import hashlib
 import json
 import os
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import CorruptionError, FormatError, IncompleteDataset
+from penstock.errors import CorruptionError, FormatError, IncompleteDataset, SchemaError
 from penstock.filesystem import lock_holder, open_regular
 from penstock.schema import Schema
 from penstock.shards._checksums import checksum
-from penstock.shards._layout import MAX_HEADER_BYTES
+from penstock.shards._layout import ALIGNMENT, MAX_HEADER_BYTES
 
 MANIFEST_NAME = "manifest.json"
 WORK_FOLDER = ".writing"
 VERSION = 1
 MAX_MANIFEST_BYTES = 256 << 20  # 100,000 shards take about 20 MB
-_MAX_COUNT = 1 << 62
+_MAX_COUNT = 1 << 48  # far above any dataset, far below what overflows an int64
 _SHARD_NAME = re.compile(r"shard-[0-9]{6,12}-[0-9a-f]{16}\.safetensors", re.ASCII)
+_CHECKSUM = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _CLOSING = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _CLOSING_BYTES = 26
 
@@ -144,28 +146,36 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
 def _check_manifest(fields: Any, where: str) -> Manifest:
     if not isinstance(fields, dict) or fields.get("format") != "penstock":
         raise FormatError(f"{where}: not the manifest of a Penstock dataset.")
-    if fields.get("version") != VERSION:
+    version = fields.get("version")
+    if type(version) is not int or version != VERSION:
         raise FormatError(
-            f"{where}: format version {fields.get('version')!r}; this Penstock reads version {VERSION}. "
+            f"{where}: format version {reprlib.repr(version)}; this Penstock reads version {VERSION}. "
             "Install a newer Penstock: pip install --upgrade penstock."
         )
     columns, shards, attributes = fields.get("columns"), fields.get("shards"), fields.get("attributes")
     if not isinstance(columns, dict) or not isinstance(shards, list) or not isinstance(attributes, dict):
         raise FormatError(f"{where}: 'columns', 'shards' and 'attributes' must be an object, a list and an object.")
-    schema = Schema.parse(columns)
+    try:
+        schema = Schema.parse(columns)
+    except SchemaError as error:
+        raise FormatError(f"{where}: {error}") from None
     ragged = {column.name for column in schema.columns if column.is_ragged}
     manifest = Manifest(schema, tuple(_check_shard(entry, ragged, where) for entry in shards), attributes)
     if len(manifest.shard_names) != len(shards):
         raise FormatError(f"{where}: a shard is named twice.")
-    if fields.get("samples") != manifest.num_samples or manifest.num_samples > _MAX_COUNT:
-        raise FormatError(f"{where}: 'samples' is {fields.get('samples')!r}, the shards hold {manifest.num_samples:,}.")
+    samples = fields.get("samples")
+    if type(samples) is not int or samples != manifest.num_samples or samples > _MAX_COUNT:
+        raise FormatError(
+            f"{where}: 'samples' is {reprlib.repr(samples)}, the shards hold {manifest.num_samples:,} "
+            f"({_MAX_COUNT:,} is the limit)."
+        )
     return manifest
 
 
 def _check_shard(entry: Any, ragged: set[str], where: str) -> ShardEntry:
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name):
-        raise FormatError(f"{where}: a shard is called {str(name)[:200]!r}; that is not the name of a shard.")
+        raise FormatError(f"{where}: a shard is called {reprlib.repr(name)}; that is not the name of a shard.")
     try:
         values = {str(column): _count(count) for column, count in entry["values"].items()}
         shard = ShardEntry(
@@ -174,23 +184,32 @@ def _check_shard(entry: Any, ragged: set[str], where: str) -> ShardEntry:
             num_values=values,
             num_bytes=_count(entry["bytes"]),
             header_bytes=_count(entry["header_bytes"]),
-            header_checksum=int(entry["header_crc32c"], 16),
+            header_checksum=_checksum(entry["header_crc32c"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{where}: the entry of {name} is not complete ({type(error).__name__}: {error}).") from None
     if set(values) != ragged:
-        raise FormatError(f"{where}: the entry of {name} counts values of {sorted(values)}, not of {sorted(ragged)}.")
-    if not 8 < shard.header_bytes <= MAX_HEADER_BYTES:
         raise FormatError(
-            f"{where}: {name} has a header of {shard.header_bytes:,} bytes; {MAX_HEADER_BYTES:,} is the limit."
+            f"{where}: the entry of {name} counts values of {reprlib.repr(sorted(values))}, not of {sorted(ragged)}."
+        )
+    if not 0 < shard.header_bytes <= MAX_HEADER_BYTES or shard.header_bytes % ALIGNMENT:
+        raise FormatError(
+            f"{where}: {name} has a header of {shard.header_bytes:,} bytes; "
+            f"it is a multiple of {ALIGNMENT:,}, and {MAX_HEADER_BYTES:,} is the limit."
         )
     return shard
 
 
 def _count(value: object) -> int:
     if type(value) is not int or not 0 <= value <= _MAX_COUNT:
-        raise ValueError(f"{str(value)[:50]!r} is not a count")
+        raise ValueError(f"{reprlib.repr(value)} is not a count")
     return value
+
+
+def _checksum(value: object) -> int:
+    if not isinstance(value, str) or not _CHECKSUM.fullmatch(value):
+        raise ValueError(f"{reprlib.repr(value)} is not a checksum")
+    return int(value, 16)
 
 
 def _why_incomplete(directory: Path) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.schema import Column, Ragged
 from penstock.shards._shard import Shard
+from penstock.shards._spans import Spans, check_span
 
 
 class OpensShards(Protocol):
@@ -28,25 +29,32 @@ class OpensShards(Protocol):
         """Shard `number`, opened when it is not."""
         ...
 
-    def check_shard(self, shard: Shard, column: Column, samples: NDArray[np.int64]) -> None:
-        """Check samples of one shard, unless checking is off."""
+    def check_shard(self, shard: Shard, column: Column, begin: int, end: int) -> None:
+        """Check the size of the file and, unless checking is off, samples `begin` to `end` of the shard."""
+        ...
+
+    def check_elements(self, shard: Shard, column: Column, begin: int, end: int) -> None:
+        """The same for elements of a column, whatever samples they belong to."""
         ...
 
 
 def read_fixed(folder: OpensShards, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
     """Copy samples of a fixed column into `out`, converting to its dtype."""
-    for shard, places, samples in _by_shard(folder, column, indices):
+    for shard, places, samples in _by_shard(folder, indices):
         for begin, end in _runs(samples):
-            out[places[begin:end]] = shard.values(column, int(samples[begin]), int(samples[begin]) + end - begin)
+            first, last = int(samples[begin]), int(samples[end - 1]) + 1
+            folder.check_shard(shard, column, first, last)
+            out[places[begin:end]] = shard.values(column, first, last)
 
 
 def read_ragged(folder: OpensShards, column: Column, indices: NDArray[np.int64]) -> Ragged:
     """Samples of a ragged column, side by side."""
     parts: list[NDArray[Any]] = [np.empty(0)] * len(indices)
-    for shard, places, samples in _by_shard(folder, column, indices):
+    for shard, places, samples in _by_shard(folder, indices):
         for begin, end in _runs(samples):
-            first = int(samples[begin])
-            edges = shard.offsets(column, first, first + end - begin)
+            first, last = int(samples[begin]), int(samples[end - 1]) + 1
+            folder.check_shard(shard, column, first, last)
+            edges = shard.offsets(column, first, last)
             values = shard.values(column, int(edges[0]), int(edges[-1]))
             pieces = np.split(values, edges[1:-1] - edges[0])
             for place, piece in zip(places[begin:end].tolist(), pieces, strict=True):
@@ -56,16 +64,43 @@ def read_ragged(folder: OpensShards, column: Column, indices: NDArray[np.int64])
     return Ragged(values, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), column.kind == "bytes")
 
 
+def read_spans(folder: OpensShards, column: Column, spans: Spans, out: NDArray[Any]) -> None:
+    """Copy parts of samples of a ragged column into the flat array `out`."""
+    shard_of, samples = folder.locate(spans.indices)
+    for place in np.lexsort((samples, shard_of)).tolist():
+        shard, sample = folder.open_shard(int(shard_of[place])), int(samples[place])
+        folder.check_shard(shard, column, sample, sample + 1)
+        begin, end = shard.offsets(column, sample, sample + 1).tolist()
+        first, size, target = (int(part[place]) for part in (spans.firsts, spans.sizes, spans.targets))
+        check_span(first, size, end - begin)
+        out[target : target + size] = shard.values(column, begin + first, begin + first + size)
+
+
+def read_stream(
+    folder: OpensShards, column: Column, value_starts: NDArray[np.int64], firsts: NDArray[np.int64], out: NDArray[Any]
+) -> None:
+    """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and shards."""
+    for row, first in enumerate(firsts.tolist()):
+        done, length = 0, out.shape[1]
+        while done < length:
+            number = int(np.searchsorted(value_starts, first + done, side="right")) - 1
+            begin = first + done - int(value_starts[number])
+            size = min(length - done, int(value_starts[number + 1]) - first - done)
+            shard = folder.open_shard(number)
+            folder.check_elements(shard, column, begin, begin + size)
+            out[row, done : done + size] = shard.values(column, begin, begin + size)
+            done += size
+
+
 def _by_shard(
-    folder: OpensShards, column: Column, indices: NDArray[np.int64]
+    folder: OpensShards, indices: NDArray[np.int64]
 ) -> Iterator[tuple[Shard, NDArray[np.int64], NDArray[np.int64]]]:
-    """(shard, places in the result, samples in the shard) of each shard, checked, in file order."""
+    """(shard, places in the result, samples in the shard) of each shard, in file order."""
     shard_of, samples = folder.locate(indices)
     order = np.lexsort((samples, shard_of))
     edges = np.flatnonzero(np.diff(shard_of[order])) + 1
     for places in np.split(order, edges) if len(order) else []:
         shard = folder.open_shard(int(shard_of[places[0]]))
-        folder.check_shard(shard, column, samples[places])
         yield shard, places, samples[places]
 
 

@@ -1,9 +1,9 @@
 """One open shard: its tensors, and which of their blocks were checked.
 
-Checking is done by window, a run of samples whose column takes about 4 MiB: coarse enough that the
-bookkeeping is far below the cost of the checksum, fine enough that a single random sample does not
-pull a whole shard from disk. A window is checked once, before its first use, outside the gather;
-when all are, one flag says so and nothing is looked at again.
+A block is checked once, before its first use, outside the gather, and with it the rest of its window:
+eight blocks, 4 MiB. That is coarse enough that the bookkeeping is far below the cost of the checksum,
+and fine enough that a single random sample does not pull a whole shard from disk. When all blocks of
+a column are checked, one flag says so and nothing is looked at again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.errors import CorruptionError, FormatError
 from penstock.filesystem import FileReader
 from penstock.schema import Column, Schema
-from penstock.shards._checksums import BLOCK_BYTES, checksum
+from penstock.shards._checksums import BLOCK_BYTES, checksum, num_blocks
 from penstock.shards._layout import (
     CHECKSUMS,
     Tensor,
@@ -35,8 +35,8 @@ class Checks:
 
     def __init__(self, identity: tuple[int, ...]) -> None:
         self.identity = identity
-        self.blocks: dict[str, NDArray[np.bool_]] = {}
-        self.windows: dict[str, NDArray[np.bool_]] = {}
+        self.flags: dict[str, NDArray[np.bool_]] = {}
+        """For each tensor, which of its blocks were checked."""
 
 
 class Shard:
@@ -53,6 +53,7 @@ class Shard:
         self.layout = plan_layout(schema, entry.num_samples, entry.num_values)
         self._where = str(file.path)
         self._check_size()
+        file.populate(0, entry.header_bytes)
         header = file.read(0, entry.header_bytes).tobytes()
         self._check_header(header)
         self._table_checksum = read_header(header, self.layout, self._where)
@@ -79,7 +80,8 @@ class Shard:
         tensor = self.layout.tensors[offsets_name(column)]
         offsets = self.tensor_bytes(tensor, begin * 8, (end + 1) * 8).view("<i8")
         count = self.entry.num_values[column.name]
-        if offsets[0] < 0 or offsets[-1] > count or (np.diff(offsets) < 0).any():
+        # Compared, not subtracted: differences of hostile offsets wrap around and look sound.
+        if offsets[0] < 0 or offsets[-1] > count or (offsets[1:] < offsets[:-1]).any():
             raise self.bad_offsets(column, begin, end)
         return offsets
 
@@ -91,28 +93,38 @@ class Shard:
             "The file was not written by Penstock, or was changed; prepare the dataset again."
         )
 
-    def check_samples(self, column: Column, samples: NDArray[np.int64]) -> None:
-        """Check the windows that these samples of the shard lie in, those that were not yet.
+    def check_samples(self, column: Column, begin: int, end: int) -> None:
+        """Check what samples `begin` to `end` need, as far as it was not yet.
 
         Raises:
             CorruptionError: a block differs from its checksum; the message names it.
         """
-        size, flags = self._windows(column)
-        self._check_windows(column, np.unique(samples // size), size, flags)
+        if column.is_ragged:
+            self.check_offsets(column, begin, end)
+            edges = self.offsets(column, begin, end)
+            begin, end = int(edges[0]), int(edges[-1])
+        self.check_values(column, begin, end)
 
-    def check_range(self, column: Column, begin: int, end: int) -> None:
-        """Check samples `begin` to `end` of the shard, as `check_samples` does."""
-        size, flags = self._windows(column)
-        if begin < end:
-            self._check_windows(column, np.arange(begin // size, (end - 1) // size + 1), size, flags)
+    def check_values(self, column: Column, begin: int, end: int) -> None:
+        """Check samples of a fixed column, or elements of a ragged one."""
+        tensor = self.layout.tensors[values_name(column)]
+        self._check_bytes(tensor, begin * column.item_bytes, end * column.item_bytes)
 
     def check_offsets(self, column: Column, begin: int, end: int) -> None:
         """Check only where samples `begin` to `end` of a ragged column lie."""
         self._check_bytes(self.layout.tensors[offsets_name(column)], begin * 8, (end + 1) * 8)
 
     def is_checked(self, column: Column) -> bool:
-        """Whether every window of a column was checked."""
-        return bool(self._windows(column)[1].all())
+        """Whether every block of a column was checked."""
+        names = [values_name(column), *([offsets_name(column)] if column.is_ragged else [])]
+        return all(bool(self.flags(self.layout.tensors[name]).all()) for name in names)
+
+    def flags(self, tensor: Tensor) -> NDArray[np.bool_]:
+        """Which blocks of a tensor were checked."""
+        flags = self.checks.flags.get(tensor.name)
+        if flags is None:
+            flags = self.checks.flags.setdefault(tensor.name, np.zeros(num_blocks(tensor.num_bytes), np.bool_))
+        return flags
 
     def announce_samples(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of the shard are needed soon."""
@@ -134,38 +146,14 @@ class Shard:
                 f"`penstock verify {self.file.path.parent}` lists all that is damaged."
             )
 
-    def _windows(self, column: Column) -> tuple[int, NDArray[np.bool_]]:
-        num_samples = self.entry.num_samples
-        num_bytes = max(1, self.layout.tensors[values_name(column)].num_bytes)
-        size = max(1, num_samples * WINDOW_BYTES // num_bytes)
-        flags = self.checks.windows.get(column.name)
-        if flags is None:
-            flags = self.checks.windows.setdefault(column.name, np.zeros(-(-num_samples // size), np.bool_))
-        return size, flags
-
-    def _check_windows(self, column: Column, windows: NDArray[np.int64], size: int, flags: NDArray[np.bool_]) -> None:
-        for window in windows[~flags[windows]].tolist():
-            self._check_window(column, window * size, min((window + 1) * size, self.entry.num_samples))
-            flags[window] = True
-
-    def _check_window(self, column: Column, begin: int, end: int) -> None:
-        if column.is_ragged:
-            self.check_offsets(column, begin, end)
-            edges = self.offsets(column, begin, end)
-            begin, end = int(edges[0]), int(edges[-1])
-        tensor = self.layout.tensors[values_name(column)]
-        self._check_bytes(tensor, begin * column.item_bytes, end * column.item_bytes)
-
     def _check_bytes(self, tensor: Tensor, begin: int, end: int) -> None:
-        if begin == end:
+        flags = self.flags(tensor)
+        if flags[begin // BLOCK_BYTES : num_blocks(end)].all():
             return
-        first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+        begin, end = begin // WINDOW_BYTES * WINDOW_BYTES, -(-end // WINDOW_BYTES) * WINDOW_BYTES
         start = self.entry.header_bytes + tensor.begin
-        self.file.populate(start + first * BLOCK_BYTES, start + min(last * BLOCK_BYTES, tensor.num_bytes))
-        flags = self.checks.blocks.get(tensor.name)
-        if flags is None:
-            blocks = -(-tensor.num_bytes // BLOCK_BYTES)
-            flags = self.checks.blocks.setdefault(tensor.name, np.zeros(blocks, np.bool_))
+        self.file.populate(start + begin, start + min(end, tensor.num_bytes))
+        first, last = begin // BLOCK_BYTES, num_blocks(end)
         for block in (first + np.flatnonzero(~flags[first:last])).tolist():
             self.check_block(tensor, block)
             flags[block] = True
@@ -173,6 +161,8 @@ class Shard:
     def _checksums(self) -> NDArray[np.uint32]:
         if self._table is None:
             tensor = self.layout.tensors[CHECKSUMS]
+            start = self.entry.header_bytes + tensor.begin
+            self.file.populate(start, start + tensor.num_bytes)
             raw = self.tensor_bytes(tensor, 0, tensor.num_bytes)
             if checksum(raw) != self._table_checksum:
                 raise CorruptionError(
@@ -183,7 +173,8 @@ class Shard:
 
     def _check_size(self) -> None:
         expected = self.entry.header_bytes + self.layout.data_bytes
-        if self.entry.num_bytes != expected or self.file.size != expected:
+        is_sound = all(tensor.is_addressable for tensor in self.layout.tensors.values())
+        if self.entry.num_bytes != expected or self.file.size != expected or not is_sound:
             raise FormatError(
                 f"{self._where}: the file has {self.file.size:,} bytes and the manifest says {self.entry.num_bytes:,}; "
                 f"its columns take {expected:,}. It is truncated or not this shard; "

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schema import Column, Ragged, Schema
+from penstock.shards._spans import Spans
 
 
 class Storage(Protocol):
@@ -27,6 +28,18 @@ class Storage(Protocol):
 
     def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
         """Samples of a ragged column, side by side."""
+        ...
+
+    def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
+        """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
+        ...
+
+    def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and shards."""
+        ...
+
+    def num_elements(self, column: Column) -> int:
+        """Elements of a column in all samples."""
         ...
 
     def value(self, column: Column, index: int) -> NDArray[Any]:

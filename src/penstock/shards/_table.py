@@ -1,8 +1,8 @@
 """Vectorised reads from memory: one call per column, whatever the number of samples and shards.
 
-Anything that has its columns in memory, mapped shards or arrays, offers a `Table` and answers
-`prepare` when a kernel meets a shard that is not open or not checked. The kernel runs again until it
-is done; in the steady state that is once.
+Anything that has its columns in memory, mapped shards or arrays, offers a `Table`. When a kernel
+meets a sample that is not open or not checked it stops there; `prepare` sees to that sample, and the
+kernel goes on. In the steady state it never stops.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schema import Column, Ragged, Schema
+from penstock.shards._spans import Spans, check_span
 
 FILE, SIZE, FIRST_COLUMN = 0, 1, 2
-VALUES, OFFSETS, COUNT, STATE, COLUMN_WIDTH = 0, 1, 2, 3, 4
+VALUES, OFFSETS, COUNT, STATE, VALUE_FLAGS, OFFSET_FLAGS, COLUMN_WIDTH = 0, 1, 2, 3, 4, 5, 6
 ABSENT, OPEN, READY = 0, 1, 2
 _BYTE = np.empty(0, np.uint8)
 
@@ -51,14 +52,20 @@ class InMemory(Protocol):
     slots: dict[str, int]
     starts: NDArray[np.int64]
     """Number of the first sample of each shard, and behind them the number of samples."""
+    value_starts: dict[str, NDArray[np.int64]]
+    """For each column that is a stream of elements, the same for its elements."""
     table: Table
 
-    def prepare(self, column: Column, indices: NDArray[np.int64]) -> Table:
-        """Open and check what these samples need; the table returned has all of it."""
+    def prepare(self, column: Column, index: int) -> None:
+        """Open and check what one sample needs, or raise what is wrong with it."""
         ...
 
-    def diagnose(self, column: Column, index: int) -> None:
-        """Raise what is wrong with the file or the offsets of this sample, if anything is."""
+    def prepare_elements(self, column: Column, begin: int, end: int) -> None:
+        """The same for elements `begin` to `end` of a column, whatever samples they belong to."""
+        ...
+
+    def sample_length(self, column: Column, index: int) -> int:
+        """Elements of one ragged sample."""
         ...
 
 
@@ -75,51 +82,74 @@ def gather_fixed(source: InMemory, column: Column, indices: NDArray[np.int64], o
         out[...] = stored
         return
     like, rows = _as_kernel_arrays(column, out)
-    slot = source.slots[column.name]
-    table, state = source.table, READY
+    slot, place = source.slots[column.name], 0
     while True:
-        status = kernels().gather(table.rows, source.starts, slot, state, indices, rows, like)
-        if status == -1:
+        table = source.table  # keeps its maps alive while the kernel reads
+        place = kernels().gather(table.rows, source.starts, slot, indices, place, rows, like)
+        if place == -1:
             return
-        table = _prepare_again(source, column, indices, status, state)
-        state = OPEN
+        source.prepare(column, _index_at(source, indices, place))
 
 
 def gather_ragged(source: InMemory, column: Column, indices: NDArray[np.int64]) -> Ragged:
     """Samples of a ragged column, side by side."""
-    slot = source.slots[column.name]
     addresses, offsets = np.empty(len(indices), np.int64), np.zeros(len(indices) + 1, np.int64)
-    table, state = source.table, READY
+    slot, place, held = source.slots[column.name], 0, []
     while True:
-        status = kernels().locate(
-            table.rows, source.starts, slot, state, indices, column.item_bytes, addresses, offsets[1:]
-        )
-        if status == -1:
+        held.append(source.table)  # every table that gave an address must outlive the copy
+        rows = held[-1].rows
+        place = kernels().locate(rows, source.starts, slot, indices, place, column.item_bytes, addresses, offsets[1:])
+        if place == -1:
             break
-        table = _prepare_again(source, column, indices, status, state)
-        state = OPEN
+        source.prepare(column, _index_at(source, indices, place))
     values = np.empty((int(offsets[-1]), *column.shape), column.dtype)
     if values.size:
-        raw = values.reshape(-1).view(np.uint8)
-        kernels().copy_spans(addresses, offsets[1:] * column.item_bytes, raw, _BYTE)
-    # The addresses were taken from this table; it must outlive the copy.
-    del table
+        kernels().copy_spans(addresses, offsets[1:] * column.item_bytes, values.reshape(-1).view(np.uint8), _BYTE)
     return Ragged(values, offsets, column.kind == "bytes")
 
 
-def _prepare_again(source: InMemory, column: Column, indices: NDArray[np.int64], status: int, state: int) -> Table:
-    if status < -1:
-        raise IndexError(f"Index {indices[-2 - status]} is out of range for {source.starts[-1]:,} samples.")
-    if state == OPEN:  # prepared a moment ago: the file is at fault, or another thread closed the shard
-        source.diagnose(column, int(indices[status]) % int(source.starts[-1]))
-    return source.prepare(column, indices)
+def gather_spans(source: InMemory, column: Column, spans: Spans, out: NDArray[Any]) -> None:
+    """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
+    slot, place = source.slots[column.name], 0
+    like = _empty(column.dtype)
+    while True:
+        table = source.table
+        place = kernels().gather_spans(
+            table.rows, source.starts, slot, spans.indices, spans.firsts, spans.sizes, spans.targets, place, out, like
+        )
+        if place == -1:
+            return
+        index = int(spans.indices[place])
+        source.prepare(column, index)
+        check_span(int(spans.firsts[place]), int(spans.sizes[place]), source.sample_length(column, index))
+
+
+def gather_stream(source: InMemory, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and shards."""
+    slot, place = source.slots[column.name], 0
+    starts, like = source.value_starts[column.name], _empty(column.dtype)
+    while True:
+        table = source.table
+        place = kernels().gather_stream(table.rows, starts, slot, firsts, place, out, like)
+        if place == -1:
+            return
+        first = int(firsts[place])
+        source.prepare_elements(column, first, first + out.shape[1])
+
+
+def _index_at(source: InMemory, indices: NDArray[np.int64], place: int) -> int:
+    """The index that stopped a kernel, counted from the front."""
+    num_samples = int(source.starts[-1])
+    if place < 0:
+        raise IndexError(f"Index {indices[-2 - place]} is out of range for {num_samples:,} samples.")
+    return int(indices[place]) % num_samples
 
 
 @functools.cache
 def _is_compiled(stored: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether the kernels convert between these; they have no half, bfloat16, float8 or complex numbers."""
+    """Whether the kernels convert between these; they know no half, bfloat16, float8, complex or swapped numbers."""
     return stored == wanted or all(
-        dtype.kind in "biu" or dtype.name in ("float32", "float64") for dtype in (stored, wanted)
+        dtype.isnative and (dtype.kind in "biu" or dtype.name in ("float32", "float64")) for dtype in (stored, wanted)
     )
 
 

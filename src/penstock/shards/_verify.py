@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,24 +44,25 @@ class Verification:
         }
 
 
-def verify(path: Path, *, on_progress: Callable[[int, int], None] | None = None) -> Verification:
+def verify(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], None] | None = None) -> Verification:
     """Read every byte of the dataset at `path`; `on_progress` is told (bytes done, bytes in all).
 
     Raises:
         IncompleteDataset: no dataset is there.
     """
+    folder = Path(path)
     try:
-        manifest = read_manifest(path)
+        manifest = read_manifest(folder)
     except FormatError as error:
-        return Verification(path, faults=(str(error),))
+        return Verification(folder, faults=(str(error),))
     faults: list[str] = []
     done = 0
     for entry in manifest.shards:
-        faults.extend(_verify_shard(path, entry, manifest.schema))
+        faults.extend(dict.fromkeys(_verify_shard(folder, entry, manifest.schema)))  # each fault once
         done += entry.num_bytes
         if on_progress is not None:
             on_progress(done, manifest.num_bytes)
-    return Verification(path, len(manifest.shards), manifest.num_samples, manifest.num_bytes, tuple(faults))
+    return Verification(folder, len(manifest.shards), manifest.num_samples, manifest.num_bytes, tuple(faults))
 
 
 def _verify_shard(path: Path, entry: ShardEntry, schema: Schema) -> Iterator[str]:

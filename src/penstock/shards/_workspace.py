@@ -10,23 +10,27 @@
 
 The rename of the manifest is the one instant at which the dataset changes. Whatever a killed writer
 leaves is in `.writing`, or is named by a manifest in there: cleaning up needs no guessing and
-touches no file that Penstock did not write.
+touches no file that Penstock did not write. Directories are synced between the steps, so that a
+power loss keeps their order too.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Literal
 
-from penstock.errors import DatasetExists, FormatError, IncompleteDataset
+from penstock.errors import DatasetExists, FormatError, IncompleteDataset, StorageError
 from penstock.filesystem import (
     DirectoryLock,
     create_file,
-    explain_os_error,
-    publish,
+    make_directory,
+    open_regular,
     remove_if_present,
+    remove_tree,
+    rename,
+    storage_errors,
     sync_directory,
 )
 from penstock.shards._manifest import MANIFEST_NAME, WORK_FOLDER, Manifest, parse_manifest, read_manifest
@@ -36,6 +40,8 @@ Mode = Literal["create", "append", "overwrite"]
 _PREVIOUS_NAME = "previous.json"
 _OWN_NAMES = frozenset({MANIFEST_NAME, WORK_FOLDER, ".lock", "run.json"})
 
+_log = logging.getLogger(__name__)
+
 
 class Workspace:
     """The folder of a dataset while one writer changes it."""
@@ -43,21 +49,24 @@ class Workspace:
     def __init__(self, directory: Path, mode: Mode) -> None:
         self._directory = directory
         self._folder = directory / WORK_FOLDER
-        self._made = _make_directories(directory)
+        self._added: list[str] = []
+        self._made: list[Path] = []
         self._lock = DirectoryLock(directory)
         try:
+            self._make_directories()
             self._lock.acquire()
             self.previous = _recover(directory)
             _check_mode(directory, mode, self.previous)
-            self._folder.mkdir()
+            make_directory(self._folder)
         except BaseException:
             self._leave()
             raise
 
     def add_shard(self, name: str, chunks: list[memoryview | bytes]) -> int:
         """Write and sync a shard that will appear with the commit; return its size."""
-        remove_if_present(self._folder / name)
-        return create_file(self._folder / name, chunks)
+        num_bytes = create_file(self._folder / name, chunks)
+        self._added.append(name)
+        return num_bytes
 
     def commit(self, manifest: Manifest) -> None:
         """Make `manifest` and its shards the dataset."""
@@ -65,22 +74,45 @@ class Workspace:
             create_file(self._folder / _PREVIOUS_NAME, [self.previous.to_bytes()])
         create_file(self._folder / MANIFEST_NAME, [manifest.to_bytes()])
         sync_directory(self._folder)
-        for shard in manifest.shards:
-            if (self._folder / shard.name).exists():
-                os.replace(self._folder / shard.name, self._directory / shard.name)
+        for name in self._added:
+            rename(self._folder / name, self._directory / name)
         sync_directory(self._directory)
-        publish(self._folder / MANIFEST_NAME, self._directory / MANIFEST_NAME)
-        if self.previous is not None:
-            _unlink_shards(self._directory, self.previous.shard_names - manifest.shard_names)
+        rename(self._folder / MANIFEST_NAME, self._directory / MANIFEST_NAME)
         self._made = []
+        self._confirm()
         self.close()
 
     def close(self) -> None:
-        """Remove what was not committed and give the lock back."""
-        if self._folder.is_dir():
-            _unlink_leftovers(self._directory)
-            shutil.rmtree(self._folder)
-        self._leave()
+        """Remove what is not of the dataset and give the lock back; nothing happens the second time.
+
+        What cannot be removed stays for the next writer: it is no reason to fail, least of all after a commit.
+        """
+        if not self._lock.is_held:  # closed before, or a forked copy: `.writing` may be another writer's
+            return
+        try:
+            _clean(self._directory)
+        except (StorageError, FormatError) as error:
+            _log.warning("%s: the next writer has to clean up: %s", self._directory, error)
+        finally:
+            self._leave()
+
+    def _confirm(self) -> None:
+        try:
+            sync_directory(self._directory)
+        except StorageError as error:
+            # A power loss may bring back the previous manifest, so its shards stay, for the next writer to remove.
+            self._leave()
+            raise StorageError(
+                error.errno,
+                f"{self._directory}: the new dataset is there, but the disk did not confirm it ({error}). "
+                "Check the disk and run `penstock verify` before relying on it.",
+            ) from error
+
+    def _make_directories(self) -> None:
+        missing = [parent for parent in [self._directory, *self._directory.parents] if not parent.exists()]
+        for directory in reversed(missing):
+            if make_directory(directory):
+                self._made.append(directory)
 
     def _leave(self) -> None:
         self._lock.release()
@@ -92,46 +124,43 @@ class Workspace:
         self._made = []
 
 
-def _make_directories(directory: Path) -> list[Path]:
-    missing = [parent for parent in [directory, *directory.parents] if not parent.exists()][::-1]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise explain_os_error(error, directory, doing="made for the dataset") from error
-    return missing
-
-
 def _recover(directory: Path) -> Manifest | None:
     """Clean up after a writer that was killed; return the manifest in force."""
     folder = directory / WORK_FOLDER
     if folder.is_symlink():
         raise FormatError(f"{folder} is a symbolic link. Penstock does not write through it; remove it.")
-    current = _manifest_or_none(directory)
-    if folder.is_dir():
-        _unlink_leftovers(directory)
-        shutil.rmtree(folder)
-    return current
+    _clean(directory)
+    return _manifest_or_none(directory)
 
 
-def _unlink_leftovers(directory: Path) -> None:
-    """Unlink shards that only a pending or a replaced manifest names."""
+def _clean(directory: Path) -> None:
+    """Remove `.writing`, and first the shards that only a manifest in there names."""
+    folder = directory / WORK_FOLDER
+    if not folder.is_dir():
+        return
     current = _manifest_or_none(directory)
     kept = current.shard_names if current is not None else frozenset()
-    for name in (MANIFEST_NAME, _PREVIOUS_NAME):
-        path = directory / WORK_FOLDER / name
-        try:
-            manifest = parse_manifest(path.read_bytes(), str(path))
-        except (
-            FileNotFoundError,
-            FormatError,
-        ):  # absent, or cut short by the crash: then nothing was renamed yet
-            continue
-        _unlink_shards(directory, manifest.shard_names - kept)
+    leftovers = (_shard_names(folder / MANIFEST_NAME) | _shard_names(folder / _PREVIOUS_NAME)) - kept
+    if leftovers:
+        sync_directory(directory)  # the manifest that does not name them is there to stay
+        for name in leftovers:
+            remove_if_present(directory / name)
+        sync_directory(directory)  # they are gone before the manifest that names them
+    remove_tree(folder)
 
 
-def _unlink_shards(directory: Path, names: frozenset[str]) -> None:
-    for name in names:
-        remove_if_present(directory / name)
+def _shard_names(path: Path) -> frozenset[str]:
+    """Shards that the manifest at `path` names; none when it is absent or was cut short by a crash."""
+    try:
+        descriptor = open_regular(path)
+    except FileNotFoundError:
+        return frozenset()
+    with storage_errors(path, doing="read"), os.fdopen(descriptor, "rb") as file:
+        raw = file.read()
+    try:
+        return parse_manifest(raw, str(path)).shard_names
+    except FormatError:  # not synced, so nothing was renamed yet
+        return frozenset()
 
 
 def _manifest_or_none(directory: Path) -> Manifest | None:
@@ -152,7 +181,8 @@ def _check_mode(directory: Path, mode: Mode, previous: Manifest | None) -> None:
             "Use mode='append', mode='overwrite', or another path."
         )
     known = _OWN_NAMES | (previous.shard_names if previous is not None else frozenset())
-    strange = sorted(entry.name for entry in os.scandir(directory) if entry.name not in known)
+    with storage_errors(directory, doing="listed"):
+        strange = sorted(name for name in os.listdir(directory) if name not in known)
     if strange:
         shown = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
         raise DatasetExists(

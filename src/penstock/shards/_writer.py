@@ -6,9 +6,11 @@ same samples give the same files however they were handed in.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -68,11 +70,12 @@ class DatasetWriter:
         if shard_bytes < 1:
             raise ValueError(f"shard_bytes={shard_bytes}; a shard has at least one byte.")
         self.schema = Schema.parse(columns)
+        self._attributes = _check_attributes(attributes)
         self._shard_bytes = shard_bytes
         self._buffer = ShardBuffer(self.schema, shard_bytes)
         self._workspace: Workspace | None = Workspace(Path(path).absolute(), mode)
         self._shards: list[ShardEntry] = []
-        self._attributes = dict(attributes or {})
+        self._is_torn = False
         if mode == "append":
             self._continue(self._workspace)
 
@@ -85,9 +88,10 @@ class DatasetWriter:
         self._check_columns(sample)
         converted = {column.name: convert_sample(column, sample[column.name]) for column in self.schema.columns}
         added = sum(sample_bytes(column, converted[column.name]) for column in self.schema.columns)
-        if self._buffer.num_samples and self._buffer.num_bytes + added > self._shard_bytes:
-            self._finish_shard()
-        self._buffer.append_sample(converted)
+        with self._all_or_torn():
+            if self._buffer.num_samples and self._buffer.num_bytes + added > self._shard_bytes:
+                self._finish_shard()
+            self._buffer.append_sample(converted)
 
     def write_batch(self, columns: Mapping[str, Any]) -> None:
         """Add many samples: for every column an array, a `Ragged`, or a list with one value per sample.
@@ -101,7 +105,8 @@ class DatasetWriter:
         num_samples = next(iter(counts.values()))
         if any(count != num_samples for count in counts.values()):
             raise SchemaError(f"Every column of a batch must have as many samples; these have {counts}.")
-        self._append(batch, num_samples)
+        with self._all_or_torn():
+            self._append(batch, num_samples)
 
     def _append(self, batch: Mapping[str, Ragged | NDArray[Any]], num_samples: int) -> None:
         ends = np.cumsum(batch_bytes(self.schema, batch, num_samples))
@@ -121,6 +126,7 @@ class DatasetWriter:
         if self._workspace is None:
             return
         try:
+            self._check_whole()
             if self._buffer.num_samples:
                 self._finish_shard()
             self._workspace.commit(Manifest(self.schema, tuple(self._shards), self._attributes))
@@ -153,9 +159,21 @@ class DatasetWriter:
         self._shards = list(previous.shards)
         self._attributes = {**previous.attributes, **self._attributes}
 
+    @contextlib.contextmanager
+    def _all_or_torn(self) -> Iterator[None]:
+        """Remember a failure inside the block: the columns may have got different samples."""
+        self._is_torn = True
+        yield
+        self._is_torn = False
+
+    def _check_whole(self) -> None:
+        if self._is_torn:
+            raise ValueError("An earlier write failed half way, so this writer cannot go on. Write the dataset again.")
+
     def _check_columns(self, given: Mapping[str, Any]) -> None:
         if self._workspace is None:
             raise ValueError("The writer is closed.")
+        self._check_whole()
         if given.keys() != set(self.schema):
             missing = [name for name in self.schema if name not in given]
             unknown = [name for name in given if name not in self.schema]
@@ -177,3 +195,12 @@ class DatasetWriter:
         entry = ShardEntry(name, buffer.num_samples, buffer.num_values, num_bytes, len(header), checksum(header))
         self._shards.append(entry)
         buffer.clear()
+
+
+def _check_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A private copy, as it will come back from the manifest."""
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(dict(attributes or {}), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"attributes must be JSON, as the manifest is: {error}.") from None
+    return copy

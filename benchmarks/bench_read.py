@@ -1,0 +1,133 @@
+"""How fast is `ds.read` beside numpy's own gather, and what does checking cost?
+
+Random batches of 32 rows of 2048 uint16, converted to int64 in a reused buffer, from 1 GB in the page
+cache; `Dataset.read` over several shards against `out[...] = memmap[indices]` over one file. The two
+take turns in short rounds, so that a noisy machine slows both; the ratio is of the medians.
+
+The cost of checking is the first pass over freshly opened, cached shards, window by window, with
+check="window" against check="never"; then the same random batches with both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from _machine import print_result
+
+import penstock
+
+ROW, BATCH = 2048, 32
+
+
+def make_files(folder: Path, num_rows: int) -> tuple[Path, Path]:
+    """The same rows as a dataset and as a bare file."""
+    rng = np.random.default_rng(0)
+    with (
+        penstock.DatasetWriter(folder / "dataset", {"tokens": f"uint16[{ROW}]"}) as writer,
+        open(folder / "bare.bin", "wb") as bare,
+    ):
+        for begin in range(0, num_rows, 4096):
+            rows = rng.integers(0, 2**16, (min(4096, num_rows - begin), ROW), dtype=np.uint16)
+            writer.write_batch({"tokens": rows})
+            rows.tofile(bare)
+    return folder / "dataset", folder / "bare.bin"
+
+
+def seconds_per_batch(read: Callable[[np.ndarray], object], batches: list[np.ndarray]) -> float:
+    begin = time.perf_counter()
+    for indices in batches:
+        read(indices)
+    return (time.perf_counter() - begin) / len(batches)
+
+
+def compare_gathers(dataset: Path, bare: Path, num_rows: int, rounds: int) -> dict[str, float]:
+    rng = np.random.default_rng(1)
+    out = np.empty((BATCH, ROW), np.int64)
+    stored = np.memmap(bare, np.uint16, "r").reshape(-1, ROW)
+    checked, trusted = penstock.open(dataset), penstock.open(dataset, check="never")
+
+    def gather(indices: np.ndarray) -> None:
+        out[...] = stored[indices]
+
+    readers = {
+        "numpy": gather,
+        "penstock": lambda indices: checked.read(indices, out={"tokens": out}),
+        "penstock, unchecked": lambda indices: trusted.read(indices, out={"tokens": out}),
+    }
+    for reader in readers.values():  # everything mapped, checked and compiled
+        for begin in range(0, num_rows, BATCH):
+            reader(np.arange(begin, min(begin + BATCH, num_rows))) if begin + BATCH <= num_rows else None
+    times: dict[str, list[float]] = {name: [] for name in readers}
+    for _ in range(rounds):
+        batches = [rng.integers(0, num_rows, BATCH) for _ in range(200)]
+        for name, reader in readers.items():
+            times[name].append(seconds_per_batch(reader, batches))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    figures = {f"{name}, Mtok/s": BATCH * ROW / value / 1e6 for name, value in medians.items()}
+    figures["share of numpy's gather"] = medians["numpy"] / medians["penstock"]
+    figures["cost of checking afterwards, %"] = 100 * (medians["penstock"] / medians["penstock, unchecked"] - 1)
+    return figures
+
+
+def first_pass(dataset: Path, check: str, num_rows: int) -> float:
+    """Seconds for one pass in order over a freshly opened dataset, a storage window at a time."""
+    ds = penstock.open(dataset, check=check)
+    out = np.empty((1024, ROW), np.int64)
+    begin = time.perf_counter()
+    for row in range(0, num_rows - 1023, 1024):  # 4 MiB
+        ds.read(np.arange(row, row + 1024), out={"tokens": out})
+    return time.perf_counter() - begin
+
+
+def cost_of_first_check(dataset: Path, num_rows: int, rounds: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {"window": [], "never": []}
+    for _ in range(rounds):
+        for check, values in times.items():
+            values.append(first_pass(dataset, check, num_rows))
+    window, never = statistics.median(times["window"]), statistics.median(times["never"])
+    return {
+        "first pass checked, s": window,
+        "first pass unchecked, s": never,
+        "cost of checking on the first pass, %": 100 * (window / never - 1),
+    }
+
+
+def time_to_open(folder: Path, num_shards: int) -> dict[str, float]:
+    with penstock.DatasetWriter(folder / "many", {"tokens": "uint16[*]"}, shard_bytes=1) as writer:
+        for _ in range(num_shards):
+            writer.write({"tokens": [1, 2, 3]})
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        penstock.open(folder / "many")
+        times.append(time.perf_counter() - begin)
+    return {f"open {num_shards:,} shards, ms": 1000 * statistics.median(times)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    num_rows = int(arguments.gigabytes * 1e9) // (2 * ROW)
+    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    try:
+        dataset, bare = make_files(folder, num_rows)
+        figures: dict[str, float] = compare_gathers(dataset, bare, num_rows, arguments.rounds)
+        figures |= cost_of_first_check(dataset, num_rows, min(arguments.rounds, 7))
+        figures |= time_to_open(folder, 1000)
+    finally:
+        shutil.rmtree(folder)
+    settings = {"rows": num_rows, "row": f"{ROW} uint16", "batch": BATCH, "out": "int64", "rounds": arguments.rounds}
+    print_result("Dataset.read against numpy's gather", settings, figures, "numba", "crc32c")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What `penstock inspect` gathers and how it prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.report import Histogram, console, format_bytes, histogram
+from penstock.schema import Column
+from penstock.shards import Manifest, ShardFolder
+
+_CHUNK = 1 << 22
+_SHOWN_ITEMS = 12
+_SHOWN_BYTES = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A dataset in numbers and a few samples."""
+
+    path: Path
+    manifest: Manifest
+    histograms: Mapping[str, Histogram]
+    samples: tuple[Mapping[str, str], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        manifest = self.manifest
+        return {
+            "path": str(self.path),
+            "fingerprint": manifest.fingerprint,
+            "columns": manifest.schema.to_json(),
+            "samples": manifest.num_samples,
+            "shards": len(manifest.shards),
+            "bytes": manifest.num_bytes,
+            "attributes": dict(manifest.attributes),
+            "lengths": {name: lengths.to_json() for name, lengths in self.histograms.items()},
+            "first_samples": list(self.samples),
+        }
+
+
+def describe(path: Path, *, num_samples: int) -> Description:
+    """Gather the description of the dataset at `path`; only offsets and a few samples are read."""
+    folder = ShardFolder(path.absolute(), io="auto", check="window")
+    columns = folder.schema.columns
+    histograms = {column.name: histogram(_lengths(folder, column)) for column in columns if column.is_ragged}
+    shown = range(min(num_samples, folder.num_samples))
+    samples = tuple({c.name: _preview(c, folder.value(c, index)) for c in columns} for index in shown)
+    return Description(path=path, manifest=folder.manifest, histograms=histograms, samples=samples)
+
+
+def print_description(description: Description) -> None:
+    """Print for people."""
+    out, manifest = console(), description.manifest
+    out.print(f"[bold]{description.path}[/bold]", f"  fingerprint {manifest.fingerprint}")
+    size = format_bytes(manifest.num_bytes)
+    out.print(f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards, {size}\n")
+    for column in manifest.schema.columns:
+        out.print(f"  {column.name:<20} {column.spec:<20} {_size(manifest, column)}", markup=False)
+    for key, value in manifest.attributes.items():
+        out.print(f"\n  {key}: {value}", markup=False)
+    for name, lengths in description.histograms.items():
+        out.print(f"\nLengths of {name}: {lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}")
+        for line in lengths.lines():
+            out.print(line, markup=False)
+    for index, sample in enumerate(description.samples):
+        out.print(f"\nSample {index}")
+        for name, preview in sample.items():
+            out.print(f"  {name:<20} {preview}", markup=False)
+
+
+def _size(manifest: Manifest, column: Column) -> str:
+    if not column.is_ragged:
+        return format_bytes(column.item_bytes * manifest.num_samples)
+    count = sum(shard.num_values[column.name] for shard in manifest.shards)
+    return f"{format_bytes(count * column.item_bytes)}, {count:,} values"
+
+
+def _lengths(folder: ShardFolder, column: Column) -> Iterator[NDArray[np.int64]]:
+    for begin in range(0, folder.num_samples, _CHUNK):
+        yield folder.lengths(column, begin, min(begin + _CHUNK, folder.num_samples))
+
+
+def _preview(column: Column, value: NDArray[Any]) -> str:
+    if column.kind == "bytes":
+        raw = value[:_SHOWN_BYTES].tobytes()
+        return f"{raw!r}{' …' if len(value) > _SHOWN_BYTES else ''} ({len(value):,} bytes)"
+    items = value.reshape(-1)
+    shown = " ".join(str(item) for item in items[:_SHOWN_ITEMS].tolist())
+    shape = f" {list(value.shape)}" if value.ndim else ""
+    return f"{shown}{' …' if items.size > _SHOWN_ITEMS else ''}{shape}"

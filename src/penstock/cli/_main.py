@@ -1,0 +1,75 @@
+"""Verbs, exit codes and errors of the command.
+
+Exit codes: 0 good, 1 a finding or a failure, 2 wrong usage. A verb's own imports happen when it
+runs, so that `penstock --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from penstock import __version__
+from penstock.cli import _demo, _inspect, _verify
+from penstock.errors import PenstockError
+
+_VERBS = {"inspect": _inspect, "verify": _verify, "demo": _demo}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argument parser that guesses what a mistyped verb meant."""
+
+    def error(self, message: str) -> NoReturn:
+        typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        guess = difflib.get_close_matches(typed, _VERBS, n=1) if "invalid choice" in message else []
+        self.print_usage(sys.stderr)
+        self.exit(2, f"penstock: {message}{f'. Did you mean {guess[0]!r}?' if guess else ''}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except (PenstockError, ValueError, OSError) as error:
+        _report(error, as_json=parsed.json)
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("penstock: interrupted\n")
+        return 130
+    finally:
+        _flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="penstock", description="Keeps GPUs fed: datasets as memory-mapped shards.")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    for name, module in _VERBS.items():
+        verb = verbs.add_parser(name, help=module.HELP, description=module.__doc__)
+        verb.add_argument("--json", action="store_true", help="print JSON for machines")
+        verb.set_defaults(run=module.run)
+        module.add_arguments(verb)
+    return parser
+
+
+def _report(error: Exception, *, as_json: bool) -> None:
+    # An OSError made from (number, message) prints the number first; the message says it better.
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if as_json:
+        sys.stdout.write(json.dumps({"error": type(error).__name__, "message": text}) + "\n")
+    else:
+        sys.stderr.write(f"penstock: {text}\n")
+
+
+def _flush() -> None:
+    """Flush now: a reader that went away (`| head`) is no error of ours."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

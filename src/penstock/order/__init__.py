@@ -1,0 +1,22 @@
+"""Which row comes next: keyed permutations, the order of an epoch, and mixtures of sources.
+
+Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torch.
+May import: `penstock.errors`. Imported by: `plan`, `loader`.
+"""
+
+from penstock.order._keys import ORDER_VERSION, derive_key
+from penstock.order._mixture import Mixture
+from penstock.order._orders import FullOrder, Order, SequentialOrder
+from penstock.order._permutation import Permutation
+from penstock.order._windowed import WindowedOrder
+
+__all__ = [
+    "ORDER_VERSION",
+    "FullOrder",
+    "Mixture",
+    "Order",
+    "Permutation",
+    "SequentialOrder",
+    "WindowedOrder",
+    "derive_key",
+]

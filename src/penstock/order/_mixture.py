@@ -1,0 +1,168 @@
+"""Which source gives row i of an endless mixture, exactly in proportion and at random in detail.
+
+Drawing each row's source at random drifts: 0.7 becomes 0.7 +- sqrt(0.21 n)/n, and "how many rows did
+source k give so far" has no answer but counting. A fixed pattern is exact, and beats against
+the number of ranks and the batch size. This mixture deals in two steps, both in O(1) for any row.
+
+1. *Evenly.* Weights become quotas that add up to BLOCK = 65,536. One table of 65,536 places says which
+   source has which place; every block of rows uses it. With w = quota / BLOCK, item j of a source
+   must have a place in [floor(j / w), ceil((j + 1) / w)). Giving each source the part w of every place
+   would respect all these windows, so by Hall's theorem whole places can too, and for items of one
+   place each, "earliest deadline first" finds them. Item j's window ends by m when j + 1 <= m w and
+   begins before m when j < m w, so the first m places hold at least floor(m w) and at most ceil(m w)
+   items: **any first m places are off by less than 1** (cf. Tijdeman 1980; Baruah et al. 1996).
+2. *Dealt.* A keyed permutation mixes each stratum of s = STRATUM = 32 places, anew in every block.
+
+**The bound.** Let D(m) = rows of a source among the first m rows, less m w. At a stratum's ends |D| < 1.
+o rows into a stratum, at most o rows more are of this source, so D < 1 + o (1 - w), and at most all
+until the stratum's end, so D < 1 + (s - o) w. The smaller of these is largest at o = s w, where
+it is 1 + s w (1 - w); from below it is the same with w and 1 - w exchanged. Therefore
+**|D(m)| < 1 + s w (1 - w)**, less than 9, and any stretch of n rows, a difference of two such, holds
+**n w +- 2 (1 + s w (1 - w)) rows** of the source: less than 18 off, for n of any size.
+
+**Positions.** A source's item j of the table is, in block b, position b * quota + j of the source's own
+sequence. So a block holds exactly its quota of consecutive positions; inside it they come in order from
+stratum to stratum, and mixed inside one. `counts(n)` tells how many rows of each source come before
+row n, which inside a stratum is not the same as the highest position plus 1.
+
+Price: 65,536 x sources comparisons to build (2 ms for 5), 1.5 MB; about 110 ns per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from penstock.order._border import (
+    MAX_ROWS,
+    Int64,
+    checked_indices,
+    checked_number,
+    kernels,
+    map_indices,
+)
+from penstock.order._keys import derive_key
+
+BLOCK = 65_536
+STRATUM = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A bijection between rows 0, 1, 2, ... and (source, position in that source's sequence).
+
+    >>> mixture = Mixture([0.7, 0.3], seed=7)
+    >>> mixture.quotas
+    (45875, 19661)
+    >>> mixture.sources(range(10)).tolist(), mixture.positions(range(10)).tolist()
+    ([0, 1, 0, 0, 0, 0, 1, 0, 1, 0], [2, 4, 5, 16, 0, 9, 8, 11, 5, 13])
+
+    Raises:
+        ValueError: no weights, or one that is not a positive finite number or rounds to a quota of 0.
+    """
+
+    weights: Sequence[float]
+    """One per source, in the order that numbers them; only their proportions count."""
+    seed: int
+    quotas: tuple[int, ...] = field(init=False, compare=False)
+    """Rows of each source in every 65,536: the weights after rounding."""
+
+    _key: np.uint64 = field(init=False, repr=False, compare=False)
+    _strides: Int64 = field(init=False, repr=False, compare=False)  # the quotas, as an array
+    _source_at: Int64 = field(init=False, repr=False, compare=False)  # place in a block -> source
+    _item_at: Int64 = field(init=False, repr=False, compare=False)  # place in a block -> its item number
+    _places: Int64 = field(init=False, repr=False, compare=False)  # places of source 0, then of 1, ...
+
+    def __post_init__(self) -> None:
+        quotas = _rounded(_checked_weights(self.weights))
+        strides, source_at = np.array(quotas), np.empty(BLOCK, np.int64)
+        kernels().deal_evenly(strides, source_at)
+        places = np.argsort(source_at, kind="stable")
+        item_at = np.empty(BLOCK, np.int64)
+        item_at[places] = np.concatenate([np.arange(quota) for quota in quotas])
+        derived = {
+            "weights": tuple(self.weights),
+            "quotas": quotas,
+            "_key": np.uint64(derive_key(self.seed, "mixture")),
+            "_strides": strides,
+            "_source_at": source_at,
+            "_item_at": item_at,
+            "_places": places,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[type[Mixture], tuple[Sequence[float], int]]:
+        return Mixture, (self.weights, self.seed)
+
+    def sources(self, rows: ArrayLike) -> Int64:
+        """Which source gives each row."""
+        return self.locate(rows)[0]
+
+    def positions(self, rows: ArrayLike) -> Int64:
+        """The position of each row in its source's own endless sequence."""
+        return self.locate(rows)[1]
+
+    def locate(self, rows: ArrayLike) -> tuple[Int64, Int64]:
+        """Source and position of each row, for the price of one of them.
+
+        Raises:
+            IndexError: a row is negative (or beyond 2**62).
+        """
+        places = map_indices(kernels().shuffle_strata, "row", rows, MAX_ROWS, self._key, STRATUM)
+        block, place = np.divmod(places, BLOCK)
+        sources = self._source_at[place]
+        return sources, block * self._strides[sources] + self._item_at[place]
+
+    def row_of(self, source: int, positions: ArrayLike) -> Int64:
+        """The row in which each position of one source appears: the inverse of `locate`.
+
+        Raises:
+            ValueError: there is no such source.
+            IndexError: a position is negative (or beyond row 2**62).
+        """
+        source = checked_number("source", source, at_most=len(self.quotas) - 1)
+        quota = self.quotas[source]
+        block, item = np.divmod(checked_indices("position", positions, quota * (MAX_ROWS // BLOCK)), quota)
+        places = block * BLOCK + self._places[sum(self.quotas[:source]) + item]
+        return map_indices(kernels().restore_strata, "place", places, MAX_ROWS, self._key, STRATUM)
+
+    def counts(self, num_rows: int) -> Int64:
+        """How many of the first `num_rows` rows come from each source, in 0.1 ms at most."""
+        num_rows = checked_number("num_rows", num_rows, at_most=MAX_ROWS)
+        dealt = num_rows - num_rows % STRATUM  # up to here whole strata: mixing inside them changes no count
+        sources = [self._source_at[: dealt % BLOCK], self.sources(np.arange(dealt, num_rows))]
+        counts = np.bincount(np.concatenate(sources), minlength=len(self.quotas))
+        return counts + (dealt // BLOCK) * self._strides
+
+
+def _checked_weights(weights: Sequence[float]) -> list[Fraction]:
+    if not len(weights):
+        raise ValueError("a mixture needs at least one weight, got none")
+    for source, weight in enumerate(weights):
+        if not (math.isfinite(weight) and weight > 0):
+            raise ValueError(f"weights[{source}] is {weight}: weights must be positive finite numbers")
+    return [Fraction(weight) for weight in weights]
+
+
+def _rounded(weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Quotas that add up to BLOCK by the largest-remainder method, exact on any machine."""
+    total = sum(weights)
+    shares = [BLOCK * weight / total for weight in weights]
+    quotas = [math.floor(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda source: quotas[source] - shares[source])
+    for source in by_remainder[: BLOCK - sum(quotas)]:
+        quotas[source] += 1
+    for source, quota in enumerate(quotas):
+        if quota == 0:
+            raise ValueError(
+                f"weights[{source}] is {float(weights[source] / total):.3g} of the total, which rounds to "
+                f"0 rows of {BLOCK:,}; the smallest share is 1/{BLOCK} (1.53e-05). "
+                f"Raise the weight, leave the source out, or join it with another one."
+            )
+    return tuple(quotas)

@@ -1,0 +1,19 @@
+"""Which documents share a row: best-fit-decreasing packing, counted to the token.
+
+Pure integer arithmetic on lengths. Knows nothing of files, threads or torch.
+May import: `penstock.errors`, numpy, numba (at the first call). Imported by: `plan`, `preparation`.
+"""
+
+from penstock.packing._ledger import PackingLedger, make_ledger
+from penstock.packing._pack import PACKING_VERSION, Packing, count_rows, pack
+from penstock.packing._settings import PackingSettings
+
+__all__ = [
+    "PACKING_VERSION",
+    "Packing",
+    "PackingLedger",
+    "PackingSettings",
+    "count_rows",
+    "make_ledger",
+    "pack",
+]

@@ -1,0 +1,117 @@
+"""Where every token went: the account of a packing, and the proof that nothing is lost quietly.
+
+Two balances hold for every ledger, and for every sum of ledgers:
+
+    num_tokens        == tokens_placed + tokens_truncated + tokens_dropped
+    num_rows * length == tokens_placed + padding_tokens
+
+All figures follow from the lengths and the settings, so a ledger needs no packing, and no key:
+each epoch of the same data has the same ledger. It costs a row count and a few passes over the lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.packing._lengths import apply_long_policy, check_lengths
+from penstock.packing._pack import count_rows
+from penstock.packing._settings import PackingSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingLedger:
+    """What packing placed, cut, padded and left out; `+` joins the ledgers of several windows.
+
+    >>> ledger = make_ledger(np.array([3, 5, 0, 9]), PackingSettings(length=8))
+    >>> ledger.num_rows, ledger.tokens_placed, ledger.padding_tokens, ledger.targets_lost
+    (3, 17, 7, 1)
+    >>> (ledger + ledger).num_rows
+    6
+    """
+
+    num_documents: int = 0
+    """Documents given, the empty and the dropped ones included."""
+
+    num_tokens: int = 0
+    """Tokens given."""
+
+    num_rows: int = 0
+    """Rows made."""
+
+    num_pieces: int = 0
+    """Whole documents and parts of documents in those rows."""
+
+    tokens_placed: int = 0
+    """Tokens in rows, each in exactly one place."""
+
+    padding_tokens: int = 0
+    """Places in rows that hold no token."""
+
+    num_empty: int = 0
+    """Documents of no tokens: they occupy no row."""
+
+    num_split: int = 0
+    """Documents that became more than one piece."""
+
+    tokens_truncated: int = 0
+    """Tokens cut off behind the first `length` of their document by long="truncate"."""
+
+    documents_dropped: int = 0
+    """Documents left out by long="drop"."""
+
+    tokens_dropped: int = 0
+    """Tokens of those documents."""
+
+    targets_lost: int = 0
+    """Next-token targets lost at cuts, one per cut: the last token before it has nothing to predict."""
+
+    def __post_init__(self) -> None:
+        assert self.num_tokens == self.tokens_placed + self.tokens_truncated + self.tokens_dropped
+
+    @property
+    def fill(self) -> float:
+        """The share of places in rows that hold a token; 1.0 when there are no rows."""
+        num_places = self.tokens_placed + self.padding_tokens
+        return self.tokens_placed / num_places if num_places else 1.0
+
+    def __add__(self, other: PackingLedger) -> PackingLedger:
+        names = (field.name for field in fields(self))
+        return PackingLedger(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+def make_ledger(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> PackingLedger:
+    """The account of packing these documents, the same for every key and every order of them.
+
+    Raises:
+        TypeError: `lengths` is not a numpy array of integers.
+        ValueError: a length is negative, or the tokens are too many to count.
+    """
+    given = check_lengths(lengths)
+    kept = apply_long_policy(given, settings)
+    num_rows = count_rows(given, settings)
+    num_tokens, tokens_placed = int(given.sum()), int(kept.sum())
+    num_long = int(np.count_nonzero(given > settings.length))
+    num_cuts = _count_cuts(kept, settings.length)
+    is_truncating, is_dropping = settings.long == "truncate", settings.long == "drop"
+    return PackingLedger(
+        num_documents=given.size,
+        num_tokens=num_tokens,
+        num_rows=num_rows,
+        num_pieces=int(np.count_nonzero(kept)) + num_cuts,
+        tokens_placed=tokens_placed,
+        padding_tokens=num_rows * settings.length - tokens_placed,
+        num_empty=given.size - int(np.count_nonzero(given)),
+        num_split=num_long if settings.long == "split" else 0,
+        tokens_truncated=(num_tokens - tokens_placed) * is_truncating,
+        documents_dropped=num_long * is_dropping,
+        tokens_dropped=(num_tokens - tokens_placed) * is_dropping,
+        targets_lost=num_cuts + num_long * is_truncating,
+    )
+
+
+def _count_cuts(kept: npt.NDArray[np.int64], length: int) -> int:
+    # Division is slow, long documents are few: select before dividing.
+    return int(((kept[kept > length] - 1) // length).sum())

@@ -1,0 +1,64 @@
+"""Lengths in bins of doubling width: documents differ by factors, not by amounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BINS = 64
+_BAR = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many lengths fall in [0], [1], [2, 3], [4, 7], [8, 15], ..."""
+
+    counts: tuple[int, ...]
+    total: int
+    shortest: int
+    longest: int
+
+    @property
+    def mean(self) -> float:
+        """Mean length, 0 when there is none."""
+        return self.total / max(1, sum(self.counts))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        bins = [{"from": low, "to": high, "count": count} for low, high, count in self._bins()]
+        return {"shortest": self.shortest, "longest": self.longest, "mean": self.mean, "bins": bins}
+
+    def lines(self) -> list[str]:
+        """One line per bin: range, count, bar."""
+        largest = max(self.counts, default=0)
+        return [
+            f"{f'{low:,}' if low == high else f'{low:,} to {high:,}':>24} {count:>14,}  "
+            + "█" * round(_BAR * count / max(1, largest))
+            for low, high, count in self._bins()
+        ]
+
+    def _bins(self) -> list[tuple[int, int, int]]:
+        used = np.flatnonzero(self.counts)
+        if not len(used):
+            return []
+        return [
+            (1 << (place - 1) if place else 0, (1 << place) - 1 if place else 0, self.counts[place])
+            for place in range(int(used[0]), int(used[-1]) + 1)
+        ]
+
+
+def histogram(chunks: Iterable[NDArray[np.int64]]) -> Histogram:
+    """Histogram of lengths that arrive in chunks, so that they need not fit in memory."""
+    counts = np.zeros(_BINS, np.int64)
+    total, shortest, longest = 0, 2**62, 0
+    for lengths in chunks:
+        if len(lengths):
+            # frexp gives the exponent e with 2^(e-1) <= length < 2^e, and 0 for 0.
+            counts += np.bincount(np.frexp(lengths.astype(np.float64))[1], minlength=_BINS)
+            total += int(lengths.sum())
+            shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
+    return Histogram(tuple(counts.tolist()), total, min(shortest, longest), longest)

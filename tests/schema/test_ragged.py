@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.schema import Ragged
+
+
+def test_samples_are_views_between_offsets() -> None:
+    ragged = Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
+    assert len(ragged) == 3
+    assert [sample.tolist() for sample in ragged] == [[5, 6], [], [7]]
+    assert ragged.lengths.tolist() == [2, 0, 1]
+    assert np.shares_memory(ragged[0], ragged.values)
+
+
+def test_a_negative_index_counts_from_the_end() -> None:
+    ragged = Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
+    assert ragged[-1].tolist() == [7]
+    assert ragged[-3].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("index", [3, -4, 100])
+def test_an_index_out_of_range_is_an_error(index: int) -> None:
+    with pytest.raises(IndexError, match=f"Index {index} is out of range for 3 samples"):
+        Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))[index]
+
+
+def test_an_empty_one_has_no_samples() -> None:
+    ragged = Ragged(np.empty(0), np.zeros(1, np.int64))
+    assert len(ragged) == 0
+    assert list(ragged) == []
+    with pytest.raises(IndexError):
+        ragged[0]
+
+
+def test_byte_strings_come_out_as_bytes() -> None:
+    ragged = Ragged(np.frombuffer(b"onetwo", np.uint8), np.array([0, 3, 3, 6]), is_bytes=True)
+    assert list(ragged) == [b"one", b"", b"two"]
+
+
+def test_trailing_dimensions_stay() -> None:
+    ragged = Ragged(np.arange(12).reshape(4, 3), np.array([0, 1, 4]))
+    assert ragged[1].shape == (3, 3)
+
+
+def test_it_prints_counts_not_contents() -> None:
+    assert repr(Ragged(np.zeros(10**6, np.uint16), np.array([0, 10**6]))) == (
+        "Ragged(1 samples, 1000000 values of uint16)"
+    )
+    assert "of bytes" in repr(Ragged(np.zeros(2, np.uint8), np.array([0, 2]), is_bytes=True))
