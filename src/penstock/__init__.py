@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from penstock import errors as errors
     from penstock import masks as masks
     from penstock.plan import Dataset as Dataset
+    from penstock.plan import Plan as Plan
     from penstock.plan import from_arrays as from_arrays
+    from penstock.plan import load_plan as load_plan
+    from penstock.plan import mix as mix
     from penstock.plan import open_dataset as open  # noqa: F401
+    from penstock.plan import pure as pure
     from penstock.schema import Ragged as Ragged
     from penstock.schema import Schema as Schema
     from penstock.shards import DatasetWriter as DatasetWriter
@@ -24,12 +28,16 @@ if TYPE_CHECKING:
 _HOME_OF_NAME = {
     "Dataset": ("penstock.plan", "Dataset"),
     "DatasetWriter": ("penstock.shards", "DatasetWriter"),
+    "Plan": ("penstock.plan", "Plan"),
     "Ragged": ("penstock.schema", "Ragged"),
     "Schema": ("penstock.schema", "Schema"),
     "errors": ("penstock.errors", None),
     "from_arrays": ("penstock.plan", "from_arrays"),
+    "load_plan": ("penstock.plan", "load_plan"),
     "masks": ("penstock.masks", None),
+    "mix": ("penstock.plan", "mix"),
     "open": ("penstock.plan", "open_dataset"),
+    "pure": ("penstock.plan", "pure"),
     "verify": ("penstock.shards", "verify"),
 }
 

@@ -82,7 +82,7 @@ def test_a_name_that_would_clash_or_not_print_is_refused(name: object) -> None:
         Column.parse(name, "int64")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["x", "_x", "x__", "größe", "a b", "a/b", "../x", "😀", "x" * 200])
+@pytest.mark.parametrize("name", ["x", "_x", "x__", "größe", "a b", "a/b", "😀", "x" * 200])
 def test_any_other_name_is_fine(name: str) -> None:
     assert Column.parse(name, "int64").name == name
 

@@ -56,7 +56,7 @@ class DirectoryLock:
                     self._descriptor = descriptor
             finally:
                 if self._descriptor is None:
-                    os.close(descriptor)
+                    _close(descriptor)
         _held.add(self)
         try:
             self._sign()
@@ -73,9 +73,9 @@ class DirectoryLock:
 
     def drop(self) -> None:
         """Close the file and leave it where it is: the lock ends when every process has done so."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            _close(descriptor)
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -85,6 +85,9 @@ class DirectoryLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    def __del__(self) -> None:
+        self.drop()
 
     def _open(self) -> int:
         with storage_errors(self.path, doing="opened to lock the folder"):
@@ -123,6 +126,11 @@ def lock_holder(directory: Path) -> str | None:
         return f"process {holder['pid']} on {holder['host']} ({holder['command']})"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # it is closed all the same, and nobody reads the file
+        os.close(descriptor)
 
 
 def _drop_in_child() -> None:

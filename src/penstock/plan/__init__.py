@@ -5,6 +5,25 @@ May import: `shards`, `order`, `packing`, and the lines under them. Imported by:
 """
 
 from penstock.plan._dataset import Dataset
+from penstock.plan._ledger import Ledger
+from penstock.plan._mapping import pure
 from penstock.plan._open import from_arrays, open_dataset
+from penstock.plan._pack_index import PackIndex, build_pack_index, index_name
+from penstock.plan._plan import Plan, mix
+from penstock.plan._plan_file import load_plan
+from penstock.plan._trace import DocumentTrace
 
-__all__ = ["Dataset", "from_arrays", "open_dataset"]
+__all__ = [
+    "Dataset",
+    "DocumentTrace",
+    "Ledger",
+    "PackIndex",
+    "Plan",
+    "build_pack_index",
+    "from_arrays",
+    "index_name",
+    "load_plan",
+    "mix",
+    "open_dataset",
+    "pure",
+]

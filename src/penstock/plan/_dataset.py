@@ -10,16 +10,23 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import SchemaError
 from penstock.plan._origin import ArraysOrigin, Origin
+from penstock.plan._provenance import Provenance
 from penstock.plan._selection import Selection, Take, split_parts
+from penstock.plan._staged import Staged
+from penstock.plan._stages import Stage
+from penstock.plan._stream import SelectedStream, StorageStream, Stream
 from penstock.schema import Column, Ragged, Schema
 from penstock.shards import Storage
+
+if TYPE_CHECKING:
+    from penstock.plan._plan import Plan
 
 Sample = dict[str, Any]
 Columns = dict[str, NDArray[Any] | Ragged]
@@ -28,7 +35,7 @@ Columns = dict[str, NDArray[Any] | Ragged]
 _COPY_BYTES = 16 << 10
 
 
-class Dataset:
+class Dataset(Staged):
     """Samples by index. `penstock.open` and `penstock.from_arrays` make one.
 
     >>> import numpy as np, penstock
@@ -48,11 +55,11 @@ class Dataset:
     ) -> None:
         self._origin = origin
         self._selections = selections
-        self._storage = storage if storage is not None else origin.open(fingerprint)
-        self.schema: Schema = self._storage.schema.select(columns) if columns is not None else self._storage.schema
+        self.storage = storage if storage is not None else origin.open(fingerprint)
+        self.schema: Schema = self.storage.schema.select(columns) if columns is not None else self.storage.schema
 
     def __len__(self) -> int:
-        return self._storage.num_samples if self._chosen is None else len(self._chosen)
+        return self.storage.num_samples if self._chosen is None else len(self._chosen)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Sample: ...
@@ -97,7 +104,7 @@ class Dataset:
             if column.is_ragged:
                 if given is not None:
                     raise SchemaError(f"Column {column.name!r} is ragged; how much it takes is not known beforehand.")
-                columns[column.name] = self._storage.read_ragged(column, wanted)
+                columns[column.name] = self.storage.read_ragged(column, wanted)
             else:
                 columns[column.name] = self._read_fixed(column, wanted, given)
         return columns
@@ -107,7 +114,7 @@ class Dataset:
         found = self.schema[column]
         if not found.is_ragged:
             raise SchemaError(f"Column {column!r} is {found.spec}: every sample has the same shape.")
-        lengths = self._storage.lengths(found, 0, self._storage.num_samples)
+        lengths = self.storage.lengths(found, 0, self.storage.num_samples)
         return lengths if self._chosen is None else lengths[self._chosen]
 
     def select_columns(self, names: Iterable[str]) -> Dataset:
@@ -144,15 +151,79 @@ class Dataset:
     def fingerprint(self) -> str:
         """Identity of the data: which storage, which samples, which columns."""
         parts = [
-            self._storage.fingerprint,
+            self.storage.fingerprint,
             *(s.identity for s in self._selections),
             repr(self.schema.to_json()),
         ]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
+    @functools.cached_property
+    def rows_fingerprint(self) -> str:
+        """Identity of the samples and their order, whichever columns are shown."""
+        parts = [self.storage.fingerprint, *(selection.identity for selection in self._selections)]
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+    @property
+    def described_origin(self) -> Origin:
+        """Where the data is, as it was opened."""
+        return self._origin
+
+    @property
+    def selections(self) -> tuple[Selection, ...]:
+        """Which of the stored samples are here, as recipes."""
+        return self._selections
+
+    def select(self, selection: Selection) -> Dataset:
+        """The samples that a recipe picks."""
+        return self._derive(selection=selection)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every stored sample is here, in stored order."""
+        return self._chosen is None
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """What is known beside the data: provenance, tokenizer, packing."""
+        return self.storage.attributes
+
+    def origin(self, index: int) -> str | None:
+        """File and row that a sample was prepared from; None when the dataset does not say."""
+        stored = self.storage_indices(np.array([index]))
+        return self._provenance.origin(int(stored[0]))
+
+    def storage_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where samples are in the storage."""
+        return indices if self._chosen is None else self._chosen[indices]
+
+    def lengths_between(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
+        """Lengths of samples `begin` to `end` of a ragged column."""
+        if self._chosen is None:
+            return self.storage.lengths(column, begin, end)
+        return self.storage.lengths_of(column, self._chosen[begin:end])
+
+    def stream(self, column: Column) -> Stream:
+        """A column's samples, one behind the other."""
+        if self._chosen is None:
+            return StorageStream(self.storage, column)
+        return SelectedStream(self.storage, column, self._chosen)
+
+    def as_plan(self) -> Plan:
+        """A plan with no stages yet."""
+        from penstock.plan._plan import Plan  # the one place where a dataset knows of plans
+
+        return Plan(self)
+
+    def _add(self, stage: Stage) -> Plan:
+        return self.as_plan()._add(stage)
+
+    @functools.cached_property
+    def _provenance(self) -> Provenance:
+        return Provenance(self.storage)
+
     def __reduce__(self) -> tuple[Any, ...]:
         columns = tuple(self.schema)
-        return _restore, (self._origin, self._selections, columns, self._storage.fingerprint)
+        return _restore, (self._origin, self._selections, columns, self.storage.fingerprint)
 
     def __repr__(self) -> str:
         return f"Dataset({self._origin}: {len(self):,} samples; {self.schema})"
@@ -162,7 +233,7 @@ class Dataset:
         """Index in the storage of each sample, or None when they are all there in order."""
         chosen: NDArray[np.int64] | None = None
         for selection in self._selections:
-            num_samples = self._storage.num_samples if chosen is None else len(chosen)
+            num_samples = self.storage.num_samples if chosen is None else len(chosen)
             picked = selection.indices(num_samples)
             chosen = picked if chosen is None else chosen[picked]
         return chosen
@@ -180,7 +251,7 @@ class Dataset:
         if not -len(self) <= index < len(self):
             raise IndexError(f"Index {index} is out of range for {len(self):,} samples.")
         place = index % len(self) if self._chosen is None else int(self._chosen[index])
-        return {column.name: _present(column, self._storage.value(column, place)) for column in self.schema.columns}
+        return {column.name: _present(column, self.storage.value(column, place)) for column in self.schema.columns}
 
     def _read_fixed(self, column: Column, wanted: NDArray[np.int64], out: NDArray[Any] | None) -> NDArray[Any]:
         shape = (len(wanted), *column.shape)
@@ -192,13 +263,13 @@ class Dataset:
                 f"Column {column.name!r}: out is {access}{out.dtype} of shape {list(out.shape)}; "
                 f"writeable {column.dtype} (or wider) of shape {list(shape)} is needed."
             )
-        self._storage.read_fixed(column, wanted, out)
+        self.storage.read_fixed(column, wanted, out)
         return out
 
     def _derive(self, *, selection: Selection | None = None, columns: tuple[str, ...] | None = None) -> Dataset:
         selections = self._selections if selection is None else (*self._selections, selection)
         names = tuple(self.schema) if columns is None else columns
-        return Dataset(self._origin, selections, names, storage=self._storage)
+        return Dataset(self._origin, selections, names, storage=self.storage)
 
 
 def _restore(origin: Origin, selections: tuple[Selection, ...], columns: tuple[str, ...], fingerprint: str) -> Dataset:

@@ -30,6 +30,7 @@ from penstock.shards._table import (
     Table,
     column_slots,
     gather_fixed,
+    gather_lengths,
     gather_ragged,
     gather_spans,
     gather_stream,
@@ -84,6 +85,21 @@ class ArrayStorage:
     def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
         """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
         gather_spans(self, column, spans, out)
+
+    def lengths_of(self, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Lengths of samples of a ragged column; indices count from the front."""
+        return gather_lengths(self, column, indices)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all columns."""
+        parts = (part.values if isinstance(part, Ragged) else part for part in self._columns.values())
+        return sum(part.nbytes for part in parts)
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Nothing is known beside the data."""
+        return {}
 
     def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copy a row of consecutive elements from each of `firsts`, over the borders of samples."""

@@ -71,8 +71,9 @@ def _convert_dtype(column: Column, value: Any) -> NDArray[Any]:
     if source in "iu" and target in "iu":
         _check_range(column, array)
         return array.astype(column.dtype)
-    # Kind "V" is what ml_dtypes' floats call themselves.
-    if not (np.can_cast(array.dtype, column.dtype, "same_kind") or (target == "V" and source in "fiuV")):
+    # Kind "V" is what ml_dtypes' floats call themselves; numpy would let them drop an imaginary part.
+    fits = np.can_cast(array.dtype, column.dtype, "same_kind") or (target == "V" and source in "fiuV")
+    if not fits or (source == "c" and target != "c"):
         raise SchemaError(
             f"Column {column.name!r} holds {column.dtype.name}; {array.dtype.name} would lose information."
         )

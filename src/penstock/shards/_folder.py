@@ -14,7 +14,7 @@ import bisect
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +44,7 @@ from penstock.shards._table import (
     Table,
     column_slots,
     gather_fixed,
+    gather_lengths,
     gather_ragged,
     gather_spans,
     gather_stream,
@@ -107,12 +108,28 @@ class ShardFolder:
         read = gather_spans if self.io == "map" else read_spans
         read(self, column, spans, out)
 
+    def lengths_of(self, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Lengths of samples of a ragged column; indices count from the front."""
+        if self.io == "map":
+            return gather_lengths(self, column, indices)
+        return np.array([self.sample_length(column, index) for index in indices.tolist()], np.int64)
+
     def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and shards."""
         if self.io == "map":
             gather_stream(self, column, firsts, out)
         else:
             read_stream(self, column, self.value_starts[column.name], firsts, out)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all shards."""
+        return self.manifest.num_bytes
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """What the manifest says beside the data."""
+        return self.manifest.attributes
 
     def num_elements(self, column: Column) -> int:
         """Elements of a column in all samples."""

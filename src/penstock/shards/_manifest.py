@@ -122,7 +122,8 @@ def read_manifest(directory: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise IncompleteDataset(_why_incomplete(directory)) from None
     with os.fdopen(descriptor, "rb") as file:
-        raw = file.read(MAX_MANIFEST_BYTES + 1)
+        # Python takes as much memory as it is told to read, so it is told the size.
+        raw = file.read(min(os.fstat(descriptor).st_size, MAX_MANIFEST_BYTES) + 1)
     return parse_manifest(raw, str(path))
 
 
@@ -169,6 +170,10 @@ def _check_manifest(fields: Any, where: str) -> Manifest:
             f"{where}: 'samples' is {reprlib.repr(samples)}, the shards hold {manifest.num_samples:,} "
             f"({_MAX_COUNT:,} is the limit)."
         )
+    for column in sorted(ragged):
+        num_values = sum(shard.num_values[column] for shard in manifest.shards)
+        if num_values > _MAX_COUNT:
+            raise FormatError(f"{where}: column {column!r} has {num_values:,} values; {_MAX_COUNT:,} is the limit.")
     return manifest
 
 

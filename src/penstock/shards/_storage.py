@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,16 @@ class Storage(Protocol):
     num_samples: int
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of all samples."""
+        ...
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """What is known beside the data: provenance, tokenizer, packing."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """Identity of the data."""
         ...
@@ -32,6 +43,10 @@ class Storage(Protocol):
 
     def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
         """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
+        ...
+
+    def lengths_of(self, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Lengths of samples of a ragged column; indices count from the front."""
         ...
 
     def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:

@@ -108,6 +108,18 @@ def gather_ragged(source: InMemory, column: Column, indices: NDArray[np.int64]) 
     return Ragged(values, offsets, column.kind == "bytes")
 
 
+def gather_lengths(source: InMemory, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Lengths of samples of a ragged column; indices count from the front."""
+    lengths = np.empty(len(indices), np.int64)
+    slot, place = source.slots[column.name], 0
+    while True:
+        table = source.table
+        place = kernels().measure(table.rows, source.starts, slot, indices, place, lengths)
+        if place == -1:
+            return lengths
+        source.prepare(column, int(indices[place]))
+
+
 def gather_spans(source: InMemory, column: Column, spans: Spans, out: NDArray[Any]) -> None:
     """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
     slot, place = source.slots[column.name], 0

@@ -62,6 +62,11 @@ class Workspace:
             self._leave()
             raise
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this process may write: not after `close`, and not in a forked copy."""
+        return self._lock.is_held
+
     def add_shard(self, name: str, chunks: list[memoryview | bytes]) -> int:
         """Write and sync a shard that will appear with the commit; return its size."""
         num_bytes = create_file(self._folder / name, chunks)
@@ -87,7 +92,7 @@ class Workspace:
 
         What cannot be removed stays for the next writer: it is no reason to fail, least of all after a commit.
         """
-        if not self._lock.is_held:  # closed before, or a forked copy: `.writing` may be another writer's
+        if not self.is_open:  # else `.writing` may be another writer's
             return
         try:
             _clean(self._directory)

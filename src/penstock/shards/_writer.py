@@ -6,11 +6,10 @@ same samples give the same files however they were handed in.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -75,7 +74,7 @@ class DatasetWriter:
         self._buffer = ShardBuffer(self.schema, shard_bytes)
         self._workspace: Workspace | None = Workspace(Path(path).absolute(), mode)
         self._shards: list[ShardEntry] = []
-        self._is_torn = False
+        self._is_torn = False  # true once a write failed half way: columns may have got different samples
         if mode == "append":
             self._continue(self._workspace)
 
@@ -88,10 +87,11 @@ class DatasetWriter:
         self._check_columns(sample)
         converted = {column.name: convert_sample(column, sample[column.name]) for column in self.schema.columns}
         added = sum(sample_bytes(column, converted[column.name]) for column in self.schema.columns)
-        with self._all_or_torn():
-            if self._buffer.num_samples and self._buffer.num_bytes + added > self._shard_bytes:
-                self._finish_shard()
-            self._buffer.append_sample(converted)
+        self._is_torn = True
+        if self._buffer.num_samples and self._buffer.num_bytes + added > self._shard_bytes:
+            self._finish_shard()
+        self._buffer.append_sample(converted)
+        self._is_torn = False
 
     def write_batch(self, columns: Mapping[str, Any]) -> None:
         """Add many samples: for every column an array, a `Ragged`, or a list with one value per sample.
@@ -105,8 +105,9 @@ class DatasetWriter:
         num_samples = next(iter(counts.values()))
         if any(count != num_samples for count in counts.values()):
             raise SchemaError(f"Every column of a batch must have as many samples; these have {counts}.")
-        with self._all_or_torn():
-            self._append(batch, num_samples)
+        self._is_torn = True
+        self._append(batch, num_samples)
+        self._is_torn = False
 
     def _append(self, batch: Mapping[str, Ragged | NDArray[Any]], num_samples: int) -> None:
         ends = np.cumsum(batch_bytes(self.schema, batch, num_samples))
@@ -126,7 +127,7 @@ class DatasetWriter:
         if self._workspace is None:
             return
         try:
-            self._check_whole()
+            self._check_usable()
             if self._buffer.num_samples:
                 self._finish_shard()
             self._workspace.commit(Manifest(self.schema, tuple(self._shards), self._attributes))
@@ -159,21 +160,16 @@ class DatasetWriter:
         self._shards = list(previous.shards)
         self._attributes = {**previous.attributes, **self._attributes}
 
-    @contextlib.contextmanager
-    def _all_or_torn(self) -> Iterator[None]:
-        """Remember a failure inside the block: the columns may have got different samples."""
-        self._is_torn = True
-        yield
-        self._is_torn = False
-
-    def _check_whole(self) -> None:
+    def _check_usable(self) -> None:
+        if self._workspace is None:
+            raise ValueError("The writer is closed.")
+        if not self._workspace.is_open:
+            raise ValueError("A writer belongs to the process that made it; this one is a forked copy.")
         if self._is_torn:
             raise ValueError("An earlier write failed half way, so this writer cannot go on. Write the dataset again.")
 
     def _check_columns(self, given: Mapping[str, Any]) -> None:
-        if self._workspace is None:
-            raise ValueError("The writer is closed.")
-        self._check_whole()
+        self._check_usable()
         if given.keys() != set(self.schema):
             missing = [name for name in self.schema if name not in given]
             unknown = [name for name in given if name not in self.schema]

@@ -1,0 +1,159 @@
+"""Running users' functions on rows, the same way wherever and whenever they run.
+
+`fn(row, rng)` gets a generator derived from seed and row number, and is a pure function of both.
+`fn(row)` may use the global generators of random, numpy and torch: they are seeded for each row and
+put back afterwards, so the row comes out the same everywhere and the caller's own streams are not
+disturbed. That is not safe in threads (two would seed the same global generator), so a loader runs
+such a function in processes unless it is marked `@penstock.pure`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import SchemaError
+from penstock.order import derive_key
+from penstock.plan._stages import Map
+from penstock.schema import Ragged
+
+_PURE = "__penstock_pure__"
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def pure(function: Function) -> Function:
+    """Mark a function of one argument as free of global state: it may run in threads, and nothing is seeded for it.
+
+    >>> @pure
+    ... def double(row):
+    ...     return {"x": row["x"] * 2}
+    """
+    setattr(function, _PURE, True)
+    return function
+
+
+def is_pure(function: Callable[..., Any]) -> bool:
+    """Whether a function needs no isolation: it takes a generator, or is marked."""
+    return takes_generator(function) or getattr(function, _PURE, False)
+
+
+def takes_generator(function: Callable[..., Any]) -> bool:
+    """Whether a function takes `(row, rng)` and not `(row)`."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a C function without a signature
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in positional if p.default is p.empty]
+    return len(needed) >= 2 or (len(positional) >= 2 and positional[1].name == "rng")
+
+
+def run_map(stage: Map, batch: Mapping[str, Any], rows: NDArray[np.int64], seed: int) -> dict[str, Any]:
+    """`batch` after one map stage; `rows` are the absolute numbers of its rows."""
+    if stage.batched:
+        first = int(rows[0]) if len(rows) else 0
+        return _checked(stage, _call(stage.function, dict(batch), seed, first))
+    if not len(rows):
+        return dict(batch)
+    results = [
+        _call(stage.function, sample, seed, row) for sample, row in zip(_samples(batch), rows.tolist(), strict=True)
+    ]
+    return _stack(stage, [_checked(stage, result) for result in results])
+
+
+def identity_of(function: Callable[..., Any]) -> str:
+    """Name and compiled code of a function: changes when what it does changes, as far as its own body tells."""
+    target = inspect.unwrap(function)
+    code = getattr(target, "__code__", None) or getattr(type(target).__call__, "__code__", None)
+    digest = hashlib.blake2b(digest_size=8)
+    if code is not None:
+        _update(digest, code)
+    name = getattr(target, "__qualname__", type(target).__qualname__)
+    return f"{getattr(target, '__module__', '?')}:{name} {digest.hexdigest()}"
+
+
+def _update(digest: Any, code: CodeType) -> None:
+    digest.update(code.co_code + repr(code.co_names).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _update(digest, constant)
+        elif not isinstance(constant, frozenset):  # its repr follows the hash seed
+            digest.update(repr(constant).encode())
+
+
+def _call(function: Callable[..., Any], value: dict[str, Any], seed: int, row: int) -> Any:
+    if takes_generator(function):
+        return function(value, np.random.Generator(np.random.Philox(key=derive_key(seed, "map", row))))
+    if is_pure(function):
+        return function(value)
+    with _seeded_globals(derive_key(seed, "map", row)):
+        return function(value)
+
+
+@contextlib.contextmanager
+def _seeded_globals(key: int) -> Iterator[None]:
+    """Seed the global generators, and put them back as they were."""
+    torch = sys.modules.get("torch")
+    kept = random.getstate(), np.random.get_state(), torch.random.get_rng_state() if torch else None
+    random.seed(key)
+    np.random.seed([key & 0xFFFFFFFF, key >> 32])
+    if torch is not None:
+        torch.random.default_generator.manual_seed(key & (2**63 - 1))
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        if torch is not None:
+            torch.random.set_rng_state(kept[2])
+
+
+def _samples(batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    columns = {name: value for name, value in batch.items() if isinstance(value, (np.ndarray, Ragged))}
+    if len(columns) < len(batch):
+        whole = sorted(set(batch) - set(columns))
+        raise SchemaError(
+            f"{', '.join(whole)} belong to the whole batch, not to a row: after pack(), use map(fn, batched=True)."
+        )
+    num_rows = len(next(iter(columns.values())))
+    return ({name: value[row] for name, value in columns.items()} for row in range(num_rows))
+
+
+def _checked(stage: Map, result: Any) -> dict[str, Any]:
+    if not isinstance(result, Mapping):
+        raise TypeError(f"{_name(stage)} returned {type(result).__name__}; a map returns a dict of columns.")
+    return dict(result)
+
+
+def _stack(stage: Map, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    keys = results[0].keys()
+    for result in results:
+        if result.keys() != keys:
+            raise SchemaError(f"{_name(stage)} returned {sorted(keys)} for one row and {sorted(result)} for another.")
+    return {key: _stack_column(stage, key, [np.asarray(result[key]) for result in results]) for key in keys}
+
+
+def _stack_column(stage: Map, key: str, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    if values[0].dtype.kind not in "biufcV":
+        raise SchemaError(f"{_name(stage)} returned {values[0].dtype} for {key!r}; a batch is made of numbers.")
+    other = next((value for value in values if value.shape != values[0].shape or value.dtype != values[0].dtype), None)
+    if other is not None:
+        raise SchemaError(
+            f"{_name(stage)} returned {key!r} as {values[0].dtype} {list(values[0].shape)} for one row and as "
+            f"{other.dtype} {list(other.shape)} for another; rows of a batch are alike. "
+            "Crop or pad to one shape, or pack documents of uneven length."
+        )
+    return np.stack(values)
+
+
+def _name(stage: Map) -> str:
+    return f"map({getattr(stage.function, '__qualname__', stage.function)})"

@@ -1,0 +1,124 @@
+"""Packed rows: whole documents side by side, found again from numbers alone.
+
+A row of the run is (epoch, row of the data); the row of the data is (window, row in the window); the
+window, packed with a key drawn from seed and epoch, says which pieces of which documents those are.
+Packing a window takes a few milliseconds and is kept in a small form, 5 bytes per document; a batch
+then costs a look-up per row, one gather for the tokens and one pass for the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import SchemaError
+from penstock.order import Permutation, derive_key
+from penstock.packing import PACKING_VERSION, Packing, PackingLedger, make_ledger, pack
+from penstock.plan._compose import Pieces, compose, count_targets
+from penstock.plan._dataset import Dataset
+from penstock.plan._pack_index import PackIndex
+from penstock.plan._rows import Batch, Epochs, Rows
+from penstock.plan._stages import Pack, Shuffle
+from penstock.plan._window_cache import PackedWindow, WindowCache, reorder
+from penstock.schema import Column
+
+LOSS_MASK = "loss_mask"
+
+
+class PackedRows:
+    """Rows of packed documents."""
+
+    def __init__(self, dataset: Dataset, stage: Pack, shuffle: Shuffle | None, index: PackIndex) -> None:
+        self.dataset, self.stage, self.index = dataset, stage, index
+        self.column = dataset.schema[stage.column]
+        self.mask_column = _mask_column(dataset, stage)
+        self.epochs = Epochs(index.window_rows, shuffle)
+        self.num_rows = self.epochs.num_rows
+        self._row_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(index.window_rows)])
+        self._windows = WindowCache(self._pack, stage.settings.length)
+
+    @property
+    def order_identity(self) -> Any:
+        """Documents of this dataset, packed and ordered so."""
+        settings = self.stage.settings
+        how = [self.stage.column, settings.length, settings.long, settings.max_documents, PACKING_VERSION]
+        return ["pack", self.dataset.rows_fingerprint, how, self.epochs.identity]
+
+    def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
+        """A packed batch of these rows."""
+        return compose([(self, np.arange(len(rows)), self.place(rows))], len(rows), self.stage, out)
+
+    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
+        """Targets in each row: tokens that the loss is taken over."""
+        return count_targets(self, self.place(rows), len(rows))
+
+    def place(self, rows: Rows) -> Pieces:
+        """The pieces of documents that make up these rows."""
+        keys: list[tuple[int, int]] = [(0, 0)] * len(rows)
+        inside = np.empty(len(rows), np.int64)
+        for epoch, places, data_rows in self.epochs.locate(rows):
+            numbers = np.searchsorted(self._row_starts, data_rows, side="right") - 1
+            inside[places] = data_rows - self._row_starts[numbers]
+            epoch = epoch if self.epochs.shuffle is not None else 0
+            for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
+                keys[place] = (epoch, number)
+        row_offsets, documents, starts = self._windows.collect(keys, inside)
+        stored = self.dataset.storage_indices(documents)
+        length = self.stage.settings.length
+        sizes = np.minimum(self.dataset.storage.lengths_of(self.column, stored) - starts, length)
+        return Pieces(row_offsets, documents, stored, starts, sizes)
+
+    def _pack(self, epoch: int, number: int) -> PackedWindow:
+        packing = self.packing(epoch, number)
+        if self.epochs.shuffle is None:  # the packer sorts by length; without a shuffle nothing else would mix that
+            order = Permutation(packing.num_rows, derive_key(0, "rows", number))(np.arange(packing.num_rows))
+            packing = reorder(packing, order)
+        return PackedWindow.of(packing, self.stage.settings.length, int(self.index.window_starts[number]))
+
+    def packing(self, epoch: int, number: int) -> Packing:
+        """The packing of one window in one epoch."""
+        shuffle = self.epochs.shuffle
+        seed, epoch = (shuffle.seed, epoch) if shuffle is not None else (0, 0)
+        return pack(self.lengths(number), self.stage.settings, derive_key(seed, "pack", epoch, number))
+
+    def lengths(self, number: int) -> NDArray[np.int64]:
+        """Lengths of the documents of one window."""
+        begin, end = self.index.window_starts[number : number + 2].tolist()
+        return self.dataset.lengths_between(self.column, begin, end)
+
+    def ledger(self, epoch: int) -> PackingLedger:
+        """Where every token of an epoch went, each window packed anew and checked piece by piece."""
+        ledgers = (self._ledger_of_window(epoch, number) for number in range(len(self.index.window_rows)))
+        return functools.reduce(PackingLedger.__add__, ledgers, PackingLedger())
+
+    def _ledger_of_window(self, epoch: int, number: int) -> PackingLedger:
+        lengths, packing = self.lengths(number), self.packing(epoch, number)
+        ledger = make_ledger(lengths, self.stage.settings)
+        order = np.lexsort((packing.starts, packing.documents))
+        documents, starts, sizes = packing.documents[order], packing.starts[order], packing.lengths[order]
+        is_first = np.diff(documents, prepend=-1) != 0
+        expected = np.where(is_first, 0, np.roll(starts + sizes, 1))
+        # Pieces of a document follow each other without a gap or an overlap, from its first token on.
+        assert np.array_equal(starts, expected)
+        assert int(sizes.sum()) == ledger.tokens_placed
+        assert packing.num_rows == ledger.num_rows == self.index.window_rows[number]
+        return ledger
+
+
+def _mask_column(dataset: Dataset, stage: Pack) -> Column | None:
+    column = dataset.schema[stage.column]
+    if column.kind != "ragged" or column.shape or column.dtype.kind not in "iu":
+        raise SchemaError(
+            f"pack() takes documents of uneven length, as in 'uint16[*]'; column {stage.column!r} is {column.spec}. "
+            "Name the token column with column=."
+        )
+    if LOSS_MASK not in dataset.schema or stage.column == LOSS_MASK:
+        return None
+    mask = dataset.schema[LOSS_MASK]
+    if mask.kind != "ragged" or mask.shape or mask.dtype.itemsize != 1:
+        raise SchemaError(f"Column {LOSS_MASK!r} is {mask.spec}; a loss mask is 'bool[*]' or 'uint8[*]'.")
+    return mask

@@ -1,0 +1,230 @@
+"""Plan: every batch as a pure function of a few numbers.
+
+A plan is a dataset (or a mixture of plans) and a tuple of stages, nothing else. `read` computes any
+batch of any epoch for any rank from those and its arguments: there is no state, no stored order, and
+no difference between the first batch and the millionth.
+
+    run:    row 0 1 2 3 ...                                  endless, absolute, the same for all settings below
+    epoch:  rows [e * num_rows, (e + 1) * num_rows)
+    batch:  `global_size` consecutive rows
+    rank r of w:  rows r, r + w, r + 2 w, ... of a batch
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import StageError
+from penstock.order import ORDER_VERSION
+from penstock.plan._build import Mix, build_rows, describe_stage, seed_of, stage_identity
+from penstock.plan._compose import ROW_TARGETS
+from penstock.plan._dataset import Dataset
+from penstock.plan._ledger import Ledger, make_plan_ledger
+from penstock.plan._mapping import is_pure, run_map
+from penstock.plan._mixture import MixedRows
+from penstock.plan._packed import PackedRows
+from penstock.plan._rows import Batch as BatchArrays
+from penstock.plan._rows import RowSource
+from penstock.plan._staged import Staged
+from penstock.plan._stages import LEGAL_ORDER, Batch, Cast, Map, Pack, Stage, Window, check_next
+from penstock.plan._steps import Steps
+from penstock.plan._trace import DocumentTrace, trace_rows
+
+IS_REPEATED = "is_repeated"
+
+
+class Plan(Staged):
+    """What `ds.shuffle(...).pack(...).batch(...)` builds. Small, printable, comparable, picklable.
+
+    >>> import numpy as np, penstock
+    >>> ds = penstock.from_arrays({"x": np.arange(10)})
+    >>> plan = ds.shuffle(seed=7).batch(4)
+    >>> plan.num_rows, plan.num_batches(epoch=0)
+    (10, 3)
+    >>> sorted(int(x) for step in range(2) for x in plan.read(step)["x"]) == sorted(set(range(10)) - {
+    ...     int(x) for x in plan.read(2)["x"][:2]})
+    True
+    """
+
+    def __init__(self, source: Dataset | Mix, stages: tuple[Stage, ...] = ()) -> None:
+        self.source = source
+        self.stages = stages
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in an epoch."""
+        return self._rows.num_rows
+
+    @property
+    def global_size(self) -> int:
+        """Rows in a batch, over all ranks."""
+        return self._steps.global_size
+
+    @property
+    def needs_isolation(self) -> bool:
+        """Whether a mapped function may touch global state, and so must not run in threads."""
+        return any(isinstance(stage, Map) and not is_pure(stage.function) for stage in self.stages)
+
+    def num_batches(self, epoch: int = 0) -> int:
+        """Batches that start in an epoch; with tail="carry" epochs can differ by one."""
+        return self._steps.num_batches(epoch)
+
+    def row_of(self, step: int, epoch: int = 0) -> int:
+        """Absolute number of the first row of a step."""
+        return self._steps.row_of(step, epoch)
+
+    def read(
+        self,
+        step: int,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        out: Mapping[str, NDArray[Any]] | None = None,
+    ) -> BatchArrays:
+        """The batch of a step: a dict of arrays, the same on any machine at any time.
+
+        Args:
+            step: Which batch of the epoch, from 0.
+            epoch: Which epoch, from 0.
+            rank: This training process.
+            world_size: Number of training processes; must divide the batch.
+            out: Arrays to fill instead of new ones.
+
+        Raises:
+            IndexError: the epoch has no such step.
+            ValueError: the batch cannot be shared evenly by `world_size` ranks.
+        """
+        return self.read_at(self._steps.row_of(step, epoch), rank, world_size, out=out)
+
+    def read_at(
+        self, row: int, rank: int = 0, world_size: int = 1, *, out: Mapping[str, NDArray[Any]] | None = None
+    ) -> BatchArrays:
+        """The batch that starts at an absolute row, whatever batches came before it: what resuming needs."""
+        rows, is_repeated = self._steps.rows_at(row)
+        own = self._steps.share(rows, rank, world_size)
+        own_repeated = self._steps.share(is_repeated, rank, world_size)
+        batch = self._rows.read(own, out)
+        if ROW_TARGETS in batch:
+            self._add_targets(batch, own_repeated, self._steps.rest(rows[~is_repeated], rank, world_size))
+        if "labels" in batch and own_repeated.any():
+            batch["labels"][own_repeated] = -100
+        for stage in self.stages:
+            if isinstance(stage, Map):
+                batch = run_map(stage, batch, own, self._seed)
+        if self._steps.tail == "pad":
+            batch[IS_REPEATED] = own_repeated
+        return batch
+
+    def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
+        """What a batch was made of: every document with its place in the batch, its file and its row in it."""
+        rows, _ = self._steps.rows_at(self._steps.row_of(step, epoch))
+        return trace_rows(self._rows, self._steps.share(rows, rank, world_size))
+
+    def ledger(self, epoch: int = 0) -> Ledger:
+        """The account of an epoch: every token placed exactly once, and what padding, cuts and tails cost.
+
+        Raises:
+            AssertionError: a token is missing or doubled, which would be a bug in Penstock.
+        """
+        return make_plan_ledger(self._rows, self._steps if self._batch is not None else None, epoch)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Identity of the whole plan: equal fingerprints give equal batches."""
+        parts = [self.order_fingerprint, self._source_identity, [stage_identity(stage) for stage in self.stages]]
+        return _digest(parts)
+
+    @functools.cached_property
+    def order_fingerprint(self) -> str:
+        """Identity of what decides which documents are row i of epoch e, and of nothing else."""
+        return _digest([ORDER_VERSION, self._rows.order_identity])
+
+    def to_toml(self) -> str:
+        """The plan as a TOML file that `penstock.load_plan` reads; refuses what a file cannot name."""
+        from penstock.plan._plan_file import plan_to_toml  # it builds plans, so it stands above this module
+
+        return plan_to_toml(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Plan {self.source!r}", *(f"  .{describe_stage(stage)}" for stage in self.stages)])
+
+    def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
+        return Plan, (self.source, self.stages)
+
+    @functools.cached_property
+    def _rows(self) -> RowSource:
+        return build_rows(self.source, self.stages)
+
+    @functools.cached_property
+    def _batch(self) -> Batch | None:
+        last = self.stages[-1] if self.stages else None
+        return last if isinstance(last, Batch) else None
+
+    @functools.cached_property
+    def _steps(self) -> Steps:
+        if self._batch is None:
+            raise StageError(f"The plan has no batch() yet, so it has no batches. The order is {LEGAL_ORDER}.")
+        return Steps(self.num_rows, self._batch.global_size, self._batch.tail)
+
+    @functools.cached_property
+    def _seed(self) -> int:
+        return seed_of(self.source, self.stages)
+
+    @property
+    def _source_identity(self) -> Any:
+        return self.source.fingerprint
+
+    def _add(self, stage: Stage) -> Plan:
+        check_next(self.stages, stage)
+        if isinstance(self.source, Mix) and stage.rank < Map.rank:
+            raise StageError(f"{stage.verb}() cannot follow mix(). The order is {LEGAL_ORDER}.")
+        plan = Plan(self.source, (*self.stages, stage))
+        if isinstance(stage, (Cast, Window, Pack)):
+            plan._rows  # noqa: B018 - a column that does not fit is an error here, not at the first batch
+        return plan
+
+    def _add_targets(self, batch: BatchArrays, is_repeated: NDArray[np.bool_], others: NDArray[np.int64]) -> None:
+        """The loss denominators of a packed batch: for this rank, and with the rows of the others."""
+        assert isinstance(self._rows, (PackedRows, MixedRows))
+        batch["num_targets"] = int(batch.pop(ROW_TARGETS)[~is_repeated].sum())
+        elsewhere = int(self._rows.count_targets(others).sum()) if len(others) else 0
+        batch["num_targets_global"] = batch["num_targets"] + elsewhere
+
+
+def mix(
+    sources: Mapping[str, tuple[Plan | Dataset, float]], *, seed: int, rows: int | None = None, epoch: str | None = None
+) -> Plan:
+    """Rows of several plans in fixed shares.
+
+    Args:
+        sources: `{name: (stages, weight)}`; the stages end with shuffle, window or pack. Weights are any
+            positive numbers; they are rounded to 1/65,536.
+        seed: Decides whose turn it is.
+        rows: Rows in an epoch of the mixture.
+        epoch: Or the name of a source: an epoch is one pass over it.
+
+    >>> import numpy as np, penstock
+    >>> a, b = (penstock.from_arrays({"x": np.full(100, value)}) for value in (0, 1))
+    >>> plan = mix({"a": (a.shuffle(seed=1), 0.75), "b": (b.shuffle(seed=1), 0.25)}, seed=7, rows=1000).batch(100)
+    >>> int(plan.read(0)["x"].sum())
+    25
+    """
+    return Plan(Mix.of(sources, seed=seed, rows=rows, epoch=epoch))
+
+
+def _digest(parts: Any) -> str:
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,184 @@
+"""Plans as TOML files: readable, editable, and free of code.
+
+A file names functions as `package.module:function`. Loading it imports none of them unless their
+package is allowed by name: a file from a stranger can name anything.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import DatasetChanged, FormatError
+from penstock.plan._build import Mix, stage_arguments
+from penstock.plan._dataset import Dataset
+from penstock.plan._open import open_dataset
+from penstock.plan._origin import FolderOrigin, ForeignOrigin
+from penstock.plan._plan import Plan, mix
+from penstock.plan._selection import SplitPart
+from penstock.plan._stages import Cast, Map, Stage
+
+_VERSION = 1
+_VERBS = ("cast", "shuffle", "window", "pack", "map", "batch")
+
+
+def plan_to_toml(plan: Plan) -> str:
+    """The plan as TOML.
+
+    Raises:
+        ValueError: it holds something that a file cannot name: a lambda, a closure, arrays in RAM, a list of indices.
+    """
+    lines = [f"version = {_VERSION}", ""]
+    lines += _source_lines(plan.source, "source")
+    lines += [line for stage in plan.stages for line in _stage_lines(stage, "stages")]
+    return "\n".join(lines) + "\n"
+
+
+def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ()) -> Plan:
+    """The plan in a TOML file.
+
+    Args:
+        path: The file.
+        allow_code: Packages whose functions the file may name; nothing else is imported.
+
+    Raises:
+        FormatError: the file is not a plan, or names a function of a package that is not allowed.
+        DatasetChanged: a dataset is not the one that the plan was made for.
+    """
+    where = Path(path)
+    try:
+        fields = tomllib.loads(where.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{where}: not TOML: {error}") from None
+    if fields.get("version") != _VERSION:
+        raise FormatError(
+            f"{where}: version {fields.get('version')!r}; this Penstock reads plans of version {_VERSION}."
+        )
+    try:
+        return _load(fields, where, frozenset(allow_code))
+    except (KeyError, AttributeError) as error:
+        raise FormatError(f"{where}: not a complete plan ({type(error).__name__}: {error}).") from None
+
+
+def _source_lines(source: Dataset | Mix, table: str) -> list[str]:
+    if isinstance(source, Dataset):
+        return [f"[{table}]", *_pairs(_dataset_fields(source)), ""]
+    key = "rows" if isinstance(source.epoch, int) else "epoch"
+    lines = [f"[{table}]", *_pairs({"seed": source.seed, key: source.epoch}), ""]
+    for name, plan, weight in source.sources:
+        inner = f"{table}.mix.{json.dumps(name)}"
+        lines += [f"[{inner}]", f"weight = {weight!r}", "", *_source_lines(plan.source, f"{inner}.source")]
+        lines += [line for stage in plan.stages for line in _stage_lines(stage, f"{inner}.stages")]
+    return lines
+
+
+def _dataset_fields(dataset: Dataset) -> dict[str, Any]:
+    origin = dataset.described_origin
+    if not isinstance(origin, (FolderOrigin, ForeignOrigin)):
+        raise ValueError("A plan over arrays in RAM has no file; write them with DatasetWriter first.")
+    fields: dict[str, Any] = {"path": str(origin.path), "fingerprint": dataset.fingerprint}
+    fields["columns"] = list(dataset.schema)
+    if isinstance(origin, FolderOrigin):
+        fields |= {"io": origin.io, "check": origin.check}
+    else:
+        fields |= {"format": origin.format, "column": origin.column}
+        fields |= {"dtype": origin.dtype} if origin.dtype is not None else {}
+        fields |= {"shape": list(origin.shape)} if origin.shape is not None else {}
+    fields["splits"] = [_split_fields(selection) for selection in dataset.selections]
+    return fields
+
+
+def _split_fields(selection: Any) -> list[Any]:
+    if not isinstance(selection, SplitPart):
+        raise ValueError(
+            "A plan over take() or filter() holds a list of indices; write the samples as a dataset first."
+        )
+    return [selection.begin, selection.end, selection.seed]
+
+
+def _stage_lines(stage: Stage, table: str) -> list[str]:
+    arguments = dict(stage.dtypes) if isinstance(stage, Cast) else stage_arguments(stage)
+    if isinstance(stage, Map):
+        arguments["function"] = _function_name(stage.function)
+    return [f"[[{table}]]", f'verb = "{stage.verb}"', *_pairs(arguments), ""]
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if module is None or name is None or "<" in name or module == "__main__":
+        shown = name or repr(function)
+        raise ValueError(
+            f"{shown} cannot be named in a file: only functions at the top of a module that can be imported."
+        )
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not function:
+        raise ValueError(f"{module}:{name} does not lead back to the function; a plan file needs one that does.")
+    return f"{module}:{name}"
+
+
+def _pairs(fields: dict[str, Any]) -> Iterator[str]:
+    # A JSON string, number, bool or list of them is TOML as it stands.
+    return (f"{key} = {json.dumps(value)}" for key, value in fields.items())
+
+
+def _load(fields: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
+    source = fields["source"]
+    if "mix" in source:
+        parts = {name: (_load(part, where, allowed), part["weight"]) for name, part in source["mix"].items()}
+        plan = mix(parts, seed=source["seed"], rows=source.get("rows"), epoch=source.get("epoch"))
+    else:
+        plan = _load_dataset(source, where).as_plan()
+    for stage in fields.get("stages", []):
+        plan = _load_stage(plan, dict(stage), where, allowed)
+    return plan
+
+
+def _load_dataset(source: dict[str, Any], where: Path) -> Dataset:
+    names = ("io", "check", "format", "column", "dtype", "shape")
+    dataset = open_dataset(source["path"], **{name: source[name] for name in names if name in source})
+    for begin, end, seed in source.get("splits", []):
+        dataset = dataset.select(SplitPart(begin, end, seed))
+    dataset = dataset.select_columns(source["columns"])
+    if dataset.fingerprint != source["fingerprint"]:
+        raise DatasetChanged(
+            f"{where}: the plan was made for {source['path']} with the fingerprint {source['fingerprint']}; "
+            f"it now has {dataset.fingerprint}. Make the plan again, or restore the data."
+        )
+    return dataset
+
+
+def _load_stage(plan: Plan, stage: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
+    verb = stage.pop("verb")
+    if verb not in _VERBS:
+        raise FormatError(f"{where}: there is no stage {verb!r}; the stages are {', '.join(_VERBS)}.")
+    if verb == "map":
+        stage["function"] = _import(str(stage["function"]), where, allowed)
+    try:
+        added = getattr(plan, verb)(**stage)
+    except TypeError as error:
+        raise FormatError(f"{where}: {verb}: {error}") from None
+    assert isinstance(added, Plan)
+    return added
+
+
+def _import(name: str, where: Path, allowed: frozenset[str]) -> Callable[..., Any]:
+    module, _, path = name.partition(":")
+    if not any(module == package or module.startswith(f"{package}.") for package in allowed):
+        raise FormatError(
+            f"{where}: names the function {name}, and running code of {module.partition('.')[0]!r} was not allowed. "
+            f"If you trust it: penstock.load_plan(path, allow_code=[{module.partition('.')[0]!r}])."
+        )
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    if not callable(found):
+        raise FormatError(f"{where}: {name} is not a function.")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,212 @@
+"""Row sources: what row i of an endless run holds.
+
+The run is one endless sequence of epochs of `num_rows` rows each; row numbers are absolute. A row
+source answers any set of them, in any order, from nothing but the numbers. Which row of the data
+stands at which position of an epoch is the order's business; what the row holds is the source's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import SchemaError
+from penstock.order import FullOrder, Order, SequentialOrder, WindowedOrder
+from penstock.plan._dataset import Dataset
+from penstock.plan._stages import Cast, Shuffle, Window
+from penstock.schema import Ragged, dtype_from_name
+
+Batch = dict[str, Any]
+Rows = NDArray[np.int64]
+
+# What is permuted as one piece and read as one piece: large enough to stream from a disk.
+STORAGE_WINDOW_BYTES = 4 << 20
+_KEPT_EPOCHS = 4
+
+
+class RowSource(Protocol):
+    """Rows by absolute number."""
+
+    num_rows: int
+    """Rows in an epoch."""
+
+    @property
+    def order_identity(self) -> Any:
+        """JSON of everything that decides which data is row i."""
+        ...
+
+    def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
+        """These rows, side by side; `out` offers arrays to fill."""
+        ...
+
+
+class Epochs:
+    """The orders of the epochs of a row source, made when first needed."""
+
+    def __init__(self, window_rows: NDArray[np.int64], shuffle: Shuffle | None) -> None:
+        self.num_rows = int(window_rows.sum())
+        self.window_rows = window_rows
+        self.shuffle = shuffle
+        self.order = functools.lru_cache(_KEPT_EPOCHS)(self._order)
+
+    def _order(self, epoch: int) -> Order:
+        if self.shuffle is None:
+            return SequentialOrder(self.num_rows)
+        if self.shuffle.mode == "full":
+            return FullOrder(self.num_rows, self.shuffle.seed, epoch)
+        return WindowedOrder(self.window_rows, self.shuffle.seed, epoch, self.shuffle.group)
+
+    def locate(self, rows: Rows) -> list[tuple[int, Rows, NDArray[np.int64]]]:
+        """(epoch, places in `rows`, rows of the data) for each epoch that `rows` touch; nearly always one."""
+        if not len(rows):
+            return []
+        first, last = int(rows.min()) // self.num_rows, int(rows.max()) // self.num_rows
+        if first == last:
+            return [(first, np.arange(len(rows)), self.order(first).rows(rows - first * self.num_rows))]
+        epochs = rows // self.num_rows
+        found: list[tuple[int, Rows, NDArray[np.int64]]] = []
+        for epoch in np.unique(epochs).tolist():
+            places = np.flatnonzero(epochs == epoch)
+            found.append((epoch, places, self.order(epoch).rows(rows[places] - epoch * self.num_rows)))
+        return found
+
+    def find(self, rows: Rows) -> NDArray[np.int64]:
+        """The row of the data behind each row of the run."""
+        found = np.empty(len(rows), np.int64)
+        for _, places, data_rows in self.locate(rows):
+            found[places] = data_rows
+        return found
+
+    @property
+    def identity(self) -> Any:
+        """JSON of what decides the order."""
+        shuffle = self.shuffle
+        return None if shuffle is None else [shuffle.seed, shuffle.mode, shuffle.group]
+
+    def __reduce__(self) -> tuple[Callable[..., Epochs], tuple[Any, ...]]:
+        return Epochs, (self.window_rows, self.shuffle)
+
+
+def even_windows(num_rows: int, rows_per_window: int) -> NDArray[np.int64]:
+    """Rows of each storage window, when all but the last are alike."""
+    sizes = np.full(-(-num_rows // rows_per_window), rows_per_window, np.int64)
+    if len(sizes):
+        sizes[-1] = num_rows - rows_per_window * (len(sizes) - 1)
+    return sizes
+
+
+class SampleRows:
+    """Each sample is a row; keys and dtypes are the columns'."""
+
+    def __init__(self, dataset: Dataset, casts: tuple[Cast, ...], shuffle: Shuffle | None) -> None:
+        self.dataset = dataset
+        self._dtypes = _cast_dtypes(dataset, casts)
+        sample_bytes = max(1, dataset.storage.num_bytes // max(1, dataset.storage.num_samples))
+        self.epochs = Epochs(even_windows(len(dataset), max(1, STORAGE_WINDOW_BYTES // sample_bytes)), shuffle)
+        self.num_rows = self.epochs.num_rows
+
+    @property
+    def order_identity(self) -> Any:
+        """Samples of this dataset in this order."""
+        return ["samples", self.dataset.rows_fingerprint, self.epochs.identity]
+
+    def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
+        """Samples by one gather per column."""
+        given = {name: array for name, array in (out or {}).items() if name in self.dataset.schema}
+        for name, dtype in self._dtypes.items():
+            if name not in given:
+                given[name] = np.empty((len(rows), *self.dataset.schema[name].shape), dtype)
+        return dict(self.dataset.read(self.epochs.find(rows), out=given))
+
+    def sample_indices(self, rows: Rows) -> NDArray[np.int64]:
+        """The sample behind each row."""
+        return self.epochs.find(rows)
+
+
+def _cast_dtypes(dataset: Dataset, casts: tuple[Cast, ...]) -> dict[str, np.dtype[Any]]:
+    dtypes: dict[str, np.dtype[Any]] = {}
+    for name, text in [item for cast in casts for item in cast.dtypes]:
+        column, dtype = dataset.schema[name], dtype_from_name(text)
+        if column.is_ragged:
+            raise SchemaError(f"cast({name}={text!r}): {name!r} is ragged; only fixed columns are cast in the gather.")
+        if not np.can_cast(column.dtype, dtype, "safe"):
+            raise SchemaError(f"cast({name}={text!r}): {column.dtype} does not fit; cast to a wider dtype.")
+        dtypes[name] = dtype
+    return dtypes
+
+
+class WindowRows:
+    """Rows are `length` tokens of the concatenated documents; the label after the last is read from the next row."""
+
+    def __init__(self, dataset: Dataset, stage: Window, shuffle: Shuffle | None) -> None:
+        self.dataset, self.stage = dataset, stage
+        self._column = dataset.schema[stage.column]
+        if self._column.kind == "bytes" or self._column.shape or self._column.dtype.kind not in "iu":
+            raise SchemaError(
+                f"window() cuts a stream of integers; column {stage.column!r} is {self._column.spec}. "
+                "Name the token column with column=."
+            )
+        self._stream = dataset.stream(self._column)
+        self.num_tokens = self._stream.num_elements
+        row_bytes = stage.length * self._column.dtype.itemsize
+        windows = even_windows(self.num_tokens // stage.length, max(1, STORAGE_WINDOW_BYTES // row_bytes))
+        self.epochs = Epochs(windows, shuffle)
+        self.num_rows = self.epochs.num_rows
+
+    @property
+    def order_identity(self) -> Any:
+        """Windows of this stream in this order."""
+        stage = self.stage
+        return ["window", self.dataset.rows_fingerprint, stage.column, stage.length, self.epochs.identity]
+
+    def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
+        """`input_ids` and `labels`, int64 [rows, length]; the stream's very last label is -100."""
+        length = self.stage.length
+        firsts = self.epochs.find(rows) * length
+        input_ids, labels = (offered(out, key, (len(rows), length), np.int64) for key in ("input_ids", "labels"))
+        self._stream.read(firsts, input_ids)
+        labels[:, :-1] = input_ids[:, 1:]
+        has_next = firsts + length < self.num_tokens
+        last = np.empty((int(has_next.sum()), 1), np.int64)
+        self._stream.read(firsts[has_next] + length, last)
+        labels[:, -1] = -100
+        labels[has_next, -1] = last[:, 0]
+        return {"input_ids": input_ids, "labels": labels}
+
+
+def offered(
+    out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, ...], dtype: type[np.generic]
+) -> NDArray[Any]:
+    """The array offered for `key`, or a new one.
+
+    Raises:
+        ValueError: the array offered has another shape or dtype.
+    """
+    array = (out or {}).get(key)
+    if array is None:
+        return np.empty(shape, dtype)
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+            f"out[{key!r}] is {array.dtype} {list(array.shape)}; {np.dtype(dtype)} {list(shape)} is needed."
+        )
+    return array
+
+
+def interleave(parts: list[tuple[NDArray[np.int64], Any]], num_rows: int) -> Any:
+    """One column from the same column of several sources, each with the places its rows go to."""
+    first = parts[0][1]
+    if isinstance(first, Ragged):
+        samples: list[Any] = [None] * num_rows
+        for places, part in parts:
+            for place, sample in zip(places.tolist(), part, strict=True):
+                samples[place] = np.frombuffer(sample, np.uint8) if part.is_bytes else sample
+        offsets = np.concatenate([[0], np.cumsum([len(sample) for sample in samples])])
+        return Ragged(np.concatenate(samples), offsets, first.is_bytes)
+    whole = np.empty((num_rows, *first.shape[1:]), first.dtype)
+    for places, part in parts:
+        whole[places] = part
+    return whole

@@ -1,0 +1,67 @@
+"""The verbs that add a stage, shared by datasets and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.packing import PackingSettings
+from penstock.plan._stages import Batch, Cast, Labels, Map, Mode, Pack, Positions, Shuffle, Stage, Tail, Window
+
+if TYPE_CHECKING:
+    from penstock.plan._plan import Plan
+
+
+class Staged:
+    """Anything a plan can be built on."""
+
+    def _add(self, stage: Stage) -> Plan:
+        raise NotImplementedError
+
+    def cast(self, **dtypes: str) -> Plan:
+        """Read columns in a wider dtype, as in `cast(tokens="int64")`; it costs no second pass."""
+        return self._add(Cast(dtypes=tuple(dtypes.items())))
+
+    def shuffle(self, seed: int, mode: Mode = "windows", group: int = 16) -> Plan:
+        """Another order in each epoch. "windows" keeps reads local, "full" permutes everything."""
+        return self._add(Shuffle(seed=seed, mode=mode, group=group))
+
+    def window(self, length: int, *, column: str = "tokens") -> Plan:
+        """Rows of `length` tokens, cut from all documents written one behind the other."""
+        return self._add(Window(length=length, column=column))
+
+    def pack(
+        self,
+        length: int,
+        *,
+        long: Literal["split", "truncate", "drop"] = "split",
+        max_documents: int | None = None,
+        column: str = "tokens",
+        labels: Labels = "next",
+        positions: Positions = "restart",
+        pad: int = 0,
+    ) -> Plan:
+        """Rows of whole documents side by side, so that next to nothing is padding.
+
+        Args:
+            length: Tokens in a row.
+            long: Documents longer than a row are split, truncated or dropped; the ledger counts what that costs.
+            max_documents: At most so many documents in a row; gives `cu_seqlens` a fixed length.
+            column: The column to pack.
+            labels: "next" for labels that are shifted already, "same" for models that shift, as Hugging Face's do.
+            positions: Whether the later pieces of a split document start at position 0 or continue.
+            pad: Token id of the few places that hold no token.
+        """
+        settings = PackingSettings(length=length, long=long, max_documents=max_documents)
+        return self._add(Pack(settings=settings, column=column, labels=labels, positions=positions, pad=pad))
+
+    def map(self, function: Callable[..., Any], *, batched: bool = False) -> Plan:
+        """Apply `function(row, rng)` or `function(row)` to every row, or to every batch.
+
+        The generator is derived from seed and row, so a row comes out the same wherever it is computed.
+        """
+        return self._add(Map(function=function, batched=batched))
+
+    def batch(self, global_size: int, *, tail: Tail = "carry") -> Plan:
+        """Cut the rows into batches of `global_size`, counted over all ranks."""
+        return self._add(Batch(global_size=global_size, tail=tail))

@@ -1,0 +1,81 @@
+"""Which rows are batch k: integer arithmetic on rows, epochs and tails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.plan._stages import Tail
+
+Kind = TypeVar("Kind", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Batches of `global_size` rows over epochs of `num_rows` rows."""
+
+    num_rows: int
+    global_size: int
+    tail: Tail
+
+    def num_batches(self, epoch: int) -> int:
+        """Batches that start in an epoch."""
+        _check_epoch(epoch)
+        if self.tail == "drop":
+            return self.num_rows // self.global_size
+        if self.tail == "carry":
+            return self._first_batch(epoch + 1) - self._first_batch(epoch)
+        return -(-self.num_rows // self.global_size)
+
+    def row_of(self, step: int, epoch: int) -> int:
+        """Absolute number of the first row of a step."""
+        num_batches = self.num_batches(epoch)
+        if not 0 <= step < num_batches:
+            raise IndexError(f"Epoch {epoch} has steps 0 to {num_batches - 1}; step {step} is asked for.")
+        if self.tail == "carry":
+            return (self._first_batch(epoch) + step) * self.global_size
+        return epoch * self.num_rows + step * self.global_size
+
+    def rows_at(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """(absolute rows of the batch that starts at `row`, which of them only fill it up)."""
+        if row < 0 or self.num_rows == 0:
+            raise IndexError(f"Row {row} is asked for; an epoch has {self.num_rows:,} rows.")
+        rows = np.arange(row, row + self.global_size)
+        begin = row // self.num_rows * self.num_rows
+        is_repeated = rows >= begin + self.num_rows
+        if self.tail == "carry":
+            return rows, np.zeros(len(rows), np.bool_)
+        if self.tail == "pad":
+            return np.where(is_repeated, begin + (rows - begin) % self.num_rows, rows), is_repeated
+        return rows[~is_repeated], is_repeated[~is_repeated]
+
+    def share(self, rows: NDArray[Kind], rank: int, world_size: int) -> NDArray[Kind]:
+        """What one rank takes of a batch's rows."""
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank}, world_size={world_size}: ranks go from 0 to world_size - 1.")
+        if self.global_size % world_size:
+            raise ValueError(
+                f"A batch of {self.global_size} rows cannot be shared evenly by {world_size} ranks; "
+                f"batch({self.global_size + -self.global_size % world_size}) could."
+            )
+        return rows[rank::world_size]
+
+    def rest(self, rows: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.int64]:
+        """What the other ranks take."""
+        return rows[np.arange(len(rows)) % world_size != rank] if world_size > 1 else rows[:0]
+
+    def num_dropped(self) -> int:
+        """Rows of an epoch that are in no batch."""
+        return self.num_rows % self.global_size if self.tail == "drop" else 0
+
+    def _first_batch(self, epoch: int) -> int:
+        """Number, over the whole run, of the first batch that starts in an epoch."""
+        return -(-epoch * self.num_rows // self.global_size)
+
+
+def _check_epoch(epoch: int) -> None:
+    if epoch < 0:
+        raise IndexError(f"Epoch {epoch} is asked for; epochs count from 0.")

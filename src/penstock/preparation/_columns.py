@@ -1,0 +1,80 @@
+"""The transform that changes nothing: columns of the source become columns of the dataset."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.preparation._keep import Keep, check_keep, infer_types, read_kept, take_kept
+from penstock.preparation._rows import BadRows
+from penstock.preparation._transforms import Output
+
+if TYPE_CHECKING:
+    from penstock.sources import Records
+
+
+@dataclass(frozen=True, slots=True)
+class KeepColumns:
+    """Store columns as they are; what `prepare` does when no transform is given.
+
+    >>> KeepColumns({"score": "float32"}).columns()
+    {'score': 'float32'}
+    """
+
+    keep: Keep | None = None
+    """Names, or `{name: type}`; None keeps every column of the first rows."""
+    _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        pairs = check_keep(self.keep or (), ())
+        if pairs and all(spec for _, spec in pairs):
+            object.__setattr__(self, "_types", dict(pairs))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What is kept."""
+        keep = None if self.keep is None else [list(pair) for pair in check_keep(self.keep, ())]
+        return {"transform": "KeepColumns", "version": 1, "keep": keep}
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Nothing that the schema does not say."""
+        return {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing to say."""
+        return ()
+
+    def columns(self) -> dict[str, str] | None:
+        """Types as given, or as found by `before_run`."""
+        return self._types
+
+    def before_run(self, sample: Iterable[Records]) -> KeepColumns:
+        """The same, with types taken from the first records where none were given."""
+        first = next((records for records in sample if records.num_rows), None)
+        if self._types is not None or first is None:
+            return self
+        pairs = check_keep(list(first.columns) if self.keep is None else self.keep, ())
+        known = copy.copy(self)
+        object.__setattr__(known, "_types", infer_types(pairs, first))
+        return known
+
+    def open(self) -> _OpenKeepColumns:
+        """The transform at work."""
+        return _OpenKeepColumns(self)
+
+
+class _OpenKeepColumns:
+    def __init__(self, transform: KeepColumns) -> None:
+        self._transform = transform
+
+    def __call__(self, records: Records) -> Output:
+        """The columns of these rows."""
+        self._transform = self._transform.before_run([records])
+        bad = BadRows(records)
+        kept = read_kept(records, self._transform.columns() or {}, bad)
+        places = bad.good_places()
+        return Output(take_kept(kept, places, records.num_rows), places, bad.errors())

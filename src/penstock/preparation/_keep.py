@@ -1,0 +1,161 @@
+"""Columns that go along unchanged: a label, a URL, a score beside the tokens or the pixels.
+
+Text and byte strings become "bytes", numbers and booleans keep their dtype, lists of numbers become ragged
+columns. Types must hold for the whole dataset, while a source may guess them anew for each batch (JSON does):
+they are taken from the first rows, or given as `keep={"score": "float32"}`, and a later value
+that does not fit is a bad row, never a silent conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import SchemaError
+from penstock.preparation._rows import BadRows, find_column, is_arrow, read_bytes
+from penstock.schema import Column, Ragged, dtype_name
+
+if TYPE_CHECKING:
+    from penstock.sources import Records
+
+Keep = Sequence[str] | Mapping[str, str]
+
+
+def check_keep(keep: Keep, made: Iterable[str]) -> tuple[tuple[str, str | None], ...]:
+    """Names to keep with the types given for them; refuses a name that the transform makes itself."""
+    if isinstance(keep, str):
+        raise TypeError(f"keep={keep!r} is one string; write keep=[{keep!r}].")
+    pairs = tuple(keep.items()) if isinstance(keep, Mapping) else tuple((name, None) for name in keep)
+    taken = set(made)
+    for name, spec in pairs:
+        Column.parse(name, spec or "bytes")
+        if name in taken:
+            raise ValueError(f"keep names {name!r}, which the transform writes too or is named twice.")
+        taken.add(name)
+    return pairs
+
+
+def infer_types(keep: Iterable[tuple[str, str | None]], records: Records) -> dict[str, str]:
+    """Type of each kept column, from these records where none was given."""
+    return {name: spec or infer_type(name, find_column(records, name)) for name, spec in keep}
+
+
+def infer_type(name: str, column: Any) -> str:
+    """Type that holds a column of the source.
+
+    Raises:
+        SchemaError: no type of a dataset holds it.
+    """
+    if is_arrow(column):
+        return _infer_arrow(name, column)
+    known = [value for value in column if value is not None]
+    if known and all(isinstance(value, (str, bytes)) for value in known):
+        return "bytes"
+    try:
+        array = np.asarray(known)
+        return Column(name, array.dtype, array.shape[1:]).spec if known else _refuse(name, "nothing but nulls")
+    except (ValueError, TypeError):  # lists of uneven length, objects
+        return _refuse(name, "values that are not numbers of one shape")
+
+
+def _infer_arrow(name: str, column: Any) -> str:
+    import pyarrow as pa
+
+    kind, test = column.type, pa.types
+    if test.is_string(kind) or test.is_large_string(kind) or test.is_binary(kind) or test.is_large_binary(kind):
+        return "bytes"
+    if _is_number(kind):
+        return dtype_name(np.dtype(kind.to_pandas_dtype()))
+    if (test.is_list(kind) or test.is_large_list(kind)) and _is_number(kind.value_type):
+        return f"{dtype_name(np.dtype(kind.value_type.to_pandas_dtype()))}[*]"
+    if test.is_fixed_size_list(kind) and _is_number(kind.value_type):
+        return f"{dtype_name(np.dtype(kind.value_type.to_pandas_dtype()))}[{kind.list_size}]"
+    return _refuse(name, f"values of type {kind}")
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _refuse(name: str, found: str) -> str:
+    raise SchemaError(
+        f"Column {name!r} cannot be kept: its first rows hold {found}. Leave it out of keep=, "
+        f"give its type as keep={{{name!r}: 'bytes'}}, or turn it into numbers with a function."
+    )
+
+
+def read_kept(records: Records, types: Mapping[str, str], bad: BadRows) -> dict[str, Any]:
+    """Kept columns over all rows, ready but for dropping the bad ones."""
+    return {name: _read_column(records, Column.parse(name, spec), bad) for name, spec in types.items()}
+
+
+def take_kept(kept: Mapping[str, Any], places: NDArray[np.int64], num_rows: int) -> dict[str, Any]:
+    """Kept columns at these places."""
+    if len(places) == num_rows:
+        return dict(kept)
+    return {name: _take(column, places) for name, column in kept.items()}
+
+
+def _take(column: Any, places: NDArray[np.int64]) -> Any:
+    return column[places] if isinstance(column, np.ndarray) else [column[place] for place in places]
+
+
+def _read_column(records: Records, column: Column, bad: BadRows) -> Any:
+    if column.kind == "bytes":
+        rows = read_bytes(records, column.name, bad)
+        return Ragged(rows.values, rows.offsets, is_bytes=True)
+    found = find_column(records, column.name)
+    fast = _read_numbers(found, column)
+    return fast if fast is not None else _read_values(found, column, bad)
+
+
+def _read_numbers(found: Any, column: Column) -> NDArray[Any] | None:
+    """A whole Arrow column of exactly this dtype without nulls; None when rows must be looked at one by one."""
+    if column.kind != "fixed" or column.shape or not is_arrow(found) or found.null_count or not _is_number(found.type):
+        return None
+    array: NDArray[Any] = found.to_numpy(zero_copy_only=False)
+    return array if array.dtype == column.dtype else None
+
+
+def _read_values(found: Any, column: Column, bad: BadRows) -> Any:
+    values = found.to_pylist() if is_arrow(found) else found
+    empty = np.zeros((0, *column.shape) if column.is_ragged else column.shape, column.dtype)
+    samples = [_read_value(column, value, place, bad, empty) for place, value in enumerate(values)]
+    if column.is_ragged:
+        return samples
+    return np.stack(samples) if samples else np.empty((0, *column.shape), column.dtype)
+
+
+def _read_value(column: Column, value: Any, place: int, bad: BadRows, empty: NDArray[Any]) -> NDArray[Any]:
+    if value is None:
+        bad.add(place, "null", f"Column {column.name!r} is null.")
+        return empty
+    array = _convert(column, value)
+    if array is None:
+        message = (
+            f"Column {column.name!r} holds {value!r:.60}; {column.spec} was expected, from the first rows or keep=."
+        )
+        bad.add(place, "wrong_type", message)
+        return empty
+    return array
+
+
+def _convert(column: Column, value: Any) -> NDArray[Any] | None:
+    """The value in the column's dtype and shape; None when it would not be the same value."""
+    try:
+        array = np.asarray(value)
+        with np.errstate(all="ignore"):
+            converted = array.astype(column.dtype)
+        shape = array.shape[1:] if column.is_ragged and array.ndim else array.shape
+        # Floats may be rounded to the column's precision; everything else must come back unchanged.
+        is_same = array.dtype.kind in "biuf" and (column.dtype.kind == "f" or np.array_equal(converted, array))
+    except (ValueError, TypeError, OverflowError):
+        return None
+    if column.is_ragged and array.shape == (0,):
+        return converted.reshape(0, *column.shape)
+    return converted if is_same and shape == column.shape and (array.ndim or not column.is_ragged) else None

@@ -1,0 +1,73 @@
+"""Bad rows: an error that names the first, or counts by reason and the first few places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.errors import FormatError
+from penstock.preparation._settings import OnError
+from penstock.sources import RowError, Split
+
+MAX_EXAMPLES = 10
+_MAX_MESSAGE = 300
+DAMAGED_FILE = "damaged_file"
+
+
+class Skipped:
+    """Rows that gave no sample, under one policy."""
+
+    def __init__(self, on_error: OnError) -> None:
+        self._on_error = on_error
+        self.by_reason: dict[str, int] = {}
+        self.examples: list[tuple[str, int, str, str]] = []
+
+    @property
+    def total(self) -> int:
+        """Rows skipped so far."""
+        return sum(self.by_reason.values())
+
+    def add(self, split: Split, errors: Iterable[RowError]) -> None:
+        """Account for bad rows.
+
+        Raises:
+            FormatError: rows may not be skipped.
+        """
+        for error in errors:
+            if self._on_error == "raise":
+                raise FormatError(
+                    f"{locate(split, error.row)}: {error.message} (reason: {error.reason}). "
+                    "Repair or remove it, or leave such rows out: on_error='skip', --on-error skip."
+                )
+            self._keep(error.path or split.path_of_row(error.row), error.row, error.reason, error.message)
+
+    def add_file(self, split: Split, row: int, error: FormatError) -> None:
+        """Account for a file that cannot be read from some row on."""
+        if self._on_error == "raise":
+            raise error
+        self._keep(split.path, row, DAMAGED_FILE, str(error))
+
+    def _keep(self, path: str, row: int, reason: str, message: str) -> None:
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
+        if len(self.examples) < MAX_EXAMPLES:
+            self.examples.append((path, row, reason, message[:_MAX_MESSAGE]))
+
+
+def locate(split: Split, row: int) -> str:
+    """A row of a split in words."""
+    if split.paths:
+        return split.path_of_row(row)
+    part = f" of the part from {split.begin:,} to {split.end:,}" if split.begin else ""
+    return f"{split.path}: row {row:,}{part}"
+
+
+def merge_examples(
+    examples: Iterable[tuple[str, int, str, str]],
+) -> list[tuple[str, int, str, str]]:
+    """The first few of each reason, in order."""
+    kept: list[tuple[str, int, str, str]] = []
+    seen: dict[str, int] = {}
+    for example in examples:
+        seen[example[2]] = seen.get(example[2], 0) + 1
+        if seen[example[2]] <= MAX_EXAMPLES:
+            kept.append(example)
+    return kept

@@ -1,0 +1,71 @@
+"""What every kind of task shares: how it runs, tells, and counts its time and memory."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+from penstock.preparation._progress import Counts
+from penstock.preparation._work import TaskRecord
+
+Tell = Callable[[Counts], None]
+"""Called after each batch with what was done since the last call."""
+AnyTask = TypeVar("AnyTask", bound="Keyed", contravariant=True)
+
+
+class Keyed(Protocol):
+    """A task: plain data with a key under which its result is kept."""
+
+    @property
+    def key(self) -> str:
+        """Name of the result."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Raw bytes, about."""
+        ...
+
+    @property
+    def needs_this_process(self) -> bool:
+        """Whether no other process can do it."""
+        ...
+
+
+class Runner(Protocol[AnyTask]):
+    """Something opened in one process that does tasks of one kind."""
+
+    def run(self, task: AnyTask, tell: Tell) -> TaskRecord:
+        """Do a task and make it finished."""
+        ...
+
+
+class AnyJob(Protocol):
+    """What is the same for all tasks of a pass; picklable, sent once to each worker."""
+
+    def open(self) -> Runner[Any]:
+        """Load what tasks need."""
+        ...
+
+
+@dataclass(slots=True)
+class Clock:
+    """Time since the last stage ended, charged to the stage that ends now."""
+
+    counts: Counts
+    _last: float = field(default_factory=time.perf_counter)
+
+    def charge(self, stage: Literal["read", "transform", "write"]) -> None:
+        """End a stage."""
+        now = time.perf_counter()
+        name = f"{stage}_seconds"
+        setattr(self.counts, name, getattr(self.counts, name) + now - self._last)
+        self._last = now
+
+
+def peak_memory() -> int:
+    """Most memory this process ever had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -1,0 +1,176 @@
+"""One task in one worker: read, transform, write, and account for every row.
+
+The same task gives the same bytes wherever it runs: splits are read in order, batches are cut as the
+source cuts them, and shards are cut by size alone. With a shuffle, samples go to a `Dealer` instead of
+straight into shards, and carry where they came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError, SchemaError
+from penstock.preparation._deal import SHUFFLE_KEY, Dealer, dealt_schema
+from penstock.preparation._origins import Trace
+from penstock.preparation._plan import Task
+from penstock.preparation._progress import Counts
+from penstock.preparation._recipe import ORIGIN_COLUMN, Recipe
+from penstock.preparation._settings import OnError
+from penstock.preparation._skipping import Skipped, locate
+from penstock.preparation._stages import Clock, Runner, Tell, peak_memory
+from penstock.preparation._transforms import OpenTransform, Output, Transform
+from penstock.preparation._work import Attempt, TaskRecord, WorkFolder
+from penstock.schema import Ragged
+from penstock.shards import ShardEntry, ShardWriter
+from penstock.sources import Records, SourceOptions, Split, read_split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is the same for all tasks of a run; picklable, sent once to each worker."""
+
+    destination: Path
+    recipe: Recipe
+    transform: Transform
+    reading: SourceOptions
+    on_error: OnError
+
+    def open(self) -> Runner[Task]:
+        """Load what tasks need; called once in each worker."""
+        return _TaskRunner(self)
+
+
+class _Sink(Protocol):
+    def append_batch(self, columns: Mapping[str, Any]) -> None: ...
+    def finish(self) -> tuple[ShardEntry, ...]: ...
+
+
+class _TaskRunner:
+    """Runs tasks of one job in this process; the transform is opened once."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._opened: OpenTransform = job.transform.open()
+        self._work = WorkFolder(job.destination)
+
+    def run(self, task: Task, tell: Tell) -> TaskRecord:
+        """Do a task and make it finished.
+
+        Raises:
+            FormatError: a row or file is bad and the job says "raise".
+            SchemaError: the transform gave something that does not fit the columns.
+            StorageError: the disk is full or failing.
+        """
+        attempt = self._work.attempt(task.key)
+        try:
+            record = _TaskRun(self._job, self._opened, task, attempt, tell).run()
+            attempt.finish(record)
+        except BaseException:
+            attempt.drop()
+            raise
+        return record
+
+
+class _TaskRun:
+    """The state of one task while it runs."""
+
+    def __init__(self, job: Job, opened: OpenTransform, task: Task, attempt: Attempt, tell: Tell) -> None:
+        self._job = job
+        self._opened = opened
+        self._task = task
+        self._tell = tell
+        self._skipped = Skipped(job.on_error)
+        self._total = Counts()
+        self._counts = Counts()
+        self._clock = Clock(self._counts)
+        self._sink: _Sink = _open_sink(job, task, attempt)
+
+    def run(self) -> TaskRecord:
+        traces = [self._run_split(place, split) for place, split in enumerate(self._task.splits)]
+        shards = self._sink.finish()
+        self._clock.charge("write")
+        self._report()
+        is_traced = self._job.recipe.origins == "manifest"
+        return TaskRecord(
+            key=self._task.key,
+            shelf="ready" if self._job.recipe.shuffle is None else "dealt",
+            shards=shards,
+            splits=tuple((trace.num_samples, trace.rows() if is_traced else None) for trace in traces),
+            skipped=self._skipped.by_reason,
+            examples=tuple(self._skipped.examples),
+            counts=self._total,
+            peak_bytes=peak_memory(),
+        )
+
+    def _run_split(self, place: int, split: Split) -> Trace:
+        trace = Trace()
+        for records in self._read(split):
+            self._clock.charge("read")
+            output = self._transform(split, records)
+            self._clock.charge("transform")
+            rows = records.row_numbers()[output.sources]
+            self._write(self._task.first_split + place, output, rows)
+            trace.add(rows)
+            self._clock.charge("write")
+            self._count(records, output)
+        self._clock.charge("read")
+        return trace
+
+    def _read(self, split: Split) -> Iterator[Records]:
+        """Records of a split; a damaged file ends it early when rows may be skipped."""
+        num_rows = 0
+        try:
+            for records in read_split(split, self._job.reading):
+                num_rows = records.first_row + records.num_rows
+                yield records
+        except FormatError as error:
+            self._skipped.add_file(split, num_rows, error)
+
+    def _transform(self, split: Split, records: Records) -> Output:
+        self._skipped.add(split, records.errors)
+        try:
+            output = self._opened(records)
+        except Exception as error:
+            error.add_note(f"while preparing {locate(split, records.first_row)} and the rows after it")
+            raise
+        self._skipped.add(split, output.errors)
+        return output
+
+    def _write(self, split_number: int, output: Output, rows: NDArray[np.int64]) -> None:
+        columns = dict(output.columns)
+        if self._job.recipe.origins == "column":
+            if ORIGIN_COLUMN in columns:
+                raise SchemaError(f"The transform makes a column {ORIGIN_COLUMN!r}; that name is taken. Rename it.")
+            columns[ORIGIN_COLUMN] = np.stack([np.full(len(rows), split_number, np.int64), rows], axis=1)
+        if output.num_samples:
+            self._sink.append_batch(columns)
+
+    def _count(self, records: Records, output: Output) -> None:
+        self._counts.documents += output.num_samples
+        self._counts.raw_bytes += records.num_bytes
+        self._counts.skipped = self._skipped.total - self._total.skipped
+        tokens = output.columns.get("tokens")
+        self._counts.tokens += len(tokens.values) if isinstance(tokens, Ragged) else 0
+        self._report()
+
+    def _report(self) -> None:
+        self._counts.skipped = self._skipped.total - self._total.skipped
+        self._total.add(self._counts)
+        self._tell(self._counts)
+        self._counts = Counts()
+        self._clock.counts = self._counts
+
+
+def _open_sink(job: Job, task: Task, attempt: Attempt) -> _Sink:
+    recipe = job.recipe
+    if recipe.shuffle is None:
+        return ShardWriter(recipe.schema, recipe.shard_bytes, attempt.store, first_number=attempt.first_number)
+    assert SHUFFLE_KEY not in recipe.columns
+    writer = ShardWriter(dealt_schema(recipe), recipe.shard_bytes, attempt.store, first_number=attempt.first_number)
+    return Dealer(writer, seed=recipe.shuffle, task_number=task.first_split)

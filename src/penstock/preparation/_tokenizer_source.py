@@ -1,0 +1,216 @@
+"""Which tokenizer: read once, kept as bytes, named by a hash.
+
+Whatever the caller has (a file, a folder, an object, a name) becomes a `TokenizerSource`: the content itself,
+so that a worker on another machine needs no path, and a file that changes during a run cannot change the run.
+Nothing is downloaded. Ids for EOS and BOS are looked up, never guessed.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.errors import FormatError, MissingExtra
+
+BYTES_EOS, BYTES_BOS = "<|eos|>", "<|bos|>"
+_BYTES_SPECIALS = {BYTES_EOS: 256, BYTES_BOS: 257}
+_TIKTOKEN_PREFIX = "tiktoken:"
+_SHOWN_TOKENS = 12
+
+
+def import_text(package: str) -> Any:
+    """A package of the extra `text`.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingExtra(f"This tokenizer needs {package} ({error}): pip install 'penstock[text]'.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """A tokenizer as data: picklable, comparable, the same everywhere."""
+
+    kind: Literal["json", "tiktoken", "bytes"]
+    """A Hugging Face `tokenizer.json`, a tiktoken encoding, or one token per byte."""
+    name: str
+    """For people; it decides nothing."""
+    data: bytes = field(default=b"", repr=False)
+    """Content of tokenizer.json, or tiktoken's ranks as JSON."""
+    vocab_size: int = 256
+    """Largest id plus one, added tokens included."""
+    specials: Mapping[str, int] = field(default_factory=dict, repr=False)
+    """Added tokens and their ids."""
+    declared: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What a folder says beside its tokenizer: "eos_token", "bos_token", "chat_template"."""
+
+    @property
+    def sha256(self) -> str:
+        """Name of the content: equal for a file and for the object loaded from it."""
+        content = canonical_json(self.data) if self.data else self.kind.encode()
+        return hashlib.sha256(content).hexdigest()
+
+    def find_id(self, token: str, role: str) -> int:
+        """Id of one token.
+
+        Raises:
+            ValueError: the vocabulary has no such token.
+        """
+        found = self.specials.get(token)
+        if found is None:
+            found = _token_ids(self).get(token)
+        if found is None:
+            shown = ", ".join(map(repr, list(self.specials)[:_SHOWN_TOKENS])) or "none"
+            raise ValueError(
+                f"{role}={token!r} is not a token of {self.name}, which has {self.vocab_size:,}. "
+                f"Its added tokens: {shown}. Name one of them, or add the token to the tokenizer."
+            )
+        return found
+
+    def resolve(self, wanted: str | bool | None, role: Literal["append_eos", "prepend_bos"]) -> tuple[str, int] | None:
+        """Token and id that `append_eos` or `prepend_bos` asks for; True means the one its folder declares."""
+        if wanted is None or wanted is False:
+            return None
+        declared = "eos_token" if role == "append_eos" else "bos_token"
+        token = self.declared.get(declared) if wanted is True else wanted
+        if token is None:
+            raise ValueError(
+                f"{role}=True, but {self.name} declares no {declared} (only a folder with tokenizer_config.json can). "
+                f"Write the token itself, as in {role}='<|endoftext|>'."
+            )
+        return token, self.find_id(token, role)
+
+
+def canonical_json(data: bytes) -> bytes:
+    """The same content in one spelling, without truncation and padding, which are never used."""
+    content = json.loads(data)
+    content.pop("truncation", None)
+    content.pop("padding", None)
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def load_tokenizer(tokenizer: Any) -> TokenizerSource:
+    """A tokenizer from a path, a folder, "bytes", "tiktoken:NAME", or an object of `tokenizers` or `tiktoken`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        FormatError: the file is no tokenizer that can be used.
+        TypeError: an object of another kind.
+    """
+    if isinstance(tokenizer, TokenizerSource):
+        return tokenizer
+    if isinstance(tokenizer, (str, os.PathLike)):
+        return _load_named(os.fspath(tokenizer))
+    package = type(tokenizer).__module__.partition(".")[0]
+    if package == "tokenizers" and hasattr(tokenizer, "to_str"):
+        return _load_json("tokenizers.Tokenizer", tokenizer.to_str().encode(), {})
+    if package == "tiktoken":
+        return _load_tiktoken(tokenizer)
+    if package == "transformers" and hasattr(tokenizer, "backend_tokenizer"):
+        return _load_transformers(tokenizer)
+    raise TypeError(
+        f"{type(tokenizer).__name__} is no tokenizer Penstock knows: give a tokenizer.json, a folder with one, "
+        f"a tokenizers.Tokenizer, a tiktoken encoding, 'tiktoken:cl100k_base' or 'bytes'."
+    )
+
+
+def _load_named(name: str) -> TokenizerSource:
+    if name == "bytes":
+        return TokenizerSource("bytes", "bytes", specials=_BYTES_SPECIALS)
+    if name.startswith(_TIKTOKEN_PREFIX):
+        return _load_tiktoken(import_text("tiktoken").get_encoding(name.removeprefix(_TIKTOKEN_PREFIX)))
+    path = Path(name)
+    if path.is_dir():
+        return _load_folder(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"No tokenizer at {name!r}. Give a tokenizer.json or a folder with one; nothing is downloaded, so fetch "
+            f"it first (hf download REPOSITORY tokenizer.json tokenizer_config.json --local-dir FOLDER)."
+        )
+    return _load_json(path.name, path.read_bytes(), {})
+
+
+def _load_folder(folder: Path) -> TokenizerSource:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:_SHOWN_TOKENS]) or "nothing"
+        raise FileNotFoundError(
+            f"{folder} has no tokenizer.json (it holds {found}). Convert it once with "
+            f"transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+        )
+    return _load_json(folder.resolve().name, path.read_bytes(), _read_declarations(folder))
+
+
+def _read_declarations(folder: Path) -> dict[str, str]:
+    """EOS, BOS and chat template, from tokenizer_config.json and chat_template.jinja."""
+    path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = json.loads(path.read_bytes()) if path.is_file() else {}
+    declared = {key: _token_text(config.get(key)) for key in ("eos_token", "bos_token")}
+    declared["chat_template"] = template.read_text("utf-8") if template.is_file() else _pick_template(config)
+    return {key: value for key, value in declared.items() if value is not None}
+
+
+def _token_text(token: Any) -> str | None:
+    """A token is written as a string, or as an object with its content."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
+def _pick_template(config: Mapping[str, Any]) -> str | None:
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    return template
+
+
+def _load_transformers(tokenizer: Any) -> TokenizerSource:
+    names = ("eos_token", "bos_token", "chat_template")
+    declared = {key: str(value) for key in names if (value := getattr(tokenizer, key, None)) is not None}
+    return _load_json(str(tokenizer.name_or_path), tokenizer.backend_tokenizer.to_str().encode(), declared)
+
+
+def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> TokenizerSource:
+    try:
+        content = json.loads(data)
+        loaded = import_text("tokenizers").Tokenizer.from_str(data.decode())
+    except MissingExtra:
+        raise
+    except Exception as error:  # noqa: BLE001 (the library raises bare Exception)
+        raise FormatError(f"{name} is no tokenizer.json that `tokenizers` can load: {error}") from None
+    if (content.get("model") or {}).get("dropout"):
+        raise FormatError(
+            f"{name} has BPE dropout {content['model']['dropout']}: no two runs would agree. Set it to 0."
+        )
+    ids = loaded.get_vocab(with_added_tokens=True)
+    specials = {token.content: index for index, token in loaded.get_added_tokens_decoder().items()}
+    return TokenizerSource("json", name, data, max(ids.values(), default=-1) + 1, specials, dict(declared))
+
+
+def _load_tiktoken(encoding: Any) -> TokenizerSource:
+    ranks = {base64.b64encode(token).decode(): rank for token, rank in encoding._mergeable_ranks.items()}
+    specials = dict(encoding._special_tokens)
+    content = {"pattern": encoding._pat_str, "ranks": ranks, "specials": specials}
+    return TokenizerSource("tiktoken", encoding.name, json.dumps(content).encode(), encoding.n_vocab, specials, {})
+
+
+@functools.lru_cache(maxsize=2)
+def _ids_of_content(kind: str, data: bytes) -> dict[str, int]:
+    if kind == "json":
+        ids: dict[str, int] = import_text("tokenizers").Tokenizer.from_str(data.decode()).get_vocab(True)
+        return ids
+    ranks = json.loads(data)["ranks"] if data else {}
+    return {base64.b64decode(token).decode("utf-8", "replace"): rank for token, rank in ranks.items()}
+
+
+def _token_ids(source: TokenizerSource) -> dict[str, int]:
+    return _ids_of_content(source.kind, source.data)

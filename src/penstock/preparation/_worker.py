@@ -1,0 +1,82 @@
+"""A worker process: opens a job, does the tasks it is sent, one after another, and dies with its parent.
+
+It is started as `python -c 'from penstock.preparation._worker import main; main(…)'`, so it imports the
+user's script only when a function of it is in the job. It holds two ends: a connection, and a
+life-line whose other end only the parent has. A thread waits on the life-line and ends the process at
+once when the parent is gone. The parent-death signal does the same without waiting for the GIL; the
+thread that would trigger it early is the one that waits in `prepare`, so it cannot end first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from penstock.preparation._messages import Done, Open, Opened, Run, Told, pack_error
+from penstock.preparation._progress import Counts
+from penstock.preparation._stages import Runner
+
+_PR_SET_PDEATHSIG = 1
+_ORPHANED = 3
+
+
+def main(connection_descriptor: int, lifeline_descriptor: int, parent: int) -> None:
+    """Work until the parent hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    _die_with(parent, lifeline_descriptor)
+    connection = Connection(connection_descriptor)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _serve(connection)
+    os._exit(0)  # nothing to flush, and libraries' threads must not keep the process
+
+
+def _serve(connection: Connection) -> None:
+    runner: Runner[Any] | None = None
+    while True:
+        message = connection.recv()
+        try:
+            if isinstance(message, Open):
+                runner = _open(message)
+                connection.send(Opened())
+            elif isinstance(message, Run):
+                assert runner is not None
+                connection.send(Done(runner.run(message.task, _teller(connection))))
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
+            connection.send(pack_error(error))
+
+
+def _open(message: Open) -> Runner[Any]:
+    if message.main is not None:
+        from multiprocessing import spawn
+
+        spawn.prepare(message.main)  # type: ignore[attr-defined]
+    runner: Runner[Any] = pickle.loads(message.job).open()  # noqa: S301 sent by our own parent
+    return runner
+
+
+def _teller(connection: Connection) -> Any:
+    def tell(counts: Counts) -> None:
+        connection.send(Told(counts))
+
+    return tell
+
+
+def _die_with(parent: int, lifeline: int) -> None:
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            os.read(lifeline, 1)
+        os._exit(_ORPHANED)
+
+    threading.Thread(target=watch, name="penstock-lifeline", daemon=True).start()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(_ORPHANED)

@@ -1,0 +1,28 @@
+"""Raw data as splits that can be read independently: parquet, JSONL, CSV, text, images, tars, Arrow, objects.
+
+    list_files -> plan_splits -> read_split, one split at a time, in any process -> Records
+
+May import: `penstock.errors`, `penstock.schema`, `penstock.filesystem`. Imported by: `preparation`.
+"""
+
+from penstock.sources._listing import list_files
+from penstock.sources._model import Records, RowError, SourceFile, Split
+from penstock.sources._objects import IterableSource
+from penstock.sources._options import Format, SourceOptions, TextUnit
+from penstock.sources._reading import read_split
+from penstock.sources._splitting import class_names, plan_splits
+
+__all__ = [
+    "Format",
+    "IterableSource",
+    "Records",
+    "RowError",
+    "SourceFile",
+    "SourceOptions",
+    "Split",
+    "TextUnit",
+    "class_names",
+    "list_files",
+    "plan_splits",
+    "read_split",
+]

@@ -1,0 +1,120 @@
+"""What the room hands out: files, splits of them, and batches of records.
+
+A split says which bytes, row groups or files one reader takes. It is plain data: it can be printed,
+compared, pickled, and kept in a JSON file between two runs. Reading the same split of the same files
+gives the same records in the same batches, on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of raw data, as it was when it was listed."""
+
+    path: str
+    """Absolute local path, or a URL."""
+    num_bytes: int
+    """Size as stored; -1 where the server does not say."""
+    identity: str
+    """Changes when the file does: size and time of change, or what the store calls its version."""
+    class_name: str = ""
+    """Folder that gives an image its class; "" for other files."""
+    is_seekable: bool = True
+    """Whether any range can be asked for. A web server may refuse, and then the file is one split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What one reader reads.
+
+    >>> split = Split("jsonl", "/data/a.jsonl", 0, 1 << 26, 1 << 26)
+    >>> Split.from_json(split.to_json()) == split
+    True
+    """
+
+    format: str
+    path: str
+    """The file, or the first one of a group."""
+    begin: int
+    """First byte (lines), row group (parquet), record batch (Arrow), row (objects); 0 for whole files and groups."""
+    end: int
+    """One past the last. Records that begin before `end` belong to the split, wherever they end."""
+    num_bytes: int
+    """About how much raw data the split holds: what tasks are cut by."""
+    paths: tuple[str, ...] = ()
+    """Files of a group, one record each, in the order of their rows; empty for a single file."""
+    class_names: tuple[str, ...] = ()
+    """Class of each file of a group of images; empty where there are none."""
+    labels: tuple[int, ...] = ()
+    """Number of each file's class among all classes."""
+
+    @property
+    def needs_this_process(self) -> bool:
+        """Whether the data is an object of this process, which no other worker can read."""
+        return self.format == "object"
+
+    def path_of_row(self, row: int) -> str:
+        """File that holds row `row` of the split."""
+        return self.paths[row] if self.paths else self.path
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists, numbers and strings; fields left at their default are left out."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in values.items() if value != []}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """What `to_json` gave."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """A row that could not be given, and why."""
+
+    path: str
+    row: int
+    """Number of the row within its split, counting bad rows."""
+    reason: str
+    """One word to count by: "bad_json", "wrong_fields", "invalid_utf8", "not_an_object", "too_long", …"""
+    message: str
+    """For people: what was found, where (by byte or line), and what was expected."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """A batch of records, column by column: about 4 MB of raw data, or one record that is larger.
+
+    A column is a pyarrow Array (one chunk, no dictionary, no views) or a Python list: of bytes for files
+    and tar members, of anything for values that have no common Arrow type. A value that is missing is
+    null, or None. A column of nothing but nulls may have Arrow's `null` type.
+    """
+
+    columns: Mapping[str, Any]
+    first_row: int
+    """Number of the first row this batch accounts for, within the split."""
+    num_rows: int
+    """Records in the columns."""
+    errors: tuple[RowError, ...] = ()
+    """Rows that are not in the columns, in the order of their numbers."""
+    rows: NDArray[np.int64] | None = None
+    """Row number of each record; None when they are first_row, first_row + 1, …"""
+    num_bytes: int = field(default=0)
+    """Raw bytes this batch was made of, for rates."""
+
+    def row_numbers(self) -> NDArray[np.int64]:
+        """Row number of each record within the split."""
+        if self.rows is not None:
+            return self.rows
+        return np.arange(self.first_row, self.first_row + self.num_rows, dtype=np.int64)

@@ -1,0 +1,132 @@
+"""How raw data is to be understood, in one frozen object.
+
+Everything that decides which records come out is in `identity`; how patiently they are fetched is not.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Format = Literal["parquet", "jsonl", "csv", "text", "images", "webdataset", "arrow"]
+TextUnit = Literal["file", "line", "separator"]
+
+FORMATS: tuple[str, ...] = get_args(Format)
+_ASCII = bytes(range(128))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """How to read sources; the defaults read what the file names say.
+
+    >>> SourceOptions(format="text", text_unit="separator", separator="<|endoftext|>").text_unit
+    'separator'
+    """
+
+    format: Format | None = None
+    """Format of all files; None tells it from each name."""
+    columns: tuple[str, ...] | None = None
+    """Columns to read; None reads all. Fewer is faster in every format."""
+    text_unit: TextUnit = "file"
+    """What one document of a text file is: the file, a line, or what stands between two separators."""
+    separator: str | None = None
+    """Between two documents, for `text_unit="separator"`."""
+    encoding: str = "utf-8"
+    """Of text and CSV files: UTF-8 or a one-byte encoding such as "latin-1". JSON is always UTF-8."""
+    delimiter: str | None = None
+    """Between two CSV fields; None is a tab for .tsv and a comma for the rest."""
+    quote: str | None = '"'
+    """Around CSV fields that hold delimiters; None where quotes are ordinary characters."""
+    quoted_newlines: bool = True
+    """Whether a quoted CSV field may hold a newline. False lets one file be read by many workers."""
+    classes: tuple[str, ...] | None = None
+    """Names of all image classes in the order of their numbers; None sorts the folders that are there."""
+    batch_bytes: int = 4 << 20
+    """Raw data per batch of records. Also how much is asked of a remote store at once."""
+    max_record_bytes: int = 1 << 30
+    """A longer line, document or file is a bad row: what keeps a decompression bomb out of memory."""
+    max_attempts: int = 5
+    """Tries for each remote request before the read fails."""
+    timeout_seconds: float = 60.0
+    """A remote request that takes longer has stalled and is tried again."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    """Passed to fsspec: credentials, endpoint, profile. Never stored."""
+
+    def __post_init__(self) -> None:
+        _check_choice("format", self.format, (None, *FORMATS))
+        _check_choice("text_unit", self.text_unit, get_args(TextUnit))
+        _check_columns(self)
+        _check_separator(self)
+        _check_encoding(self.encoding)
+        _check_csv(self)
+        for name in ("batch_bytes", "max_record_bytes", "max_attempts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; at least 1 is needed.")
+        if not self.timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds={self.timeout_seconds}; a request needs some time.")
+        if self.max_record_bytes >= 1 << 31:
+            raise ValueError(f"max_record_bytes={self.max_record_bytes}; Arrow's readers take less than 2 GiB.")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON of all that decides the records and their numbers."""
+        return {
+            "format": self.format,
+            "columns": None if self.columns is None else list(self.columns),
+            "text_unit": self.text_unit,
+            "separator": self.separator,
+            "encoding": codecs.lookup(self.encoding).name,
+            "delimiter": self.delimiter,
+            "quote": self.quote,
+            "quoted_newlines": self.quoted_newlines,
+            "classes": None if self.classes is None else list(self.classes),
+            "max_record_bytes": self.max_record_bytes,
+        }
+
+
+def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
+    if value not in choices:
+        known = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name}={value!r}; the choices are {known}.")
+
+
+def _check_columns(options: SourceOptions) -> None:
+    for name in ("columns", "classes"):
+        names = getattr(options, name)
+        if isinstance(names, str):
+            raise TypeError(f"{name}={names!r} is one string; give a tuple, as in ({names!r},).")
+        if names is not None:
+            if not names or len(set(names)) != len(names):
+                raise ValueError(f"{name}={names!r}; name at least one, each once, or leave it None.")
+            object.__setattr__(options, name, tuple(names))
+
+
+def _check_separator(options: SourceOptions) -> None:
+    if (options.text_unit == "separator") != bool(options.separator):
+        raise ValueError(
+            f"text_unit={options.text_unit!r} with separator={options.separator!r}; "
+            'give both text_unit="separator" and a separator that is not empty, or neither.'
+        )
+
+
+def _check_encoding(encoding: str) -> None:
+    try:
+        is_bytewise = _ASCII.decode(encoding) == _ASCII.decode() and len(b"\xa0\xa1".decode(encoding, "replace")) == 2
+    except (LookupError, UnicodeError):
+        is_bytewise = False
+    if not is_bytewise:
+        raise ValueError(
+            f"encoding={encoding!r} is not UTF-8 or a one-byte encoding, in which lines can be found by their bytes. "
+            f"Convert the files first: iconv -f {encoding} -t utf-8."
+        )
+
+
+def _check_csv(options: SourceOptions) -> None:
+    for name in ("delimiter", "quote"):
+        value = getattr(options, name)
+        if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n"):
+            raise ValueError(f"{name}={value!r}; one ASCII character is needed, and not a newline.")
+    if options.delimiter is not None and options.delimiter == options.quote:
+        raise ValueError(f"delimiter and quote are both {options.quote!r}; they must differ.")
