@@ -89,8 +89,7 @@ def main() -> None:
     torch.set_num_threads(settings.threads)
     lengths = [(length, True) for length in COMPARED_LENGTHS] + [(length, False) for length in OWN_LENGTHS]
     results = [
-        measure(settings.rows, length, settings.repeats, with_torch=with_torch)
-        for length, with_torch in lengths
+        measure(settings.rows, length, settings.repeats, with_torch=with_torch) for length, with_torch in lengths
     ]
     report = {
         "question": "seconds to make a FlexAttention block mask",

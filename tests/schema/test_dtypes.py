@@ -87,7 +87,7 @@ def test_packed_dtypes_are_not_in_the_table(tag: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["U3", "S3", "O", "M8[ns]", "longdouble", "c16", "V2", "i4,i4"])
 def test_a_dtype_that_no_shard_can_hold_is_refused_by_name(dtype: str) -> None:
-    with pytest.raises(SchemaError, match="No shard can hold dtype .* Known: bool, uint8"):
+    with pytest.raises(SchemaError, match=r"No shard can hold dtype .* Known: bool, uint8"):
         dtype_name(np.dtype(dtype))
 
 

@@ -87,9 +87,9 @@ def specs(draw: st.DrawFn) -> str:
     return draw(st.sampled_from(DTYPES)) + (f"[{','.join(sizes)}]" if sizes else "")
 
 
-names = st.text(
-    st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="."), min_size=1, max_size=8
-).filter(lambda name: not name.startswith("__"))
+names = st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="."), min_size=1, max_size=8).filter(
+    lambda name: not name.startswith("__")
+)
 
 
 @st.composite

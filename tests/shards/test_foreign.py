@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import penstock
-from penstock.errors import DatasetChanged, FormatError, IncompleteDataset, PenstockError, SchemaError, StorageError
+from penstock.errors import DatasetChanged, FormatError, IncompleteDataset, SchemaError, StorageError
 
+from .forging import error_of
 from .strategies import law, scratch
 
 MEGATRON_CODES = {
@@ -166,10 +167,8 @@ def test_any_bytes_as_an_npy_file_give_nothing_but_our_errors(data: st.DataObjec
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with scratch() as folder:
         (folder / "x.npy").write_bytes(raw)
-        try:
-            penstock.open(folder / "x.npy")[:]
-        except PenstockError as error:
-            assert "x.npy" in str(error)
+        message = error_of(lambda: penstock.open(folder / "x.npy")[:])
+        assert message is None or "x.npy" in message
 
 
 def test_a_raw_file_is_read_as_nanogpt_reads_it(tmp_path: Path) -> None:
@@ -243,7 +242,12 @@ def test_a_megatron_pair_gives_its_documents(dtype: str, modes: bool, tmp_path: 
         assert ds.schema.to_json() == {"tokens": f"{dtype}[*]"}
         documents = [[0, 1, 2], [10, 11, 12, 13], [], [20]]
         assert [sample["tokens"].tolist() for sample in ds] == documents
-        assert [document.tolist() for document in ds.read([3, 0, -1, 1])["tokens"]] == [[20], [0, 1, 2], [20], [*range(10, 14)]]
+        assert [document.tolist() for document in ds.read([3, 0, -1, 1])["tokens"]] == [
+            [20],
+            [0, 1, 2],
+            [20],
+            [*range(10, 14)],
+        ]
         assert ds.lengths("tokens").tolist() == [3, 4, 0, 1]
 
 
@@ -323,12 +327,8 @@ def test_any_bytes_in_a_megatron_index_give_nothing_but_our_errors(data: st.Data
         for _ in range(data.draw(st.integers(1, 3))):
             raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
         path.write_bytes(raw)
-        try:
-            ds = penstock.open(path)
-            ds[:]
-            assert ds.lengths("tokens").min(initial=0) >= 0
-        except PenstockError as error:
-            assert "corpus" in str(error)
+        message = error_of(lambda: penstock.open(path)[:])
+        assert message is None or "corpus" in message
 
 
 @pytest.mark.parametrize("missing", [".bin", ".idx"])
@@ -341,7 +341,7 @@ def test_half_a_megatron_pair_is_an_error(missing: str, tmp_path: Path) -> None:
 
 def test_a_file_whose_name_tells_nothing_asks_for_its_format(tmp_path: Path) -> None:
     save_npy(tmp_path / "x", np.arange(3))
-    with pytest.raises(FormatError, match="its name does not tell its format. Say format='npy'"):
+    with pytest.raises(FormatError, match=r"its name does not tell its format. Say format='npy'"):
         penstock.open(tmp_path / "x")
     assert len(penstock.open(tmp_path / "x", format="npy")) == 3
     with pytest.raises(ValueError, match="the formats are 'penstock', 'npy', 'raw' and 'megatron'"):

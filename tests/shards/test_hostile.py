@@ -21,6 +21,7 @@ from penstock.shards._manifest import parse_manifest
 
 from .forging import (
     SMALL,
+    error_of,
     exercise,
     forge_header,
     forge_manifest,
@@ -143,14 +144,14 @@ def test_a_count_of_values_that_is_not_one_is_refused(count: Any, small: Path) -
 @pytest.mark.parametrize("values", [{}, {"tokens": 1}, {"tokens": 1, "pair": 1, "jpeg": 1, "x": 1}, None, [], 5])
 def test_counts_of_other_columns_are_refused(values: Any, small: Path) -> None:
     forge_manifest(small, set_shard("values", values))
-    with pytest.raises(FormatError, match="counts values of|not complete"):
+    with pytest.raises(FormatError, match=r"counts values of|not complete"):
         penstock.open(small)
 
 
 @pytest.mark.parametrize("key", ["name", "samples", "values", "bytes", "header_bytes", "header_crc32c"])
 def test_an_entry_that_lacks_a_field_is_refused(key: str, small: Path) -> None:
     forge_manifest(small, lambda fields: fields["shards"][0].pop(key))
-    with pytest.raises(FormatError, match="not complete|not the name of a shard"):
+    with pytest.raises(FormatError, match=r"not complete|not the name of a shard"):
         penstock.open(small)
 
 
@@ -331,13 +332,14 @@ def test_a_header_that_reaches_beyond_the_file_is_refused(io: Any, size: int, sm
 
 
 @pytest.mark.parametrize(
-    "header", [b"", b"[]", b"5", b"null", b"[" * 1_000_000, b"{" * 4000, b"\xff" * 4088, b'"' + b"x" * 20_000_000 + b'"']
+    "header",
+    [b"", b"[]", b"5", b"null", b"[" * 1_000_000, b"{" * 4000, b"\xff" * 4088, b'"' + b"x" * 20_000_000 + b'"'],
 )
 def test_a_header_that_is_no_object_is_refused(header: bytes, small: Path) -> None:
     name = manifest_of(small)["shards"][0]["name"]
     _, data = header_of(small / name)
     put_shard(small, 0, pad_header(header), data)
-    with pytest.raises(FormatError, match="header is not JSON|not an object|16,777,216 is the limit"):
+    with pytest.raises(FormatError, match=r"header is not JSON|not an object|16,777,216 is the limit"):
         penstock.open(small)[0]
 
 
@@ -367,9 +369,7 @@ def bad_offsets(num_samples: int, num_values: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("kind", bad_offsets(4, 10))
 @pytest.mark.parametrize("check", ["window", "never"])
 @pytest.mark.parametrize("io", IOS)
-def test_offsets_that_fall_or_leave_the_values_are_never_followed(
-    io: Any, check: Any, kind: str, small: Path
-) -> None:
+def test_offsets_that_fall_or_leave_the_values_are_never_followed(io: Any, check: Any, kind: str, small: Path) -> None:
     num_samples, num_values = first_counts(small)
     forge_tensor(small, "tokens.offsets", np.array(bad_offsets(num_samples, num_values)[kind], np.int64))
     message = "offsets of column 'tokens' fall or leave its"
@@ -388,12 +388,9 @@ def test_offsets_that_fall_or_leave_the_values_are_never_followed(
 
 def reads(read: Callable[[], Any], message: str) -> bool:
     """Whether it gives something; the only error it may raise has this message."""
-    try:
-        read()
-    except FormatError as error:
-        assert message in str(error)
-        return False
-    return True
+    found = error_of(read)
+    assert found is None or message in found
+    return found is None
 
 
 HUGE = """
@@ -423,7 +420,9 @@ HUGE = """
 def test_huge_claims_allocate_nothing(tmp_path: Path) -> None:
     sound = write_small(tmp_path / "sound")
     paths = []
-    for place, (key, count) in enumerate([("samples", 2**47), ("samples", 2**33), ("tokens", 2**47), ("tokens", 2**36)]):
+    for place, (key, count) in enumerate(
+        [("samples", 2**47), ("samples", 2**33), ("tokens", 2**47), ("tokens", 2**36)]
+    ):
         path = write_small(tmp_path / str(place))
 
         def claim(fields: dict[str, Any], key: str = key, count: int = count) -> None:

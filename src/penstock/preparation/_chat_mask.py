@@ -74,19 +74,12 @@ def _find_by_prefixes(
             continue
         # The last prefix is the whole conversation, rendered already.
         after = text if turn == len(messages) - 1 else template.render(messages[: turn + 1], tools)
-        before = _render_before(template, messages, tools, turn)
+        before = template.render(messages[:turn], tools, prompt=True)
         if not (text.startswith(after) and after.startswith(before) and len(before) < len(after)):
             raise TemplateRefused(
-                f"it has no generation marks, and its rendering of turns 0 to {turn} is not the beginning of the whole "
-                f"conversation, so the assistant's words cannot be told. Add {{% generation %}} … {{% endgeneration %}} "
-                f"around them in the template, or set loss_mask=False"
+                f"it has no generation marks, and its rendering of turns 0 to {turn} is not the beginning of the "
+                f"whole conversation, so the assistant's words cannot be told. Put {{% generation %}} and "
+                f"{{% endgeneration %}} around them in the template, or set loss_mask=False"
             )
         spans.append((len(before), len(after)))
     return tuple(spans)
-
-
-def _render_before(template: ChatTemplate, messages: list[dict[str, Any]], tools: list[Any] | None, turn: int) -> str:
-    """What stands before an assistant's turn. Two turns of the assistant in a row have no prompt between them."""
-    if turn == 0:
-        return template.render([], tools, prompt=True)
-    return template.render(messages[:turn], tools, prompt=True)

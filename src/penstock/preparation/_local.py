@@ -10,6 +10,8 @@ NOTE [who outlives whom]
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import os
 import pickle
 import shutil
@@ -24,6 +26,7 @@ from typing import Any, Protocol, Self
 
 from penstock.preparation._errors import WorkerDied
 from penstock.preparation._messages import Done, Failed, Open, Opened, Run, Told, unpack_error
+from penstock.preparation._progress import Counts
 from penstock.preparation._stages import AnyJob, Keyed
 from penstock.preparation._work import WorkFolder
 
@@ -38,6 +41,8 @@ class Lost:
 
     worker: str
     how: str
+    key: str
+    """The task it was at; "" when it was starting."""
 
 
 Listen = Callable[[Told | Done | Lost], None]
@@ -160,10 +165,8 @@ class LocalEngine:
             self._send(worker, Run(worker.task))
 
     def _send(self, worker: _Worker, message: Open | Run) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it has died; its end of the connection says so at the next wait
             worker.connection.send(message)
-        except OSError:
-            pass  # it has died; its end of the connection says so at the next wait
 
     def _receive(self, worker: _Worker) -> Any:
         """The next message of a worker; None when it is gone."""
@@ -188,7 +191,7 @@ class LocalEngine:
         fresh = _Worker(worker.number, self._num_threads)
         self._workers[self._workers.index(worker)] = fresh
         self._send(fresh, opening)
-        return Lost(worker.name, f"{how} while {doing}")
+        return Lost(worker.name, f"{how} while {doing}", key)
 
     def _remove_attempts(self, key: str) -> None:
         for folder in (self._work.path / "attempts").glob(f"{key}-*"):
@@ -210,7 +213,11 @@ class InlineEngine:
         """Do all tasks, one after another."""
         runner = job.open()
         for task in tasks:
-            listen(Done(runner.run(task, lambda counts: listen(Told(counts)))))
+            listen(Done(runner.run(task, functools.partial(_pass_on, listen, task.key))))
+
+
+def _pass_on(listen: Listen, key: str, counts: Counts) -> None:
+    listen(Told(key, counts))
 
 
 def _pack_job(job: AnyJob) -> Open:

@@ -37,8 +37,9 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Worker: this was done since the last message."""
+    """Worker: this was done for a task since the last message."""
 
+    key: str
     counts: Counts
 
 

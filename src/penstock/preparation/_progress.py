@@ -86,24 +86,42 @@ class Meter:
     total_tasks: int
     on_progress: OnProgress | None = None
     interval_seconds: float = 0.2
-    counts: Counts = field(default_factory=Counts)
+    finished: Counts = field(default_factory=Counts)
+    """What the tasks that this run has finished add up to."""
     kept_bytes: int = 0
     """Bytes of tasks that an earlier run has finished."""
     tasks: int = 0
     failures: dict[str, int] = field(default_factory=dict)
+    _running: dict[str, Counts] = field(default_factory=dict)
     _begin: float = field(default_factory=time.monotonic)
     _last: float = 0.0
     _history: list[tuple[float, int, int, int]] = field(default_factory=list)
 
-    def add(self, counts: Counts) -> None:
-        """Add what a worker has done since it last told."""
-        self.counts.add(counts)
+    def add(self, key: str, counts: Counts) -> None:
+        """Add what a worker has done for a task since it last told."""
+        self._running.setdefault(key, Counts()).add(counts)
         self.tell()
 
-    def fail(self, worker: str) -> None:
-        """Count the death of a worker."""
+    def finish(self, key: str, counts: Counts) -> None:
+        """Count a task as finished, with what it says itself."""
+        self._running.pop(key, None)
+        self.finished.add(counts)
+        self.tasks += 1
+        self.tell(now=self.tasks == self.total_tasks)
+
+    def fail(self, key: str, worker: str) -> None:
+        """Count the death of a worker; what it did for its task is undone."""
+        self._running.pop(key, None)
         self.failures[worker] = self.failures.get(worker, 0) + 1
         self.tell(now=True)
+
+    @property
+    def counts(self) -> Counts:
+        """All that is done, in tasks finished and running."""
+        total = Counts()
+        for counts in (self.finished, *self._running.values()):
+            total.add(counts)
+        return total
 
     def tell(self, *, now: bool = False) -> None:
         """Call `on_progress`, but not more often than every `interval_seconds`."""
@@ -115,8 +133,9 @@ class Meter:
 
     def look(self, moment: float) -> Progress:
         """The progress at a moment."""
-        counts, done = self.counts, min(self.total_bytes, self.kept_bytes + self.counts.raw_bytes)
-        documents, raw, tokens = self._rates(moment)
+        counts = self.counts
+        done = min(self.total_bytes, self.kept_bytes + counts.raw_bytes)
+        documents, raw, tokens = self._rates(moment, counts)
         return Progress(
             stage=self.stage,
             seconds=moment - self._begin,
@@ -134,15 +153,12 @@ class Meter:
             failures=dict(self.failures),
         )
 
-    def _rates(self, moment: float) -> tuple[float, float, float]:
-        counts = self.counts
+    def _rates(self, moment: float, counts: Counts) -> tuple[float, float, float]:
         self._history.append((moment, counts.documents, counts.raw_bytes, counts.tokens))
         while len(self._history) > 2 and self._history[1][0] < moment - _WINDOW_SECONDS:
             self._history.pop(0)
         first = self._history[0] if len(self._history) > 1 else (self._begin, 0, 0, 0)
         elapsed = max(1e-9, moment - first[0])
-        return (
-            (counts.documents - first[1]) / elapsed,
-            (counts.raw_bytes - first[2]) / elapsed,
-            (counts.tokens - first[3]) / elapsed,
-        )
+        done = (counts.documents - first[1], counts.raw_bytes - first[2], counts.tokens - first[3])
+        documents, raw, tokens = (max(0, each) / elapsed for each in done)  # a death takes back what was done
+        return documents, raw, tokens

@@ -4,8 +4,8 @@ Every reader here answers for all rows of a batch and marks the bad ones in a `B
 drops them in one go. The usual batch has none, and costs no Python per row: text stays the bytes that Arrow
 holds, side by side, with offsets.
 
-UTF-8 is checked here because the fast tokenizer trusts its input. Decoding in pieces of 1 MB finds an error at
-over 1 GB/s and never holds the text a second time; documents are told apart only when there is one.
+UTF-8 is checked here because the fast tokenizer trusts its input. Arrow does it in place (20 GB/s for Python source,
+1 GB/s for Japanese, where decoding gives 3 and 0.6); rows are told apart only when one is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from penstock.preparation._transforms import row_error
 if TYPE_CHECKING:
     from penstock.sources import Records, RowError
 
-_PIECE_BYTES = 1 << 20
 _EXCERPT = 60
 
 
@@ -128,26 +127,14 @@ def read_text(records: Records, name: str, bad: BadRows) -> ByteRows:
 
 def is_utf8(rows: ByteRows) -> bool:
     """Whether every row is UTF-8 by itself."""
-    # All of it is, and no row begins inside a character: then each row is.
-    starts = rows.offsets[:-1][np.diff(rows.offsets) > 0]
-    if (rows.values[starts] & 0xC0 == 0x80).any():
-        return False
-    begin, data = 0, rows.values
+    import pyarrow as pa
+
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(rows.offsets)), pa.py_buffer(rows.values)]
     try:
-        while begin < len(data):
-            end = _character_border(data, min(begin + _PIECE_BYTES, len(data)))
-            str(data[begin:end].data, "utf-8")
-            begin = end
-    except UnicodeDecodeError:
+        pa.Array.from_buffers(pa.large_string(), len(rows), buffers).validate(full=True)
+    except pa.ArrowInvalid:
         return False
     return True
-
-
-def _character_border(data: NDArray[np.uint8], end: int) -> int:
-    """`end`, or up to 3 bytes less, so that it is not inside a character."""
-    if end == len(data):
-        return end
-    return next((e for e in range(end, max(end - 4, 0), -1) if data[e] & 0xC0 != 0x80), end)
 
 
 def _read_arrow(name: str, column: Any, bad: BadRows) -> ByteRows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from penstock.errors import FormatError
 from penstock.preparation._settings import OnError
@@ -16,8 +16,9 @@ DAMAGED_FILE = "damaged_file"
 class Skipped:
     """Rows that gave no sample, under one policy."""
 
-    def __init__(self, on_error: OnError) -> None:
+    def __init__(self, on_error: OnError, max_skipped: int | None) -> None:
         self._on_error = on_error
+        self._max_skipped = max_skipped
         self.by_reason: dict[str, int] = {}
         self.examples: list[tuple[str, int, str, str]] = []
 
@@ -50,6 +51,21 @@ class Skipped:
         self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
         if len(self.examples) < MAX_EXAMPLES:
             self.examples.append((path, row, reason, message[:_MAX_MESSAGE]))
+        check_skipped(self.total, self._max_skipped, self.by_reason)
+
+
+def check_skipped(total: int, max_skipped: int | None, by_reason: Mapping[str, int]) -> None:
+    """Stop when more rows were skipped than allowed.
+
+    Raises:
+        FormatError: naming the reasons.
+    """
+    if max_skipped is not None and total > max_skipped:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(by_reason.items()))
+        raise FormatError(
+            f"{total:,} rows were skipped ({reasons}); max_skipped={max_skipped:,} allows no more. "
+            "Look at the data, or raise the limit; finished tasks are kept."
+        )
 
 
 def locate(split: Split, row: int) -> str:

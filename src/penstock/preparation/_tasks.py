@@ -40,6 +40,7 @@ class Job:
     transform: Transform
     reading: SourceOptions
     on_error: OnError
+    max_skipped: int | None
 
     def open(self) -> Runner[Task]:
         """Load what tasks need; called once in each worker."""
@@ -85,7 +86,7 @@ class _TaskRun:
         self._opened = opened
         self._task = task
         self._tell = tell
-        self._skipped = Skipped(job.on_error)
+        self._skipped = Skipped(job.on_error, job.max_skipped)
         self._total = Counts()
         self._counts = Counts()
         self._clock = Clock(self._counts)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from penstock.preparation._rows import ByteRows
 from penstock.preparation._tokenizer_check import TokenizerMismatch, check_document, choose_checked
 from penstock.preparation._tokenizer_choice import ChosenEngine
-from penstock.preparation._tokenizer_engines import GigatokenEngine, Ids, TokenizerEngine, open_reference
+from penstock.preparation._tokenizer_engines import Bounds, Ids, TokenizerEngine, open_reference
 from penstock.preparation._tokenizer_source import TokenizerSource
 from penstock.preparation._transforms import row_number
 from penstock.schema import Ragged
@@ -45,6 +45,8 @@ class TokenMaker:
         self._bos = -1 if bos_id is None else bos_id
         self._eos = -1 if eos_id is None else eos_id
         self._dtype = dtype
+        # The first call loads compiled code and half of awkward, 0.5 s in all: part of opening, not of the first batch.
+        self.frame(*self._engine.encode(np.frombuffer(b"a", np.uint8), np.array([0, 1])))
 
     @property
     def reference(self) -> TokenizerEngine:
@@ -53,14 +55,11 @@ class TokenMaker:
             self._reference = open_reference(self._source) if self._is_checked else self._engine
         return self._reference
 
-    def token_lengths(self) -> NDArray[np.int64] | None:
-        """Bytes that each id stands for, where the engine knows."""
-        return self._engine.token_lengths() if isinstance(self._engine, GigatokenEngine) else None
-
-    @property
-    def is_bytes(self) -> bool:
-        """Whether a token is a byte."""
-        return self._source.kind == "bytes"
+    def locate(self, text: str, ids: NDArray[Any]) -> Bounds:
+        """Bytes at which each token of a text begins and ends."""
+        bounds = self._engine.locate(text, ids) or self.reference.locate(text, ids)
+        assert bounds is not None, "the reference always knows where its tokens are"
+        return bounds
 
     def encode(self, rows: ByteRows, records: Records, places: NDArray[np.int64]) -> Ids:
         """Ids of the documents, which came from these places of the records.
@@ -87,10 +86,10 @@ class TokenMaker:
             found = ids[offsets[chosen] : offsets[chosen + 1]]
             difference = check_document(self._engine, self.reference, text, found)
             if difference is not None:
+                row = row_number(records, int(places[chosen]))
                 raise TokenizerMismatch(
-                    f"gigatoken and the reference differ in row {row_number(records, int(places[chosen]))} of the split, "
-                    f"{difference}. Nothing was published; run again with engine='reference', and report this text "
-                    f"to gigatoken."
+                    f"gigatoken and the reference differ in row {row:,} of the split, {difference}. "
+                    f"Run again with engine='reference', and report this text to gigatoken."
                 )
 
     def frame(self, ids: NDArray[Any], offsets: NDArray[np.int64]) -> Ragged:

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from penstock.preparation._chat_rows import render_rows
 from penstock.preparation._chat_template import ChatTemplate, load_template
 from penstock.preparation._keep import Keep, check_keep, infer_types
 from penstock.preparation._rows import BadRows, ByteRows, read_text
 from penstock.preparation._token_maker import TokenMaker, smallest_dtype
-from penstock.preparation._tokenize_open import OpenChat, OpenTokenize, render_rows
+from penstock.preparation._tokenize_open import OpenChat, OpenTokenize
 from penstock.preparation._tokenizer_check import SAMPLE_BYTES, join_texts, take_sample
 from penstock.preparation._tokenizer_choice import ChosenEngine, EngineChoice, choose_engine
 from penstock.preparation._tokenizer_source import TokenizerSource, load_tokenizer
@@ -121,7 +122,9 @@ class Tokenize:
     @property
     def engine_used(self) -> str | None:
         """Engine that `before_run` chose: "gigatoken" or "reference"; None before that."""
-        return self._chosen and ("gigatoken" if self._chosen.is_fast else "reference")
+        if self._chosen is None:
+            return None
+        return "gigatoken" if self._chosen.is_fast else "reference"
 
     @property
     def identity(self) -> dict[str, Any]:

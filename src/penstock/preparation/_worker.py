@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock.preparation._messages import Done, Open, Opened, Run, Told, pack_error
 from penstock.preparation._progress import Counts
-from penstock.preparation._stages import Runner
+from penstock.preparation._stages import Runner, Tell
 
 _PR_SET_PDEATHSIG = 1
 _ORPHANED = 3
@@ -46,7 +46,7 @@ def _serve(connection: Connection) -> None:
                 connection.send(Opened())
             elif isinstance(message, Run):
                 assert runner is not None
-                connection.send(Done(runner.run(message.task, _teller(connection))))
+                connection.send(Done(runner.run(message.task, _teller(connection, message.task.key))))
         except (BrokenPipeError, ConnectionResetError):
             raise
         except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
@@ -62,9 +62,9 @@ def _open(message: Open) -> Runner[Any]:
     return runner
 
 
-def _teller(connection: Connection) -> Any:
+def _teller(connection: Connection, key: str) -> Tell:
     def tell(counts: Counts) -> None:
-        connection.send(Told(counts))
+        connection.send(Told(key, counts))
 
     return tell
 

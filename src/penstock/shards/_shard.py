@@ -1,9 +1,10 @@
 """One open shard: its tensors, and which of their blocks were checked.
 
-A block is checked once, before its first use, outside the gather, and with it the rest of its window:
-eight blocks, 4 MiB. That is coarse enough that the bookkeeping is far below the cost of the checksum,
-and fine enough that a single random sample does not pull a whole shard from disk. When all blocks of
-a column are checked, one flag says so and nothing is looked at again.
+A block is checked once, before its first use, outside the gather. Where blocks are met in order, the
+rest of a window of eight (4 MiB) is checked with it, so that the bookkeeping is far below the cost of
+the checksum; where they are met at random only the block itself is, so that a sample pulls half a
+megabyte from disk and not a shard. When all blocks of a column are checked, one flag says so and
+nothing is looked at again.
 """
 
 from __future__ import annotations
@@ -148,12 +149,14 @@ class Shard:
 
     def _check_bytes(self, tensor: Tensor, begin: int, end: int) -> None:
         flags = self.flags(tensor)
-        if flags[begin // BLOCK_BYTES : num_blocks(end)].all():
-            return
-        begin, end = begin // WINDOW_BYTES * WINDOW_BYTES, -(-end // WINDOW_BYTES) * WINDOW_BYTES
-        start = self.entry.header_bytes + tensor.begin
-        self.file.populate(start + begin, start + min(end, tensor.num_bytes))
         first, last = begin // BLOCK_BYTES, num_blocks(end)
+        if flags[first:last].all():
+            return
+        is_in_order = first == 0 or flags[first - 1]
+        if is_in_order:
+            last = max(last, first + WINDOW_BYTES // BLOCK_BYTES)
+        start = self.entry.header_bytes + tensor.begin
+        self.file.populate(start + first * BLOCK_BYTES, start + min(last * BLOCK_BYTES, tensor.num_bytes))
         for block in (first + np.flatnonzero(~flags[first:last])).tolist():
             self.check_block(tensor, block)
             flags[block] = True

@@ -1,0 +1,84 @@
+"""What there is already at the destination, and whether this run may go on from it, or replace it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import DatasetExists
+from penstock.preparation._earlier import Earlier, read_earlier
+from penstock.preparation._recipe import RECIPE_VERSION, Recipe, differences
+from penstock.preparation._settings import Settings
+from penstock.preparation._transforms import Transform
+from penstock.preparation._work import WorkFolder
+from penstock.shards import Manifest
+from penstock.sources import SourceFile, SourceOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What this run goes on from."""
+
+    recipe: Recipe | None
+    """Recipe that is followed already; None when this run begins anew."""
+    earlier: Earlier | None
+    """Dataset whose tasks may be kept."""
+
+
+def wanted_recipe(transform: Transform, reading: SourceOptions, settings: Settings) -> dict[str, Any]:
+    """What is known of the recipe before any row was looked at."""
+    origins = {} if settings.origins == "auto" else {"origins": settings.origins}
+    return {
+        "version": RECIPE_VERSION,
+        "transform": transform.identity,
+        "reading": reading.identity,
+        "shard_bytes": settings.shard_bytes,
+        "shuffle": settings.shuffle,
+        **origins,
+    }
+
+
+def find_basis(
+    destination: Path, previous: Manifest | None, wanted: Mapping[str, Any], files: list[SourceFile], overwrite: bool
+) -> Basis:
+    """Decide what to go on from.
+
+    Raises:
+        DatasetExists: what is there was made in another way, and `overwrite` is not given.
+    """
+    earlier, unfinished = read_earlier(previous), WorkFolder(destination).recipe()
+    if previous is not None:
+        reasons = _reasons(earlier, wanted, files)
+        if not reasons:
+            assert earlier is not None
+            return Basis(earlier.recipe, earlier)
+        if not overwrite:
+            raise DatasetExists(_refuse(f"{destination}: the dataset there was made", reasons))
+    if unfinished is not None:
+        reasons = differences(unfinished, wanted)
+        if not reasons:
+            return Basis(Recipe.from_json(unfinished), None)
+        if not overwrite and previous is None:
+            raise DatasetExists(_refuse(f"{destination}: an unfinished preparation is there, made", reasons))
+    return Basis(None, None)
+
+
+def _reasons(earlier: Earlier | None, wanted: Mapping[str, Any], files: list[SourceFile]) -> list[str]:
+    if earlier is None:
+        return ["maker (it was not made by `penstock prepare`)"]
+    reasons = differences(earlier.recipe.to_json(), wanted)
+    if not reasons and earlier.recipe.shuffle is not None and not earlier.is_current(files):
+        return [
+            "set of source files; with shuffle= every document's place depends on all of them, so that "
+            "adding to it would leave the new ones unshuffled, and everything must be prepared again"
+        ]
+    return reasons
+
+
+def _refuse(what: str, reasons: list[str]) -> str:
+    return (
+        f"{what} with another {'; another '.join(reasons)}. Give overwrite=True (--overwrite) to replace it, "
+        "or another destination."
+    )

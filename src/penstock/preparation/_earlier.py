@@ -1,0 +1,110 @@
+"""What an earlier preparation left in a manifest, and which of its tasks still hold.
+
+A task holds as long as every file it read is there, unchanged. The others are dropped whole: their files, if
+they still exist, are prepared again, together with new ones, in tasks behind the kept ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.preparation._origins import SplitOrigin, origins_from_json
+from penstock.preparation._plan import unchanged_files
+from penstock.preparation._recipe import Recipe
+from penstock.shards import Manifest, ShardEntry
+from penstock.sources import SourceFile
+
+Example = tuple[str, int, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeTask:
+    """A task whose shards are, or will be, in the dataset."""
+
+    splits: tuple[SplitOrigin, ...]
+    shards: tuple[ShardEntry, ...]
+    skipped: Mapping[str, int]
+    examples: tuple[Example, ...]
+    is_dead: bool = False
+    """Dropped; it stays in the list because samples name their splits by number."""
+
+    @property
+    def paths(self) -> set[str]:
+        """Every file it read."""
+        return {path for split in self.splits for path in split.paths}
+
+    def to_json(self) -> list[Any]:
+        """How the manifest cuts its lists of splits and shards into tasks, and what the task skipped."""
+        told: list[Any] = [-len(self.splits) if self.is_dead else len(self.splits), len(self.shards)]
+        return [*told, dict(self.skipped), [list(each) for each in self.examples]] if self.skipped else told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """A finished dataset that `prepare` made."""
+
+    recipe: Recipe
+    sources: Sequence[Sequence[Any]]
+    """`[path, bytes, identity]` of each file."""
+    patterns: tuple[str, ...]
+    """What was asked for, to look for new files."""
+    tasks: tuple[MadeTask, ...]
+    pack: tuple[int, ...]
+
+    def kept(self, files: Sequence[SourceFile]) -> list[MadeTask]:
+        """Tasks whose files are all unchanged; the rest are there as dead ones where splits have numbers."""
+        unchanged = unchanged_files(files, self.sources)
+        kept: list[MadeTask] = []
+        for task in self.tasks:
+            if not task.is_dead and task.paths <= unchanged:
+                kept.append(task)
+            elif self.recipe.origins == "column":
+                kept.append(_bury(task))
+        return kept
+
+    def is_current(self, files: Sequence[SourceFile]) -> bool:
+        """Whether the sources are exactly those that were prepared."""
+        return [[file.path, file.num_bytes, file.identity] for file in files] == [list(each) for each in self.sources]
+
+
+def read_earlier(manifest: Manifest | None) -> Earlier | None:
+    """What the manifest says of its preparation; None when something else made the dataset."""
+    attributes = manifest.attributes if manifest is not None else {}
+    section = attributes.get("preparation")
+    if manifest is None or not isinstance(section, dict) or "transform" not in attributes:
+        return None
+    columns = manifest.schema.to_json()
+    recipe = Recipe.from_json({**section["recipe"], "transform": attributes["transform"], "columns": columns})
+    origins = tuple(origins_from_json(attributes["origins"]))
+    return Earlier(
+        recipe=recipe,
+        sources=attributes["sources"],
+        patterns=tuple(section["patterns"]),
+        tasks=tuple(_read_tasks(section["tasks"], origins, manifest.shards)),
+        pack=tuple(section["pack"]),
+    )
+
+
+def _read_tasks(
+    tasks: Iterable[Sequence[Any]], origins: Sequence[SplitOrigin], shards: Sequence[ShardEntry]
+) -> Iterable[MadeTask]:
+    split, shard = 0, 0
+    for signed, num_shards, *skipping in tasks:
+        by_reason, examples = skipping or ({}, [])
+        num_splits = abs(signed)
+        yield MadeTask(
+            splits=tuple(origins[split : split + num_splits]),
+            shards=tuple(shards[shard : shard + num_shards]),
+            skipped=by_reason,
+            examples=tuple((path, row, reason, message) for path, row, reason, message in examples),
+            is_dead=signed < 0,
+        )
+        split, shard = split + num_splits, shard + num_shards
+
+
+def _bury(task: MadeTask) -> MadeTask:
+    splits = tuple(dataclasses.replace(split, num_samples=0) for split in task.splits)
+    return MadeTask(splits=splits, shards=(), skipped={}, examples=(), is_dead=True)

@@ -1,0 +1,193 @@
+"""One encoded image through Pillow: header, limit, draft, decode, turn, scale."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.errors import MissingExtra
+
+# Formats whose decoders are part of Pillow or libraries it ships; PostScript, say, would start Ghostscript.
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
+FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4}
+_EIGHT_BIT = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"})
+_ORIENTATION_TAG = 0x0112
+_DRAFT_GAP = 2
+_SMALLEST = (1, 1)
+
+
+class BadImage(ValueError):
+    """An image that cannot be used; `reason` is what it is counted by."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """What is to be done with every image."""
+
+    column: str
+    size: tuple[int, int] | None
+    """Height and width."""
+    mode: str
+    store: str
+    max_pixels: int
+    quality: int
+    channels: int
+    filter: str
+    is_turned: bool
+    is_drafted: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "size": self.size and list(self.size)}
+
+
+def import_pillow() -> Any:
+    """Pillow's `Image` module.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError:
+        raise MissingExtra("Decoding images needs Pillow: pip install 'penstock[images]'.") from None
+
+
+@contextmanager
+def quiet_decoding(pillow: Any) -> Iterator[None]:
+    """Pillow warns of broken metadata, which is not the user's affair, and of bombs, which are refused here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", pillow.DecompressionBombWarning)
+        yield
+
+
+class ImageDecoder:
+    """Decodes by one set of settings; call inside `quiet_decoding`."""
+
+    def __init__(self, settings: ImageSettings) -> None:
+        self.pillow = import_pillow()
+        self._settings = settings
+        self._mode = "RGB" if settings.channels == 3 else "L"
+        self._filter = FILTERS[settings.filter]
+
+    def decode(self, encoded: bytes | memoryview) -> Any:
+        """The image, decoded, turned and scaled.
+
+        Raises:
+            BadImage: it is corrupt, too large, or of a kind that is not supported.
+        """
+        with _reasons_told(self.pillow):
+            image = self._open(encoded)
+            turn = self._find_turn(image)
+            self._draft(image, turn)
+            image = self._scale(_convert(image, self._mode), turn)
+            return image if turn is None else image.transpose(turn)
+
+    def check(self, encoded: bytes | memoryview) -> None:
+        """Decode an image, as small as its format allows, only to see that it can be.
+
+        Raises:
+            BadImage: as `decode`.
+        """
+        with _reasons_told(self.pillow):
+            image = self._open(encoded)
+            image.draft(None, _SMALLEST)
+            image.load()
+
+    def encode_jpeg(self, image: Any) -> bytes:
+        """A JPEG of the settings' quality."""
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=self._settings.quality)
+        return file.getvalue()
+
+    def _open(self, encoded: bytes | memoryview) -> Any:
+        if not len(encoded):
+            raise BadImage("corrupt_image", "no bytes")
+        image = self.pillow.open(io.BytesIO(encoded), formats=FORMATS)
+        num_pixels = image.size[0] * image.size[1]
+        if num_pixels > self._settings.max_pixels:
+            raise _too_large(f"{image.size[0]} x {image.size[1]} is {num_pixels:,} pixels", self._settings.max_pixels)
+        if image.mode not in _EIGHT_BIT:
+            raise BadImage(
+                "unsupported_image", f"pixels of mode {image.mode!r}, not of 8 bits; scale them with a function"
+            )
+        return image
+
+    def _find_turn(self, image: Any) -> Any:
+        """Transposition that the EXIF orientation asks for; None for upright."""
+        if not self._settings.is_turned or not _may_have_exif(image):
+            return None
+        turns = self.pillow.Transpose
+        table = {
+            2: turns.FLIP_LEFT_RIGHT, 3: turns.ROTATE_180, 4: turns.FLIP_TOP_BOTTOM, 5: turns.TRANSPOSE,
+            6: turns.ROTATE_270, 7: turns.TRANSVERSE, 8: turns.ROTATE_90,
+        }  # fmt: skip
+        return table.get(image.getexif().get(_ORIENTATION_TAG))
+
+    def _target(self, turn: Any) -> tuple[int, int]:
+        """Width and height before the image is turned."""
+        assert self._settings.size is not None
+        height, width = self._settings.size
+        swaps = turn is not None and turn.name in ("TRANSPOSE", "TRANSVERSE", "ROTATE_90", "ROTATE_270")
+        return (height, width) if swaps else (width, height)
+
+    def _draft(self, image: Any, turn: Any) -> None:
+        if self._settings.is_drafted and self._settings.size is not None and image.format in ("JPEG", "MPO"):
+            width, height = self._target(turn)
+            image.draft(None, (_DRAFT_GAP * width, _DRAFT_GAP * height))
+
+    def _scale(self, image: Any, turn: Any) -> Any:
+        if self._settings.size is None:
+            return image
+        target = self._target(turn)
+        box = _centre_box(image.size, target) if self._settings.mode == "crop" else None
+        return image.resize(target, self._filter, box)
+
+
+def _centre_box(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:
+    """Largest part of the image, in its middle, with the shape of the target."""
+    scale = min(size[0] / target[0], size[1] / target[1])
+    width, height = target[0] * scale, target[1] * scale
+    left, top = (size[0] - width) / 2, (size[1] - height) / 2
+    return left, top, left + width, top + height
+
+
+def _convert(image: Any, mode: str) -> Any:
+    image.load()
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _may_have_exif(image: Any) -> bool:
+    # Asking for EXIF parses it; for a JPEG and a WebP the header has told already whether there is any.
+    return image.format not in ("JPEG", "WEBP") or "exif" in image.info
+
+
+def _too_large(found: str, limit: int) -> BadImage:
+    return BadImage("too_many_pixels", f"{found}; max_pixels allows {limit:,}")
+
+
+@contextmanager
+def _reasons_told(pillow: Any) -> Iterator[None]:
+    try:
+        yield
+    except (BadImage, MemoryError):
+        raise
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise BadImage("too_many_pixels", str(error)) from None
+    except Exception as error:  # noqa: BLE001 (decoders raise nearly everything on broken input)
+        raise BadImage("corrupt_image", f"{type(error).__name__}: {_shorten(error)}") from None
+
+
+def _shorten(error: Exception) -> str:
+    # "cannot identify image file <_io.BytesIO object at 0x7f…>" would differ from run to run.
+    return str(error).partition(" <_io.")[0][:200]

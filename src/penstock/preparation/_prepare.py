@@ -1,0 +1,86 @@
+"""`penstock.prepare`: raw data to a dataset, once.
+
+    lock the destination -> list the sources -> decide what is done already -> look at the first rows
+    -> run tasks -> (with a shuffle: gather buckets) -> commit
+
+Everything before "run" is decisions on frozen data; everything after is renames. Any step may be the last
+one of a process: the next run with the same arguments goes on from what is finished.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.preparation._columns import KeepColumns
+from penstock.preparation._progress import OnProgress
+from penstock.preparation._run import Preparation
+from penstock.preparation._settings import EngineName, OnError, Origins, Settings
+from penstock.preparation._summary import Prepared
+from penstock.preparation._transforms import Transform
+from penstock.sources import SourceOptions
+
+
+def prepare(
+    sources: Any,
+    destination: str | os.PathLike[str],
+    *,
+    transform: Transform | None = None,
+    reading: SourceOptions | None = None,
+    workers: int | Literal["auto"] = "auto",
+    engine: EngineName = "local",
+    address: str | None = None,
+    shard_bytes: int = 256 << 20,
+    shuffle: int | None = None,
+    pack: Sequence[int] = (),
+    on_error: OnError = "raise",
+    max_skipped: int | None = None,
+    overwrite: bool = False,
+    origins: Origins = "auto",
+    on_progress: OnProgress | None = None,
+) -> Prepared:
+    """Turn raw data into a dataset at `destination`. Stop it in any way and call it again: it goes on.
+
+    The output depends on the sources, the transform, `reading`, `shard_bytes` and `shuffle` alone, to the byte. A dataset
+    that is there already and was made in the same way gains new and changed source files only.
+
+    Args:
+        sources: A path, glob, folder or URL, a list of them, or a Python iterable of rows.
+        destination: Folder of the dataset; every machine must see it.
+        transform: What becomes of a row: `Tokenize(...)`, `DecodeImage(...)`, a function's wrapper; None keeps columns.
+        reading: How sources are read, where their names do not tell.
+        workers: Processes at once; "auto" is one per core.
+        engine: "local", or "ray" for a cluster.
+        address: The Ray cluster; None starts one here.
+        shard_bytes: Size of a shard.
+        shuffle: Seed to permute all documents with, so that reading in order is reading at random.
+        pack: Row lengths whose counts to store.
+        on_error: "raise" stops at the first bad row, "skip" leaves bad rows out and counts them.
+        max_skipped: Stop when more rows than this were skipped.
+        overwrite: Replace what was made in another way.
+        origins: Where each sample's source row is kept: "manifest", "column", or "auto".
+        on_progress: Called a few times a second with a `Progress`.
+
+    Raises:
+        DatasetExists: what is there was made in another way, and `overwrite` is not given.
+        WriterBusy: another run is at work on this destination.
+        FormatError: a bad row, or too many of them; the message names file and row.
+        StorageError: the disk is full or failing; finished tasks are kept.
+        WorkerDied: workers were killed several times over the same task.
+    """
+    settings = Settings(
+        workers=workers,
+        engine=engine,
+        address=address,
+        shard_bytes=shard_bytes,
+        shuffle=shuffle,
+        pack=tuple(pack),
+        on_error=on_error,
+        max_skipped=max_skipped,
+        overwrite=overwrite,
+        origins=origins,
+    )
+    with Preparation(Path(destination).absolute(), settings, on_progress) as preparation:
+        return preparation.run(sources, transform or KeepColumns(), reading or SourceOptions())

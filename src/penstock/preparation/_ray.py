@@ -1,0 +1,131 @@
+"""The same tasks on a Ray cluster.
+
+A Ray worker opens the job once and keeps it for the tasks that follow. Retries are ours, with the same limit as
+for local processes, so that a lost worker is counted and shown: Ray's own would hide it. Ray may still run a
+task twice, when it wrongly believes a node dead; tasks are idempotent (`_work.py`), so that is waste, not damage.
+
+Every machine must see the destination under the same path, and have Penstock installed.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import uuid
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.errors import MissingExtra
+from penstock.preparation._errors import WorkerDied
+from penstock.preparation._local import MAX_DEATHS, Listen, Lost
+from penstock.preparation._messages import Done, Failed, Told, pack_error, unpack_error
+from penstock.preparation._stages import AnyJob, Keyed, Runner
+
+_opened: dict[str, Runner[Any]] = {}
+
+
+def load_ray() -> Any:
+    """The package `ray`.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtra(f"engine='ray' needs Ray ({error}): pip install 'penstock[ray]'") from None
+    return ray
+
+
+class RayEngine:
+    """Tasks on a cluster: the one this process already uses, the one at `address`, or one of its own."""
+
+    def __init__(self, num_workers: int | None, address: str | None) -> None:
+        self._ray = load_ray()
+        self._num_workers = num_workers
+        self._address = address
+        self._is_ours = False
+
+    def __enter__(self) -> Self:
+        if not self._ray.is_initialized():
+            cpus = self._num_workers if self._address is None else None
+            self._ray.init(
+                address=self._address or "local", num_cpus=cpus, include_dashboard=False, log_to_driver=False
+            )
+            self._is_ours = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_ours:
+            self._ray.shutdown()
+
+    def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
+        """Do all tasks; at most as many at once as there are workers.
+
+        Raises:
+            WorkerDied: a task has killed several workers.
+            Exception: whatever a task raised.
+        """
+        ray = self._ray
+        shared, token = ray.put(job), uuid.uuid4().hex
+        remote = ray.remote(num_cpus=1, max_retries=0)(_run_task)
+        waiting = collections.deque(sorted(tasks, key=lambda task: -task.num_bytes))
+        deaths: collections.Counter[str] = collections.Counter()
+        running: dict[Any, Keyed] = {}
+        limit = self._num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        try:
+            while waiting or running:
+                while waiting and len(running) < limit:
+                    task = waiting.popleft()
+                    running[remote.remote(shared, token, task)] = task
+                for reference in ray.wait(list(running), num_returns=1, timeout=1.0)[0]:
+                    task = running.pop(reference)
+                    result = self._result(reference, task, deaths)
+                    if isinstance(result, Lost):
+                        waiting.appendleft(task)
+                    else:
+                        listen(Told(task.key, result.record.counts))
+                    listen(result)
+        finally:
+            self._cancel(running)
+
+    def _result(self, reference: Any, task: Keyed, deaths: collections.Counter[str]) -> Done | Lost:
+        errors = self._ray.exceptions
+        lost = (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError, errors.ObjectLostError)
+        try:
+            result = self._ray.get(reference)
+        except lost as error:
+            deaths[task.key] += 1
+            how = f"{type(error).__name__} while preparing {task}"
+            if deaths[task.key] >= MAX_DEATHS:
+                raise WorkerDied(
+                    f"{how}, the {deaths[task.key]}. time. Finished tasks are kept: run it again with fewer "
+                    "workers a node, or with a smaller shard_bytes after --overwrite."
+                ) from error
+            return Lost("ray worker", how, task.key)
+        if isinstance(result, Failed):
+            raise unpack_error(result, "a Ray worker")
+        assert isinstance(result, Done)
+        return result
+
+    def _cancel(self, running: dict[Any, Keyed]) -> None:
+        for reference in running:
+            with contextlib.suppress(Exception):  # the cluster may be what failed
+                self._ray.cancel(reference, force=True)
+
+
+def _run_task(job: AnyJob, token: str, task: Keyed) -> Done | Failed:
+    """In a Ray worker: do a task with the job that this process opened, or opens now."""
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        if token not in _opened:
+            _opened.clear()
+            _opened[token] = job.open()
+        return Done(_opened[token].run(task, lambda counts: None))
+    except Exception as error:  # noqa: BLE001 whatever it was, the driver raises it
+        return pack_error(error)

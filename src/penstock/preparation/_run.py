@@ -1,0 +1,375 @@
+"""One run of `prepare`, step by step, under the destination's lock."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.errors import SchemaError
+from penstock.filesystem import remove_if_present
+from penstock.preparation._commit import (
+    adopt_shards,
+    build_manifest,
+    made_task,
+    next_number,
+    shuffled_task,
+    sum_skipped,
+)
+from penstock.preparation._decide import Basis, find_basis, wanted_recipe
+from penstock.preparation._earlier import MadeTask
+from penstock.preparation._gather import GatherJob, plan_gathering
+from penstock.preparation._local import Engine, InlineEngine, LocalEngine, Lost
+from penstock.preparation._messages import Done, Told
+from penstock.preparation._packs import pack_attributes
+from penstock.preparation._plan import Task, choose_task_bytes, group_splits, name_tasks, paths_of
+from penstock.preparation._probe import Probe, probe
+from penstock.preparation._progress import Counts, Meter, OnProgress
+from penstock.preparation._ray import RayEngine
+from penstock.preparation._recipe import Recipe
+from penstock.preparation._settings import Settings
+from penstock.preparation._skipping import check_skipped
+from penstock.preparation._stages import AnyJob, Keyed
+from penstock.preparation._summary import Prepared
+from penstock.preparation._tasks import Job
+from penstock.preparation._transforms import Transform
+from penstock.preparation._work import WORK_NAME, TaskRecord, WorkFolder, write_json
+from penstock.shards import Manifest, Workspace
+from penstock.sources import SourceFile, SourceOptions, Split, class_names, list_files, plan_splits
+
+_log = logging.getLogger(__name__)
+
+
+class Preparation:
+    """The state of one run: lock, engine, clocks and counts."""
+
+    def __init__(self, destination: Path, settings: Settings, on_progress: OnProgress | None) -> None:
+        self._destination = destination
+        self._settings = settings
+        self._on_progress = on_progress
+        self._work = WorkFolder(destination)
+        self._marks = {"begin": time.perf_counter()}
+        self._done = Counts()
+        self._records: list[TaskRecord] = []
+        """Of the tasks that this run did itself."""
+        self._num_kept = 0
+        self._failures: dict[str, int] = {}
+        self._stack = contextlib.ExitStack()
+        self._engine: Engine | None = None
+        self._workspace = Workspace(destination, "overwrite", known_names=frozenset({WORK_NAME}))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._stack.close()
+            self._work.remove_if_idle()
+        finally:
+            self._workspace.close()
+
+    def run(self, sources: Any, transform: Transform, reading: SourceOptions) -> Prepared:
+        """Prepare, or find that all is done."""
+        files = list_files(sources, reading)
+        reading = pin_reading(reading, transform, files)
+        wanted = wanted_recipe(transform, reading, self._settings)
+        basis = find_basis(self._destination, self._workspace.previous, wanted, files, self._settings.overwrite)
+        earlier = basis.earlier
+        if earlier is not None and earlier.is_current(files) and earlier.pack == self._settings.pack:
+            self._work.remove()
+            manifest = self._workspace.previous
+            assert manifest is not None
+            self._num_kept = sum(not task.is_dead for task in earlier.tasks)
+            return self._summarise(manifest, files, sum_skipped(earlier.tasks), ("Nothing to do: up to date.",))
+        kept = earlier.kept(files) if earlier is not None else []
+        covered = {path for task in kept if not task.is_dead for path in task.paths}
+        waiting = [file for file in files if file.path not in covered]
+        return self._prepare(sources, transform, reading, files, waiting, kept, basis)
+
+    def _prepare(
+        self,
+        sources: Any,
+        transform: Transform,
+        reading: SourceOptions,
+        files: list[SourceFile],
+        waiting: list[SourceFile],
+        kept: list[MadeTask],
+        basis: Basis,
+    ) -> Prepared:
+        self._num_kept = sum(not task.is_dead for task in kept)
+        task_bytes = basis.recipe.task_bytes if basis.recipe else self._choose_task_bytes(transform, files)
+        groups = group_splits(plan_splits(waiting, reading, task_bytes), task_bytes) if waiting else []
+        first_split = sum(len(task.splits) for task in kept)
+        recipe, ready = basis.recipe, transform
+        if recipe is None or not self._is_all_done(recipe, groups, files, first_split):
+            if groups:
+                self._start_engine(groups)
+            looked = self._look(transform, reading, files, groups, task_bytes)
+            recipe, ready = self._settle(basis.recipe, looked, transform, reading, task_bytes), looked.transform
+        self._work.begin(recipe)
+        job = Job(
+            destination=self._destination,
+            recipe=recipe,
+            transform=ready,
+            reading=reading,
+            on_error=self._settings.on_error,
+            max_skipped=self._settings.max_skipped,
+        )
+        tasks = self._name(recipe, groups, files, first_split)
+        fresh = self._make(job, tasks, kept)
+        return self._commit(recipe, ready, sources, files, kept, fresh)
+
+    def _choose_task_bytes(self, transform: Transform, files: Sequence[SourceFile]) -> int:
+        total = sum(max(0, file.num_bytes) for file in files)
+        return choose_task_bytes(total, self._settings.shard_bytes, expected_ratio(transform))
+
+    def _name(
+        self, recipe: Recipe, groups: Sequence[tuple[Split, ...]], files: Sequence[SourceFile], first_split: int
+    ) -> list[Task]:
+        return name_tasks(
+            groups,
+            {file.path: file for file in files},
+            recipe_key=recipe.key,
+            first_split=first_split,
+            is_numbered=recipe.origins == "column",
+        )
+
+    def _is_all_done(
+        self, recipe: Recipe, groups: Sequence[tuple[Split, ...]], files: Sequence[SourceFile], first_split: int
+    ) -> bool:
+        """Whether every task of the first pass was finished by an earlier run, so that no row need be looked at."""
+        tasks = self._name(recipe, groups, files, first_split)
+        return len(self._finished(tasks)) == len(tasks)
+
+    def _finished(self, tasks: Sequence[Keyed]) -> dict[str, TaskRecord]:
+        """Records of finished tasks; where rows may not be skipped, only of those that skipped none."""
+        found = self._work.records(task.key for task in tasks)
+        is_strict = self._settings.on_error == "raise"
+        return {key: record for key, record in found.items() if not (is_strict and record.skipped)}
+
+    def _look(
+        self,
+        transform: Transform,
+        reading: SourceOptions,
+        files: Sequence[SourceFile],
+        groups: Sequence[tuple[Split, ...]],
+        task_bytes: int,
+    ) -> Probe:
+        """Look at the first rows of all sources, whatever is left to do, so that a rerun sees the same."""
+        splits = [split for group in groups for split in group]
+        if not splits or splits[0].path != files[0].path:
+            splits = plan_splits(files[:1], reading, task_bytes) + splits
+        return probe(transform, splits, reading, self._settings)
+
+    def _settle(
+        self, found: Recipe | None, looked: Probe, transform: Transform, reading: SourceOptions, task_bytes: int
+    ) -> Recipe:
+        recipe = Recipe(
+            transform=transform.identity,
+            columns=looked.columns,
+            reading=reading.identity,
+            shard_bytes=self._settings.shard_bytes,
+            task_bytes=task_bytes,
+            shuffle=self._settings.shuffle,
+            origins=found.origins if found is not None else looked.origins,
+        )
+        if found is not None and dict(found.columns) != dict(looked.columns):
+            raise SchemaError(
+                f"{self._destination}: the dataset has the columns {found.columns}; the sources now give "
+                f"{looked.columns}. Give overwrite=True and another destination, or name the types."
+            )
+        return recipe if found is None else found
+
+    def _start_engine(self, groups: Sequence[tuple[Split, ...]]) -> Engine:
+        if self._engine is None:
+            self._engine = self._stack.enter_context(self._choose_engine(groups))
+        return self._engine
+
+    def _choose_engine(self, groups: Sequence[tuple[Split, ...]]) -> Engine:
+        settings = self._settings
+        if any(split.needs_this_process for group in groups for split in group):
+            return InlineEngine()
+        if settings.engine == "ray":
+            return RayEngine(None if settings.workers == "auto" else settings.workers, settings.address)
+        return LocalEngine(max(1, min(settings.num_workers, len(groups))), self._work)
+
+    def _make(self, job: Job, tasks: list[Task], kept: Sequence[MadeTask]) -> list[MadeTask]:
+        """Do what is not done, and return all new tasks with what they made."""
+        finished = self._finished(tasks)
+        self._num_kept += len(finished)
+        gather = []
+        if job.recipe.shuffle is not None and len(finished) == len(tasks):
+            gather = plan_gathering(self._destination, job.recipe, [finished[task.key] for task in tasks])
+        self._work.sweep([*finished.values(), *self._work.records(task.key for task in gather).values()])
+        self._marks["ready"] = time.perf_counter()
+        skipped = sum(count for task in kept for count in task.skipped.values())
+        stage = "prepare" if job.recipe.shuffle is None else "deal"
+        self._execute(stage, job, tasks, finished, skipped)
+        made = [made_task(task, finished[task.key]) for task in tasks]
+        return made if job.recipe.shuffle is None else [self._gather(job, tasks, finished, made)]
+
+    def _gather(
+        self, job: Job, tasks: Sequence[Task], dealt: Mapping[str, TaskRecord], made: Sequence[MadeTask]
+    ) -> MadeTask:
+        buckets = plan_gathering(self._destination, job.recipe, [dealt[task.key] for task in tasks])
+        finished = self._work.records(bucket.key for bucket in buckets)
+        self._execute("gather", GatherJob(destination=self._destination, recipe=job.recipe), buckets, finished, 0)
+        return shuffled_task(made, [finished[bucket.key] for bucket in buckets])
+
+    def _execute(
+        self, stage: str, job: AnyJob, tasks: Sequence[Keyed], finished: dict[str, TaskRecord], skipped: int
+    ) -> None:
+        """Do the tasks that are not in `finished`, and add their records to it."""
+        left = [task for task in tasks if task.key not in finished]
+        meter = Meter(stage, sum(task.num_bytes for task in tasks), len(tasks), self._on_progress)
+        meter.kept_bytes = sum(task.num_bytes for task in tasks if task.key in finished)
+        meter.tasks = len(finished)
+        meter.tell(now=True)
+
+        def listen(event: Told | Done | Lost) -> None:
+            if isinstance(event, Told):
+                meter.add(event.key, event.counts)
+            elif isinstance(event, Lost):
+                _log.warning("%s %s; trying again", event.worker, event.how)
+                meter.fail(event.key, event.worker)
+            else:
+                finished[event.record.key] = event.record
+                self._records.append(event.record)
+                meter.finish(event.record.key, event.record.counts)
+                self._check_skipped(finished, skipped)
+
+        if left:
+            self._start_engine([()]).run(job, left, listen)
+        self._check_skipped(finished, skipped)
+        self._failures.update(meter.failures)
+
+    def _check_skipped(self, finished: Mapping[str, TaskRecord], skipped: int) -> None:
+        by_reason: dict[str, int] = {}
+        for record in finished.values():
+            for reason, count in record.skipped.items():
+                by_reason[reason] = by_reason.get(reason, 0) + count
+        check_skipped(skipped + sum(by_reason.values()), self._settings.max_skipped, by_reason)
+
+    def _commit(
+        self,
+        recipe: Recipe,
+        transform: Transform,
+        sources: Any,
+        files: Sequence[SourceFile],
+        kept: Sequence[MadeTask],
+        fresh: Sequence[MadeTask],
+    ) -> Prepared:
+        self._marks["worked"] = time.perf_counter()
+        first = next_number(self._workspace.previous if kept else None)
+        tasks = [*kept, *adopt_shards(self._workspace, self._work, fresh, first)]
+        manifest = build_manifest(
+            recipe,
+            tasks,
+            files,
+            patterns=patterns_of(sources),
+            pack=self._settings.pack,
+            transform_attributes=transform.attributes,
+        )
+        manifest = self._with_packing(manifest)
+        summary: list[Prepared] = []
+
+        def finish() -> None:
+            summary.append(self._summarise(manifest, files, sum_skipped(tasks), transform.notes))
+            self._write_run(summary[0])
+            self._work.remove()
+
+        self._workspace.commit(manifest, before_release=finish)
+        return summary[0]
+
+    def _with_packing(self, manifest: Manifest) -> Manifest:
+        packing = pack_attributes(self._workspace, manifest, self._settings.pack)
+        return dataclasses.replace(manifest, attributes={**manifest.attributes, **packing})
+
+    def _summarise(
+        self, manifest: Manifest, files: Sequence[SourceFile], skipped: Mapping[str, int], notes: Sequence[str]
+    ) -> Prepared:
+        now, marks, total = time.perf_counter(), self._marks, Counts()
+        for record in self._records:
+            total.add(record.counts)
+        ready = marks.get("ready", now)
+        worked = marks.get("worked", now)
+        return Prepared(
+            path=self._destination,
+            num_samples=manifest.num_samples,
+            num_tokens=sum(shard.num_values.get("tokens", 0) for shard in manifest.shards),
+            num_shards=len(manifest.shards),
+            num_bytes=manifest.num_bytes,
+            num_files=len(files),
+            tasks_run=len(self._records),
+            tasks_kept=self._num_kept,
+            raw_bytes=total.raw_bytes,
+            skipped=dict(skipped),
+            seconds={
+                "total": now - marks["begin"],
+                "start_up": ready - marks["begin"],
+                "work": worked - ready,
+                "commit": now - worked,
+            },
+            worker_seconds={
+                "read": total.read_seconds,
+                "transform": total.transform_seconds,
+                "write": total.write_seconds,
+            },
+            peak_worker_bytes=max((record.peak_bytes for record in self._records), default=0),
+            failures=dict(self._failures),
+            notes=tuple(notes),
+        )
+
+    def _write_run(self, summary: Prepared) -> None:
+        """Leave what depends on time, host and workers beside the dataset."""
+        details = {
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "host": platform.node(),
+            "python": platform.python_version(),
+            "engine": self._settings.engine,
+            "workers": self._settings.num_workers,
+            **summary.to_json(),
+        }
+        remove_if_present(self._work.path / "run.json")
+        write_json(self._destination / "run.json", details, by=self._work.path / "run.json")
+
+
+def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[SourceFile]) -> SourceOptions:
+    """Options that say what the sources said: the classes of images, and no column that nobody reads."""
+    classes = class_names(files)
+    if classes and reading.classes is None:
+        reading = dataclasses.replace(reading, classes=classes)
+    needed = getattr(transform, "input_columns", None)
+    if reading.columns is None and needed is not None:
+        reading = dataclasses.replace(reading, columns=tuple(needed))
+    return reading
+
+
+def expected_ratio(transform: Transform) -> float:
+    """Bytes of output expected for a byte of input: a token is about four bytes of text."""
+    columns = transform.columns() or {}
+    widths = {"uint8[*]": 1, "uint16[*]": 2, "uint32[*]": 4}
+    width = widths.get(columns.get("tokens", ""))
+    is_bytes = transform.attributes.get("tokenizer", {}).get("kind") == "bytes"
+    return 1.0 if width is None else width * (1.0 if is_bytes else 0.25)
+
+
+def patterns_of(sources: Any) -> tuple[str, ...]:
+    """What to look for new files with; nothing for objects of this process."""
+    given = sources if isinstance(sources, (list, tuple)) else [sources]
+    texts = [os.fspath(each) for each in given if isinstance(each, (str, os.PathLike))]
+    return tuple(text if "://" in text else os.path.abspath(text) for text in texts)
+
+
+def files_of(splits: Sequence[Split]) -> set[str]:
+    """Every file of some splits."""
+    return {path for split in splits for path in paths_of(split)}
