@@ -35,11 +35,16 @@ class Operation:
     source: str = ""
 
 
+class Died(BaseException):
+    """Stands for SIGKILL: from then on no call has an effect."""
+
+
 @dataclass
 class Journal:
-    """A hook for `intercepted` that writes down every operation below `root`."""
+    """A hook for `intercepted` that writes down every operation below `root`, up to the death of the writer."""
 
     root: Path
+    dies_at: int | None = None
     operations: list[Operation] = field(default_factory=list)
     names: dict[str, Inode] = field(default_factory=dict)
 
@@ -52,6 +57,8 @@ class Journal:
         self.folders = {str(path) for path in self.root.rglob("*") if path.is_dir()} | {str(self.root)}
 
     def __call__(self, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.dies_at is not None and len(self.operations) >= self.dies_at and name != "close":
+            raise Died
         path = self._path(name, args, kwargs)
         existed = os.path.exists(path)
         result = real(*args, **kwargs)

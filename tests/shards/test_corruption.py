@@ -103,9 +103,8 @@ def test_each_of_500_flipped_bits_is_found_and_named(pristine: Path) -> None:
 def test_none_of_500_flipped_bits_is_read_as_data(pristine: Path) -> None:
     raised = 0
     for number, (name, position, bit) in enumerate(flips(pristine, 500, seed=2)):
-        with damaged(pristine / name, position, bit):
-            with pytest.raises(FormatError) as caught:
-                read_everything(pristine, io=IOS[number // 5 % 2])
+        with damaged(pristine / name, position, bit), pytest.raises(FormatError) as caught:
+            read_everything(pristine, io=IOS[number // 5 % 2])
         assert str(pristine / name) in str(caught.value)
         raised += 1
     assert raised == 500

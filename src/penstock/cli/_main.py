@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from penstock import __version__
-from penstock.cli import _demo, _inspect, _verify
+from penstock.cli import _demo, _inspect, _prepare, _verify
 from penstock.errors import PenstockError
 
-_VERBS = {"inspect": _inspect, "verify": _verify, "demo": _demo}
+_VERBS = {"prepare": _prepare, "inspect": _inspect, "verify": _verify, "demo": _demo}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import StageError
 from penstock.order import derive_key
 from penstock.plan._dataset import Dataset
-from penstock.plan._mapping import identity_of
+from penstock.plan._code_identity import identity_of
 from penstock.plan._mixture import MixedRows
 from penstock.plan._pack_index import PackIndex, find_pack_index
 from penstock.plan._packed import PackedRows
@@ -44,8 +44,10 @@ class Mix:
             raise ValueError("mix(): give rows=, the rows in an epoch, or epoch=, the source whose pass is one.")
         if epoch is not None and epoch not in sources:
             raise ValueError(f"mix(epoch={epoch!r}): the sources are {', '.join(map(repr, sources))}.")
-        if rows is not None and rows < 1:
-            raise ValueError(f"mix(rows={rows}): an epoch has at least one row.")
+        if rows is not None and (type(rows) is not int or not 1 <= rows <= 2**62):
+            raise ValueError(f"mix(rows={rows!r}): an epoch has a whole number of rows, at least one.")
+        if type(seed) is not int:
+            raise TypeError(f"mix(seed={seed!r}): the seed must be an int.")
         parts = []
         for name, (stages, weight) in sources.items():
             plan = stages.as_plan() if isinstance(stages, Dataset) else stages

@@ -102,6 +102,7 @@ def count_targets(source: TokenSource, pieces: Pieces, num_rows: int) -> NDArray
     """Tokens of each row that are predicted: all but the first of each piece, less what a loss mask hides."""
     per_piece = np.maximum(pieces.sizes - 1, 0)
     if source.mask_column is not None:
+        _check_mask_lengths(source, source.mask_column, pieces)
         flat = _read_flat(source, pieces, source.mask_column, np.zeros(int(pieces.sizes.sum()), np.uint8))
         begins = np.cumsum(pieces.sizes) - pieces.sizes
         flat[begins[pieces.sizes > 0]] = 0
@@ -147,6 +148,8 @@ def _in_row_order(placed: Sequence[Placed], num_rows: int) -> tuple[NDArray[np.i
     if len(placed) == 1:
         pieces = placed[0][2]
         return pieces.row_offsets, pieces.sizes, pieces.starts
+    if not placed:
+        return np.zeros(num_rows + 1, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
     rows = np.concatenate([rows[pieces.rows] for _, rows, pieces in placed])
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=num_rows)

@@ -32,6 +32,8 @@ class Ledger:
 
 def make_plan_ledger(rows: RowSource, steps: Steps | None, epoch: int) -> Ledger:
     """The account of an epoch; packed windows are packed anew and checked piece by piece."""
+    if epoch < 0:
+        raise IndexError(f"Epoch {epoch} is asked for; epochs count from 0.")
     if isinstance(rows, MixedRows):
         raise ValueError("A mixture's sources run through epochs of their own: ask the plan of each for its ledger.")
     left_over = rows.num_tokens % rows.stage.length if isinstance(rows, WindowRows) else 0

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.order import Mixture
-from penstock.plan._compose import compose
+from penstock.plan._compose import Placed, compose
 from penstock.plan._packed import PackedRows
 from penstock.plan._rows import Batch, Rows, RowSource, interleave
+from penstock.plan._stages import Pack
+from penstock.schema import Ragged
 
 
 class MixedRows:
@@ -28,8 +30,12 @@ class MixedRows:
         self.weights = tuple(float(weight) for _, weight in sources.values())
         self.seed, self.epoch = seed, epoch
         self.mixture = Mixture(self.weights, seed)
-        self._packed = [source for source in self.sources if isinstance(source, PackedRows)]
+        for name, source in zip(self.names, self.sources, strict=True):
+            if source.num_rows == 0:
+                raise ValueError(f"mix(): {name!r} has no rows, so it has nothing to give.")
         self._check_alike()
+        self.pack_stage = _pack_stage(self.sources[0])
+        self.makes_labels = self.sources[0].makes_labels
         self.num_rows = epoch if isinstance(epoch, int) else self._rows_of_one_pass(epoch)
 
     @property
@@ -40,21 +46,30 @@ class MixedRows:
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """These rows, each from the source whose turn it is."""
-        turns = self._turns(rows)
-        if self._packed:
-            placed = [(self._packed[number], places, self._packed[number].place(own)) for number, places, own in turns]
-            return compose(placed, len(rows), self._packed[0].stage, out)
-        parts = [(places, self.sources[number].read(own, None)) for number, places, own in turns]
+        if self.pack_stage is not None:
+            return compose(self.placed(rows, np.arange(len(rows))), len(rows), self.pack_stage, out)
+        parts = [(places, self.sources[number].read(own, None)) for number, places, own in self._turns(rows)]
         if not parts:
-            return self.sources[0].read(rows, None)
-        keys = parts[0][1].keys()
-        return {key: interleave([(places, part[key]) for places, part in parts], len(rows)) for key in keys}
+            return self.sources[0].read(rows, out)
+        columns = {key: [(places, part[key]) for places, part in parts] for key in parts[0][1]}
+        return {key: interleave(values, len(rows), key, out) for key, values in columns.items()}
+
+    def placed(self, rows: Rows, places: NDArray[np.int64]) -> list[Placed]:
+        """Who fills which of `places`, one for each of `rows`, with what; sources may be mixtures themselves."""
+        found: list[Placed] = []
+        for number, mine, own in self._turns(rows):
+            source = self.sources[number]
+            assert isinstance(source, (PackedRows, MixedRows))
+            found += source.placed(own, places[mine])
+        return found
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each row of a packed mixture."""
         counts = np.zeros(len(rows), np.int64)
         for number, places, own in self._turns(rows):
-            counts[places] = self._packed[number].count_targets(own)
+            source = self.sources[number]
+            assert isinstance(source, (PackedRows, MixedRows))
+            counts[places] = source.count_targets(own)
         return counts
 
     def _turns(self, rows: Rows) -> list[tuple[int, NDArray[np.int64], Rows]]:
@@ -78,28 +93,14 @@ class MixedRows:
         return low
 
     def _check_alike(self) -> None:
-        if self._packed and len(self._packed) < len(self.sources):
-            raise SchemaError("mix(): either all sources are packed or none is.")
-        if self._packed:
-            self._check_same(
-                "stage settings",
-                [
-                    (
-                        s.stage.settings.length,
-                        s.stage.settings.max_documents,
-                        s.stage.labels,
-                        s.stage.positions,
-                        s.stage.pad,
-                    )
-                    for s in self._packed
-                ],
-            )
+        stages = [_pack_stage(source) for source in self.sources]
+        if None not in stages:
+            self._check_same("pack settings", [_row_settings(stage) for stage in stages if stage is not None])
             return
-        shapes = [
-            {key: _shape(value) for key, value in s.read(np.arange(min(1, s.num_rows)), None).items()}
-            for s in self.sources
-        ]
-        self._check_same("columns", shapes)
+        if any(stage is not None for stage in stages):
+            raise SchemaError("mix(): either all sources are packed or none is.")
+        first_rows = [source.read(np.arange(1), None) for source in self.sources]
+        self._check_same("columns", [{key: _shape(value) for key, value in row.items()} for row in first_rows])
 
     def _check_same(self, what: str, values: list[Any]) -> None:
         for name, value in zip(self.names[1:], values[1:], strict=True):
@@ -110,6 +111,19 @@ class MixedRows:
                 )
 
 
+def _pack_stage(source: RowSource) -> Pack | None:
+    if isinstance(source, MixedRows):
+        return source.pack_stage
+    return source.stage if isinstance(source, PackedRows) else None
+
+
+def _row_settings(stage: Pack) -> dict[str, Any]:
+    """What decides how a packed row looks; which column it is and what becomes of long documents does not."""
+    settings = {"length": stage.settings.length, "max_documents": stage.settings.max_documents}
+    return settings | {"labels": stage.labels, "positions": stage.positions, "pad": stage.pad}
+
+
 def _shape(value: Any) -> str:
-    is_array = isinstance(value, np.ndarray)
-    return f"{value.dtype}{list(value.shape[1:])}" if is_array else f"ragged {value.values.dtype}"
+    if isinstance(value, Ragged):
+        return "bytes" if value.is_bytes else f"ragged {value.values.dtype}{list(value.values.shape[1:])}"
+    return f"{value.dtype}{list(value.shape[1:])}"

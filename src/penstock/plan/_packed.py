@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import SchemaError
+from penstock.errors import FormatError, SchemaError
 from penstock.order import Permutation, derive_key
 from penstock.packing import PACKING_VERSION, Packing, PackingLedger, make_ledger, pack
-from penstock.plan._compose import Pieces, compose, count_targets
+from penstock.plan._compose import Pieces, Placed, compose, count_targets
 from penstock.plan._dataset import Dataset
 from penstock.plan._pack_index import PackIndex
 from penstock.plan._rows import Batch, Epochs, Rows
@@ -31,6 +31,8 @@ LOSS_MASK = "loss_mask"
 
 class PackedRows:
     """Rows of packed documents."""
+
+    makes_labels = True
 
     def __init__(self, dataset: Dataset, stage: Pack, shuffle: Shuffle | None, index: PackIndex) -> None:
         self.dataset, self.stage, self.index = dataset, stage, index
@@ -50,7 +52,11 @@ class PackedRows:
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """A packed batch of these rows."""
-        return compose([(self, np.arange(len(rows)), self.place(rows))], len(rows), self.stage, out)
+        return compose(self.placed(rows, np.arange(len(rows))), len(rows), self.stage, out)
+
+    def placed(self, rows: Rows, places: NDArray[np.int64]) -> list[Placed]:
+        """These rows, to be put at `places` of a batch."""
+        return [(self, places, self.place(rows))]
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each row: tokens that the loss is taken over."""
@@ -74,6 +80,12 @@ class PackedRows:
 
     def _pack(self, epoch: int, number: int) -> PackedWindow:
         packing = self.packing(epoch, number)
+        if packing.num_rows != self.index.window_rows[number]:  # the number comes from a file
+            raise FormatError(
+                f"The index says that window {number:,} packs into {self.index.window_rows[number]:,} rows of "
+                f"{self.stage.settings.length:,} tokens; it packs into {packing.num_rows:,}. "
+                "The packing stored with the dataset is not of this data: prepare it again."
+            )
         if self.epochs.shuffle is None:  # the packer sorts by length; without a shuffle nothing else would mix that
             order = Permutation(packing.num_rows, derive_key(0, "rows", number))(np.arange(packing.num_rows))
             packing = reorder(packing, order)
@@ -119,6 +131,6 @@ def _mask_column(dataset: Dataset, stage: Pack) -> Column | None:
     if LOSS_MASK not in dataset.schema or stage.column == LOSS_MASK:
         return None
     mask = dataset.schema[LOSS_MASK]
-    if mask.kind != "ragged" or mask.shape or mask.dtype.itemsize != 1:
+    if mask.kind != "ragged" or mask.shape or mask.dtype.kind not in "bu" or mask.dtype.itemsize != 1:
         raise SchemaError(f"Column {LOSS_MASK!r} is {mask.spec}; a loss mask is 'bool[*]' or 'uint8[*]'.")
     return mask

@@ -15,14 +15,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StageError
-from penstock.order import ORDER_VERSION
+from penstock.order import ORDER_VERSION, derive_key
 from penstock.plan._build import Mix, build_rows, describe_stage, seed_of, stage_identity
 from penstock.plan._compose import ROW_TARGETS
 from penstock.plan._dataset import Dataset
@@ -70,7 +70,16 @@ class Plan(Staged):
     @property
     def needs_isolation(self) -> bool:
         """Whether a mapped function may touch global state, and so must not run in threads."""
-        return any(isinstance(stage, Map) and not is_pure(stage.function) for stage in self.stages)
+        return any(not is_pure(stage.function) for stage in self._maps)
+
+    def select_columns(self, names: Iterable[str]) -> Plan:
+        """The same samples with only these columns; it comes first, as cast() does."""
+        last = next((stage.verb for stage in reversed(self.stages) if not isinstance(stage, Cast)), None)
+        if isinstance(self.source, Mix) or last is not None:
+            raise StageError(f"select_columns() cannot follow {last or 'mix'}(). The order is {LEGAL_ORDER}.")
+        plan = Plan(self.source.select_columns(names), self.stages)
+        plan._rows  # noqa: B018 - a cast of a column that is gone is an error here
+        return plan
 
     def num_batches(self, epoch: int = 0) -> int:
         """Batches that start in an epoch; with tail="carry" epochs can differ by one."""
@@ -114,11 +123,10 @@ class Plan(Staged):
         batch = self._rows.read(own, out)
         if ROW_TARGETS in batch:
             self._add_targets(batch, own_repeated, self._steps.rest(rows[~is_repeated], rank, world_size))
-        if "labels" in batch and own_repeated.any():
+        if self._rows.makes_labels and own_repeated.any():
             batch["labels"][own_repeated] = -100
-        for stage in self.stages:
-            if isinstance(stage, Map):
-                batch = run_map(stage, batch, own, self._seed)
+        for number, stage in enumerate(self._maps):
+            batch = run_map(stage, batch, own, derive_key(self._seed, "map", number))
         if self._steps.tail == "pad":
             batch[IS_REPEATED] = own_repeated
         return batch
@@ -168,6 +176,10 @@ class Plan(Staged):
     @functools.cached_property
     def _rows(self) -> RowSource:
         return build_rows(self.source, self.stages)
+
+    @functools.cached_property
+    def _maps(self) -> tuple[Map, ...]:
+        return tuple(stage for stage in self.stages if isinstance(stage, Map))
 
     @functools.cached_property
     def _batch(self) -> Batch | None:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from penstock.errors import SchemaError
 from penstock.order import FullOrder, Order, SequentialOrder, WindowedOrder
 from penstock.plan._dataset import Dataset
 from penstock.plan._stages import Cast, Shuffle, Window
 from penstock.schema import Ragged, dtype_from_name
+from penstock.shards import Storage
 
 Batch = dict[str, Any]
 Rows = NDArray[np.int64]
@@ -33,6 +34,8 @@ class RowSource(Protocol):
 
     num_rows: int
     """Rows in an epoch."""
+    makes_labels: bool
+    """Whether its `labels` are targets that it made, and no column that happens to have the name."""
 
     @property
     def order_identity(self) -> Any:
@@ -102,11 +105,13 @@ def even_windows(num_rows: int, rows_per_window: int) -> NDArray[np.int64]:
 class SampleRows:
     """Each sample is a row; keys and dtypes are the columns'."""
 
+    makes_labels = False
+
     def __init__(self, dataset: Dataset, casts: tuple[Cast, ...], shuffle: Shuffle | None) -> None:
         self.dataset = dataset
         self._dtypes = _cast_dtypes(dataset, casts)
-        sample_bytes = max(1, dataset.storage.num_bytes // max(1, dataset.storage.num_samples))
-        self.epochs = Epochs(even_windows(len(dataset), max(1, STORAGE_WINDOW_BYTES // sample_bytes)), shuffle)
+        rows_per_window = max(1, STORAGE_WINDOW_BYTES // _sample_bytes(dataset.storage))
+        self.epochs = Epochs(even_windows(len(dataset), rows_per_window), shuffle)
         self.num_rows = self.epochs.num_rows
 
     @property
@@ -118,13 +123,20 @@ class SampleRows:
         """Samples by one gather per column."""
         given = {name: array for name, array in (out or {}).items() if name in self.dataset.schema}
         for name, dtype in self._dtypes.items():
-            if name not in given:
-                given[name] = np.empty((len(rows), *self.dataset.schema[name].shape), dtype)
+            given[name] = offered(given, name, (len(rows), *self.dataset.schema[name].shape), dtype)
         return dict(self.dataset.read(self.epochs.find(rows), out=given))
 
     def sample_indices(self, rows: Rows) -> NDArray[np.int64]:
         """The sample behind each row."""
         return self.epochs.find(rows)
+
+
+def _sample_bytes(storage: Storage) -> int:
+    """Mean size of a sample, from the data alone: files hold padding that depends on how it was cut into shards."""
+    columns = storage.schema.columns
+    fixed = sum(column.item_bytes for column in columns if not column.is_ragged)
+    ragged = sum(storage.num_elements(column) * column.item_bytes for column in columns if column.is_ragged)
+    return max(1, fixed + ragged // max(1, storage.num_samples))
 
 
 def _cast_dtypes(dataset: Dataset, casts: tuple[Cast, ...]) -> dict[str, np.dtype[Any]]:
@@ -141,6 +153,8 @@ def _cast_dtypes(dataset: Dataset, casts: tuple[Cast, ...]) -> dict[str, np.dtyp
 
 class WindowRows:
     """Rows are `length` tokens of the concatenated documents; the label after the last is read from the next row."""
+
+    makes_labels = True
 
     def __init__(self, dataset: Dataset, stage: Window, shuffle: Shuffle | None) -> None:
         self.dataset, self.stage = dataset, stage
@@ -179,24 +193,29 @@ class WindowRows:
 
 
 def offered(
-    out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, ...], dtype: type[np.generic]
+    out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, ...], dtype: DTypeLike
 ) -> NDArray[Any]:
     """The array offered for `key`, or a new one.
 
     Raises:
-        ValueError: the array offered has another shape or dtype.
+        ValueError: the array offered has another shape or dtype, or cannot be written in one piece.
     """
     array = (out or {}).get(key)
     if array is None:
         return np.empty(shape, dtype)
-    if array.shape != shape or array.dtype != dtype:
+    if array.shape != shape or array.dtype != dtype or not (array.flags.c_contiguous and array.flags.writeable):
+        kind = "" if array.flags.writeable else "read-only "
+        kind += "" if array.flags.c_contiguous else "strided "
         raise ValueError(
-            f"out[{key!r}] is {array.dtype} {list(array.shape)}; {np.dtype(dtype)} {list(shape)} is needed."
+            f"out[{key!r}] is {kind}{array.dtype} {list(array.shape)}; "
+            f"writeable, contiguous {np.dtype(dtype)} {list(shape)} is needed."
         )
     return array
 
 
-def interleave(parts: list[tuple[NDArray[np.int64], Any]], num_rows: int) -> Any:
+def interleave(
+    parts: list[tuple[NDArray[np.int64], Any]], num_rows: int, key: str, out: Mapping[str, NDArray[Any]] | None
+) -> Any:
     """One column from the same column of several sources, each with the places its rows go to."""
     first = parts[0][1]
     if isinstance(first, Ragged):
@@ -206,7 +225,7 @@ def interleave(parts: list[tuple[NDArray[np.int64], Any]], num_rows: int) -> Any
                 samples[place] = np.frombuffer(sample, np.uint8) if part.is_bytes else sample
         offsets = np.concatenate([[0], np.cumsum([len(sample) for sample in samples])])
         return Ragged(np.concatenate(samples), offsets, first.is_bytes)
-    whole = np.empty((num_rows, *first.shape[1:]), first.dtype)
+    whole = offered(out, key, (num_rows, *first.shape[1:]), first.dtype)
     for places, part in parts:
         whole[places] = part
     return whole

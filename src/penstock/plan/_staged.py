@@ -18,7 +18,7 @@ class Staged:
     def _add(self, stage: Stage) -> Plan:
         raise NotImplementedError
 
-    def cast(self, **dtypes: str) -> Plan:
+    def cast(self, /, **dtypes: str) -> Plan:
         """Read columns in a wider dtype, as in `cast(tokens="int64")`; it costs no second pass."""
         return self._add(Cast(dtypes=tuple(dtypes.items())))
 

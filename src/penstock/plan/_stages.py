@@ -51,8 +51,8 @@ class Shuffle:
             raise TypeError(f"shuffle(seed={self.seed!r}): the seed must be an int.")
         if self.mode not in ("windows", "full"):
             raise ValueError(f"shuffle(mode={self.mode!r}): the modes are 'windows' and 'full'.")
-        if type(self.group) is not int or self.group < 1:
-            raise ValueError(f"shuffle(group={self.group!r}): at least one window makes a group.")
+        if type(self.group) is not int or not 1 <= self.group <= 2**62:
+            raise ValueError(f"shuffle(group={self.group!r}): one window makes a group, and at most 2**62 do.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,8 @@ class Pack:
             raise ValueError(f"pack(labels={self.labels!r}): the choices are 'next' and 'same'.")
         if self.positions not in ("restart", "continue"):
             raise ValueError(f"pack(positions={self.positions!r}): the choices are 'restart' and 'continue'.")
+        if type(self.pad) is not int or not -(2**63) <= self.pad < 2**63:
+            raise ValueError(f"pack(pad={self.pad!r}): a token id is an int of 64 bits.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

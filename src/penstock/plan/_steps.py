@@ -34,7 +34,11 @@ class Steps:
         """Absolute number of the first row of a step."""
         num_batches = self.num_batches(epoch)
         if not 0 <= step < num_batches:
-            raise IndexError(f"Epoch {epoch} has steps 0 to {num_batches - 1}; step {step} is asked for.")
+            steps = f"steps 0 to {num_batches - 1:,}" if num_batches else "no steps"
+            raise IndexError(
+                f"Epoch {epoch} has {steps} ({self.num_rows:,} rows, batches of {self.global_size:,}, "
+                f"tail={self.tail!r}); step {step} is asked for."
+            )
         if self.tail == "carry":
             return (self._first_batch(epoch) + step) * self.global_size
         return epoch * self.num_rows + step * self.global_size

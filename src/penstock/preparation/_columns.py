@@ -48,6 +48,11 @@ class KeepColumns:
         """Nothing to say."""
         return ()
 
+    @property
+    def input_columns(self) -> tuple[str, ...] | None:
+        """What is kept."""
+        return None if self.keep is None else tuple(self.keep)
+
     def columns(self) -> dict[str, str] | None:
         """Types as given, or as found by `before_run`."""
         return self._types

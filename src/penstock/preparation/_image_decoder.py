@@ -158,8 +158,8 @@ def _centre_box(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, 
     """Largest part of the image, in its middle, with the shape of the target."""
     scale = min(size[0] / target[0], size[1] / target[1])
     width, height = target[0] * scale, target[1] * scale
-    left, top = (size[0] - width) / 2, (size[1] - height) / 2
-    return left, top, left + width, top + height
+    left, top = max(0.0, (size[0] - width) / 2), max(0.0, (size[1] - height) / 2)
+    return left, top, min(size[0], left + width), min(size[1], top + height)
 
 
 def _convert(image: Any, mode: str) -> Any:

@@ -126,6 +126,11 @@ class DecodeImage:
         """Nothing to say."""
         return ()
 
+    @property
+    def input_columns(self) -> tuple[str, ...] | None:
+        """The image and what is kept; all while that is open."""
+        return None if self.keep is None else (self.column, *self.keep)
+
     def columns(self) -> dict[str, str] | None:
         """The image, its shape where sizes differ, and what is kept."""
         return None if self._types is None else {**made_columns(self.settings), **self._types}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.preparation._image_decoder import BadImage, ImageDecoder, ImageSettings, quiet_decoding
 from penstock.preparation._keep import read_kept, take_kept
-from penstock.preparation._rows import BadRows, ByteRows, find_column, is_arrow, make_offsets, read_bytes
+from penstock.preparation._rows import BadRows, find_column, is_arrow, make_offsets, read_byte_column
 from penstock.preparation._transforms import Output
 from penstock.schema import Ragged
 
@@ -52,25 +52,25 @@ class OpenDecodeImage:
         places = bad.good_places()
         return Output({**made, **take_kept(kept, places, records.num_rows)}, places, bad.errors())
 
-    def _make(self, images: list[Any], bad: BadRows) -> dict[str, Any]:
+    def _make(self, images: list[memoryview], bad: BadRows) -> dict[str, Any]:
         if self._settings.store == "as_is":
             return {self._settings.column: self._check_all(images, bad)}
         if self._settings.store == "jpeg":
             return {self._settings.column: self._encode_all(images, bad)}
         return self._stack(images, bad) if self._settings.size else self._flatten(images, bad)
 
-    def _check_all(self, images: list[Any], bad: BadRows) -> list[bytes]:
+    def _check_all(self, images: list[memoryview], bad: BadRows) -> list[bytes]:
         checked = []
         for place, encoded in enumerate(images):
             if place not in bad and self._try(self._decoder.check, encoded, place, bad) is not _FAILED:
                 checked.append(bytes(encoded))
         return checked
 
-    def _encode_all(self, images: list[Any], bad: BadRows) -> list[bytes]:
+    def _encode_all(self, images: list[memoryview], bad: BadRows) -> list[bytes]:
         decoded = (self._decode(encoded, place, bad) for place, encoded in enumerate(images))
         return [self._decoder.encode_jpeg(image) for image in decoded if image is not None]
 
-    def _stack(self, images: list[Any], bad: BadRows) -> dict[str, Any]:
+    def _stack(self, images: list[memoryview], bad: BadRows) -> dict[str, Any]:
         assert self._settings.size is not None
         shape = (*self._settings.size, self._settings.channels)
         stacked = np.empty((len(images), *shape), np.uint8)
@@ -82,7 +82,7 @@ class OpenDecodeImage:
                 count += 1
         return {self._settings.column: stacked[:count]}
 
-    def _flatten(self, images: list[Any], bad: BadRows) -> dict[str, Any]:
+    def _flatten(self, images: list[memoryview], bad: BadRows) -> dict[str, Any]:
         decoded = (self._decode(encoded, place, bad) for place, encoded in enumerate(images))
         arrays: list[NDArray[np.uint8]] = [np.asarray(image) for image in decoded if image is not None]
         shapes = np.array([(*array.shape, 1)[:3] for array in arrays], np.int32).reshape(-1, 3)
@@ -91,14 +91,14 @@ class OpenDecodeImage:
         name = self._settings.column
         return {name: Ragged(values, offsets), name + _SHAPE_SUFFIX: shapes}
 
-    def _decode(self, encoded: Any, place: int, bad: BadRows) -> Any | None:
+    def _decode(self, encoded: memoryview, place: int, bad: BadRows) -> Any | None:
         """The image, or None when the row is bad."""
         if place in bad:
             return None
         image = self._try(self._decoder.decode, encoded, place, bad)
         return None if image is _FAILED else image
 
-    def _try(self, work: Any, encoded: Any, place: int, bad: BadRows) -> Any:
+    def _try(self, work: Any, encoded: memoryview, place: int, bad: BadRows) -> Any:
         try:
             return work(encoded)
         except BadImage as error:
@@ -109,14 +109,18 @@ class OpenDecodeImage:
 _FAILED = object()
 
 
-def _list_images(records: Records, name: str, bad: BadRows) -> list[Any]:
-    """Encoded images one by one. Hugging Face keeps them as {"bytes": …, "path": …}."""
+def _list_images(records: Records, name: str, bad: BadRows) -> list[memoryview]:
+    """Encoded images one by one, not copied."""
     column = find_column(records, name)
-    if is_arrow(column) and _is_struct_with_bytes(column):
-        column = column.field("bytes")
-        if column.offset or column.null_count:
-            pass
-    if not is_arrow(column):
-        return [_check_image(name, value, place, bad) for place, value in enumerate(column)]
-    rows: ByteRows = read_bytes(records, name, bad)
+    rows = read_byte_column(name, _unwrap(column) if is_arrow(column) else column, bad)
     return [rows.row(place) for place in range(len(rows))]
+
+
+def _unwrap(column: Any) -> Any:
+    """The bytes of a column; Hugging Face keeps an image as `{"bytes": …, "path": …}`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        return pc.struct_field(column, "bytes")
+    return column

@@ -107,7 +107,11 @@ def read_bytes(records: Records, name: str, bad: BadRows) -> ByteRows:
     Raises:
         SchemaError: the column is missing, or has a type that is not text.
     """
-    column = find_column(records, name)
+    return read_byte_column(name, find_column(records, name), bad)
+
+
+def read_byte_column(name: str, column: Any, bad: BadRows) -> ByteRows:
+    """As `read_bytes`, of a column at hand."""
     return _read_arrow(name, column, bad) if is_arrow(column) else _read_list(name, column, bad)
 
 
@@ -146,7 +150,7 @@ def _read_arrow(name: str, column: Any, bad: BadRows) -> ByteRows:
         return ByteRows(np.empty(0, np.uint8), np.zeros(len(column) + 1, np.int64))
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        raise SchemaError(f"Column {name!r} of the source is {kind}; text (string or binary) is needed.")
+        raise SchemaError(f"Column {name!r} of the source is {kind}; string or binary is needed.")
     if column.null_count:
         _mark_nulls(name, np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)), bad)
         column = column.fill_null("" if "string" in str(kind) else b"")
@@ -186,7 +190,7 @@ def _encode(name: str, value: Any, place: int, bad: BadRows) -> bytes:
         bad.add(place, "null", f"Column {name!r} is null.")
     elif not isinstance(value, str):
         shown = repr(value)[:_EXCERPT]
-        bad.add(place, "wrong_type", f"Column {name!r} holds {type(value).__name__} {shown}; text is needed.")
+        bad.add(place, "wrong_type", f"Column {name!r} holds {type(value).__name__} {shown}; text or bytes are needed.")
     else:
         try:
             return value.encode()

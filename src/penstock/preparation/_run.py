@@ -28,8 +28,8 @@ from penstock.preparation._earlier import MadeTask
 from penstock.preparation._gather import GatherJob, plan_gathering
 from penstock.preparation._local import Engine, InlineEngine, LocalEngine, Lost
 from penstock.preparation._messages import Done, Told
-from penstock.preparation._packs import pack_attributes
-from penstock.preparation._plan import Task, choose_task_bytes, group_splits, name_tasks, paths_of
+from penstock.preparation._packs import check_packable, pack_attributes
+from penstock.preparation._plan import Task, choose_task_bytes, group_splits, name_tasks
 from penstock.preparation._probe import Probe, probe
 from penstock.preparation._progress import Counts, Meter, OnProgress
 from penstock.preparation._ray import RayEngine
@@ -115,6 +115,7 @@ class Preparation:
                 self._start_engine(groups)
             looked = self._look(transform, reading, files, groups, task_bytes)
             recipe, ready = self._settle(basis.recipe, looked, transform, reading, task_bytes), looked.transform
+        check_packable(recipe.schema, self._settings.pack)
         self._work.begin(recipe)
         job = Job(
             destination=self._destination,
@@ -369,7 +370,3 @@ def patterns_of(sources: Any) -> tuple[str, ...]:
     texts = [os.fspath(each) for each in given if isinstance(each, (str, os.PathLike))]
     return tuple(text if "://" in text else os.path.abspath(text) for text in texts)
 
-
-def files_of(splits: Sequence[Split]) -> set[str]:
-    """Every file of some splits."""
-    return {path for split in splits for path in paths_of(split)}

@@ -163,6 +163,12 @@ class Tokenize:
         """Why the reference is used, where it is."""
         return (self._chosen.note,) if self._chosen and self._chosen.note else ()
 
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """The text, the tools, and what is kept."""
+        kept = [name for name, _ in check_keep(self.keep, ())]
+        return tuple(dict.fromkeys([self.column, *filter(None, [self.tools_column]), *kept]))
+
     def columns(self) -> dict[str, str] | None:
         """Tokens in the smallest dtype that holds the vocabulary, the mask, and what is kept."""
         if self._types is None:

@@ -27,7 +27,7 @@ class Output:
     """Samples made from one `Records`, column by column."""
 
     columns: Mapping[str, Any]
-    """What `DatasetWriter.write_batch` takes: arrays, `Ragged`, lists of bytes; as many samples in each."""
+    """What `DatasetWriter.write_batch` takes: arrays, `Ragged`, lists of bytes; may be empty when no sample is."""
     sources: NDArray[np.int64]
     """For each sample, the place in the records of the row it came from; never falls."""
     errors: tuple[RowError, ...] = ()
@@ -63,6 +63,11 @@ class Transform(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences a person should see about this run; they depend on what is installed, so never in the manifest."""
+        ...
+
+    @property
+    def input_columns(self) -> tuple[str, ...] | None:
+        """Columns of the source that are read; None for all of them."""
         ...
 
     def columns(self) -> dict[str, str] | None:

@@ -186,7 +186,7 @@ class WorkFolder:
         _remove_others(self.path / "records", keys)
         for shelf in _SHELVES:
             names = {shard.name for record in records if record.shelf == shelf for shard in record.shards}
-            _remove_others(self.path / shelf, names)
+            _remove_others(self.path / shelf, names | {"manifest.json"})  # the one of dealt shards
 
     def shard_path(self, record: TaskRecord, shard: ShardEntry) -> Path:
         """Where a shard of a finished task is."""
@@ -195,6 +195,12 @@ class WorkFolder:
     def remove(self) -> None:
         """Remove the folder and all in it."""
         if self.path.exists():
+            remove_tree(self.path)
+
+    def remove_if_idle(self) -> None:
+        """Remove the folder when no task is finished in it: there is nothing to go on with."""
+        records = self.path / "records"
+        if self.path.is_dir() and not (records.is_dir() and any(records.iterdir())):
             remove_tree(self.path)
 
     def _is_whole(self, record: TaskRecord) -> bool:

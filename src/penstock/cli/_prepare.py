@@ -1,0 +1,231 @@
+"""Turn raw data into a dataset: tokenise or copy columns, in parallel, resumable, the same bytes every time."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.preparation import Prepared, Progress, Transform
+
+HELP = "turn raw data into a dataset"
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes."""
+    parser.add_argument("sources", nargs="+", metavar="SRC", help="files, globs, folders or URLs")
+    parser.add_argument("destination", type=Path, metavar="DEST", help="folder of the dataset")
+    _add_transform_arguments(parser)
+    _add_reading_arguments(parser)
+    parser.add_argument("--workers", type=_workers, default="auto", metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where tasks run")
+    parser.add_argument("--address", metavar="HOST:PORT", help="Ray cluster (default: one on this machine)")
+    parser.add_argument("--shard-bytes", type=_size, default=256 << 20, metavar="SIZE", help="as in 256MB")
+    parser.add_argument("--shuffle", type=int, metavar="SEED", help="permute all documents")
+    parser.add_argument("--pack", type=int, action="append", default=[], metavar="LENGTH", help="store row counts")
+    parser.add_argument("--on-error", choices=("raise", "skip"), default="raise", help="what a bad row does")
+    parser.add_argument("--max-skipped", type=int, metavar="N", help="stop when more rows are skipped")
+    parser.add_argument("--overwrite", action="store_true", help="replace what was made in another way")
+
+
+def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what becomes of a row (default: its columns are kept)")
+    what.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json, a folder, tiktoken:NAME, or bytes")
+    what.add_argument("--column", metavar="NAME", help="column with the text")
+    what.add_argument("--append-eos", metavar="TOKEN", help="token to end each document with")
+    what.add_argument("--prepend-bos", metavar="TOKEN", help="token to begin each document with")
+    what.add_argument("--keep", action="append", default=[], metavar="NAME", help="other column to store")
+    what.add_argument("--chat-template", metavar="PATH", help="Jinja file for conversations")
+    what.add_argument("--function", metavar="MODULE:NAME", help="any Python function of a batch")
+
+
+def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_argument_group("how sources are read")
+    how.add_argument("--format", metavar="NAME", help="parquet, jsonl, csv, text, images, webdataset, arrow")
+    how.add_argument("--text-unit", choices=("file", "line", "separator"), help="what a document of a text file is")
+    how.add_argument("--separator", metavar="TEXT", help="between two documents of a text file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when the dataset is there, 1 on failure, 2 on wrong usage."""
+    problem = _wrong_usage(arguments)
+    if problem:
+        sys.stderr.write(f"penstock prepare: {problem}\n")
+        return 2
+    from penstock import preparation
+
+    with _progress(as_json=arguments.json) as on_progress:
+        try:
+            prepared = preparation.prepare(
+                arguments.sources,
+                arguments.destination,
+                transform=_transform(arguments),
+                reading=_reading(arguments),
+                workers=arguments.workers,
+                engine=arguments.engine,
+                address=arguments.address,
+                shard_bytes=arguments.shard_bytes,
+                shuffle=arguments.shuffle,
+                pack=arguments.pack,
+                on_error=arguments.on_error,
+                max_skipped=arguments.max_skipped,
+                overwrite=arguments.overwrite,
+                on_progress=on_progress,
+            )
+        except KeyboardInterrupt:
+            sys.stderr.write("penstock: interrupted. Finished tasks are kept: the same command goes on from here.\n")
+            return _INTERRUPTED
+    _show(prepared, as_json=arguments.json)
+    return 0
+
+
+def _wrong_usage(arguments: argparse.Namespace) -> str | None:
+    if arguments.tokenizer and arguments.function:
+        return "--tokenizer and --function are two transforms; give one."
+    needs_tokenizer = ("column", "append_eos", "prepend_bos", "chat_template")
+    given = [f"--{name.replace('_', '-')}" for name in needs_tokenizer if getattr(arguments, name)]
+    if given and not arguments.tokenizer:
+        return f"{', '.join(given)} belong to --tokenizer, which is missing."
+    if arguments.max_skipped is not None and arguments.on_error != "skip":
+        return "--max-skipped limits --on-error skip, which is missing."
+    if arguments.address and arguments.engine != "ray":
+        return "--address is for --engine ray."
+    if (arguments.text_unit == "separator") != bool(arguments.separator):
+        return "--text-unit separator and --separator go together."
+    return None
+
+
+def _transform(arguments: argparse.Namespace) -> Transform | None:
+    from penstock import preparation
+
+    if arguments.tokenizer:
+        return preparation.Tokenize(
+            arguments.tokenizer,
+            arguments.column or "",
+            append_eos=arguments.append_eos,
+            prepend_bos=arguments.prepend_bos,
+            keep=arguments.keep,
+            chat_template=arguments.chat_template,
+        )
+    if arguments.function:
+        return preparation.FunctionTransform(arguments.function)
+    return preparation.KeepColumns(arguments.keep) if arguments.keep else None
+
+
+def _reading(arguments: argparse.Namespace) -> Any:
+    from penstock.sources import SourceOptions
+
+    unit = {"text_unit": arguments.text_unit} if arguments.text_unit else {}
+    return SourceOptions(format=arguments.format, separator=arguments.separator, **unit)
+
+
+@contextmanager
+def _progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
+    from penstock import report
+
+    if as_json:
+        yield lambda progress: report.print_json({"progress": progress.to_json()})
+        return
+    with _bar() as show:
+        yield show
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[Progress], None]]:
+    """A bar with the rates of documents, bytes and tokens, the time left, and workers that died."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[rates]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Bar(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        line = bar.add_task("prepare", total=None, rates="")
+
+        def show(progress: Progress) -> None:
+            bar.update(
+                line,
+                description=progress.stage,
+                completed=progress.raw_bytes,
+                total=progress.total_bytes,
+                rates=_rates(progress),
+            )
+
+        yield show
+
+
+def _rates(progress: Progress) -> str:
+    from penstock.report import format_bytes
+
+    parts = [f"{progress.documents_per_second:,.0f} documents/s", f"{format_bytes(progress.bytes_per_second)}/s"]
+    if progress.tokens:
+        parts.append(f"{progress.tokens_per_second / 1e6:.1f} Mtok/s")
+    parts += [f"{progress.skipped:,} skipped"] if progress.skipped else []
+    parts += [f"{worker} died {count} times" for worker, count in progress.failures.items()]
+    return ", ".join(parts)
+
+
+def _show(prepared: Prepared, *, as_json: bool) -> None:
+    from penstock import report
+
+    if as_json:
+        report.print_json(prepared.to_json())
+        return
+    out = report.console()
+    for line in _lines(prepared):
+        out.print(line, markup=False)
+
+
+def _lines(prepared: Prepared) -> Iterator[str]:
+    from penstock.report import format_bytes
+
+    tokens = f", {prepared.num_tokens:,} tokens" if prepared.num_tokens else ""
+    yield (
+        f"{prepared.path}: {prepared.num_samples:,} samples{tokens} in {prepared.num_shards:,} shards, "
+        f"{format_bytes(prepared.num_bytes)}, from {prepared.num_files:,} files."
+    )
+    for reason, count in prepared.skipped.items():
+        yield f"  skipped {count:,} rows: {reason}"
+    if prepared.tasks_run:
+        yield from _times(prepared)
+    for worker, count in prepared.failures.items():
+        yield f"  {worker} died {count} times; its tasks were done again"
+    yield from (f"  {note}" for note in prepared.notes)
+
+
+def _times(prepared: Prepared) -> Iterator[str]:
+    from penstock.report import format_bytes
+
+    seconds, busy = prepared.seconds, sum(prepared.worker_seconds.values())
+    rate = format_bytes(prepared.raw_bytes / max(1e-9, seconds["work"]))
+    kept = f", {prepared.tasks_kept:,} kept from before" if prepared.tasks_kept else ""
+    yield f"  {prepared.tasks_run:,} tasks in {seconds['work']:.1f} s{kept}: {rate}/s; start-up {seconds['start_up']:.1f} s"
+    shares = ", ".join(f"{name} {100 * spent / max(1e-9, busy):.0f} %" for name, spent in prepared.worker_seconds.items())
+    yield f"  time of workers: {shares}; memory at most {format_bytes(prepared.peak_worker_bytes)} each"
+
+
+def _workers(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count from 1, or 'auto'")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+)\s*([A-Za-z]*)", text)
+    if match is None or match[2].upper() not in _UNITS or not int(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, as in 256MB")
+    return int(match[1]) * _UNITS[match[2].upper()]

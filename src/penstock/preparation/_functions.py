@@ -1,0 +1,261 @@
+"""Any Python function as a transform: a batch in, any number of samples out.
+
+The function gets `{column: array or list}` and returns the same kind of dict. If it returns as many samples as it
+got rows, sample i came from row i. Otherwise it must say where each came from, in the key `__source__`: places in
+the batch that never fall. Batches are about 4 MB of raw data and are cut the same way in every run.
+
+A function that raises is asked again row by row. Rows that fail alone are bad rows, with the function's own
+traceback, and the batch is tried once more without them; if no row fails alone, the whole batch is at fault
+and the run stops.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import pickle
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import PenstockError, SchemaError
+from penstock.preparation._rows import BadRows, is_arrow
+from penstock.preparation._transforms import OpenTransform, Output
+from penstock.schema import Ragged, Schema
+
+if TYPE_CHECKING:
+    from penstock.sources import Records
+
+VERSION = 1
+SOURCE_KEY = "__source__"
+BatchFunction = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+class TransformFailed(PenstockError, RuntimeError):
+    """A user's function failed on a batch, or returned what no dataset can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTransform:
+    """Run a function over batches of rows.
+
+    Raises:
+        TypeError: it is neither callable nor "package.module:function", or cannot be pickled.
+        ImportError: an import path that leads nowhere.
+
+    >>> FunctionTransform("string:capwords").identity["function"]
+    'string:capwords'
+    """
+
+    function: str | BatchFunction
+    """A function that can be pickled, or "package.module:function", imported in each worker."""
+    types: Mapping[str, str] | None = field(default=None, kw_only=True)
+    """Types of the columns it returns; None takes them from its first output."""
+    version: str = field(default="", kw_only=True)
+    """Yours to change when the function's result changes in a way its own code does not show."""
+
+    def __post_init__(self) -> None:
+        if self.types is not None:
+            Schema.parse(self.types)
+        found = load_function(self.function)
+        if isinstance(self.function, str):
+            return
+        try:
+            pickle.dumps(found)
+        except Exception as error:  # noqa: BLE001 (pickle raises what the object raises)
+            raise TypeError(
+                f"{describe(found)} cannot be sent to workers: {error}. Define it at the top of a module, "
+                f"or name it as 'package.module:function'."
+            ) from None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Where the function is, a hash of its code, and its version."""
+        found = load_function(self.function)
+        name = self.function if isinstance(self.function, str) else describe(found)
+        return {
+            "transform": "FunctionTransform",
+            "version": VERSION,
+            "function": name,
+            "code": hash_code(found),
+            "function_version": self.version,
+            "types": None if self.types is None else dict(self.types),
+        }
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Nothing that the identity does not say."""
+        return {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing to say."""
+        return ()
+
+    @property
+    def input_columns(self) -> tuple[str, ...] | None:
+        """All of them: nobody knows what a function reads."""
+        return None
+
+    def columns(self) -> dict[str, str] | None:
+        """Types as given."""
+        return None if self.types is None else dict(self.types)
+
+    def before_run(self, sample: Iterable[Records]) -> FunctionTransform:
+        """The same; a function is not run before the run."""
+        return self
+
+    def open(self) -> OpenTransform:
+        """The function, imported."""
+        return _OpenFunction(load_function(self.function))
+
+
+def load_function(function: str | BatchFunction) -> BatchFunction:
+    """The function itself."""
+    if isinstance(function, str):
+        module_name, colon, name = function.partition(":")
+        if not (module_name and colon and name):
+            raise TypeError(f"{function!r} is no import path; write 'package.module:function'.")
+        found: Any = importlib.import_module(module_name)
+        function = functools.reduce(getattr, name.split("."), found)
+    if not callable(function):
+        raise TypeError(f"{function!r} is not callable.")
+    return function
+
+
+def describe(function: BatchFunction) -> str:
+    """Name of a function as an import path."""
+    if isinstance(function, functools.partial):
+        return f"partial({describe(function.func)}, {function.args}, {function.keywords})"
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    return f"{owner.__module__}:{owner.__qualname__}"
+
+
+def hash_code(function: BatchFunction) -> str:
+    """Hash of a function's source; of its module's name where there is no source."""
+    target: Any = function.func if isinstance(function, functools.partial) else function
+    if not (inspect.isfunction(target) or inspect.ismethod(target) or inspect.isclass(target)):
+        target = type(target)
+    try:
+        text = inspect.getsource(target)
+    except (OSError, TypeError):
+        text = describe(function)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _OpenFunction:
+    def __init__(self, function: BatchFunction) -> None:
+        self._function = function
+
+    def __call__(self, records: Records) -> Output:
+        """What the function makes of these rows."""
+        bad = BadRows(records)
+        batch = {name: _as_batch(column) for name, column in records.columns.items()}
+        try:
+            columns, sources = self._run(batch, records.num_rows)
+        except SchemaError:
+            raise
+        except Exception as error:  # noqa: BLE001 (a user's function raises what it likes)
+            columns, sources = self._run_without_bad(batch, records, bad, error)
+        return Output(columns, bad.good_places()[sources], bad.errors())
+
+    def _run_without_bad(
+        self, batch: dict[str, Any], records: Records, bad: BadRows, error: Exception
+    ) -> tuple[dict[str, Any], NDArray[np.int64]]:
+        self._find_bad(batch, records.num_rows, bad)
+        places = bad.good_places()
+        try:
+            if not len(bad):
+                raise error
+            rest = {name: _take(column, places) for name, column in batch.items()}
+            return self._run(rest, len(places)) if len(places) else ({}, np.empty(0, np.int64))
+        except SchemaError:
+            raise
+        except Exception as last:
+            raise TransformFailed(
+                f"{describe(self._function)} failed on a batch of {len(places)} rows (from row {records.first_row:,} "
+                f"of the split), and not on any single row of it. Its own traceback:\n{_own_traceback(last)}"
+            ) from last
+
+    def _find_bad(self, batch: dict[str, Any], num_rows: int, bad: BadRows) -> None:
+        for place in range(num_rows):
+            try:
+                self._run({name: _take(column, np.array([place])) for name, column in batch.items()}, 1)
+            except SchemaError:
+                raise
+            except Exception as error:  # noqa: BLE001
+                name = describe(self._function)
+                bad.add(place, type(error).__name__, f"{name} failed on this row:\n{_own_traceback(error)}")
+
+    def _run(self, batch: dict[str, Any], num_rows: int) -> tuple[dict[str, Any], NDArray[np.int64]]:
+        returned: object = self._function(dict(batch))
+        if not isinstance(returned, Mapping):
+            raise SchemaError(
+                f"{describe(self._function)} returned {type(returned).__name__}; a dict of columns is needed."
+            )
+        columns = {name: column for name, column in returned.items() if name != SOURCE_KEY}
+        counts = {name: _count(name, column) for name, column in columns.items()}
+        if not counts or len(set(counts.values())) != 1:
+            raise SchemaError(f"{describe(self._function)} must return columns of one length; these have {counts}.")
+        num_samples = next(iter(counts.values()))
+        return columns, _check_sources(returned.get(SOURCE_KEY), num_samples, num_rows, describe(self._function))
+
+
+def _check_sources(given: Any, num_samples: int, num_rows: int, name: str) -> NDArray[np.int64]:
+    if given is None:
+        if num_samples != num_rows:
+            raise SchemaError(
+                f"{name} made {num_samples} samples of {num_rows} rows without saying which came from which. "
+                f"Return the place of each sample's row, too: {{'{SOURCE_KEY}': [0, 0, 1, …], …}}."
+            )
+        return np.arange(num_rows, dtype=np.int64)
+    sources = np.asarray(given)
+    is_sound = sources.shape == (num_samples,) and (sources.dtype.kind in "iu" or not num_samples)
+    if not is_sound or (num_samples and (sources.min() < 0 or sources.max() >= num_rows)):
+        raise SchemaError(
+            f"{name} returned {SOURCE_KEY!r} with {sources.dtype} {list(sources.shape)}; "
+            f"{num_samples} integers from 0 to {num_rows - 1} are needed."
+        )
+    if (np.diff(sources) < 0).any():
+        raise SchemaError(f"{name} returned {SOURCE_KEY!r} that falls; keep samples in the order of their rows.")
+    return sources.astype(np.int64)
+
+
+def _count(name: str, column: Any) -> int:
+    if isinstance(column, (str, bytes)) or not hasattr(column, "__len__"):
+        raise SchemaError(
+            f"Column {name!r} is one {type(column).__name__}; an array or list with one value per sample is."
+        )
+    return len(column)
+
+
+def _as_batch(column: Any) -> Any:
+    """Numbers without nulls as a numpy array, everything else as a list."""
+    import pyarrow as pa
+
+    if not is_arrow(column):
+        return column
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return column.to_numpy(zero_copy_only=False) if is_number and not column.null_count else column.to_pylist()
+
+
+def _take(column: Any, places: NDArray[np.int64]) -> Any:
+    if isinstance(column, np.ndarray):
+        return column[places]
+    assert not isinstance(column, Ragged)
+    return [column[place] for place in places]
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The traceback from the user's function on, without ours."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()

@@ -1,0 +1,105 @@
+"""The command as people type it: what it prints, and the exit code it leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.cli import main
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    with penstock.DatasetWriter(
+        tmp_path / "data", {"tokens": "uint16[*]", "label": "int64", "name": "bytes"}, attributes={"licence": "CC0"}
+    ) as writer:
+        for index in range(20):
+            writer.write({"tokens": range(index), "label": index, "name": f"document [{index}]".encode()})
+    return tmp_path / "data"
+
+
+def flip_a_bit(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+def test_inspect_shows_columns_counts_attributes_lengths_and_samples(dataset, capsys):
+    assert main(["inspect", str(dataset), "--samples", "2"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("20 samples in 1 shards", "uint16[*]", "licence: CC0", "Lengths of tokens: 0 to 19, mean 9.5"):
+        assert part in shown
+    assert "b'document [1]'" in shown
+
+
+def test_inspect_as_json_is_one_object_with_the_same_facts(dataset, capsys):
+    assert main(["inspect", str(dataset), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["samples"] == 20
+    assert found["columns"] == {"tokens": "uint16[*]", "label": "int64", "name": "bytes"}
+    assert found["fingerprint"] == penstock.open(dataset).storage.fingerprint
+    assert sum(part["count"] for part in found["lengths"]["tokens"]["bins"]) == 20
+    assert len(found["first_samples"]) == 3
+
+
+def test_inspect_of_an_empty_dataset_works(tmp_path, capsys):
+    with penstock.DatasetWriter(tmp_path / "empty", {"tokens": "uint16[*]"}):
+        pass
+    assert main(["inspect", str(tmp_path / "empty")]) == 0
+    assert "0 samples in 0 shards" in capsys.readouterr().out
+
+
+def test_verify_of_a_sound_dataset_exits_0_and_says_so(dataset, capsys):
+    assert main(["verify", str(dataset)]) == 0
+    assert "sound. 20 samples in 1 shards" in capsys.readouterr().out
+
+
+def test_verify_of_a_damaged_dataset_exits_1_and_names_file_and_block(dataset, capsys):
+    shard = next(dataset.glob("shard-*"))
+    flip_a_bit(shard, shard.stat().st_size - 1)
+    assert main(["verify", str(dataset)]) == 1
+    shown = capsys.readouterr().out
+    assert str(shard) in shown
+    assert "block 0 of tensor 'name.values'" in shown
+    assert main(["verify", str(dataset), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["is_sound"] is False
+
+
+def test_a_failure_is_one_line_on_standard_error_and_exit_code_1(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path / "nowhere")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("penstock: ")
+    assert "the folder does not exist" in captured.err
+
+
+def test_a_failure_as_json_names_the_error(tmp_path, capsys):
+    assert main(["verify", str(tmp_path / "nowhere"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"] == "IncompleteDataset"
+
+
+def test_a_mistyped_verb_exits_2_and_is_guessed(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["penstock", "verfy"])
+    with pytest.raises(SystemExit) as exit_:
+        main(["verfy"])
+    assert exit_.value.code == 2
+    assert "Did you mean 'verify'?" in capsys.readouterr().err
+
+
+def test_help_imports_neither_numpy_nor_rich(tmp_path):
+    code = "import sys; from penstock.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print([name for name in ('numpy', 'rich', 'numba', 'torch') if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_goes_away_is_no_error(dataset):
+    command = f"{sys.executable} -m penstock.cli inspect {dataset} | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1

@@ -1,0 +1,57 @@
+"""The package as a whole: what it exports, what importing it costs, and that it can be built."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import penstock
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_public_name_can_be_had_and_is_listed():
+    for name in penstock.__all__:
+        assert getattr(penstock, name) is not None
+    assert dir(penstock) == sorted(penstock.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    assert not hasattr(penstock, "no_such_name")
+
+
+def test_importing_penstock_imports_nothing_heavy():
+    code = "import penstock, sys; print([m for m in ('torch','ray','numba','pyarrow','numpy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_opening_a_dataset_needs_neither_torch_nor_numba(tmp_path):
+    with penstock.DatasetWriter(tmp_path / "data", {"x": "int64"}) as writer:
+        writer.write({"x": 1})
+    code = f"import penstock, sys; penstock.open({str(tmp_path / 'data')!r})[0]\n"
+    code += "print([m for m in ('torch', 'ray', 'numba', 'pyarrow') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_wheel_holds_the_package_its_types_and_the_licence(tmp_path):
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    assert "penstock/py.typed" in names
+    assert "penstock/shards/_kernels.py" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith("tests") for name in names)
+
+
+def test_constraints_pin_everything_exactly_and_torch_to_one_version():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all("==" in line for line in lines)
+    assert any(line.startswith("torch==") for line in lines)
+
+
+def test_the_extras_that_the_documentation_names_are_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) == {"torch", "text", "images", "ray", "report", "s3", "all", "dev"}
