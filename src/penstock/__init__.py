@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from penstock.plan import mix as mix
     from penstock.plan import open_dataset as open  # noqa: F401
     from penstock.plan import pure as pure
+    from penstock.pytorch import DataLoader as DataLoader
     from penstock.schema import Ragged as Ragged
     from penstock.schema import Schema as Schema
     from penstock.shards import DatasetWriter as DatasetWriter
     from penstock.shards import verify as verify
 
 _HOME_OF_NAME = {
+    "DataLoader": ("penstock.pytorch", "DataLoader"),
     "Dataset": ("penstock.plan", "Dataset"),
     "DatasetWriter": ("penstock.shards", "DatasetWriter"),
     "Plan": ("penstock.plan", "Plan"),

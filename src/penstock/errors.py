@@ -10,6 +10,8 @@
     ├── WriterBusy           (BlockingIOError)    another process is writing here: wait for it
     ├── StorageError         (OSError)            the disk refused: full, failing, or gone
     ├── StageError           (ValueError)         stages of a plan in an order that has no meaning
+    ├── StateError           (ValueError)         a saved state belongs to another order of the data
+    ├── WorkerDied           (RuntimeError)       worker processes kept dying over one batch
     └── MissingExtra         (ImportError)        an optional package is needed: install the extra
 
 Each also inherits the builtin that people already catch. A wrong argument is a plain
@@ -57,6 +59,14 @@ class StorageError(PenstockError, OSError):
 
 class StageError(PenstockError, ValueError):
     """The stages of a plan stand in an order that has no meaning."""
+
+
+class StateError(PenstockError, ValueError):
+    """A saved state cannot be honoured; the message names what differs."""
+
+
+class WorkerDied(PenstockError, RuntimeError):
+    """Worker processes died over and over while they computed one batch."""
 
 
 class MissingExtra(PenstockError, ImportError):

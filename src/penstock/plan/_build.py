@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StageError
 from penstock.order import derive_key
-from penstock.plan._dataset import Dataset
 from penstock.plan._code_identity import identity_of
+from penstock.plan._dataset import Dataset
 from penstock.plan._mixture import MixedRows
 from penstock.plan._pack_index import PackIndex, find_pack_index
 from penstock.plan._packed import PackedRows
@@ -51,7 +52,7 @@ class Mix:
         parts = []
         for name, (stages, weight) in sources.items():
             plan = stages.as_plan() if isinstance(stages, Dataset) else stages
-            _check_part(name, plan)
+            _check_part(name, plan, weight)
             parts.append((name, plan, float(weight)))
         length: int | str = rows if rows is not None else str(epoch)
         mixture = cls(tuple(parts), seed, length)
@@ -74,7 +75,9 @@ class Mix:
         return "\n".join(lines)
 
 
-def _check_part(name: str, plan: Plan) -> None:
+def _check_part(name: str, plan: Plan, weight: float) -> None:
+    if not 0 < weight < math.inf:
+        raise ValueError(f"mix(): the weight of {name!r} is {weight!r}; weights are positive, finite numbers.")
     for stage in plan.stages:
         if isinstance(stage, (Map, Batch)):
             raise StageError(

@@ -202,6 +202,12 @@ class Dataset(Staged):
             return self.storage.lengths(column, begin, end)
         return self.storage.lengths_of(column, self._chosen[begin:end])
 
+    def announce(self, begin: int, end: int, columns: tuple[str, ...]) -> None:
+        """Tell the kernel that samples `begin` to `end` are needed soon; chosen samples are left to it."""
+        if self._chosen is None:
+            for name in columns:
+                self.storage.announce(self.schema[name], begin, end)
+
     def stream(self, column: Column) -> Stream:
         """A column's samples, one behind the other."""
         if self._chosen is None:

@@ -10,12 +10,12 @@ such a function in processes unless it is marked `@penstock.pure`.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import importlib
+import importlib.util
 import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.order import derive_key
+from penstock.plan._code_identity import names_in
 from penstock.plan._stages import Map
 from penstock.schema import Ragged
 
@@ -46,6 +47,11 @@ def is_pure(function: Callable[..., Any]) -> bool:
     return takes_generator(function) or getattr(function, _PURE, False)
 
 
+def is_marked_pure(function: Callable[..., Any]) -> bool:
+    """Whether a function says of itself that threads may run it."""
+    return bool(getattr(function, _PURE, False))
+
+
 def takes_generator(function: Callable[..., Any]) -> bool:
     """Whether a function takes `(row, rng)` and not `(row)`."""
     try:
@@ -58,44 +64,27 @@ def takes_generator(function: Callable[..., Any]) -> bool:
 
 
 def run_map(stage: Map, batch: Mapping[str, Any], rows: NDArray[np.int64], seed: int) -> dict[str, Any]:
-    """`batch` after one map stage; `rows` are the absolute numbers of its rows."""
+    """`batch` after one map stage; `rows` are the absolute numbers of its rows, `seed` is the stage's own."""
     if stage.batched:
         first = int(rows[0]) if len(rows) else 0
         return _checked(stage, _call(stage.function, dict(batch), seed, first))
     if not len(rows):
         return dict(batch)
     results = [
-        _call(stage.function, sample, seed, row) for sample, row in zip(_samples(batch), rows.tolist(), strict=True)
+        _call(stage.function, sample, seed, row)
+        for sample, row in zip(_samples(batch, len(rows)), rows.tolist(), strict=True)
     ]
     return _stack(stage, [_checked(stage, result) for result in results])
 
 
-def identity_of(function: Callable[..., Any]) -> str:
-    """Name and compiled code of a function: changes when what it does changes, as far as its own body tells."""
-    target = inspect.unwrap(function)
-    code = getattr(target, "__code__", None) or getattr(type(target).__call__, "__code__", None)
-    digest = hashlib.blake2b(digest_size=8)
-    if code is not None:
-        _update(digest, code)
-    name = getattr(target, "__qualname__", type(target).__qualname__)
-    return f"{getattr(target, '__module__', '?')}:{name} {digest.hexdigest()}"
-
-
-def _update(digest: Any, code: CodeType) -> None:
-    digest.update(code.co_code + repr(code.co_names).encode())
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            _update(digest, constant)
-        elif not isinstance(constant, frozenset):  # its repr follows the hash seed
-            digest.update(repr(constant).encode())
-
-
 def _call(function: Callable[..., Any], value: dict[str, Any], seed: int, row: int) -> Any:
     if takes_generator(function):
-        return function(value, np.random.Generator(np.random.Philox(key=derive_key(seed, "map", row))))
+        return function(value, np.random.Generator(np.random.Philox(key=derive_key(seed, row))))
     if is_pure(function):
         return function(value)
-    with _seeded_globals(derive_key(seed, "map", row)):
+    if "torch" not in sys.modules and "torch" in names_in(function) and importlib.util.find_spec("torch"):
+        importlib.import_module("torch")  # a function that imports it would find a generator that was not seeded
+    with _seeded_globals(derive_key(seed, row)):
         return function(value)
 
 
@@ -117,15 +106,19 @@ def _seeded_globals(key: int) -> Iterator[None]:
             torch.random.set_rng_state(kept[2])
 
 
-def _samples(batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    columns = {name: value for name, value in batch.items() if isinstance(value, (np.ndarray, Ragged))}
+def _samples(batch: Mapping[str, Any], num_rows: int) -> Iterator[dict[str, Any]]:
+    columns = {name: value for name, value in batch.items() if _has_rows(value, num_rows)}
     if len(columns) < len(batch):
         whole = sorted(set(batch) - set(columns))
         raise SchemaError(
             f"{', '.join(whole)} belong to the whole batch, not to a row: after pack(), use map(fn, batched=True)."
         )
-    num_rows = len(next(iter(columns.values())))
     return ({name: value[row] for name, value in columns.items()} for row in range(num_rows))
+
+
+def _has_rows(value: Any, num_rows: int) -> bool:
+    is_column = isinstance(value, Ragged) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    return is_column and len(value) == num_rows
 
 
 def _checked(stage: Map, result: Any) -> dict[str, Any]:
@@ -139,7 +132,14 @@ def _stack(stage: Map, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for result in results:
         if result.keys() != keys:
             raise SchemaError(f"{_name(stage)} returned {sorted(keys)} for one row and {sorted(result)} for another.")
-    return {key: _stack_column(stage, key, [np.asarray(result[key]) for result in results]) for key in keys}
+    return {key: _stack_column(stage, key, [_as_array(stage, key, result[key]) for result in results]) for key in keys}
+
+
+def _as_array(stage: Map, key: str, value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise SchemaError(f"{_name(stage)} returned {key!r} in a shape that is no array: {error}") from None
 
 
 def _stack_column(stage: Map, key: str, values: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -63,6 +63,15 @@ class MixedRows:
             found += source.placed(own, places[mine])
         return found
 
+    def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """What any of the sources has: they are alike."""
+        return self.sources[0].output_arrays(num_rows)
+
+    def announce(self, row: int) -> None:
+        """What each source's next row needs."""
+        for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
+            source.announce(position)
+
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each row of a packed mixture."""
         counts = np.zeros(len(rows), np.int64)

@@ -8,9 +8,11 @@ prepared with `pack=`, from the user's cache, or is counted now, at about 100 M 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,8 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import FormatError
 from penstock.packing import PACKING_VERSION, PackingSettings, count_rows
 from penstock.report import progress_bar
+
+logger = logging.getLogger(__name__)
 
 ROWS_PER_WINDOW = 16_384
 MAX_WINDOW_TOKENS = 256 << 20
@@ -48,10 +53,10 @@ class PackIndex:
     @classmethod
     def from_json(cls, fields: Any, num_documents: int) -> PackIndex:
         """What `to_json` gave; `ValueError` when it cannot be an index of so many documents."""
-        if not isinstance(fields, dict):
-            raise ValueError("not an object")
-        starts = np.array(fields.get("window_starts"), np.int64)
-        rows = np.array(fields.get("window_rows"), np.int64)
+        try:
+            starts, rows = (np.array(fields[name], np.int64) for name in ("window_starts", "window_rows"))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"not two lists of numbers ({type(error).__name__}: {error})") from None
         if starts.ndim != 1 or rows.shape != (len(starts) - 1,) or starts[0] != 0 or starts[-1] != num_documents:
             raise ValueError("windows do not cover the documents")
         if (np.diff(starts) < 0).any() or (rows < 0).any():
@@ -77,12 +82,24 @@ def find_pack_index(
     """The index, from the dataset, from the cache, or counted now and kept."""
     name = index_name(column, settings)
     stored = attributes.get("packing")
-    if isinstance(stored, dict) and stored.get("version") == PACKING_VERSION and name in stored.get("indexes", {}):
-        return PackIndex.from_json(stored["indexes"][name], num_documents)
+    if isinstance(stored, dict) and stored.get("version") == PACKING_VERSION:
+        indexes = stored.get("indexes")
+        if isinstance(indexes, dict) and name in indexes:
+            return _from_dataset(indexes[name], num_documents, name)
     if num_documents < _WORTH_KEEPING:
         return build_pack_index(read_lengths, num_documents, settings)
     identity = hashlib.blake2b(f"{fingerprint} {name} {PACKING_VERSION}".encode(), digest_size=16).hexdigest()
     return _from_cache(cache / f"{identity}.json", num_documents, lambda: _build(read_lengths, num_documents, settings))
+
+
+def _from_dataset(fields: Any, num_documents: int, name: str) -> PackIndex:
+    try:
+        return PackIndex.from_json(fields, num_documents)
+    except ValueError as error:
+        raise FormatError(
+            f"The packing {name!r} stored with the dataset is not of its {num_documents:,} documents: {error}. "
+            "Prepare the dataset again."
+        ) from None
 
 
 def build_pack_index(
@@ -138,9 +155,14 @@ def _from_cache(path: Path, num_documents: int, build: Callable[[], PackIndex]) 
         return _load(path, num_documents)
     except (OSError, ValueError):
         pass
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            logger.warning("Row counts are not kept, %s cannot be written: %s", path.parent, error)
+            return build()
         try:
             return _load(path, num_documents)
         except (OSError, ValueError):
@@ -153,8 +175,12 @@ def _keep(path: Path, index: PackIndex) -> None:
     text = json.dumps(index.to_json())
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     working = path.with_suffix(f".{os.getpid()}")
-    working.write_text(f"{digest}\n{text}")
-    os.replace(working, path)
+    try:
+        working.write_text(f"{digest}\n{text}")
+        os.replace(working, path)
+    except OSError as error:
+        logger.warning("Row counts are not kept, %s cannot be written: %s", path, error)
+        working.unlink(missing_ok=True)
 
 
 def _load(path: Path, num_documents: int) -> PackIndex:

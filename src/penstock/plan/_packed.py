@@ -58,6 +58,22 @@ class PackedRows:
         """These rows, to be put at `places` of a batch."""
         return [(self, places, self.place(rows))]
 
+    def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The arrays that have a place for every token."""
+        shape = (num_rows, self.stage.settings.length)
+        return {
+            **dict.fromkeys(("input_ids", "labels", "position_ids"), (shape, "int64")),
+            "document_ids": (shape, "int32"),
+        }
+
+    def announce(self, row: int) -> None:
+        """The storage windows of the row's group, and of the next."""
+        self.epochs.announce(row, self._announce_window)
+
+    def _announce_window(self, number: int) -> None:
+        begin, end = self.index.window_starts[number : number + 2].tolist()
+        self.dataset.announce(begin, end, (self.column.name,))
+
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each row: tokens that the loss is taken over."""
         return count_targets(self, self.place(rows), len(rows))

@@ -27,7 +27,7 @@ from penstock.plan._build import Mix, build_rows, describe_stage, seed_of, stage
 from penstock.plan._compose import ROW_TARGETS
 from penstock.plan._dataset import Dataset
 from penstock.plan._ledger import Ledger, make_plan_ledger
-from penstock.plan._mapping import is_pure, run_map
+from penstock.plan._mapping import is_marked_pure, is_pure, run_map
 from penstock.plan._mixture import MixedRows
 from penstock.plan._packed import PackedRows
 from penstock.plan._rows import Batch as BatchArrays
@@ -68,6 +68,11 @@ class Plan(Staged):
         return self._steps.global_size
 
     @property
+    def runs_python(self) -> bool:
+        """Whether a mapped function may hold the GIL: any that is not marked pure."""
+        return any(isinstance(stage, Map) and not is_marked_pure(stage.function) for stage in self.stages)
+
+    @property
     def needs_isolation(self) -> bool:
         """Whether a mapped function may touch global state, and so must not run in threads."""
         return any(not is_pure(stage.function) for stage in self._maps)
@@ -88,6 +93,18 @@ class Plan(Staged):
     def row_of(self, step: int, epoch: int = 0) -> int:
         """Absolute number of the first row of a step."""
         return self._steps.row_of(step, epoch)
+
+    def next_row(self, row: int) -> int:
+        """Absolute row at which the batch after the one at `row` starts."""
+        return self._steps.next_row(row)
+
+    def settle(self, row: int) -> int:
+        """Where the next batch starts when `row` is the next row: with tail="drop", past rows that fill none."""
+        return self._steps.settle(row)
+
+    def num_batches_between(self, row: int, end: int) -> int:
+        """Batches that start from `row` on and before `end`, both absolute, when the first starts at `row`."""
+        return self._steps.num_batches_between(row, end)
 
     def read(
         self,
@@ -114,15 +131,28 @@ class Plan(Staged):
         return self.read_at(self._steps.row_of(step, epoch), rank, world_size, out=out)
 
     def read_at(
-        self, row: int, rank: int = 0, world_size: int = 1, *, out: Mapping[str, NDArray[Any]] | None = None
+        self,
+        row: int,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        part: int = 0,
+        num_parts: int = 1,
+        out: Mapping[str, NDArray[Any]] | None = None,
     ) -> BatchArrays:
-        """The batch that starts at an absolute row, whatever batches came before it: what resuming needs."""
+        """The batch that starts at an absolute row, whatever batches came before it: what resuming needs.
+
+        `part` of `num_parts` gives a stretch of the rank's rows, for accumulating gradients; targets of the
+        whole step are counted all the same.
+        """
         rows, is_repeated = self._steps.rows_at(row)
-        own = self._steps.share(rows, rank, world_size)
-        own_repeated = self._steps.share(is_repeated, rank, world_size)
+        mine = self._steps.part(self._steps.share(np.arange(len(rows)), rank, world_size), part, num_parts)
+        own, own_repeated = rows[mine], is_repeated[mine]
         batch = self._rows.read(own, out)
         if ROW_TARGETS in batch:
-            self._add_targets(batch, own_repeated, self._steps.rest(rows[~is_repeated], rank, world_size))
+            is_elsewhere = ~is_repeated
+            is_elsewhere[mine] = False  # by place: with tail="pad" a row can be in several
+            self._add_targets(batch, own_repeated, rows[is_elsewhere])
         if self._rows.makes_labels and own_repeated.any():
             batch["labels"][own_repeated] = -100
         for number, stage in enumerate(self._maps):
@@ -130,6 +160,14 @@ class Plan(Staged):
         if self._steps.tail == "pad":
             batch[IS_REPEATED] = own_repeated
         return batch
+
+    def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """(shape, dtype) of the arrays that `out` may offer for a batch of `num_rows` rows."""
+        return self._rows.output_arrays(num_rows)
+
+    def announce(self, row: int) -> None:
+        """Tell the kernel which data the batch at a row, and those after it, will need."""
+        self._rows.announce(row)
 
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
         """What a batch was made of: every document with its place in the batch, its file and its row in it."""
@@ -231,9 +269,9 @@ def mix(
 
     >>> import numpy as np, penstock
     >>> a, b = (penstock.from_arrays({"x": np.full(100, value)}) for value in (0, 1))
-    >>> plan = mix({"a": (a.shuffle(seed=1), 0.75), "b": (b.shuffle(seed=1), 0.25)}, seed=7, rows=1000).batch(100)
+    >>> plan = mix({"a": (a.shuffle(seed=1), 0.75), "b": (b.shuffle(seed=1), 0.25)}, seed=7, rows=1000).batch(96)
     >>> int(plan.read(0)["x"].sum())
-    25
+    24
     """
     return Plan(Mix.of(sources, seed=seed, rows=rows, epoch=epoch))
 

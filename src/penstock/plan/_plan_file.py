@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import DatasetChanged, FormatError
+from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
 from penstock.plan._build import Mix, stage_arguments
 from penstock.plan._dataset import Dataset
 from penstock.plan._open import open_dataset
@@ -52,8 +52,10 @@ def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ())
         DatasetChanged: a dataset is not the one that the plan was made for.
     """
     where = Path(path)
+    if isinstance(allow_code, str):
+        raise TypeError(f"allow_code={allow_code!r}: give a list of packages, as in [{allow_code!r}].")
     try:
-        fields = tomllib.loads(where.read_text())
+        fields = tomllib.loads(where.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{where}: not TOML: {error}") from None
     if fields.get("version") != _VERSION:
@@ -62,8 +64,10 @@ def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ())
         )
     try:
         return _load(fields, where, frozenset(allow_code))
-    except (KeyError, AttributeError) as error:
-        raise FormatError(f"{where}: not a complete plan ({type(error).__name__}: {error}).") from None
+    except PenstockError:
+        raise
+    except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise FormatError(f"{where}: not a plan that makes sense ({type(error).__name__}: {error}).") from error
 
 
 def _source_lines(source: Dataset | Mix, table: str) -> list[str]:
@@ -72,7 +76,7 @@ def _source_lines(source: Dataset | Mix, table: str) -> list[str]:
     key = "rows" if isinstance(source.epoch, int) else "epoch"
     lines = [f"[{table}]", *_pairs({"seed": source.seed, key: source.epoch}), ""]
     for name, plan, weight in source.sources:
-        inner = f"{table}.mix.{json.dumps(name)}"
+        inner = f"{table}.mix.{_value(name)}"
         lines += [f"[{inner}]", f"weight = {weight!r}", "", *_source_lines(plan.source, f"{inner}.source")]
         lines += [line for stage in plan.stages for line in _stage_lines(stage, f"{inner}.stages")]
     return lines
@@ -103,7 +107,7 @@ def _split_fields(selection: Any) -> list[Any]:
 
 
 def _stage_lines(stage: Stage, table: str) -> list[str]:
-    arguments = dict(stage.dtypes) if isinstance(stage, Cast) else stage_arguments(stage)
+    arguments: dict[str, Any] = {"dtypes": dict(stage.dtypes)} if isinstance(stage, Cast) else stage_arguments(stage)
     if isinstance(stage, Map):
         arguments["function"] = _function_name(stage.function)
     return [f"[[{table}]]", f'verb = "{stage.verb}"', *_pairs(arguments), ""]
@@ -125,8 +129,14 @@ def _function_name(function: Callable[..., Any]) -> str:
 
 
 def _pairs(fields: dict[str, Any]) -> Iterator[str]:
-    # A JSON string, number, bool or list of them is TOML as it stands.
-    return (f"{key} = {json.dumps(value)}" for key, value in fields.items())
+    return (f"{key} = {_value(value)}" for key, value in fields.items())
+
+
+def _value(value: Any) -> str:
+    """TOML of a value. JSON is nearly that; but DEL is escaped, and nothing is written as half a character."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_value(key)} = {_value(item)}' for key, item in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _load(fields: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
@@ -143,10 +153,16 @@ def _load(fields: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
 
 def _load_dataset(source: dict[str, Any], where: Path) -> Dataset:
     names = ("io", "check", "format", "column", "dtype", "shape")
-    dataset = open_dataset(source["path"], **{name: source[name] for name in names if name in source})
+    try:
+        dataset = open_dataset(source["path"], **{name: source[name] for name in names if name in source})
+    except PenstockError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{where}: {source['path']} cannot be opened: {error}") from error
     for begin, end, seed in source.get("splits", []):
-        dataset = dataset.select(SplitPart(begin, end, seed))
-    dataset = dataset.select_columns(source["columns"])
+        dataset = dataset.select(SplitPart(float(begin), float(end), int(seed)))
+    if all(name in dataset.schema for name in source["columns"]):
+        dataset = dataset.select_columns(source["columns"])
     if dataset.fingerprint != source["fingerprint"]:
         raise DatasetChanged(
             f"{where}: the plan was made for {source['path']} with the fingerprint {source['fingerprint']}; "
@@ -161,9 +177,13 @@ def _load_stage(plan: Plan, stage: dict[str, Any], where: Path, allowed: frozens
         raise FormatError(f"{where}: there is no stage {verb!r}; the stages are {', '.join(_VERBS)}.")
     if verb == "map":
         stage["function"] = _import(str(stage["function"]), where, allowed)
+    if verb == "cast":
+        stage = dict(stage["dtypes"])
     try:
         added = getattr(plan, verb)(**stage)
-    except TypeError as error:
+    except PenstockError:
+        raise
+    except (TypeError, ValueError) as error:
         raise FormatError(f"{where}: {verb}: {error}") from None
     assert isinstance(added, Plan)
     return added
@@ -171,14 +191,22 @@ def _load_stage(plan: Plan, stage: dict[str, Any], where: Path, allowed: frozens
 
 def _import(name: str, where: Path, allowed: frozenset[str]) -> Callable[..., Any]:
     module, _, path = name.partition(":")
-    if not any(module == package or module.startswith(f"{package}.") for package in allowed):
+    if not _is_allowed(module, allowed):
         raise FormatError(
             f"{where}: names the function {name}, and running code of {module.partition('.')[0]!r} was not allowed. "
             f"If you trust it: penstock.load_plan(path, allow_code=[{module.partition('.')[0]!r}])."
         )
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    if not callable(found):
-        raise FormatError(f"{where}: {name} is not a function.")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise FormatError(f"{where}: the function {name} cannot be found: {error}.") from error
+    home = str(getattr(found, "__module__", None))
+    if not callable(found) or not _is_allowed(home, allowed):  # `package:os.system` is code of os
+        raise FormatError(f"{where}: {name} is not a function of {module.partition('.')[0]!r} (it is from {home}).")
     return found  # type: ignore[no-any-return]
+
+
+def _is_allowed(module: str, allowed: frozenset[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in allowed)

@@ -46,6 +46,14 @@ class RowSource(Protocol):
         """These rows, side by side; `out` offers arrays to fill."""
         ...
 
+    def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """(shape, dtype) of the arrays that `out` may offer."""
+        ...
+
+    def announce(self, row: int) -> None:
+        """Tell the kernel which data an absolute row and those after it need."""
+        ...
+
 
 class Epochs:
     """The orders of the epochs of a row source, made when first needed."""
@@ -53,7 +61,9 @@ class Epochs:
     def __init__(self, window_rows: NDArray[np.int64], shuffle: Shuffle | None) -> None:
         self.num_rows = int(window_rows.sum())
         self.window_rows = window_rows
+        self.window_starts = np.cumsum(window_rows) - window_rows
         self.shuffle = shuffle
+        self._announced: set[tuple[int, int]] = set()
         self.order = functools.lru_cache(_KEPT_EPOCHS)(self._order)
 
     def _order(self, epoch: int) -> Order:
@@ -76,6 +86,26 @@ class Epochs:
             places = np.flatnonzero(epochs == epoch)
             found.append((epoch, places, self.order(epoch).rows(rows[places] - epoch * self.num_rows)))
         return found
+
+    def announce(self, row: int, announce_window: Callable[[int], None]) -> None:
+        """Call `announce_window` once for each storage window of the row's group and of the next.
+
+        Only where groups are read in turn: without a shuffle the kernel sees the pattern by itself, and a
+        full shuffle has none.
+        """
+        if self.shuffle is None or self.shuffle.mode != "windows" or not self.num_rows:
+            return
+        epoch, position = divmod(row, self.num_rows)
+        order = self.order(epoch)
+        assert isinstance(order, WindowedOrder)
+        group = order.group_of(position)
+        for number in range(group, min(group + 2, order.num_groups)):
+            if (epoch, number) not in self._announced:
+                self._announced = (
+                    {*self._announced, (epoch, number)} if len(self._announced) < 64 else {(epoch, number)}
+                )
+                for window in order.windows_of_group(number).tolist():
+                    announce_window(window)
 
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """The row of the data behind each row of the run."""
@@ -125,6 +155,19 @@ class SampleRows:
         for name, dtype in self._dtypes.items():
             given[name] = offered(given, name, (len(rows), *self.dataset.schema[name].shape), dtype)
         return dict(self.dataset.read(self.epochs.find(rows), out=given))
+
+    def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The fixed columns."""
+        fixed = [column for column in self.dataset.schema.columns if not column.is_ragged]
+        return {c.name: ((num_rows, *c.shape), self._dtypes.get(c.name, c.dtype).name) for c in fixed}
+
+    def announce(self, row: int) -> None:
+        """The storage windows of the row's group, and of the next."""
+        self.epochs.announce(row, self._announce_window)
+
+    def _announce_window(self, number: int) -> None:
+        begin = int(self.epochs.window_starts[number])
+        self.dataset.announce(begin, begin + int(self.epochs.window_rows[number]), tuple(self.dataset.schema))
 
     def sample_indices(self, rows: Rows) -> NDArray[np.int64]:
         """The sample behind each row."""
@@ -177,6 +220,13 @@ class WindowRows:
         stage = self.stage
         return ["window", self.dataset.rows_fingerprint, stage.column, stage.length, self.epochs.identity]
 
+    def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Tokens and labels."""
+        return dict.fromkeys(("input_ids", "labels"), ((num_rows, self.stage.length), "int64"))
+
+    def announce(self, row: int) -> None:
+        """Left to the kernel's own read-ahead: windows of a stream are read in long runs."""
+
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """`input_ids` and `labels`, int64 [rows, length]; the stream's very last label is -100."""
         length = self.stage.length
@@ -192,9 +242,7 @@ class WindowRows:
         return {"input_ids": input_ids, "labels": labels}
 
 
-def offered(
-    out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, ...], dtype: DTypeLike
-) -> NDArray[Any]:
+def offered(out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """The array offered for `key`, or a new one.
 
     Raises:

@@ -67,9 +67,37 @@ class Steps:
             )
         return rows[rank::world_size]
 
-    def rest(self, rows: NDArray[np.int64], rank: int, world_size: int) -> NDArray[np.int64]:
-        """What the other ranks take."""
-        return rows[np.arange(len(rows)) % world_size != rank] if world_size > 1 else rows[:0]
+    def next_row(self, row: int) -> int:
+        """Absolute row behind the batch that starts at `row`."""
+        if self.tail == "carry":
+            return row + self.global_size
+        return min(row + self.global_size, self._end_of_epoch(row))
+
+    def settle(self, row: int) -> int:
+        """Where the next batch starts when `row` is the next row: with tail="drop", past rows that fill none."""
+        if self.tail == "drop" and row + self.global_size > self._end_of_epoch(row) and row % self.num_rows:
+            return self._end_of_epoch(row)
+        return row
+
+    def num_batches_between(self, row: int, end: int) -> int:
+        """Batches that start from `row` on and before `end`, when the first starts at `row`."""
+        if self.tail == "carry":
+            return max(0, -(-(end - row) // self.global_size))
+        num_batches = 0
+        while row < end:
+            stop = min(end, self._end_of_epoch(row))
+            num_batches += (stop - row + (0 if self.tail == "drop" else self.global_size - 1)) // self.global_size
+            row = stop
+        return num_batches
+
+    def _end_of_epoch(self, row: int) -> int:
+        return (row // self.num_rows + 1) * self.num_rows
+
+    @staticmethod
+    def part(rows: NDArray[Kind], part: int, num_parts: int) -> NDArray[Kind]:
+        """One of `num_parts` stretches of a rank's rows."""
+        size = -(-len(rows) // num_parts)
+        return rows[part * size : (part + 1) * size]
 
     def num_dropped(self) -> int:
         """Rows of an epoch that are in no batch."""

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from penstock.errors import PenstockError, SchemaError
 from penstock.preparation._rows import BadRows, is_arrow
 from penstock.preparation._transforms import OpenTransform, Output
-from penstock.schema import Ragged, Schema
+from penstock.schema import Schema
 
 if TYPE_CHECKING:
     from penstock.sources import Records
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 VERSION = 1
 SOURCE_KEY = "__source__"
 BatchFunction = Callable[[dict[str, Any]], Mapping[str, Any]]
+_Made = tuple[dict[str, Any], NDArray[np.int64]]
+"""Columns, and the place of each sample's row."""
 
 
 class TransformFailed(PenstockError, RuntimeError):
@@ -157,43 +159,39 @@ class _OpenFunction:
         """What the function makes of these rows."""
         bad = BadRows(records)
         batch = {name: _as_batch(column) for name, column in records.columns.items()}
+        made = self._try(batch, records.num_rows)
+        if isinstance(made, Exception):
+            made = self._run_without_bad(batch, records, bad, made)
+        columns, sources = made
+        return Output(columns, bad.good_places()[sources], bad.errors())
+
+    def _run_without_bad(self, batch: dict[str, Any], records: Records, bad: BadRows, failure: Exception) -> _Made:
+        name = describe(self._function)
+        for place in range(records.num_rows):
+            alone = self._try(_take_rows(batch, np.array([place])), 1)
+            if isinstance(alone, Exception):
+                bad.add(place, type(alone).__name__, f"{name} failed on this row:\n{_own_traceback(alone)}")
+        places = bad.good_places()
+        if not len(places):
+            return {}, places
+        made = self._try(_take_rows(batch, places), len(places)) if len(bad) else failure
+        if isinstance(made, Exception):
+            raise TransformFailed(
+                f"{name} failed on a batch of {len(places)} rows (from row {records.first_row:,} of the split), "
+                f"and not on any single row of it. Its own traceback:\n{_own_traceback(made)}"
+            ) from made
+        return made
+
+    def _try(self, batch: dict[str, Any], num_rows: int) -> _Made | Exception:
+        """What the function makes of a batch, or what it raised; a result that is no batch stops the run."""
         try:
-            columns, sources = self._run(batch, records.num_rows)
+            return self._run(batch, num_rows)
         except SchemaError:
             raise
         except Exception as error:  # noqa: BLE001 (a user's function raises what it likes)
-            columns, sources = self._run_without_bad(batch, records, bad, error)
-        return Output(columns, bad.good_places()[sources], bad.errors())
+            return error
 
-    def _run_without_bad(
-        self, batch: dict[str, Any], records: Records, bad: BadRows, error: Exception
-    ) -> tuple[dict[str, Any], NDArray[np.int64]]:
-        self._find_bad(batch, records.num_rows, bad)
-        places = bad.good_places()
-        try:
-            if not len(bad):
-                raise error
-            rest = {name: _take(column, places) for name, column in batch.items()}
-            return self._run(rest, len(places)) if len(places) else ({}, np.empty(0, np.int64))
-        except SchemaError:
-            raise
-        except Exception as last:
-            raise TransformFailed(
-                f"{describe(self._function)} failed on a batch of {len(places)} rows (from row {records.first_row:,} "
-                f"of the split), and not on any single row of it. Its own traceback:\n{_own_traceback(last)}"
-            ) from last
-
-    def _find_bad(self, batch: dict[str, Any], num_rows: int, bad: BadRows) -> None:
-        for place in range(num_rows):
-            try:
-                self._run({name: _take(column, np.array([place])) for name, column in batch.items()}, 1)
-            except SchemaError:
-                raise
-            except Exception as error:  # noqa: BLE001
-                name = describe(self._function)
-                bad.add(place, type(error).__name__, f"{name} failed on this row:\n{_own_traceback(error)}")
-
-    def _run(self, batch: dict[str, Any], num_rows: int) -> tuple[dict[str, Any], NDArray[np.int64]]:
+    def _run(self, batch: dict[str, Any], num_rows: int) -> _Made:
         returned: object = self._function(dict(batch))
         if not isinstance(returned, Mapping):
             raise SchemaError(
@@ -246,11 +244,11 @@ def _as_batch(column: Any) -> Any:
     return column.to_numpy(zero_copy_only=False) if is_number and not column.null_count else column.to_pylist()
 
 
-def _take(column: Any, places: NDArray[np.int64]) -> Any:
-    if isinstance(column, np.ndarray):
-        return column[places]
-    assert not isinstance(column, Ragged)
-    return [column[place] for place in places]
+def _take_rows(batch: dict[str, Any], places: NDArray[np.int64]) -> dict[str, Any]:
+    return {
+        name: column[places] if isinstance(column, np.ndarray) else [column[place] for place in places]
+        for name, column in batch.items()
+    }
 
 
 def _own_traceback(error: BaseException) -> str:

@@ -13,7 +13,18 @@ from typing import Any
 from penstock.errors import MissingExtra
 
 # Formats whose decoders are part of Pillow or libraries it ships; PostScript, say, would start Ghostscript.
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
+_PLUGINS = {
+    "JPEG": "Jpeg",
+    "MPO": "Mpo",
+    "PNG": "Png",
+    "WEBP": "WebP",
+    "GIF": "Gif",
+    "BMP": "Bmp",
+    "TIFF": "Tiff",
+    "PPM": "Ppm",
+    "AVIF": "Avif",
+    "JPEG2000": "Jpeg2K",
+}
 FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4}
 _EIGHT_BIT = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"})
 _ORIENTATION_TAG = 0x0112
@@ -62,6 +73,13 @@ def import_pillow() -> Any:
         raise MissingExtra("Decoding images needs Pillow: pip install 'penstock[images]'.") from None
 
 
+def _load_formats(pillow: Any) -> list[str]:
+    """Formats that this build of Pillow decodes; it knows a format once its module is imported."""
+    for plugin in _PLUGINS.values():
+        importlib.import_module(f"PIL.{plugin}ImagePlugin")
+    return [name for name in _PLUGINS if name in pillow.OPEN]
+
+
 @contextmanager
 def quiet_decoding(pillow: Any) -> Iterator[None]:
     """Pillow warns of broken metadata, which is not the user's affair, and of bombs, which are refused here."""
@@ -76,6 +94,7 @@ class ImageDecoder:
 
     def __init__(self, settings: ImageSettings) -> None:
         self.pillow = import_pillow()
+        self._formats = _load_formats(self.pillow)
         self._settings = settings
         self._mode = "RGB" if settings.channels == 3 else "L"
         self._filter = FILTERS[settings.filter]
@@ -113,7 +132,7 @@ class ImageDecoder:
     def _open(self, encoded: bytes | memoryview) -> Any:
         if not len(encoded):
             raise BadImage("corrupt_image", "no bytes")
-        image = self.pillow.open(io.BytesIO(encoded), formats=FORMATS)
+        image = self.pillow.open(io.BytesIO(encoded), formats=self._formats)
         num_pixels = image.size[0] * image.size[1]
         if num_pixels > self._settings.max_pixels:
             raise _too_large(f"{image.size[0]} x {image.size[1]} is {num_pixels:,} pixels", self._settings.max_pixels)

@@ -54,9 +54,11 @@ def infer_type(name: str, column: Any) -> str:
     known = [value for value in column if value is not None]
     if known and all(isinstance(value, (str, bytes)) for value in known):
         return "bytes"
+    if not known:
+        return _refuse(name, "nothing but nulls")
     try:
         array = np.asarray(known)
-        return Column(name, array.dtype, array.shape[1:]).spec if known else _refuse(name, "nothing but nulls")
+        return Column(name, array.dtype, array.shape[1:]).spec
     except (ValueError, TypeError):  # lists of uneven length, objects
         return _refuse(name, "values that are not numbers of one shape")
 

@@ -48,18 +48,14 @@ class TokenizerSource:
     """For people; it decides nothing."""
     data: bytes = field(default=b"", repr=False)
     """Content of tokenizer.json, or tiktoken's ranks as JSON."""
+    sha256: str = ""
+    """Name of the content: equal for a file and for the object loaded from it."""
     vocab_size: int = 256
     """Largest id plus one, added tokens included."""
     specials: Mapping[str, int] = field(default_factory=dict, repr=False)
     """Added tokens and their ids."""
     declared: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What a folder says beside its tokenizer: "eos_token", "bos_token", "chat_template"."""
-
-    @property
-    def sha256(self) -> str:
-        """Name of the content: equal for a file and for the object loaded from it."""
-        content = canonical_json(self.data) if self.data else self.kind.encode()
-        return hashlib.sha256(content).hexdigest()
 
     def find_id(self, token: str, role: str) -> int:
         """Id of one token.
@@ -92,12 +88,10 @@ class TokenizerSource:
         return token, self.find_id(token, role)
 
 
-def canonical_json(data: bytes) -> bytes:
-    """The same content in one spelling, without truncation and padding, which are never used."""
-    content = json.loads(data)
-    content.pop("truncation", None)
-    content.pop("padding", None)
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+def hash_content(content: Mapping[str, Any]) -> str:
+    """Hash of a tokenizer in one spelling, without truncation and padding, which are never used."""
+    used = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
+    return hashlib.sha256(json.dumps(used, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def load_tokenizer(tokenizer: Any) -> TokenizerSource:
@@ -127,7 +121,7 @@ def load_tokenizer(tokenizer: Any) -> TokenizerSource:
 
 def _load_named(name: str) -> TokenizerSource:
     if name == "bytes":
-        return TokenizerSource("bytes", "bytes", specials=_BYTES_SPECIALS)
+        return TokenizerSource("bytes", "bytes", sha256=hash_content(_BYTES_SPECIALS), specials=_BYTES_SPECIALS)
     if name.startswith(_TIKTOKEN_PREFIX):
         return _load_tiktoken(import_text("tiktoken").get_encoding(name.removeprefix(_TIKTOKEN_PREFIX)))
     path = Path(name)
@@ -193,14 +187,17 @@ def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> Tokenizer
         )
     ids = loaded.get_vocab(with_added_tokens=True)
     specials = {token.content: index for index, token in loaded.get_added_tokens_decoder().items()}
-    return TokenizerSource("json", name, data, max(ids.values(), default=-1) + 1, specials, dict(declared))
+    vocab_size = max(ids.values(), default=-1) + 1
+    return TokenizerSource("json", name, data, hash_content(content), vocab_size, specials, dict(declared))
 
 
 def _load_tiktoken(encoding: Any) -> TokenizerSource:
     ranks = {base64.b64encode(token).decode(): rank for token, rank in encoding._mergeable_ranks.items()}
     specials = dict(encoding._special_tokens)
     content = {"pattern": encoding._pat_str, "ranks": ranks, "specials": specials}
-    return TokenizerSource("tiktoken", encoding.name, json.dumps(content).encode(), encoding.n_vocab, specials, {})
+    return TokenizerSource(
+        "tiktoken", encoding.name, json.dumps(content).encode(), hash_content(content), encoding.n_vocab, specials, {}
+    )
 
 
 @functools.lru_cache(maxsize=2)

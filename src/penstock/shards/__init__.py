@@ -8,9 +8,11 @@ from penstock.shards._arrays import ArrayStorage, storage_of_arrays
 from penstock.shards._folder import Check, Io, ShardFolder
 from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
 from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
+from penstock.shards._shard_writer import ShardWriter, convert_columns
 from penstock.shards._spans import Spans
 from penstock.shards._storage import Storage
 from penstock.shards._verify import Verification, verify
+from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter
 
 __all__ = [
@@ -22,9 +24,12 @@ __all__ = [
     "Manifest",
     "ShardEntry",
     "ShardFolder",
+    "ShardWriter",
     "Spans",
     "Storage",
     "Verification",
+    "Workspace",
+    "convert_columns",
     "guess_format",
     "megatron_pair",
     "open_megatron",

@@ -16,8 +16,10 @@ power loss keeps their order too.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -40,13 +42,16 @@ Mode = Literal["create", "append", "overwrite"]
 _PREVIOUS_NAME = "previous.json"
 _OWN_NAMES = frozenset({MANIFEST_NAME, WORK_FOLDER, ".lock", "run.json"})
 
+# What file systems without hard links answer; the last is a link between two of them.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+
 _log = logging.getLogger(__name__)
 
 
 class Workspace:
     """The folder of a dataset while one writer changes it."""
 
-    def __init__(self, directory: Path, mode: Mode) -> None:
+    def __init__(self, directory: Path, mode: Mode, *, known_names: frozenset[str] = frozenset()) -> None:
         self._directory = directory
         self._folder = directory / WORK_FOLDER
         self._added: list[str] = []
@@ -56,7 +61,7 @@ class Workspace:
             self._make_directories()
             self._lock.acquire()
             self.previous = _recover(directory)
-            _check_mode(directory, mode, self.previous)
+            _check_mode(directory, mode, self.previous, known_names)
             make_directory(self._folder)
         except BaseException:
             self._leave()
@@ -73,8 +78,26 @@ class Workspace:
         self._added.append(name)
         return num_bytes
 
-    def commit(self, manifest: Manifest) -> None:
-        """Make `manifest` and its shards the dataset."""
+    def adopt_shard(self, path: Path, name: str) -> None:
+        """Make a synced file that is elsewhere on this disk a shard that will appear with the commit.
+
+        It is linked, so that a commit which is cut off costs nothing; moved where links do not exist.
+        """
+        with storage_errors(self._folder / name, doing=f"linked to {path}"):
+            try:
+                os.link(path, self._folder / name)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                os.replace(path, self._folder / name)
+        self._added.append(name)
+
+    def shard_path(self, name: str) -> Path:
+        """Where a shard is before the commit: among those added, or in the dataset there is."""
+        return (self._folder if name in self._added else self._directory) / name
+
+    def commit(self, manifest: Manifest, *, before_release: Callable[[], None] | None = None) -> None:
+        """Make `manifest` and its shards the dataset; then, still under the lock, call `before_release`."""
         if self.previous is not None:
             create_file(self._folder / _PREVIOUS_NAME, [self.previous.to_bytes()])
         create_file(self._folder / MANIFEST_NAME, [manifest.to_bytes()])
@@ -85,6 +108,8 @@ class Workspace:
         rename(self._folder / MANIFEST_NAME, self._directory / MANIFEST_NAME)
         self._made = []
         self._confirm()
+        if before_release is not None:
+            before_release()
         self.close()
 
     def close(self) -> None:
@@ -175,7 +200,7 @@ def _manifest_or_none(directory: Path) -> Manifest | None:
         return None
 
 
-def _check_mode(directory: Path, mode: Mode, previous: Manifest | None) -> None:
+def _check_mode(directory: Path, mode: Mode, previous: Manifest | None, known_names: frozenset[str]) -> None:
     if mode == "append":
         if previous is None:
             raise IncompleteDataset(f"{directory}: no dataset to append to; write one with mode='create'.")
@@ -185,7 +210,7 @@ def _check_mode(directory: Path, mode: Mode, previous: Manifest | None) -> None:
             f"{directory}: a dataset of {previous.num_samples:,} samples is there. "
             "Use mode='append', mode='overwrite', or another path."
         )
-    known = _OWN_NAMES | (previous.shard_names if previous is not None else frozenset())
+    known = _OWN_NAMES | known_names | (previous.shard_names if previous is not None else frozenset())
     with storage_errors(directory, doing="listed"):
         strange = sorted(name for name in os.listdir(directory) if name not in known)
     if strange:

@@ -1,0 +1,146 @@
+"""How much of gigatoken's own speed is left inside the transform `Tokenize`, and where does the rest go?
+
+    python benchmarks/bench_tokenize.py            about 40 seconds on one core
+
+Documents are the Python files of the standard library, several times over with edited identifiers, so that no cache of
+words helps; in batches of 4 MB, as sources give them. "gigatoken alone" gets each batch as a list of bytes
+made outside the clock, in the calling thread. Both have an instance of their own, and take turns going first.
+Start-up (loading, comparing with the reference) stands apart. The tokenizer is a byte-level BPE of 32,000 tokens.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gigatoken
+import numpy as np
+import pyarrow as pa
+from _machine import print_result
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from penstock.preparation import Tokenize
+from penstock.preparation._rows import BadRows, read_text
+from penstock.preparation._token_maker import TokenMaker
+from penstock.sources import Records
+
+EOS = "<|eos|>"
+VOCAB_SIZE = 32_000
+BATCH_BYTES = 4 << 20
+NUM_COPIES = 6
+SHORT_BYTES = 300
+REFERENCE_BYTES = 4 << 20
+
+
+def read_library() -> list[str]:
+    files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
+    texts = (file.read_bytes().decode("utf-8", "ignore") for file in files if "site-packages" not in file.parts)
+    return [text for text in texts if text]
+
+
+def train(texts: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts[::2], trainer)
+    return tokenizer
+
+
+def edit(texts: list[str], copy: int) -> list[str]:
+    """The same files with other identifiers: words that no cache has seen."""
+    return [text.replace("_", f"_{copy}") for text in texts] if copy else texts
+
+
+def cut_short(texts: list[str]) -> list[str]:
+    return [text[begin : begin + SHORT_BYTES] for text in texts for begin in range(0, len(text), SHORT_BYTES)]
+
+
+def make_batches(texts: list[str]) -> Iterator[Records]:
+    begin, size = 0, 0
+    for end, text in enumerate(texts, 1):
+        size += len(text)
+        if size >= BATCH_BYTES or end == len(texts):
+            yield Records({"text": pa.array(texts[begin:end], pa.large_string())}, begin, end - begin)
+            begin, size = end, 0
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def compare(opened: Any, alone: Any, texts: list[str], copies: range) -> dict[str, float]:
+    """MB/s of both over edited copies, in turn, with the same documents."""
+    num_bytes, spent = 0, {"transform": 0.0, "gigatoken": 0.0}
+    for copy in copies:
+        batches = list(make_batches(edit(texts, copy)))
+        lists = [[text.encode() for text in batch.columns["text"].to_pylist()] for batch in batches]
+        num_bytes += sum(len(document) for documents in lists for document in documents)
+        work = {
+            "transform": lambda batches=batches: [opened(batch) for batch in batches],
+            "gigatoken": lambda lists=lists: [alone.encode_batch(documents, parallel=False) for documents in lists],
+        }
+        for name in list(work)[:: 1 if copy % 2 else -1]:
+            spent[name] += seconds_of(work[name])
+    return {
+        "transform MB/s": num_bytes / 1e6 / spent["transform"],
+        "gigatoken alone MB/s": num_bytes / 1e6 / spent["gigatoken"],
+        "share of gigatoken": spent["gigatoken"] / spent["transform"],
+    }
+
+
+def time_parts(transform: Tokenize, texts: list[str]) -> dict[str, float]:
+    """Milliseconds of each part for one batch of about 4 MB, best of 7."""
+    batch = next(make_batches(texts))
+    maker: TokenMaker = transform.open()._maker  # type: ignore[attr-defined]
+    rows = read_text(batch, "text", BadRows(batch))
+    places = np.arange(len(rows))
+    ids, offsets = maker.encode(rows, batch, places)
+    parts: dict[str, Callable[[], object]] = {
+        "read and check UTF-8, ms": lambda: read_text(batch, "text", BadRows(batch)),
+        "encode and choose what to check, ms": lambda: maker.encode(rows, batch, places),
+        "EOS and dtype, ms": lambda: maker.frame(ids, offsets),
+    }
+    return {name: 1e3 * min(seconds_of(work) for _ in range(7)) for name, work in parts.items()}
+
+
+def measure_reference(tokenizer: Tokenizer, texts: list[str]) -> float:
+    chosen = texts[: int(np.searchsorted(np.cumsum([len(text) for text in texts]), REFERENCE_BYTES))]
+    seconds = seconds_of(lambda: tokenizer.encode_batch_fast(chosen, add_special_tokens=False))
+    return sum(len(text.encode()) for text in chosen) / 1e6 / seconds
+
+
+def main() -> None:
+    texts = read_library()
+    tokenizer = train(texts)
+    transform = Tokenize(tokenizer, append_eos=EOS)
+    figures: dict[str, Any] = {}
+    started = time.perf_counter()
+    transform = transform.before_run(make_batches(texts))
+    figures["start-up: compare with the reference, s"] = time.perf_counter() - started
+    started = time.perf_counter()
+    opened = transform.open()
+    figures["start-up: open in a worker, s"] = time.perf_counter() - started
+    alone = gigatoken.Tokenizer(tokenizer)
+    alone.encode_batch([b"warm up"], parallel=False)
+    for name, chosen in (("files", texts), ("short documents", cut_short(texts))):
+        copies = range(1, NUM_COPIES + 1) if name == "files" else range(NUM_COPIES + 1, NUM_COPIES + 3)
+        figures |= {f"{name}: {key}": value for key, value in compare(opened, alone, chosen, copies).items()}
+    figures |= time_parts(transform, texts)
+    figures["tokenizers library, all cores, MB/s"] = measure_reference(tokenizer, texts)
+    figures["engine"] = transform.engine_used
+    settings = {"documents": len(texts), "copies": NUM_COPIES, "vocab_size": VOCAB_SIZE, "batch_bytes": BATCH_BYTES}
+    question = "How much of gigatoken's speed is left inside Tokenize?"
+    print_result(question, settings, figures, "gigatoken", "tokenizers", "pyarrow")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Running work ahead of the training loop: engines, recycled memory, delivery in order, state.
+
+An engine computes work item k, whatever the work is; nothing here knows torch.
+May import: `plan` and the lines under it. Imported by: `pytorch`.
+"""
+
+from penstock.loader._cpus import default_workers, usable_cpus
+from penstock.loader._cursor import Cursor
+from penstock.loader._engine import Engine, Failure, Result, make_engine
+from penstock.loader._memory import Batch
+from penstock.loader._pipeline import Pipeline
+from penstock.loader._statistics import LoaderStatistics
+from penstock.loader._work import Item, PlanWork, Work
+
+__all__ = [
+    "Batch",
+    "Cursor",
+    "Engine",
+    "Failure",
+    "Item",
+    "LoaderStatistics",
+    "Pipeline",
+    "PlanWork",
+    "Result",
+    "Work",
+    "default_workers",
+    "make_engine",
+    "usable_cpus",
+]

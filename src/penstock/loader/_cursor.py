@@ -1,0 +1,61 @@
+"""Where a run stands: one absolute row, shown as epoch and row, and a fingerprint of the order.
+
+The end of epoch e and the start of epoch e + 1 are the same row, hence the same state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import StateError
+from penstock.plan import Plan
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in the run of a plan."""
+
+    plan: Plan
+    row: int = 0
+    """Absolute number of the next row to hand out."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next row belongs to."""
+        return self.row // self.plan.num_rows if self.plan.num_rows else 0
+
+    @property
+    def end_of_epoch(self) -> int:
+        """First row of the next epoch."""
+        return (self.epoch + 1) * self.plan.num_rows
+
+    def state(self) -> dict[str, Any]:
+        """The place as plain data, under 1 KB."""
+        row = self.row - self.epoch * self.plan.num_rows
+        return {"version": STATE_VERSION, "order": self.plan.order_fingerprint, "epoch": self.epoch, "row": row}
+
+    def restore(self, state: dict[str, Any]) -> Cursor:
+        """The place that a state describes.
+
+        Raises:
+            StateError: the state is of another version or of another order; the message says which.
+        """
+        if not isinstance(state, dict) or not {"version", "order", "epoch", "row"} <= state.keys():
+            raise StateError(f"Not the state of a loader: {str(state)[:100]!r} has no version, order, epoch and row.")
+        if state["version"] != STATE_VERSION:
+            raise StateError(
+                f"The state has version {state['version']!r}; this Penstock reads version {STATE_VERSION}."
+            )
+        if state["order"] != self.plan.order_fingerprint:
+            raise StateError(
+                f"The state belongs to the order {state['order']}, this plan has {self.plan.order_fingerprint}: "
+                "the dataset, the shuffle's seed, mode or group, the window or packing, or the mixture differs. "
+                "Batch size, ranks, workers, casts, labels and maps may differ; these may not."
+            )
+        epoch, row = state["epoch"], state["row"]
+        if type(epoch) is not int or type(row) is not int or epoch < 0 or not 0 <= row <= self.plan.num_rows:
+            raise StateError(f"Epoch {epoch!r}, row {row!r}: an epoch has rows 0 to {self.plan.num_rows:,}.")
+        return Cursor(self.plan, epoch * self.plan.num_rows + row)

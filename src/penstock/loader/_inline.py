@@ -1,0 +1,59 @@
+"""No workers: a batch is computed when it is asked for. The reference that the other engines equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.loader._compute import compute
+from penstock.loader._engine import Result
+from penstock.loader._memory import SlotPool
+from penstock.loader._work import Work
+
+
+class InlineEngine:
+    """Computes in the caller's thread."""
+
+    num_workers = 0
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._items: dict[int, Any] = {}
+        self._pool = SlotPool()
+
+    def submit(self, ticket: int, item: Any) -> None:
+        """Remember the item."""
+        self._items[ticket] = item
+
+    def wait(self, ticket: int) -> Result:
+        """Compute the item now."""
+        item = self._items.pop(ticket)
+        slot, _ = self._pool.take()
+        try:
+            done = compute(self._work, item, slot)
+        except BaseException as error:
+            self._pool.give_back(slot)
+            error.add_note(f"while computing {item}")
+            raise
+        batch = self._pool.hand_over(slot, done.layout)
+        self._pool.shrink(2)
+        return Result(batch, 0, done.produce_seconds, done.cpu_seconds, done.page_faults)
+
+    def wait_any(self) -> tuple[int, Result]:
+        """Compute the oldest item."""
+        ticket = min(self._items)
+        return ticket, self.wait(ticket)
+
+    def is_done(self, ticket: int) -> bool:
+        """Never: nothing is computed ahead."""
+        return False
+
+    def set_workers(self, num_workers: int) -> None:
+        """There are none."""
+
+    def num_buffers(self) -> tuple[int, int]:
+        """(buffers there are, buffers in use)."""
+        return self._pool.num_slots, self._pool.num_held
+
+    def close(self) -> None:
+        """Nothing runs."""
+        self._items.clear()

@@ -1,0 +1,15 @@
+"""`penstock.DataLoader`: batches as tensors, ahead of the training loop.
+
+May import: `loader` and the lines under it, and torch. Imported by: users, `cli`.
+"""
+
+try:
+    import torch as _torch  # noqa: F401 - asked for here, so that its absence is explained in one place
+except ImportError as error:
+    from penstock.errors import MissingExtra
+
+    raise MissingExtra("penstock.DataLoader needs PyTorch: pip install 'penstock[torch]'") from error
+
+from penstock.pytorch._dataloader import DataLoader
+
+__all__ = ["DataLoader"]

@@ -1,0 +1,232 @@
+"""CSV and TSV by pyarrow, every field as text.
+
+Types are not guessed: a column would be numbers in one block and text in the next. All fields are read as
+bytes and then checked to be text, so one bad byte costs one row. An empty field is an empty string.
+
+Where a quoted field may hold a newline, only a reader that starts at the top knows which newlines end a
+record, so the file is one split, read as a stream. Without quotes, or when told that quoted fields hold no
+newline (`quoted_newlines=False`), any byte range can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import FormatError
+from penstock.sources._arrow import arrow, as_text, cut_batch, records_of_batch
+from penstock.sources._blocks import Block, ByteStream
+from penstock.sources._csv_header import Header, delimiter_of, read_header
+from penstock.sources._model import Records, RowError
+from penstock.sources._options import SourceOptions
+
+_BLOCK_GROWTH = 4
+
+
+def has_line_records(options: SourceOptions) -> bool:
+    """Whether each newline of a CSV file ends a record, so that it can be cut by bytes."""
+    return options.quote is None or not options.quoted_newlines
+
+
+def read_csv_blocks(blocks: Iterator[Block], header: Header, path: str, options: SourceOptions) -> Iterator[Records]:
+    """Records of blocks of lines behind the header."""
+    numbering = _Numbering(path)
+    for block in blocks:
+        if block.dropped_bytes:
+            yield numbering.too_long(block)
+        elif block.data.strip():
+            numbering.base = numbering.next_row
+            table = arrow("csv").read_csv(
+                arrow().BufferReader(block.data),
+                **_settings(header, path, options, numbering, block_bytes=len(block.data), newlines=False),
+            )
+            for batch in table.combine_chunks().to_batches():
+                yield from numbering.records(batch, options)
+            yield from numbering.rest()
+
+
+def read_csv_stream(
+    reopen: Callable[[], AbstractContextManager[ByteStream]], path: str, options: SourceOptions
+) -> Iterator[Records]:
+    """Records of a whole file, whose quoted fields may hold newlines.
+
+    pyarrow needs a record to fit into two of its blocks. One that does not makes it start again with larger
+    blocks, past the rows that were given already.
+    """
+    numbering = _Numbering(path)
+    block_bytes = options.batch_bytes
+    while True:
+        try:
+            with reopen() as stream:
+                yield from _read_stream(stream, path, options, numbering, block_bytes)
+            return
+        except arrow().ArrowInvalid as error:
+            if "straddl" not in str(error) or block_bytes >= options.max_record_bytes:
+                raise _unreadable(path, numbering.next_row, error, options) from error
+        block_bytes = min(block_bytes * _BLOCK_GROWTH, options.max_record_bytes)
+
+
+def _read_stream(
+    stream: ByteStream, path: str, options: SourceOptions, numbering: _Numbering, block_bytes: int
+) -> Iterator[Records]:
+    header = read_header(stream, path, options)
+    rest = _Rest(header.rest, stream)
+    if not header.names or not rest.has_rows():
+        return
+    numbering.start_over()
+    settings = _settings(header, path, options, numbering, block_bytes=block_bytes, newlines=True)
+    last = None
+    for batch in arrow("csv").open_csv(arrow().PythonFile(rest, "r"), **settings):
+        last = batch if batch.num_rows else last
+        for records in numbering.records(batch, options):
+            yield records
+    yield from numbering.rest()
+    if last is not None and _is_unclosed(last, rest.tail, options):
+        raise FormatError(
+            f"{path}: the last record opens a quote that is never closed, and took the rest of the file with it. "
+            "Repair that record, or pass quote=None when quotes are ordinary characters."
+        )
+
+
+def _is_unclosed(batch: Any, tail: bytes, options: SourceOptions) -> bool:
+    """Whether the file ended inside a quoted field: it holds newlines, and no quote is at the end."""
+    assert options.quote is not None
+    value = batch.column(batch.num_columns - 1)[-1].as_py()
+    return b"\n" in value and not tail.rstrip(b"\r\n").endswith(options.quote.encode())
+
+
+def _unreadable(path: str, row: int, error: Exception, options: SourceOptions) -> FormatError:
+    if "straddl" in str(error):
+        return FormatError(
+            f"{path}: the record at row {row} does not end within {options.max_record_bytes:,} bytes. "
+            "A quote is open there, or max_record_bytes is too small."
+        )
+    return FormatError(f"{path}: pyarrow cannot read the file from row {row} on: {error}")
+
+
+def _settings(
+    header: Header, path: str, options: SourceOptions, numbering: _Numbering, *, block_bytes: int, newlines: bool
+) -> dict[str, Any]:
+    csv, binary = arrow("csv"), arrow().binary()
+    return {
+        "read_options": csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=list(header.names)),
+        "parse_options": csv.ParseOptions(
+            delimiter=delimiter_of(path, options),
+            quote_char=options.quote or False,
+            newlines_in_values=newlines,
+            invalid_row_handler=numbering.on_bad_row,
+        ),
+        "convert_options": csv.ConvertOptions(
+            column_types=dict.fromkeys(header.names, binary), include_columns=list(options.columns or header.names)
+        ),
+    }
+
+
+class _Numbering:
+    """Gives rows their numbers, knowing of bad rows only by the numbers that pyarrow reports."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.next_row = 0
+        self.base = 0
+        """Number of the row that pyarrow calls 1."""
+        self._pending: list[RowError] = []
+        self._num_good = 0
+        self._num_to_skip = 0
+
+    def start_over(self) -> None:
+        """The file is read again from the top: what was given is not given again."""
+        self._num_to_skip = self._num_good
+        self._pending.clear()
+
+    def on_bad_row(self, bad: Any) -> str:
+        """pyarrow found a row with too few or too many fields."""
+        row = self.base + bad.number - 1
+        if row >= self.next_row:
+            message = (
+                f"row {row} of the split has {bad.actual_columns} fields, and the header {bad.expected_columns}: "
+                f"{bad.text[:80]!r}."
+            )
+            self._pending.append(RowError(self.path, row, "wrong_fields", message))
+        return "skip"
+
+    def records(self, batch: Any, options: SourceOptions) -> Iterator[Records]:
+        """Records of the next good rows."""
+        skipped = min(self._num_to_skip, batch.num_rows)
+        self._num_to_skip -= skipped
+        for piece in cut_batch(batch.slice(skipped), options.batch_bytes):
+            if piece.num_rows:
+                errors = self._errors_among(piece.num_rows)
+                yield self._number(_as_text_batch(piece, options.encoding), errors, piece.nbytes)
+                self._num_good += piece.num_rows
+
+    def rest(self) -> Iterator[Records]:
+        """Bad rows behind the last good one."""
+        if self._pending:
+            errors = tuple(self._pending)
+            self._pending = []
+            yield Records({}, self.next_row, 0, errors, np.empty(0, np.int64))
+            self.next_row += len(errors)
+
+    def too_long(self, block: Block) -> Records:
+        """One row that was dropped while it was read."""
+        message = f"the line at byte {block.offset:,} has {block.dropped_bytes:,} bytes, more than max_record_bytes."
+        error = RowError(self.path, self.next_row, "too_long", message)
+        self.next_row += 1
+        return Records({}, error.row, 0, (error,), np.empty(0, np.int64), block.dropped_bytes)
+
+    def _errors_among(self, num_rows: int) -> tuple[RowError, ...]:
+        """Bad rows that stand before the last of the next `num_rows` good ones."""
+        end = self.next_row + num_rows
+        count = 0
+        while count < len(self._pending) and self._pending[count].row < end + count:
+            count += 1
+        errors, self._pending = tuple(self._pending[:count]), self._pending[count:]
+        return errors
+
+    def _number(self, batch: Any, errors: tuple[RowError, ...], num_bytes: int) -> Records:
+        first_row = self.next_row
+        self.next_row += batch.num_rows + len(errors)
+        return records_of_batch(batch, first_row, self.path, num_bytes=num_bytes, errors=errors)
+
+
+def _as_text_batch(batch: Any, encoding: str) -> Any:
+    columns = [as_text(column, encoding) for column in batch.columns]
+    return arrow().RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+class _Rest:
+    """A stream behind its header, as pyarrow wants it; it remembers how the file ends."""
+
+    closed = False
+
+    def __init__(self, first: bytes, stream: ByteStream) -> None:
+        self.tail = b""
+        self._first = first
+        self._stream = stream
+
+    def has_rows(self) -> bool:
+        """Whether anything but blank lines comes; pyarrow takes none for an error."""
+        while not self._first.strip(b"\r\n"):
+            self._first = self._stream.read(1 << 20)
+            if not self._first:
+                return False
+        return True
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        """At most `num_bytes`, and none only at the end."""
+        if self._first:
+            data, self._first = self._first[:num_bytes], self._first[num_bytes:]
+        else:
+            data = self._stream.read(num_bytes)
+        self.tail = (self.tail + data[-4:])[-4:]
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True

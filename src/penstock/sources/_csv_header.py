@@ -1,0 +1,80 @@
+"""The first record of a CSV file: the names of its columns, and where the rows begin."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import FormatError, SchemaError
+from penstock.sources._blocks import ByteStream, read_exactly
+from penstock.sources._formats import is_tab_separated
+from penstock.sources._options import SourceOptions
+
+_BOM = b"\xef\xbb\xbf"
+_HEADER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Names of the columns. `num_bytes` is where the first row begins; `rest` was read beyond it."""
+
+    names: tuple[str, ...]
+    num_bytes: int
+    rest: bytes
+
+
+def delimiter_of(path: str, options: SourceOptions) -> str:
+    """What stands between two fields."""
+    return options.delimiter or ("\t" if is_tab_separated(path) else ",")
+
+
+def read_header(stream: ByteStream, path: str, options: SourceOptions) -> Header:
+    """Read the header from the start of a file.
+
+    Raises:
+        FormatError: it does not end, or names a column twice.
+        SchemaError: a column asked for is not in it.
+    """
+    data = read_exactly(stream, _HEADER_BYTES)
+    text = data.removeprefix(_BOM)
+    lines = _Lines(text, options.encoding)
+    names = _parse(lines, path, options)
+    _check(names, path, options)
+    start = len(data) - len(text) + lines.num_bytes
+    return Header(names, start, data[start:])
+
+
+def _parse(lines: _Lines, path: str, options: SourceOptions) -> tuple[str, ...]:
+    quoting: dict[str, Any] = {"quotechar": options.quote} if options.quote else {"quoting": csv.QUOTE_NONE}
+    try:
+        for names in csv.reader(iter(lines), delimiter=delimiter_of(path, options), strict=True, **quoting):
+            if names:  # a blank line before the header is none
+                return tuple(names)
+    except csv.Error as error:
+        raise FormatError(f"{path}: the header cannot be read: {error}.") from error
+    return ()
+
+
+def _check(names: tuple[str, ...], path: str, options: SourceOptions) -> None:
+    if len(set(names)) != len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise FormatError(f"{path}: the header names {', '.join(map(repr, repeated))} more than once. Rename one.")
+    for name in options.columns or ():
+        if names and name not in names:
+            raise SchemaError(f"{path}: no column {name!r}; the header has {', '.join(map(repr, names))}.")
+
+
+class _Lines:
+    """Lines for `csv.reader`, counting the bytes of those it took."""
+
+    def __init__(self, data: bytes, encoding: str) -> None:
+        self.num_bytes = 0
+        self._data = data
+        self._encoding = encoding
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._data.splitlines(keepends=True):
+            self.num_bytes += len(line)
+            yield line.decode(self._encoding, "replace")

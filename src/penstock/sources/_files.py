@@ -1,0 +1,140 @@
+"""Opening one file, wherever it is: as bytes from anywhere, or as a stream without its compression."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.errors import FormatError, StorageError
+from penstock.sources._arrow import arrow
+from penstock.sources._blocks import ByteStream, SeekableBytes
+from penstock.sources._formats import compression_of
+from penstock.sources._options import SourceOptions
+from penstock.sources._remote import ForwardFile, RangeFile, RemoteStore, is_remote
+
+_SPOOL_BYTES = 4 << 20
+
+
+class LocalFile:
+    """A file of this machine, with the failures of its disk given their name."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with _disk_errors(path):
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+        self.size = os.fstat(self._file.fileno()).st_size
+
+    def read(self, num_bytes: int = -1, /) -> bytes:
+        """At most `num_bytes`, and none only at the end."""
+        with _disk_errors(self.path):
+            return self._file.read(num_bytes) or b""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go on from byte `offset`."""
+        return self._file.seek(offset, whence)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._file.close()
+
+
+@contextlib.contextmanager
+def open_anywhere(path: str, options: SourceOptions) -> Iterator[SeekableBytes]:
+    """The stored bytes of a file, from any offset."""
+    with contextlib.closing(_open(path, options)) as file:
+        if isinstance(file, ForwardFile):
+            yield _spool(file)
+        else:
+            yield file
+
+
+@contextlib.contextmanager
+def open_stream(path: str, options: SourceOptions) -> Iterator[ByteStream]:
+    """The bytes of a file in order, without the compression that its name tells.
+
+    Raises:
+        FormatError: while reading, when the compressed data is truncated or damaged.
+    """
+    with contextlib.closing(_open(path, options)) as file:
+        compression = compression_of(path)
+        yield file if compression is None else _Decompressed(path, file, compression)
+
+
+def arrow_file(file: Any) -> Any:
+    """A file of ours as one of pyarrow's."""
+    if isinstance(file, RangeFile):
+        return arrow().PythonFile(file, "r")
+    if isinstance(file, LocalFile):
+        with _disk_errors(file.path):
+            return arrow().OSFile(file.path, "rb")
+    return arrow().PythonFile(file.file, "r")
+
+
+def _open(path: str, options: SourceOptions) -> LocalFile | RangeFile | ForwardFile:
+    if is_remote(path):
+        return RemoteStore(path, options).open()
+    return LocalFile(path)
+
+
+class _Decompressed:
+    """What is inside a gzip, zstd or bz2 file; several members in a row are one."""
+
+    def __init__(self, path: str, file: Any, compression: str) -> None:
+        self._path = path
+        self._compression = compression
+        if file.size == 0:
+            raise FormatError(f"{path}: the file is empty, which no {compression} file is. Fetch or write it again.")
+        pa = arrow()
+        source = pa.OSFile(path, "rb") if isinstance(file, LocalFile) else pa.PythonFile(file, "r")
+        self._stream = pa.CompressedInputStream(source, compression)
+
+    def read(self, num_bytes: int, /) -> bytes:
+        """At most `num_bytes`, and none only at the end."""
+        try:
+            data: bytes = self._stream.read(num_bytes)
+        except StorageError:
+            raise
+        except (OSError, ValueError) as error:
+            raise FormatError(
+                f"{self._path}: the {self._compression} data is truncated or damaged ({error}). "
+                "Fetch or write the file again."
+            ) from error
+        return data
+
+
+class _Spooled:
+    """A temporary copy without a name, of a file that cannot be read from anywhere."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - ends with this object
+        self.size = 0
+
+    def read(self, num_bytes: int, /) -> bytes:
+        return self.file.read(num_bytes)
+
+    def seek(self, offset: int, /) -> int:
+        return self.file.seek(offset)
+
+
+def _spool(source: ForwardFile) -> _Spooled:
+    copy = _Spooled(source.path)
+    while data := source.read(_SPOOL_BYTES):
+        copy.size += copy.file.write(data)
+    copy.seek(0)
+    return copy
+
+
+@contextlib.contextmanager
+def _disk_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StorageError(
+            error.errno, f"{path}: the file is gone since it was listed. List the sources again."
+        ) from error
+    except OSError as error:
+        raise StorageError(error.errno, f"{path}: reading failed: {error.strerror}.") from error

@@ -1,0 +1,81 @@
+"""What a file name says: format and compression.
+
+Only names are looked at here, so that listing a million files opens none of them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import cast
+
+from penstock.sources._options import Format, SourceOptions
+
+_FORMAT_OF_SUFFIX: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".jpg": "images",
+    ".jpeg": "images",
+    ".png": "images",
+    ".webp": "images",
+    ".gif": "images",
+    ".bmp": "images",
+    ".tif": "images",
+    ".tiff": "images",
+    ".tar": "webdataset",
+    ".tgz": "webdataset",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+_COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".gzip": "gzip", ".tgz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
+
+
+def compression_of(path: str) -> str | None:
+    """Name that pyarrow has for the compression of a file called `path`; None for a plain one."""
+    return _COMPRESSION_OF_SUFFIX.get(_suffix(path))
+
+
+def format_of(path: str, options: SourceOptions) -> Format | None:
+    """Format of the file called `path`; None when its name says nothing."""
+    if is_object(path):
+        return cast(Format, "object")
+    return options.format or _format_of_name(path)
+
+
+def is_data_name(path: str, options: SourceOptions) -> bool:
+    """Whether a file found in a folder is data, by its name."""
+    guessed = _format_of_name(path)
+    if options.format in ("text", "webdataset", "jsonl", "csv"):
+        return True  # any name may hold them, and a person said that they do
+    return guessed == options.format if options.format else guessed is not None
+
+
+def is_tab_separated(path: str) -> bool:
+    """Whether the name is that of a TSV file, compressed or not."""
+    return _suffix(_without_compression(path)) == ".tsv"
+
+
+def is_object(path: str) -> bool:
+    """Whether `path` stands for an object of this process."""
+    return path.startswith("object:")
+
+
+def _format_of_name(path: str) -> Format | None:
+    return _FORMAT_OF_SUFFIX.get(_suffix(path)) or _FORMAT_OF_SUFFIX.get(_suffix(_without_compression(path)))
+
+
+def _without_compression(path: str) -> str:
+    return path[: -len(_suffix(path))] if compression_of(path) else path
+
+
+def _suffix(path: str) -> str:
+    name = path.split("?", 1)[0].split("#", 1)[0] if "://" in path else path  # a signed URL goes on after the name
+    return posixpath.splitext(name)[1].lower()

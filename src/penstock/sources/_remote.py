@@ -1,0 +1,193 @@
+"""Bytes from other machines, through fsspec.
+
+Each request asks for a range and has a time limit; one that fails, stalls, or brings too little is made
+again (see `_retry`). Nothing is kept between requests, so a retry cannot deliver a byte twice. A web
+server that knows no ranges is read from start to end, and after a failure from the start again, past
+what was already delivered.
+
+The time limit holds for fsspec's asynchronous file systems (HTTP, S3, GCS, Azure); others have their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import MissingExtra
+from penstock.sources._options import SourceOptions
+from penstock.sources._retry import persist
+
+_SKIP_BYTES = 1 << 20
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is a URL that fsspec opens."""
+    return "://" in path and not path.startswith("file://")
+
+
+class RemoteStore:
+    """The file system behind a URL, asked with patience.
+
+    Raises:
+        MissingExtra: fsspec, or the package behind this kind of URL, is not installed.
+        ValueError: no such kind of URL.
+    """
+
+    def __init__(self, url: str, options: SourceOptions) -> None:
+        self.url = url
+        self.options = options
+        protocol = url.split("://", 1)[0]
+        try:
+            core = importlib.import_module("fsspec.core")
+            self.filesystem, self.path = core.url_to_fs(url, **_connection_options(protocol, options))
+        except ImportError as error:
+            raise MissingExtra(f"{url}: {protocol}:// needs its fsspec driver: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{url}: {error}. Give a path, or a URL of a kind that fsspec knows.") from error
+
+    def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of the file system, again if it fails."""
+        return persist(self.url, self.options, lambda: self.ask_once(method, *arguments, **named))
+
+    def ask_once(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of the file system, within the time limit where it is asynchronous."""
+        if getattr(self.filesystem, "async_impl", False) and hasattr(self.filesystem, f"_{method}"):
+            return self.in_time(getattr(self.filesystem, f"_{method}"), *arguments, **named)
+        return getattr(self.filesystem, method)(*arguments, **named)
+
+    def in_time(self, coroutine: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """What a coroutine of the driver returns; one that stalls is cancelled."""
+        sync = importlib.import_module("fsspec.asyn").sync
+        return sync(self.filesystem.loop, coroutine, *arguments, timeout=self.options.timeout_seconds, **named)
+
+    def info(self) -> dict[str, Any]:
+        """What the store says about the file."""
+        answer: dict[str, Any] = self.ask("info", self.path)
+        return answer
+
+    def open(self) -> RangeFile | ForwardFile:
+        """The file, by ranges where the store has them."""
+        info = self.info()
+        if has_ranges(info):
+            return RangeFile(self, int(info["size"]))
+        return ForwardFile(self, info.get("size"))
+
+
+def has_ranges(info: dict[str, Any]) -> bool:
+    """Whether a store that says `info` of a file gives parts of it. Only web servers may not."""
+    return info.get("size") is not None and bool(info.get("partial", "mimetype" not in info))
+
+
+def _connection_options(protocol: str, options: SourceOptions) -> dict[str, Any]:
+    chosen = dict(options.storage_options)
+    if protocol in ("s3", "s3a"):  # botocore's own tries would multiply ours
+        limits = {"connect_timeout": options.timeout_seconds, "read_timeout": options.timeout_seconds}
+        chosen["config_kwargs"] = {**limits, "retries": {"total_max_attempts": 1}, **chosen.get("config_kwargs", {})}
+    return chosen
+
+
+class _RemoteFile:
+    """What pyarrow asks of a file object besides its bytes."""
+
+    closed = False
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class RangeFile(_RemoteFile):
+    """A remote file by ranges, from anywhere."""
+
+    def __init__(self, store: RemoteStore, size: int) -> None:
+        self.path = store.url
+        self.size = size
+        self._store = store
+        self._position = 0
+
+    def read(self, num_bytes: int = -1, /) -> bytes:
+        """The next `num_bytes`, fewer only at the end."""
+        begin = self._position
+        self._position = self.size if num_bytes < 0 else min(begin + num_bytes, self.size)
+        if begin >= self._position:
+            return b""
+        return persist(self.path, self._store.options, lambda: self._fetch(begin, self._position))
+
+    def _fetch(self, begin: int, end: int) -> bytes:
+        data: bytes = self._store.ask_once("cat_file", self._store.path, start=begin, end=end)
+        if len(data) != end - begin:
+            raise ConnectionError(f"asked for bytes {begin:,} to {end:,}, got {len(data):,} bytes")
+        return data
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go on from `offset`, counted from the start, from here, or from the end."""
+        self._position = offset + (0, self._position, self.size)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._position
+
+    def seekable(self) -> bool:
+        return True
+
+
+class ForwardFile(_RemoteFile):
+    """A remote file from start to end, from a web server that knows no ranges."""
+
+    def __init__(self, store: RemoteStore, size: int | None) -> None:
+        self.path = store.url
+        self.size = size
+        self._store = store
+        self._response: Any = None
+        self._position = 0
+
+    def read(self, num_bytes: int = -1, /) -> bytes:
+        """At most `num_bytes`, and none only at the end."""
+        data = persist(self.path, self._store.options, lambda: self._receive(num_bytes))
+        self._position += len(data)
+        return data
+
+    def _receive(self, num_bytes: int) -> bytes:
+        try:
+            if self._response is None:
+                self._response = self._store.filesystem.open(self._store.path, "rb", block_size=0, cache_type="none")
+                self._skip(self._position)
+            data: bytes = self._store.in_time(self._response._read, num_bytes)
+            if not data and num_bytes and self.size is not None and self._position < self.size:
+                raise ConnectionError(f"the answer ended at byte {self._position:,} of {self.size:,}")
+        except Exception:
+            self._hang_up()  # the next attempt starts over
+            raise
+        return data
+
+    def _skip(self, num_bytes: int) -> None:
+        while num_bytes:
+            data = self._store.in_time(self._response._read, min(num_bytes, _SKIP_BYTES))
+            if not data:
+                raise ConnectionError(f"the answer ended {num_bytes:,} bytes before where reading goes on")
+            num_bytes -= len(data)
+
+    def _hang_up(self) -> None:
+        response, self._response = self._response, None
+        if response is not None:
+            with contextlib.suppress(Exception):
+                response.close()
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._hang_up()
+        super().close()

@@ -1,0 +1,64 @@
+"""Doing something that may fail on its way, until it works or has failed often enough."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from penstock.errors import PenstockError, StorageError
+from penstock.sources._options import SourceOptions
+
+_log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 20.0
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, PenstockError)
+
+
+def persist(url: str, options: SourceOptions, call: Callable[[], _Answer]) -> _Answer:
+    """What `call` returns, tried up to `max_attempts` times with pauses that double.
+
+    Raises:
+        FileNotFoundError, PermissionError: at once; trying again would not help.
+        StorageError: it never worked.
+    """
+    for attempt in range(1, options.max_attempts + 1):
+        try:
+            return call()
+        except _FINAL:
+            raise
+        except Exception as error:  # noqa: BLE001 - drivers raise what their HTTP libraries do, which is no family
+            if not _is_transient(error) or attempt == options.max_attempts:
+                raise _failure(url, error, attempt) from error
+            _log.info("%s: attempt %d failed (%s), trying again", url, attempt, _describe(error))
+        time.sleep(_pause_seconds(attempt))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _pause_seconds(attempt: int) -> float:
+    # Workers that failed together would otherwise come back together.
+    longest = min(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1), _LONGEST_PAUSE_SECONDS)
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+def _is_transient(error: Exception) -> bool:
+    """Whether another try may go better: a client's mistake stays one, a busy server does not."""
+    status = getattr(error, "status", None)
+    return not isinstance(status, int) or status >= 500 or status in (408, 425, 429)
+
+
+def _failure(url: str, error: Exception, attempts: int) -> StorageError:
+    tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+    return StorageError(
+        f"{url}: reading failed after {tries}; the last one said: {_describe(error)}. "
+        "Check the address, the credentials and the network, then run again."
+    )
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+        return f"no answer in time ({type(error).__name__})"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,177 @@
+"""WebDataset tars, streamed: members that share a key and stand together are one sample.
+
+Nothing is extracted, so no name in an archive can reach the disk; names that would, if someone used them
+as paths later, are refused all the same, and so are links, devices and sparse members. The archive must end
+with its end mark: a writer that was killed leaves a tar that ends between two members, which every tar reader
+takes for a shorter one (reliability notes: 12 of 12 WebDataset outputs).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import FormatError
+from penstock.sources._blocks import ByteStream
+from penstock.sources._model import Records, RowError
+from penstock.sources._options import SourceOptions
+
+_BLOCK_BYTES = 512
+_DRAIN_BYTES = 1 << 20
+
+
+def read_webdataset(stream: ByteStream, path: str, options: SourceOptions) -> Iterator[Records]:
+    """Samples of a tar archive, about `batch_bytes` at a time."""
+    batch = _Batch(path, 0, options)
+    for sample in _samples(stream, path, options):
+        batch.add(sample)
+        if batch.num_bytes >= options.batch_bytes:
+            yield batch.records()
+            batch = _Batch(path, batch.next_row, options)
+    if batch.next_row > batch.first_row:
+        yield batch.records()
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Members with one key, and what is wrong with them."""
+
+    key: str
+    values: dict[str, bytes] = field(default_factory=dict)
+    reason: str = ""
+    problem: str = ""
+
+    def blame(self, reason: str, problem: str) -> None:
+        """Remember the first thing that is wrong."""
+        if not self.reason:
+            self.reason, self.problem = reason, problem
+
+
+class _Batch:
+    """Samples that become one `Records`."""
+
+    def __init__(self, path: str, first_row: int, options: SourceOptions) -> None:
+        self.first_row = self.next_row = first_row
+        self.num_bytes = 0
+        self._path = path
+        self._names = options.columns
+        self._samples: list[_Sample] = []
+        self._rows: list[int] = []
+        self._errors: list[RowError] = []
+
+    def add(self, sample: _Sample) -> None:
+        """Take the next sample, good or bad."""
+        if sample.reason:
+            message = f"sample {sample.key!r} (row {self.next_row}) {sample.problem}."
+            self._errors.append(RowError(self._path, self.next_row, sample.reason, message))
+        else:
+            self._samples.append(sample)
+            self._rows.append(self.next_row)
+        self.num_bytes += sum(map(len, sample.values.values()))
+        self.next_row += 1
+
+    def records(self) -> Records:
+        """The batch, with None where a sample has no member of an extension."""
+        names = self._names or ("__key__", *dict.fromkeys(name for each in self._samples for name in each.values))
+        columns: dict[str, Any] = {name: [each.values.get(name) for each in self._samples] for name in names}
+        if "__key__" in columns:
+            columns["__key__"] = [each.key for each in self._samples]
+        rows = np.array(self._rows, np.int64) if self._errors else None
+        return Records(columns, self.first_row, len(self._rows), tuple(self._errors), rows, self.num_bytes)
+
+
+def _samples(stream: ByteStream, path: str, options: SourceOptions) -> Iterator[_Sample]:
+    """Runs of members with the same key."""
+    sample: _Sample | None = None
+    for archive, member in _members(stream, path):
+        key, extension = _key_and_extension(member.name)
+        if sample is None or sample.key != key:
+            if sample is not None:
+                yield sample
+            sample = _Sample(key)
+        _read_member(archive, member, extension, sample, options)
+    if sample is not None:
+        yield sample
+
+
+def _members(stream: ByteStream, path: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Members that hold data, from an archive that is complete."""
+    watched = _Watched(stream)
+    try:
+        with tarfile.open(fileobj=watched, mode="r|") as archive:
+            for member in archive:
+                archive.members = []  # tarfile keeps every header otherwise
+                if not member.isdir() and not _is_meta(member.name):
+                    yield archive, member
+        watched.check_end(path)
+    except (tarfile.TarError, EOFError) as error:
+        raise FormatError(f"{path}: the archive is truncated or damaged ({error}). Write or fetch it again.") from error
+
+
+def _is_meta(name: str) -> bool:
+    """Whether a member describes the archive (WebDataset's `__name__` convention)."""
+    base = posixpath.basename(name)
+    return base.startswith("__") and base.endswith("__")
+
+
+def _key_and_extension(name: str) -> tuple[str, str]:
+    """"a/b.seg.png" is the sample "a/b" and its member "seg.png"."""
+    folder, base = posixpath.split(name)
+    stem, _, extension = base.partition(".")
+    return posixpath.join(folder, stem), extension.lower()
+
+
+def _read_member(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, extension: str, sample: _Sample, options: SourceOptions
+) -> None:
+    name = member.name
+    if name.startswith("/") or ".." in name.split("/") or "\x00" in name or "\\" in name:
+        sample.blame("unsafe_name", f"has the member {name!r}, which leads out of any folder it is put in")
+    elif not member.isreg() or member.issparse():
+        sample.blame("not_a_file", f"has the member {name!r}, which is a link or a device, not a file")
+    elif member.size > options.max_record_bytes:
+        sample.blame("too_long", f"has {member.size:,} bytes in {name!r}, more than max_record_bytes")
+    elif extension in sample.values:
+        sample.blame("duplicate", f"has the member {name!r} twice")
+    elif options.columns is None or extension in options.columns:
+        file = archive.extractfile(member)
+        assert file is not None
+        sample.values[extension] = file.read()
+        if len(sample.values[extension]) != member.size:
+            raise EOFError(f"{name!r} has {len(sample.values[extension]):,} of its {member.size:,} bytes")
+
+
+class _Watched:
+    """A stream for tarfile that can tell whether the archive ended as it should."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._tail = b""
+        self._num_bytes = 0
+
+    def read(self, num_bytes: int) -> bytes:
+        """At most `num_bytes`, and none only at the end."""
+        data = self._stream.read(num_bytes)
+        self._num_bytes += len(data)
+        self._tail = (self._tail + data[-_BLOCK_BYTES:])[-_BLOCK_BYTES:]
+        return data
+
+    def check_end(self, path: str) -> None:
+        """Raise unless the archive ends with zeros, and with nothing else behind them."""
+        has_mark = len(self._tail) == _BLOCK_BYTES and not any(self._tail)
+        while data := self._stream.read(_DRAIN_BYTES):
+            if data.strip(b"\x00"):
+                raise FormatError(
+                    f"{path}: more data follows the end of the archive. Tars that were joined by `cat` are "
+                    "read as several: give them separately."
+                )
+        if not has_mark:
+            raise FormatError(
+                f"{path}: the archive has no end mark after {self._num_bytes:,} bytes, so its writer was stopped "
+                "or a copy of it was cut. Write or fetch it again."
+            )
