@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.plan import Plan, _pack_index, _rows
+from penstock.plan import _pack_index, _rows
 
 from .examples import IGNORED, assert_same, lengths_lists, make_documents, ragged, shuffled
 
-few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TAILS = ["carry", "short", "pad", "drop"]
 
 
@@ -84,10 +84,6 @@ def _mixed(draw: st.DrawFn, sources: dict[str, Any]) -> Example:
     epoch = {"rows": draw(st.integers(1, 40))} if draw(st.booleans()) else {"epoch": "b"}
     parts = {name: (stages, weight) for (name, stages), weight in zip(sources.items(), weights, strict=True)}
     return Example(penstock.mix(parts, seed=draw(st.integers(0, 9)), **epoch), None)
-
-
-def num_rows(example: Example) -> int:
-    return example.stages.num_rows if isinstance(example.stages, Plan) else len(example.stages)
 
 
 def rows_of(batch: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -276,3 +272,23 @@ def test_window_mode_reads_a_group_of_storage_windows_at_a_time() -> None:
     order = [int(x) for x in dataset.shuffle(3, group=2).batch(60).read(0)["x"]]
     for begin in range(0, 60, 6):
         assert len({x // 3 for x in order[begin : begin + 6]}) == 2
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(3600)
+@settings(max_examples=5000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(sequences(), st.integers(1, 16), st.integers(1, 3), st.sampled_from(TAILS), st.integers(0, 2), st.data())
+def test_the_laws_hold_for_thousands_of_plans(
+    example: Example, world_size: int, share: int, tail: Any, epoch: int, data: st.DataObject
+) -> None:
+    laws = {
+        test_the_ranks_of_a_step_hold_the_rows_of_the_global_batch_in_turn: (world_size, share, tail, epoch, data),
+        test_another_batch_or_world_size_continues_the_same_rows: (7 * epoch, share, share, world_size),
+        test_padded_rows_are_marked_repeat_the_epoch_and_are_no_targets: (share * world_size, epoch),
+        test_with_carry_the_batches_of_a_run_are_one_sequence_of_rows: (share * world_size,),
+        test_steps_count_rows_of_the_run: (share * world_size, tail),
+    }
+    for law, arguments in laws.items():
+        law.hypothesis.inner_test(example, *arguments)
+    if example.tokens is not None:
+        test_an_epoch_holds_every_sample_and_token_exactly_once.hypothesis.inner_test(example, share, tail, epoch)

@@ -23,7 +23,7 @@ from penstock.preparation import Tokenize, is_stale, prepare
 from penstock.preparation._work import WorkFolder
 from .corpora import assert_holds, contents, decoded, make_corpus, write_jsonl
 
-SHARD = 20_000
+SHARD = 60_000
 BYTES = Tokenize("bytes")
 TESTS = Path(__file__).parents[1]
 PREPARE = [sys.executable, "-m", "penstock.cli", "prepare"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from penstock.preparation import _token_maker, _tokenizer_check, _tokenizer_choice, _tokenizer_engines
+from penstock.preparation import _gigatoken, _token_maker, _tokenizer_check, _tokenizer_choice
+from penstock.preparation._gigatoken import GigatokenEngine
 from penstock.preparation._rows import ByteRows, is_utf8
 from penstock.preparation._tokenize import Tokenize
 from penstock.preparation._tokenizer_battery import make_battery
@@ -24,7 +27,7 @@ from penstock.preparation._tokenizer_check import (
     join_texts,
     take_sample,
 )
-from penstock.preparation._tokenizer_engines import EngineFailed, GigatokenEngine, HuggingFaceEngine, open_reference
+from penstock.preparation._tokenizer_engines import EngineFailed, HuggingFaceEngine, open_reference
 from penstock.preparation._tokenizer_source import load_tokenizer
 
 from .tokenizer_examples import (
@@ -220,7 +223,7 @@ def test_gigatoken_is_loaded_anew_when_its_memory_of_words_grows(monkeypatch: py
     rows = join_texts(list(library_texts()))
     before = engine.encode(rows.values, rows.offsets)
     assert engine._tokenizer is first
-    monkeypatch.setattr(_tokenizer_engines, "anonymous_bytes", lambda: engine._limit_bytes + 1)
+    monkeypatch.setattr(_gigatoken, "anonymous_bytes", lambda: engine._limit_bytes + 1)
     after = engine.encode(rows.values, rows.offsets)
     assert engine._tokenizer is not first
     assert np.array_equal(before[0], after[0])
@@ -263,3 +266,28 @@ def test_the_kernel_frames_every_dtype() -> None:
         )
         assert framed.values.dtype == dtype
         assert [document.tolist() for document in framed] == [[7, 1, 2, 9], [7, 9], [7, 3, 9]]
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_every_file_of_the_standard_library_gives_the_reference_tokens(
+    engines: tuple[GigatokenEngine, HuggingFaceEngine],
+) -> None:
+    files = [file for file in Path(sysconfig.get_path("stdlib")).rglob("*.py") if "site-packages" not in file.parts]
+    rows = join_texts([file.read_bytes().decode("utf-8", "ignore") for file in sorted(files)])
+    difference = find_difference(*engines, rows)
+    assert difference is None, str(difference)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(300)
+def test_memory_stays_bounded_when_no_word_ever_comes_back() -> None:
+    engine = GigatokenEngine(load_tokenizer(hf_tokenizer()))
+    first, rng, peak = engine._tokenizer, np.random.default_rng(7), 0
+    for _ in range(30):
+        letters = rng.integers(97, 123, (400_000, 8), np.uint8)
+        letters[:, 0] = ord(" ")
+        engine.encode(letters.reshape(-1), np.arange(0, letters.size + 1, 32_000))
+        peak = max(peak, _gigatoken.anonymous_bytes())
+    assert engine._tokenizer is not first
+    assert peak < 1 << 30

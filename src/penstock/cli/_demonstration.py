@@ -1,91 +1,213 @@
-"""What `penstock demo` does: the longest path through the product that works today.
+"""What `penstock demo` does: the main job from end to end, on data that every machine has.
 
-The corpus is the source code of Python's standard library, which every machine has. Its bytes are
-the tokens.
+    Python's standard library -> a tokenizer trained on it -> prepare -> inspect -> a tiny GPT on packed
+    batches -> kill -9 -> resume, at the batch that was due -> a table, with torch's DataLoader beside it
+
+Every number on the screen is measured here and now.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import statistics
+import subprocess
+import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
+from penstock.cli._demo_training import BATCH, ROW, digest_of, make_plan
 from penstock.cli._description import describe, print_description
-from penstock.plan import Dataset, open_dataset
-from penstock.report import console, format_bytes, print_json, progress_bar
-from penstock.schema import Ragged
-from penstock.shards import DatasetWriter, verify
+from penstock.cli._prepare import preparation_bar, show_prepared
+from penstock.preparation import Tokenize, prepare
+from penstock.report import console, print_json
+from penstock.sources import SourceOptions
 
-_BATCH, _ROW, _ROUNDS = 32, 2048, 5
+_VOCABULARY, _EOS = 4096, "<|eos|>"
+_STEPS, _KILL_AT, _COMPARED = 240, 110, 80
 
 
-def demonstrate(path: Path, *, as_json: bool) -> int:
-    """Write, inspect, verify and read a dataset at `path`; print what was seen."""
-    written = _write(path)
-    sound = verify(path)
-    speed = _measure(open_dataset(path))
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One way of loading in the training loop."""
+
+    tokens_per_second: float
+    wait_milliseconds: float
+    fill: float
+
+
+def demonstrate(folder: Path, *, as_json: bool) -> int:
+    """Run the demonstration in `folder`; 0 when all of it did what it should."""
+    folder.mkdir(parents=True, exist_ok=True)
+    say = (lambda *_: None) if as_json else _say
+    begin = time.perf_counter()
+    say("1. A tokenizer", f"byte-level BPE of {_VOCABULARY:,} tokens, trained on Python's own source files")
+    tokenizer = _train_tokenizer(folder / "tokenizer.json")
+    say("2. Prepare", "every source file of the standard library becomes a document of tokens")
+    data = _prepare(tokenizer, folder / "data", as_json=as_json)
+    if not as_json:
+        print_description(describe(data, num_samples=1))
+    say("3. Train", f"a GPT of a million parameters on packed rows of {ROW} tokens; killed with -9 at step {_KILL_AT}")
+    lines = _train_until(data, folder / "checkpoint.pt", _KILL_AT, as_json=as_json)
+    say("4. Resume", "from the last checkpoint; the loader's part of it is a few numbers")
+    resumed, is_right = _resume(data, folder / "checkpoint.pt", as_json=as_json)
+    say("5. The same loop with torch's DataLoader and padding", f"{_COMPARED} steps")
+    padded = list(_run(data, steps=_COMPARED, loader="torch", show=_no_show if as_json else _show_step))
+    result = _result(data, lines, resumed, padded, is_right)
+    result["seconds"] = time.perf_counter() - begin
     if as_json:
-        print_json({**written, "is_sound": sound.is_sound, **speed})
-        return 0 if sound.is_sound else 1
+        print_json(result)
+    else:
+        _print_table(result)
+    return 0 if is_right and result["loss"]["last"] < result["loss"]["first"] else 1
+
+
+def _say(title: str, text: str) -> None:
+    console().print(f"\n[bold]{title}[/bold]  {text}\n")
+
+
+def _sources() -> list[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return [file for file in sorted(root.rglob("*.py")) if "site-packages" not in file.parts and file.stat().st_size]
+
+
+def _train_tokenizer(path: Path) -> Path:
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        special_tokens=[_EOS],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (file.read_text(errors="replace") for file in _sources()[::4])
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(path))
+    return path
+
+
+def _prepare(tokenizer: Path, destination: Path, *, as_json: bool) -> Path:
+    with contextlib.nullcontext() if as_json else preparation_bar() as on_progress:
+        prepared = prepare(
+            [str(file) for file in _sources()],
+            destination,
+            reading=SourceOptions(format="text"),
+            transform=Tokenize(str(tokenizer), append_eos=_EOS),
+            pack=[ROW],
+            on_error="skip",  # the library's tests hold files that are not UTF-8 on purpose
+            on_progress=on_progress,
+        )
+    if not as_json:
+        show_prepared(prepared, as_json=False)
+        console().print()
+    return destination
+
+
+def _run(
+    data: Path,
+    *,
+    steps: int,
+    show: Callable[[dict[str, Any]], None],
+    loader: str = "penstock",
+    checkpoint: Path | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Lines that the training process prints; leaving the loop early kills it with -9."""
+    command = [sys.executable, "-m", "penstock.cli._demo_training", "--data", str(data), "--steps", str(steps)]
+    command += ["--vocabulary", str(_VOCABULARY), "--loader", loader]
+    command += ["--checkpoint", str(checkpoint)] if checkpoint is not None else []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own module
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                step = json.loads(line)
+                show(step)
+                yield step
+        finally:
+            process.kill()
+
+
+def _train_until(data: Path, checkpoint: Path, kill_at: int, *, as_json: bool) -> list[dict[str, Any]]:
+    lines = []
+    for line in _run(data, steps=_STEPS, checkpoint=checkpoint, show=_no_show if as_json else _show_step):
+        lines.append(line)
+        if line["step"] == kill_at:
+            break
+    if not as_json:
+        console().print(f"   kill -9 at step {kill_at}")
+    return lines
+
+
+def _resume(data: Path, checkpoint: Path, *, as_json: bool) -> tuple[list[dict[str, Any]], bool]:
+    """Train on from the checkpoint; whether the first batch is the one that the plan says is due."""
+    import torch
+
+    state = torch.load(checkpoint, weights_only=True)["data"]
+    plan = make_plan(data)
+    due = digest_of(plan.read_at(state["epoch"] * plan.num_rows + state["row"]))
+    lines = list(_run(data, steps=_STEPS, checkpoint=checkpoint, show=_no_show if as_json else _show_step))
+    is_right = lines[0]["batch"] == due
+    if not as_json:
+        verdict = "the batch that was due" if is_right else f"[red]not the batch that was due ({due})[/red]"
+        console().print(f"   state {state}\n   first batch after the resume: {lines[0]['batch']}, {verdict}")
+    return lines, is_right
+
+
+def _show_step(line: dict[str, Any]) -> None:
+    if line["step"] % 20 == 0 or line["step"] == 1:
+        bar = "█" * round(6 * line["loss"])
+        console().print(f"   step {line['step']:>4}  loss {line['loss']:.3f}  {bar}")
+
+
+def _no_show(line: dict[str, Any]) -> None:
+    pass
+
+
+def _measure(lines: list[dict[str, Any]]) -> Measured:
+    steady = lines[5:]  # the first steps start workers and warm caches
+    return Measured(
+        tokens_per_second=sum(line["targets"] for line in steady) / sum(line["seconds"] for line in steady),
+        wait_milliseconds=1000 * statistics.median(line["wait"] for line in steady),
+        fill=sum(line["targets"] for line in steady) / (len(steady) * BATCH * ROW),
+    )
+
+
+def _result(
+    data: Path, lines: list[dict[str, Any]], resumed: list[dict[str, Any]], padded: list[dict[str, Any]], is_right: bool
+) -> dict[str, Any]:
+    ours, theirs = _measure(resumed), _measure(padded)
+    ledger = make_plan(data).ledger()
+    return {
+        "resumed_at_the_right_batch": is_right,
+        "loss": {"first": lines[0]["loss"], "last": statistics.mean(line["loss"] for line in resumed[-10:])},
+        "fill": ledger.fill,
+        "targets_per_second": {"penstock": ours.tokens_per_second, "torch": theirs.tokens_per_second},
+        "wait_milliseconds": {"penstock": ours.wait_milliseconds, "torch": theirs.wait_milliseconds},
+        "share_of_places_with_a_target": {"penstock": ours.fill, "torch": theirs.fill},
+    }
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"Rows of {ROW} tokens, {BATCH} per step, on this machine")
+    for name in ("", "Penstock, packed", "torch DataLoader, padded"):
+        table.add_column(name, justify="left" if not name else "right")
+    speed, wait, share = (
+        result[key] for key in ("targets_per_second", "wait_milliseconds", "share_of_places_with_a_target")
+    )
+    table.add_row("tokens learned from, per second", f"{speed['penstock']:,.0f}", f"{speed['torch']:,.0f}")
+    table.add_row("waiting for data, per step", f"{wait['penstock']:.2f} ms", f"{wait['torch']:.2f} ms")
+    table.add_row("places that teach something", f"{share['penstock']:.1%}", f"{share['torch']:.1%}")
     out = console()
-    out.print(f"[bold]1. Write[/bold]  the Python standard library, one document per file: {written['summary']}\n")
-    out.print("[bold]2. Inspect[/bold]\n")
-    print_description(describe(path, num_samples=1))
-    out.print(f"\n[bold]3. Verify[/bold]  {len(sound.faults)} faults in {format_bytes(sound.num_bytes)}\n")
-    out.print(f"[bold]4. Read[/bold]  batches of {_BATCH} random documents, median of {_ROUNDS} rounds")
-    out.print(f"   Dataset.read                    {speed['penstock_mb_per_second']:8,.0f} MB/s")
-    out.print(f"   ds\\[i] in a loop, as most do     {speed['loop_mb_per_second']:8,.0f} MB/s")
-    return 0 if sound.is_sound else 1
-
-
-def _write(path: Path) -> dict[str, object]:
-    files = list(_sources())
-    begin, done, total = time.perf_counter(), 0, sum(file.stat().st_size for file in files)
-    with (
-        progress_bar("write") as on_progress,
-        DatasetWriter(
-            path, {"tokens": "uint8[*]", "file": "bytes"}, attributes={"corpus": "Python's library"}
-        ) as writer,
-    ):
-        for file in files:
-            text = file.read_bytes()
-            writer.write({"tokens": np.frombuffer(text, np.uint8), "file": file.name.encode()})
-            done += len(text)
-            on_progress(done, total)
-    seconds = time.perf_counter() - begin
-    summary = f"{len(files):,} files, {format_bytes(total)} in {seconds:.2f} s"
-    return {"documents": len(files), "bytes": total, "write_seconds": seconds, "summary": summary}
-
-
-def _sources() -> Iterator[Path]:
-    for file in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
-        if "site-packages" not in file.parts and file.is_file():
-            yield file
-
-
-def _measure(dataset: Dataset) -> dict[str, float]:
-    """MB/s of whole batches and of single samples, in turns, so that a busy machine slows both."""
-    tokens = dataset.select_columns(["tokens"])
-    rng = np.random.default_rng(0)
-    tokens.read(np.arange(len(tokens)))  # maps, checks and compiles
-
-    def read_batch(indices: np.ndarray) -> int:
-        columns = tokens.read(indices).values()
-        return sum(column.values.nbytes for column in columns if isinstance(column, Ragged))
-
-    def read_samples(indices: np.ndarray) -> int:
-        return sum(tokens[int(index)]["tokens"].nbytes for index in indices)
-
-    rates: dict[Callable[[np.ndarray], int], list[float]] = {read_batch: [], read_samples: []}
-    for _ in range(_ROUNDS):
-        batches = [rng.integers(0, len(tokens), _BATCH) for _ in range(50)]
-        for read, seen in rates.items():
-            begin = time.perf_counter()
-            num_bytes = sum(read(indices) for indices in batches)
-            seen.append(num_bytes / 1e6 / (time.perf_counter() - begin))
-    medians = [statistics.median(seen) for seen in rates.values()]
-    return {"penstock_mb_per_second": medians[0], "loop_mb_per_second": medians[1]}
+    out.print()
+    out.print(table)
+    loss = result["loss"]
+    out.print(f"Packing fills {result['fill']:.3%} of all places. Loss {loss['first']:.2f} -> {loss['last']:.2f}.")
+    out.print(f"All of this took {result['seconds']:.0f} s.")

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             sys.stderr.write("penstock: interrupted. Finished tasks are kept: the same command goes on from here.\n")
             return _INTERRUPTED
-    _show(prepared, as_json=arguments.json)
+    show_prepared(prepared, as_json=arguments.json)
     return 0
 
 
@@ -133,12 +133,12 @@ def _progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
     if as_json:
         yield lambda progress: report.print_json({"progress": progress.to_json()})
         return
-    with _bar() as show:
+    with preparation_bar() as show:
         yield show
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[Progress], None]]:
+def preparation_bar() -> Iterator[Callable[[Progress], None]]:
     """A bar with the rates of documents, bytes and tokens, the time left, and workers that died."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
@@ -177,7 +177,8 @@ def _rates(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def _show(prepared: Prepared, *, as_json: bool) -> None:
+def show_prepared(prepared: Prepared, *, as_json: bool) -> None:
+    """Print what a preparation did."""
     from penstock import report
 
     if as_json:
@@ -212,7 +213,9 @@ def _times(prepared: Prepared) -> Iterator[str]:
     rate = format_bytes(prepared.raw_bytes / max(1e-9, seconds["work"]))
     kept = f", {prepared.tasks_kept:,} kept from before" if prepared.tasks_kept else ""
     yield f"  {prepared.tasks_run:,} tasks in {seconds['work']:.1f} s{kept}: {rate}/s; start-up {seconds['start_up']:.1f} s"
-    shares = ", ".join(f"{name} {100 * spent / max(1e-9, busy):.0f} %" for name, spent in prepared.worker_seconds.items())
+    shares = ", ".join(
+        f"{name} {100 * spent / max(1e-9, busy):.0f} %" for name, spent in prepared.worker_seconds.items()
+    )
     yield f"  time of workers: {shares}; memory at most {format_bytes(prepared.peak_worker_bytes)} each"
 
 

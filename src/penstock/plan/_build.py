@@ -88,7 +88,7 @@ def _check_part(name: str, plan: Plan, weight: float) -> None:
 def build_rows(source: Dataset | Mix, stages: tuple[Stage, ...]) -> RowSource:
     """The row source that a plan reads from."""
     if isinstance(source, Mix):
-        parts = {name: (build_rows(plan.source, plan.stages), weight) for name, plan, weight in source.sources}
+        parts = {name: (plan.row_source, weight) for name, plan, weight in source.sources}
         return MixedRows(parts, seed=source.seed, epoch=source.epoch)
     casts = tuple(stage for stage in stages if isinstance(stage, Cast))
     shuffle = next((stage for stage in stages if isinstance(stage, Shuffle)), None)

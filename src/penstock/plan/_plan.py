@@ -63,6 +63,11 @@ class Plan(Staged):
         return self._rows.num_rows
 
     @property
+    def row_source(self) -> RowSource:
+        """What the rows are read from, before map and batch."""
+        return self._rows
+
+    @property
     def global_size(self) -> int:
         """Rows in a batch, over all ranks."""
         return self._steps.global_size
@@ -243,6 +248,8 @@ class Plan(Staged):
         if isinstance(self.source, Mix) and stage.rank < Map.rank:
             raise StageError(f"{stage.verb}() cannot follow mix(). The order is {LEGAL_ORDER}.")
         plan = Plan(self.source, (*self.stages, stage))
+        if isinstance(stage, (Map, Batch)) and "_rows" in vars(self):
+            vars(plan)["_rows"] = self._rows  # neither changes the rows, and counting packed ones takes time
         if isinstance(stage, (Cast, Window, Pack)):
             plan._rows  # noqa: B018 - a column that does not fit is an error here, not at the first batch
         return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ class DocumentTrace:
     column: int
     """Place in the row where it begins."""
     source: str
-    """Name of the mixture's source, or ""."""
+    """Name of the mixture's source, as in "web" or, in a mixture of mixtures, "web/news"; or ""."""
     document: int
     """Index of the document in its dataset."""
     start: int
@@ -36,7 +37,7 @@ class DocumentTrace:
 def trace_rows(source: RowSource, rows: NDArray[np.int64], *, name: str = "") -> list[DocumentTrace]:
     """The documents behind absolute rows, row by row."""
     if isinstance(source, MixedRows):
-        return _trace_mixture(source, rows)
+        return _trace_mixture(source, rows, name)
     if isinstance(source, PackedRows):
         pieces = source.place(rows)
         fields = (pieces.rows, pieces.columns, pieces.documents, pieces.starts, pieces.sizes)
@@ -48,13 +49,13 @@ def trace_rows(source: RowSource, rows: NDArray[np.int64], *, name: str = "") ->
     return [_trace(source.dataset, name, row, 0, sample, 0, 1) for row, sample in enumerate(samples)]
 
 
-def _trace_mixture(source: MixedRows, rows: NDArray[np.int64]) -> list[DocumentTrace]:
-    found = []
+def _trace_mixture(source: MixedRows, rows: NDArray[np.int64], name: str) -> list[DocumentTrace]:
+    found: list[DocumentTrace] = []
+    prefix = f"{name}/" if name else ""
     turns, own = source.mixture.locate(rows)
     for row, (number, position) in enumerate(zip(turns.tolist(), own.tolist(), strict=True)):
-        for trace in trace_rows(source.sources[number], np.array([position]), name=source.names[number]):
-            fields = {name: getattr(trace, name) for name in DocumentTrace.__slots__}
-            found.append(DocumentTrace(**{**fields, "row": row}))
+        traces = trace_rows(source.sources[number], np.array([position]), name=prefix + source.names[number])
+        found += [dataclasses.replace(trace, row=row) for trace in traces]
     return found
 
 

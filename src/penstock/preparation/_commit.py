@@ -42,7 +42,9 @@ def shuffled_task(dealt: Sequence[MadeTask], gathered: Iterable[TaskRecord]) -> 
     )
 
 
-def adopt_shards(workspace: Workspace, work: WorkFolder, fresh: Sequence[MadeTask], first_number: int) -> list[MadeTask]:
+def adopt_shards(
+    workspace: Workspace, work: WorkFolder, fresh: Sequence[MadeTask], first_number: int
+) -> list[MadeTask]:
     """Link the shards of new tasks into the workspace under their final names."""
     named: list[MadeTask] = []
     number = first_number

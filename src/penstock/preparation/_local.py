@@ -45,7 +45,7 @@ class Lost:
     """The task it was at; "" when it was starting."""
 
 
-Listen = Callable[[Told | Done | Lost], None]
+Listen = Callable[[Opened | Told | Done | Lost], None]
 """Hears of everything that happens; may raise to stop the run."""
 
 
@@ -88,9 +88,10 @@ class _Worker:
 
     def stop(self) -> int:
         """End the process, whatever it does, and return how it ended."""
-        os.close(self._lifeline)
-        self.connection.close()
-        self.process.kill()
+        if not self.connection.closed:
+            self.connection.close()
+            os.close(self._lifeline)
+            self.process.kill()
         return self.process.wait(_STOP_SECONDS)
 
     def ending(self) -> str:
@@ -156,8 +157,7 @@ class LocalEngine:
                     num_left -= isinstance(message, Done)
                     if isinstance(message, (Opened, Done)):
                         self._give_task(worker, waiting)
-                    if not isinstance(message, Opened):
-                        listen(message)
+                    listen(message)
 
     def _give_task(self, worker: _Worker, waiting: collections.deque[Keyed]) -> None:
         worker.task = waiting.popleft() if waiting else None
@@ -212,6 +212,7 @@ class InlineEngine:
     def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
         """Do all tasks, one after another."""
         runner = job.open()
+        listen(Opened())
         for task in tasks:
             listen(Done(runner.run(task, functools.partial(_pass_on, listen, task.key))))
 
@@ -235,7 +236,8 @@ def _describe_main() -> dict[str, Any]:
     """How a worker imports the script that this process runs, as multiprocessing does it."""
     from multiprocessing import spawn
 
-    main: dict[str, Any] = spawn.get_preparation_data("penstock-worker")  # type: ignore[attr-defined]
+    main: dict[str, Any] = spawn.get_preparation_data("penstock-worker")
+    main.pop("authkey", None)  # for multiprocessing's own servers, and not to be sent around
     if not any(key.startswith("init_main") for key in main):
         raise ValueError(
             "The transform is a function of an interactive session, which worker processes cannot import. "

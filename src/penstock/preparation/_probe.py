@@ -67,7 +67,7 @@ def _first_records(splits: Sequence[Split], reading: SourceOptions) -> Iterator[
     """Rows of the first splits, until whoever looks has seen enough. What is wrong with them is for tasks to say."""
     for split in splits[:_MAX_SPLITS]:
         try:
-            yield from read_split(split, reading)
+            yield from (records for records in read_split(split, reading) if records.num_rows)
         except FormatError:
             continue
 

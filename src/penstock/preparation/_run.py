@@ -27,7 +27,7 @@ from penstock.preparation._decide import Basis, find_basis, wanted_recipe
 from penstock.preparation._earlier import MadeTask
 from penstock.preparation._gather import GatherJob, plan_gathering
 from penstock.preparation._local import Engine, InlineEngine, LocalEngine, Lost
-from penstock.preparation._messages import Done, Told
+from penstock.preparation._messages import Done, Opened, Told
 from penstock.preparation._packs import check_packable, pack_attributes
 from penstock.preparation._plan import Task, choose_task_bytes, group_splits, name_tasks
 from penstock.preparation._probe import Probe, probe
@@ -211,7 +211,6 @@ class Preparation:
         if job.recipe.shuffle is not None and len(finished) == len(tasks):
             gather = plan_gathering(self._destination, job.recipe, [finished[task.key] for task in tasks])
         self._work.sweep([*finished.values(), *self._work.records(task.key for task in gather).values()])
-        self._marks["ready"] = time.perf_counter()
         skipped = sum(count for task in kept for count in task.skipped.values())
         stage = "prepare" if job.recipe.shuffle is None else "deal"
         self._execute(stage, job, tasks, finished, skipped)
@@ -236,13 +235,14 @@ class Preparation:
         meter.tasks = len(finished)
         meter.tell(now=True)
 
-        def listen(event: Told | Done | Lost) -> None:
+        def listen(event: Opened | Told | Done | Lost) -> None:
+            self._marks.setdefault("ready", time.perf_counter())
             if isinstance(event, Told):
                 meter.add(event.key, event.counts)
             elif isinstance(event, Lost):
                 _log.warning("%s %s; trying again", event.worker, event.how)
                 meter.fail(event.key, event.worker)
-            else:
+            elif isinstance(event, Done):
                 finished[event.record.key] = event.record
                 self._records.append(event.record)
                 meter.finish(event.record.key, event.record.counts)
@@ -369,4 +369,3 @@ def patterns_of(sources: Any) -> tuple[str, ...]:
     given = sources if isinstance(sources, (list, tuple)) else [sources]
     texts = [os.fspath(each) for each in given if isinstance(each, (str, os.PathLike))]
     return tuple(text if "://" in text else os.path.abspath(text) for text in texts)
-

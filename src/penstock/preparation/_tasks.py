@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
-from penstock.preparation._deal import SHUFFLE_KEY, Dealer, dealt_schema
+from penstock.preparation._deal import Dealer, dealt_schema
 from penstock.preparation._origins import Trace
 from penstock.preparation._plan import Task
 from penstock.preparation._progress import Counts
@@ -25,8 +25,8 @@ from penstock.preparation._settings import OnError
 from penstock.preparation._skipping import Skipped, locate
 from penstock.preparation._stages import Clock, Runner, Tell, peak_memory
 from penstock.preparation._transforms import OpenTransform, Output, Transform
-from penstock.preparation._work import Attempt, TaskRecord, WorkFolder
-from penstock.schema import Ragged
+from penstock.preparation._work import TaskRecord, WorkFolder
+from penstock.schema import Ragged, Schema
 from penstock.shards import ShardEntry, ShardWriter
 from penstock.sources import Records, SourceOptions, Split, read_split
 
@@ -59,6 +59,8 @@ class _TaskRunner:
         self._job = job
         self._opened: OpenTransform = job.transform.open()
         self._work = WorkFolder(job.destination)
+        # One for all tasks: its buffer is faulted in once (70 MB of tokens: 0.21 s of CPU time fresh, 0.03 again).
+        self._writer = ShardWriter(_stored_schema(job.recipe), job.recipe.shard_bytes, _no_store)
 
     def run(self, task: Task, tell: Tell) -> TaskRecord:
         """Do a task and make it finished.
@@ -70,18 +72,24 @@ class _TaskRunner:
         """
         attempt = self._work.attempt(task.key)
         try:
-            record = _TaskRun(self._job, self._opened, task, attempt, tell).run()
+            self._writer.restart(attempt.store, first_number=attempt.first_number)
+            sink = self._open_sink(task)
+            record = _TaskRun(self._job, self._opened, task, sink, tell).run()
             attempt.finish(record)
         except BaseException:
             attempt.drop()
             raise
         return record
 
+    def _open_sink(self, task: Task) -> _Sink:
+        seed = self._job.recipe.shuffle
+        return self._writer if seed is None else Dealer(self._writer, seed=seed, task_number=task.first_split)
+
 
 class _TaskRun:
     """The state of one task while it runs."""
 
-    def __init__(self, job: Job, opened: OpenTransform, task: Task, attempt: Attempt, tell: Tell) -> None:
+    def __init__(self, job: Job, opened: OpenTransform, task: Task, sink: _Sink, tell: Tell) -> None:
         self._job = job
         self._opened = opened
         self._task = task
@@ -90,7 +98,7 @@ class _TaskRun:
         self._total = Counts()
         self._counts = Counts()
         self._clock = Clock(self._counts)
-        self._sink: _Sink = _open_sink(job, task, attempt)
+        self._sink = sink
 
     def run(self) -> TaskRecord:
         traces = [self._run_split(place, split) for place, split in enumerate(self._task.splits)]
@@ -135,6 +143,8 @@ class _TaskRun:
 
     def _transform(self, split: Split, records: Records) -> Output:
         self._skipped.add(split, records.errors)
+        if not records.num_rows:  # nothing but bad rows: there may not even be columns
+            return Output({}, np.empty(0, np.int64))
         try:
             output = self._opened(records)
         except Exception as error:
@@ -168,10 +178,9 @@ class _TaskRun:
         self._clock.counts = self._counts
 
 
-def _open_sink(job: Job, task: Task, attempt: Attempt) -> _Sink:
-    recipe = job.recipe
-    if recipe.shuffle is None:
-        return ShardWriter(recipe.schema, recipe.shard_bytes, attempt.store, first_number=attempt.first_number)
-    assert SHUFFLE_KEY not in recipe.columns
-    writer = ShardWriter(dealt_schema(recipe), recipe.shard_bytes, attempt.store, first_number=attempt.first_number)
-    return Dealer(writer, seed=recipe.shuffle, task_number=task.first_split)
+def _stored_schema(recipe: Recipe) -> Schema:
+    return recipe.schema if recipe.shuffle is None else dealt_schema(recipe)
+
+
+def _no_store(name: str, chunks: list[memoryview | bytes]) -> int:
+    raise AssertionError("a task begins by saying where its shards go")

@@ -1,20 +1,14 @@
-"""From the bytes of many documents to their token ids: one interface, four engines.
+"""From the bytes of many documents to their token ids: the interface, and the engines whose answer counts.
 
-An engine takes documents side by side (`values`, `offsets`) and gives ids the same way. gigatoken reads
-that buffer as it is, through awkward's list layout, and answers with one; 4 MB of Python source cost 0.5 ms
-around it. The reference libraries take one `str` per document and are 10 to 100 times slower.
-
-Each engine works in the calling thread: a machine is filled with processes, one per core.
+An engine takes documents side by side (`values`, `offsets`) and gives ids the same way. The reference
+libraries take one `str` per document and are 10 to 100 times slower than `_gigatoken.py`.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,19 +23,7 @@ Ids = tuple[NDArray[Any], NDArray[np.int64]]
 Bounds = tuple[NDArray[np.int64], NDArray[np.int64]]
 """For each token, the bytes of the text where it begins and ends."""
 
-# gigatoken 0.10.0 remembers every word it has met, without a limit: 95 bytes for each, measured. It is loaded anew
-# (0.3 s for 32,000 tokens) when this process passes the limit, or grew by this much since the last time.
-_MEMORY_LIMIT_BYTES = 640 << 20
-_MEMORY_GROWTH_BYTES = 256 << 20
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _GROUP_BYTES = 1 << 20
-# tiktoken keeps its split pattern as text; gigatoken has each of these as code. Equality is tested, so a wrong
-# entry costs speed, never a token.
-_SCHEME_MARKS = {
-    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++",
-    "gpt4": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+",
-    "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-}
 
 
 class TokenizerEngine(Protocol):
@@ -73,55 +55,7 @@ class BytesEngine:
 
     def locate(self, text: str, ids: NDArray[Any]) -> Bounds:
         """A byte each."""
-        return _tile(np.ones(len(ids), np.int64))
-
-
-class GigatokenEngine:
-    """The fast engine.
-
-    Raises:
-        MissingExtra: gigatoken is not installed.
-        EngineFailed: it does not support this tokenizer.
-    """
-
-    name = "gigatoken"
-
-    def __init__(self, source: TokenizerSource) -> None:
-        self._gigatoken = import_text("gigatoken")
-        self._awkward = import_text("awkward")
-        self._source = source
-        self._lengths: NDArray[np.int64] | None = None
-        self._load()
-
-    def _load(self) -> None:
-        self._tokenizer: Any = None  # the old one goes first: two would be the peak
-        with _panics_named("gigatoken", self._source.name):
-            self._tokenizer = _load_gigatoken(self._gigatoken, self._source)
-        self._limit_bytes = max(_MEMORY_LIMIT_BYTES, anonymous_bytes() + _MEMORY_GROWTH_BYTES)
-
-    def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
-        """Ids of documents that are valid UTF-8."""
-        if anonymous_bytes() > self._limit_bytes:
-            self._load()
-        with _panics_named("gigatoken", self._source.name):
-            layout = self._tokenizer.encode_batch(self._wrap(values, offsets), parallel=False).layout
-        ids, ends = np.asarray(layout.content.data), np.asarray(layout.offsets.data)
-        assert len(ends) == len(offsets), "gigatoken gave another number of documents"
-        return ids[ends[0] : ends[-1]], ends.astype(np.int64, copy=False) - ends[0]
-
-    def _wrap(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Any:
-        """The documents as an awkward Array of byte strings; nothing is copied."""
-        contents, index = self._awkward.contents, self._awkward.index
-        characters = contents.NumpyArray(values, parameters={"__array__": "byte"})
-        lists = contents.ListOffsetArray(index.Index64(offsets), characters, parameters={"__array__": "bytestring"})
-        return self._awkward.Array(lists)
-
-    def locate(self, text: str, ids: NDArray[Any]) -> Bounds | None:
-        """Bytes that each token of a text stands for; None when tokens do not tile it."""
-        if self._lengths is None:
-            self._lengths = _count_bytes(self._tokenizer.vocab, self._tokenizer.vocab_size)
-        # With a normalizer, or added tokens that swallow the space beside them, the tokens spell another text.
-        return _tile(self._lengths[ids]) if self._tokenizer.decode(ids) == text.encode() else None
+        return tile(np.ones(len(ids), np.int64))
 
 
 class HuggingFaceEngine:
@@ -141,7 +75,7 @@ class HuggingFaceEngine:
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
         """Ids of documents that are valid UTF-8."""
         arrays: list[NDArray[np.uint32]] = []
-        with _panics_named("tokenizers", self._name):
+        with panics_named("tokenizers", self._name):
             for texts in _group(values, offsets):
                 encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
                 arrays += [np.array(encoding.ids, np.uint32) for encoding in encodings]
@@ -149,7 +83,7 @@ class HuggingFaceEngine:
 
     def locate(self, text: str, ids: NDArray[Any]) -> Bounds:
         """Bytes that each token of a text stands for; tokens that share a character both have all of it."""
-        with _panics_named("tokenizers", self._name):
+        with panics_named("tokenizers", self._name):
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         assert len(encoding.ids) == len(ids), "these are not the tokens of this text"
         characters = np.array(encoding.offsets, np.int64).reshape(-1, 2)
@@ -174,14 +108,14 @@ class TiktokenEngine:
 
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
         """Ids of documents that are valid UTF-8."""
-        with _panics_named("tiktoken", self._name):
+        with panics_named("tiktoken", self._name):
             texts = (text for group in _group(values, offsets) for text in group)
             return _join([self._encoding.encode_to_numpy(text, allowed_special="all") for text in texts])
 
     def locate(self, text: str, ids: NDArray[Any]) -> Bounds:
         """Bytes that each token of a text stands for."""
         pieces = self._encoding.decode_tokens_bytes(ids.tolist())
-        return _tile(np.fromiter(map(len, pieces), np.int64, len(pieces)))
+        return tile(np.fromiter(map(len, pieces), np.int64, len(pieces)))
 
 
 def open_reference(source: TokenizerSource) -> HuggingFaceEngine | TiktokenEngine | BytesEngine:
@@ -189,15 +123,6 @@ def open_reference(source: TokenizerSource) -> HuggingFaceEngine | TiktokenEngin
     if source.kind == "bytes":
         return BytesEngine()
     return HuggingFaceEngine(source) if source.kind == "json" else TiktokenEngine(source)
-
-
-def anonymous_bytes() -> int:
-    """Memory of this process that no file stands behind; 0 where the system does not say."""
-    try:
-        fields = Path("/proc/self/statm").read_bytes().split()
-    except OSError:
-        return 0
-    return (int(fields[1]) - int(fields[2])) * _PAGE_BYTES
 
 
 def _group(values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Iterator[list[str]]:
@@ -215,32 +140,13 @@ def _join(arrays: list[NDArray[np.uint32]]) -> Ids:
     return ids, make_offsets(lengths)
 
 
-def _count_bytes(vocabulary: dict[int, bytes], size: int) -> NDArray[np.int64]:
-    lengths = np.zeros(size, np.int64)
-    lengths[list(vocabulary)] = [len(token) for token in vocabulary.values()]
-    return lengths
-
-
-def _tile(lengths: NDArray[np.int64]) -> Bounds:
+def tile(lengths: NDArray[np.int64]) -> Bounds:
+    """Where tokens of these lengths stand when they follow each other without a gap."""
     offsets = make_offsets(lengths)
     return offsets[:-1], offsets[1:]
 
 
-def _load_gigatoken(gigatoken: Any, source: TokenizerSource) -> Any:
-    if source.kind == "json":
-        return gigatoken.Tokenizer.from_json(source.data)
-    content = json.loads(source.data)
-    scheme = next((name for name, mark in _SCHEME_MARKS.items() if content["pattern"].startswith(mark)), None)
-    if scheme is None:
-        raise EngineFailed(f"gigatoken has no splitter for the pattern of {source.name}.")
-    by_rank = sorted(content["ranks"].items(), key=lambda entry: entry[1])
-    with tempfile.NamedTemporaryFile(suffix=".tiktoken") as file:
-        file.write(b"".join(f"{token} {rank}\n".encode() for token, rank in by_rank))
-        file.flush()
-        return gigatoken.Tokenizer.from_tiktoken(file.name, scheme, content["specials"])
-
-
-class _panics_named:  # noqa: N801 (reads as a verb where it is used)
+class panics_named:  # noqa: N801 (reads as a verb where it is used)
     """Turn what a Rust library throws, panics included (they are no `Exception`), into `EngineFailed`."""
 
     def __init__(self, library: str, name: str) -> None:

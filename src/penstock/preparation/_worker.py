@@ -57,7 +57,7 @@ def _open(message: Open) -> Runner[Any]:
     if message.main is not None:
         from multiprocessing import spawn
 
-        spawn.prepare(message.main)  # type: ignore[attr-defined]
+        spawn.prepare(message.main)
     runner: Runner[Any] = pickle.loads(message.job).open()  # noqa: S301 sent by our own parent
     return runner
 

@@ -8,6 +8,7 @@ six-bit floats are not, because neither numpy nor a memory map can address half 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,11 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
     if name == "bfloat16" or name.startswith("float8"):
         import ml_dtypes  # 40 ms to import, and most datasets have neither
 
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return dtype
-    return np.dtype(name).newbyteorder("<")
+        extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return extended
+    dtype = np.dtype(name)
+    # numpy prints a byte order that was asked for ('<u2'), even where it is the machine's own.
+    return dtype if sys.byteorder == "little" else dtype.newbyteorder("<")
 
 
 @functools.cache

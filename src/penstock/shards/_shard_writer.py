@@ -7,7 +7,7 @@ were handed in. Where a file goes is for the caller to say: `store` gets its nam
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,13 @@ class ShardWriter:
         self._store = store
         self._number = first_number
         self._buffer = ShardBuffer(schema, shard_bytes)
+
+    def restart(self, store: Store, *, first_number: int) -> None:
+        """Forget everything and begin other shards, in the same memory: fresh pages cost as much as the copy."""
+        self.shards = []
+        self._store = store
+        self._number = first_number
+        self._buffer.clear()
 
     def append_sample(self, converted: Mapping[str, NDArray[Any]]) -> None:
         """Add one sample whose values `convert_sample` has made."""
@@ -103,12 +110,22 @@ def convert_columns(schema: Schema, columns: Mapping[str, Any]) -> dict[str, Rag
     Raises:
         SchemaError: a column is missing or unknown, does not fit, or has another number of samples.
     """
-    if columns.keys() != set(schema):
-        missing = [name for name in schema if name not in columns]
-        unknown = [name for name in columns if name not in schema]
-        raise SchemaError(f"The columns are {schema}; missing here: {missing}, unknown: {unknown}.")
+    check_names(schema, columns)
     batch = {column.name: convert_batch(column, columns[column.name]) for column in schema.columns}
     counts = {name: len(value) for name, value in batch.items()}
     if len(set(counts.values())) > 1:
         raise SchemaError(f"Every column of a batch must have as many samples; these have {counts}.")
     return batch
+
+
+def check_names(schema: Schema, given: Iterable[str]) -> None:
+    """Refuse values for other columns than those of the schema.
+
+    Raises:
+        SchemaError: naming what is missing and what is unknown.
+    """
+    names = set(given)
+    if names != set(schema):
+        missing = [name for name in schema if name not in names]
+        unknown = [name for name in given if name not in schema]
+        raise SchemaError(f"The columns are {schema}; missing here: {missing}, unknown: {unknown}.")

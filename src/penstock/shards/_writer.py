@@ -18,12 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.schema import Ragged, Schema
-from penstock.shards._buffers import ShardBuffer, batch_bytes, sample_bytes
-from penstock.shards._checksums import block_checksums, checksum
-from penstock.shards._convert import convert_batch, convert_sample
-from penstock.shards._layout import CHECKSUMS, build_header, plan_layout
+from penstock.schema import Schema
+from penstock.shards._convert import convert_sample
 from penstock.shards._manifest import Manifest, ShardEntry
+from penstock.shards._shard_writer import ShardWriter, check_names, convert_columns
 from penstock.shards._workspace import Mode, Workspace
 
 DEFAULT_SHARD_BYTES = 256 << 20
@@ -70,10 +68,9 @@ class DatasetWriter:
             raise ValueError(f"shard_bytes={shard_bytes}; a shard has at least one byte.")
         self.schema = Schema.parse(columns)
         self._attributes = _check_attributes(attributes)
-        self._shard_bytes = shard_bytes
-        self._buffer = ShardBuffer(self.schema, shard_bytes)
         self._workspace: Workspace | None = Workspace(Path(path).absolute(), mode)
-        self._shards: list[ShardEntry] = []
+        self._writer = ShardWriter(self.schema, shard_bytes, self._workspace.add_shard)
+        self._previous: tuple[ShardEntry, ...] = ()
         self._is_torn = False  # true once a write failed half way: columns may have got different samples
         if mode == "append":
             self._continue(self._workspace)
@@ -84,13 +81,11 @@ class DatasetWriter:
         Raises:
             SchemaError: a column is missing, unknown, or the value does not fit it.
         """
-        self._check_columns(sample)
+        self._check_usable()
+        check_names(self.schema, sample)
         converted = {column.name: convert_sample(column, sample[column.name]) for column in self.schema.columns}
-        added = sum(sample_bytes(column, converted[column.name]) for column in self.schema.columns)
         self._is_torn = True
-        if self._buffer.num_samples and self._buffer.num_bytes + added > self._shard_bytes:
-            self._finish_shard()
-        self._buffer.append_sample(converted)
+        self._writer.append_sample(converted)
         self._is_torn = False
 
     def write_batch(self, columns: Mapping[str, Any]) -> None:
@@ -99,28 +94,11 @@ class DatasetWriter:
         Raises:
             SchemaError: as `write`, or the columns differ in length.
         """
-        self._check_columns(columns)
-        batch = {column.name: convert_batch(column, columns[column.name]) for column in self.schema.columns}
-        counts = {name: len(value) for name, value in batch.items()}
-        num_samples = next(iter(counts.values()))
-        if any(count != num_samples for count in counts.values()):
-            raise SchemaError(f"Every column of a batch must have as many samples; these have {counts}.")
+        self._check_usable()
+        batch = convert_columns(self.schema, columns)
         self._is_torn = True
-        self._append(batch, num_samples)
+        self._writer.append_converted(batch)
         self._is_torn = False
-
-    def _append(self, batch: Mapping[str, Ragged | NDArray[Any]], num_samples: int) -> None:
-        ends = np.cumsum(batch_bytes(self.schema, batch, num_samples))
-        begin, used = 0, 0
-        while begin < num_samples:
-            room = self._shard_bytes - self._buffer.num_bytes
-            end = int(np.searchsorted(ends, used + room, side="right"))
-            if end <= begin and self._buffer.num_samples:
-                self._finish_shard()
-                continue
-            end = max(end, begin + 1)  # one sample larger than a shard gets a shard of its own
-            self._buffer.append_batch(batch, begin, end)
-            begin, used = end, int(ends[end - 1])
 
     def close(self) -> None:
         """Make everything written so far the dataset. Called by the end of the `with` block."""
@@ -128,9 +106,8 @@ class DatasetWriter:
             return
         try:
             self._check_usable()
-            if self._buffer.num_samples:
-                self._finish_shard()
-            self._workspace.commit(Manifest(self.schema, tuple(self._shards), self._attributes))
+            shards = (*self._previous, *self._writer.finish())
+            self._workspace.commit(Manifest(self.schema, shards, self._attributes))
         finally:
             self.abort()
 
@@ -157,7 +134,8 @@ class DatasetWriter:
         if previous.schema != self.schema:
             self.abort()
             raise SchemaError(f"The dataset has the columns {previous.schema}; {self.schema} cannot be appended to it.")
-        self._shards = list(previous.shards)
+        self._previous = previous.shards
+        self._writer.restart(workspace.add_shard, first_number=len(previous.shards))
         self._attributes = {**previous.attributes, **self._attributes}
 
     def _check_usable(self) -> None:
@@ -167,30 +145,6 @@ class DatasetWriter:
             raise ValueError("A writer belongs to the process that made it; this one is a forked copy.")
         if self._is_torn:
             raise ValueError("An earlier write failed half way, so this writer cannot go on. Write the dataset again.")
-
-    def _check_columns(self, given: Mapping[str, Any]) -> None:
-        self._check_usable()
-        if given.keys() != set(self.schema):
-            missing = [name for name in self.schema if name not in given]
-            unknown = [name for name in given if name not in self.schema]
-            raise SchemaError(f"The columns are {self.schema}; missing here: {missing}, unknown: {unknown}.")
-
-    def _finish_shard(self) -> None:
-        assert self._workspace is not None
-        buffer = self._buffer
-        layout = plan_layout(self.schema, buffer.num_samples, buffer.num_values)
-        tensors = dict(buffer.tensors())
-        in_order = [name for name in layout.tensors if name != CHECKSUMS]
-        table = np.concatenate([block_checksums(tensors[name]) for name in in_order]).astype("<u4").view(np.uint8)
-        tensors[CHECKSUMS] = table
-        header = build_header(layout, checksum(table))
-        identity = hashlib.blake2b(header + table.tobytes(), digest_size=8).hexdigest()
-        name = f"shard-{len(self._shards):06d}-{identity}.safetensors"
-        chunks: list[memoryview | bytes] = [header, *(tensors[tensor].data for tensor in layout.tensors)]
-        num_bytes = self._workspace.add_shard(name, chunks)
-        entry = ShardEntry(name, buffer.num_samples, buffer.num_values, num_bytes, len(header), checksum(header))
-        self._shards.append(entry)
-        buffer.clear()
 
 
 def _check_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:

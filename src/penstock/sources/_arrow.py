@@ -7,14 +7,15 @@ in full (10 GB/s for text here) before anyone sees it. Only a batch that fails i
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FormatError, MissingExtra
+from penstock.errors import FormatError, MissingExtra, PenstockError, SchemaError
 from penstock.sources._model import Records, RowError
 
 
@@ -64,13 +65,37 @@ def plain_array(column: Any) -> Any:
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_dictionary(column.type):
-        column.validate(full=True)  # an index outside the dictionary would be followed by the cast
-        column = column.cast(column.type.value_type)
+        column = _cast(column, column.type.value_type)
     if column.type == pa.string_view():
-        return column.cast(pa.large_string())
+        return _cast(column, pa.large_string())
     if column.type == pa.binary_view():
-        return column.cast(pa.large_binary())
+        return _cast(column, pa.large_binary())
     return column
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    column.validate(full=True)  # the cast would follow an index that leads outside
+    return column.cast(kind)
+
+
+@contextlib.contextmanager
+def named_damage(path: str, kind: str) -> Iterator[None]:
+    """Errors of pyarrow about the content of a file, as a `FormatError` that names it."""
+    try:
+        yield
+    except (PenstockError, FileNotFoundError, PermissionError):
+        raise
+    except (arrow().ArrowException, OSError, EOFError) as error:
+        raise FormatError(
+            f"{path}: the {kind} file is truncated or damaged ({error}). Fetch or write it again."
+        ) from error
+
+
+def check_columns(names: Sequence[str], path: str, wanted: Sequence[str] | None) -> None:
+    """Raise `SchemaError` unless the file has every column that is wanted."""
+    for name in wanted or ():
+        if name not in names:
+            raise SchemaError(f"{path}: no column {name!r}; the file has {', '.join(map(repr, names))}.")
 
 
 def is_text(kind: Any) -> bool:
@@ -145,7 +170,12 @@ def is_utf8(value: bytes) -> bool:
 
 
 def _invalid_text(path: str, row: int, name: str) -> RowError:
-    return RowError(path, row, "invalid_utf8", f"column {name!r} of row {row} of the split is not valid text (UTF-8, or the encoding given).")
+    return RowError(
+        path,
+        row,
+        "invalid_utf8",
+        f"column {name!r} of row {row} of the split is not valid text (UTF-8, or the encoding given).",
+    )
 
 
 def _rows_around(first_row: int, num_rows: int, errors: tuple[RowError, ...]) -> NDArray[np.int64]:

@@ -93,7 +93,9 @@ def _before(block: Block, separator: bytes, end: int | None) -> Block:
     """The block without records that begin at `end` or after it."""
     if end is None or block.offset + len(block.data) <= end:
         return block
-    return Block(block.offset, block.data[: first_border(block.data, separator, end - block.offset)], block.dropped_bytes)
+    return Block(
+        block.offset, block.data[: first_border(block.data, separator, end - block.offset)], block.dropped_bytes
+    )
 
 
 class _Collector:

@@ -24,6 +24,7 @@ from penstock.sources._model import Records, RowError
 from penstock.sources._options import SourceOptions
 
 _BLOCK_GROWTH = 4
+_SMALLEST_BLOCK_BYTES = 16
 
 
 def has_line_records(options: SourceOptions) -> bool:
@@ -57,7 +58,7 @@ def read_csv_stream(
     blocks, past the rows that were given already.
     """
     numbering = _Numbering(path)
-    block_bytes = options.batch_bytes
+    block_bytes = max(options.batch_bytes, _SMALLEST_BLOCK_BYTES)
     while True:
         try:
             with reopen() as stream:
@@ -81,8 +82,7 @@ def _read_stream(
     last = None
     for batch in arrow("csv").open_csv(arrow().PythonFile(rest, "r"), **settings):
         last = batch if batch.num_rows else last
-        for records in numbering.records(batch, options):
-            yield records
+        yield from numbering.records(batch, options)
     yield from numbering.rest()
     if last is not None and _is_unclosed(last, rest.tail, options):
         raise FormatError(
@@ -199,7 +199,10 @@ def _as_text_batch(batch: Any, encoding: str) -> Any:
 
 
 class _Rest:
-    """A stream behind its header, as pyarrow wants it; it remembers how the file ends."""
+    """A stream behind its header, as pyarrow wants it; it remembers how the file ends.
+
+    No piece ends between "\\r" and "\\n": pyarrow would drop the "\\n", also inside a quoted field.
+    """
 
     closed = False
 
@@ -218,10 +221,14 @@ class _Rest:
 
     def read(self, num_bytes: int = -1) -> bytes:
         """At most `num_bytes`, and none only at the end."""
-        if self._first:
-            data, self._first = self._first[:num_bytes], self._first[num_bytes:]
-        else:
-            data = self._stream.read(num_bytes)
+        if not self._first:
+            self._first = self._stream.read(num_bytes)
+        if self._first == b"\r":
+            self._first += self._stream.read(num_bytes)
+        data = self._first[:num_bytes]
+        if data.endswith(b"\r") and len(data) > 1:
+            data = data[:-1]
+        self._first = self._first[len(data) :]
         self.tail = (self.tail + data[-4:])[-4:]
         return data
 

@@ -46,7 +46,8 @@ def open_anywhere(path: str, options: SourceOptions) -> Iterator[SeekableBytes]:
     """The stored bytes of a file, from any offset."""
     with contextlib.closing(_open(path, options)) as file:
         if isinstance(file, ForwardFile):
-            yield _spool(file)
+            with contextlib.closing(_spool(file)) as copy:
+                yield copy
         else:
             yield file
 
@@ -70,7 +71,7 @@ def arrow_file(file: Any) -> Any:
     if isinstance(file, LocalFile):
         with _disk_errors(file.path):
             return arrow().OSFile(file.path, "rb")
-    return arrow().PythonFile(file.file, "r")
+    return arrow().PythonFile(file, "r")
 
 
 def _open(path: str, options: SourceOptions) -> LocalFile | RangeFile | ForwardFile:
@@ -108,22 +109,31 @@ class _Decompressed:
 class _Spooled:
     """A temporary copy without a name, of a file that cannot be read from anywhere."""
 
+    closed = False
+
     def __init__(self, path: str) -> None:
         self.path = path
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - ends with this object
         self.size = 0
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self.read = self._file.read
+        self.seek = self._file.seek
+        self.tell = self._file.tell
+        self.readable = self.seekable = lambda: True
 
-    def read(self, num_bytes: int, /) -> bytes:
-        return self.file.read(num_bytes)
+    def add(self, data: bytes) -> None:
+        """Append to the copy."""
+        self.size += self._file.write(data)
 
-    def seek(self, offset: int, /) -> int:
-        return self.file.seek(offset)
+    def close(self) -> None:
+        """Give the disk space back."""
+        self._file.close()
+        self.closed = True
 
 
 def _spool(source: ForwardFile) -> _Spooled:
     copy = _Spooled(source.path)
     while data := source.read(_SPOOL_BYTES):
-        copy.size += copy.file.write(data)
+        copy.add(data)
     copy.seek(0)
     return copy
 

@@ -35,7 +35,14 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
-_COMPRESSION_OF_SUFFIX = {".gz": "gzip", ".gzip": "gzip", ".tgz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
+_COMPRESSION_OF_SUFFIX = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".tgz": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bz2",
+}
 
 
 def compression_of(path: str) -> str | None:

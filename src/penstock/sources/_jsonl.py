@@ -1,10 +1,10 @@
 """JSON lines: by pyarrow a block at a time, line by line only where a block is not plain.
 
 pyarrow's reader makes string arrays without a Python object per row, but it tells of one bad line by refusing
-the block, reads two objects on one line as two rows, turns text that looks like a date into a
-timestamp, large integers into floats, and crashes on deep nesting. So a block goes the fast way only when each line
-looks like one object, what comes out has a row per line and none of those types; all other blocks go through
-`json.loads`, which says exactly which row is wrong. Both ways give the same values.
+the block, reads two objects on one line as two rows, turns text that looks like a date into a timestamp and large
+integers into floats, loses nulls in lists, and crashes on deep nesting. So a block goes the fast way only when
+each line looks like one object and what comes out has a row per line and none of those; all other blocks go
+through `json.loads`, which says exactly which row is wrong. Both ways give the same values.
 
 Types are learned from the blocks before: giving them to pyarrow saves the guessing, and with `columns` the
 rest of each line is not even built.
@@ -73,7 +73,7 @@ class _FastReader:
         table = self._read_with_known_types(data)
         if table is None:
             table = self._read_and_learn(data)
-        if table is None or table.num_rows != num_lines or _has_rounded_integers(table):
+        if table is None or table.num_rows != num_lines or _is_doubtful(table, data):
             return None
         return table
 
@@ -177,14 +177,31 @@ def _has_nulls(kind: Any) -> bool:
     return bool(pa.types.is_null(kind)) or (bool(pa.types.is_list(kind)) and _has_nulls(kind.value_type))
 
 
-def _has_rounded_integers(table: Any) -> bool:
+def _is_doubtful(table: Any, data: bytes) -> bool:
+    """Whether a column may differ from what the lines say.
+
+    pyarrow 26 reads `[null, false]` as `[false, false]`, so nested columns and nulls do not go together.
+    """
+    is_nested = any(arrow().types.is_nested(column.type) for column in table.columns)
+    return (is_nested and (b"null" in data or any(_has_nulls(column.type) for column in table.columns))) or any(
+        _has_rounded_integers(column) for column in table.columns
+    )
+
+
+def _has_rounded_integers(column: Any) -> bool:
     """Whether a column of floats may have been one of integers too large for a float."""
     pa, compute = arrow(), arrow("compute")
-    for column in table.columns:
-        if pa.types.is_floating(column.type):
-            largest = compute.max(compute.abs(column)).as_py()
-            if largest is not None and largest >= _LARGEST_EXACT_FLOAT:
-                return True
-    return False
+    if pa.types.is_nested(column.type):
+        return any(_has_rounded_integers(inner) for inner in _parts(column))
+    if not pa.types.is_floating(column.type):
+        return False
+    largest = compute.max(compute.abs(column)).as_py()
+    return largest is not None and largest >= _LARGEST_EXACT_FLOAT
 
 
+def _parts(column: Any) -> list[Any]:
+    """The columns inside a struct or list."""
+    pa, compute = arrow(), arrow("compute")
+    if pa.types.is_struct(column.type):
+        return [compute.struct_field(column, number) for number in range(column.type.num_fields)]
+    return [compute.list_flatten(column)]

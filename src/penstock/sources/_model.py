@@ -73,7 +73,10 @@ class Split:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """What `to_json` gave."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        fields: dict[str, Any] = {
+            name: tuple(each) if isinstance(each, list) else each for name, each in values.items()
+        }
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,200 @@
-"""Data that is already in this process. (Being written.)"""
+"""Data that is already in this process: iterables of dicts, Arrow tables, Hugging Face datasets.
+
+A split is plain data and cannot hold an object, so it holds a name, under which the object is kept here. Such a
+split is read where it was listed (`Split.needs_this_process`). A Hugging Face dataset that is simply
+its Arrow files is listed as those files instead, which any worker can read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+
+from penstock.errors import FormatError
+from penstock.sources._arrow import arrow, cut_batch, named_damage, records_of_batch
+from penstock.sources._cutting import byte_ranges
+from penstock.sources._json_rows import columns_of
+from penstock.sources._listing_local import list_local_files
+from penstock.sources._model import Records, RowError, SourceFile, Split
+from penstock.sources._options import SourceOptions
+
+_objects: dict[str, Any] = {}
+_PLAIN = (str, int, float, bool, dict, list, type(None))
+_MOST_ROWS = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IterableSource:
-    """Any Python iterable of dicts, read in order in this process."""
+    """Any Python iterable of dicts, read in order, in this process.
+
+    >>> from penstock.sources import SourceOptions, list_files, plan_splits, read_split
+    >>> options = SourceOptions()
+    >>> files = list_files(IterableSource(records=lambda: ({"n": n} for n in range(3)), name="numbers"), options)
+    >>> [split] = plan_splits(files, options, target_bytes=1 << 20)
+    >>> [records.columns["n"].to_pylist() for records in read_split(split, options)]
+    [[0, 1, 2]]
+    """
 
     records: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
+    """The dicts, or a function that gives them anew. An iterator can be read once: it cannot be resumed."""
     name: str = "iterable"
+    """What the records' origin is called; two sources of one run need two names."""
     identity: str = ""
+    """Changes when the data does, as files' do; "" says that nobody knows."""
+
+
+def list_object(source: Any, number: int) -> list[SourceFile]:
+    """The object as one file, or as the files that it is made of."""
+    if type(source).__name__ in ("DatasetDict", "IterableDatasetDict"):
+        raise ValueError(f"The dataset has the parts {', '.join(map(repr, source))}; give one of them.")
+    if _is_hf_dataset(source) and (paths := _files_of_dataset(source)):
+        return list_local_files(paths)
+    name = getattr(source, "name", None) or type(source).__name__.lower()
+    path = f"object:{number}:{name}"
+    _objects[path] = source
+    identity = str(getattr(source, "identity", "") or getattr(source, "_fingerprint", ""))
+    return [SourceFile(path, _num_bytes(source), identity)]
+
+
+def split_object(file: SourceFile, target_bytes: int) -> list[Split]:
+    """Ranges of rows where the object has rows; otherwise one split."""
+    source = _object(file.path)
+    if file.num_bytes < 0:
+        return [Split("object", file.path, 0, -1, 0)]
+    num_rows = len(source)
+    rows_per_split = max(1, num_rows * target_bytes // max(1, file.num_bytes))
+    ranges = byte_ranges(num_rows, rows_per_split)
+    return [Split("object", file.path, begin, end, file.num_bytes * (end - begin) // num_rows) for begin, end in ranges]
+
+
+def read_object(split: Split, options: SourceOptions) -> Iterator[Records]:
+    """Records of an object that was listed in this process."""
+    source = _object(split.path)
+    if split.end >= 0:
+        return _read_rows(source, split, options)
+    return _read_items(_iterate(source, split.path), split.path, options)
+
+
+def is_table(source: Any) -> bool:
+    """Whether an object is an Arrow table or a Hugging Face dataset."""
+    return hasattr(source, "__arrow_c_stream__") or type(source).__module__.partition(".")[0] == "datasets"
+
+
+def _object(path: str) -> Any:
+    if path not in _objects:
+        raise ValueError(f"{path} is an object of the process that listed it; this process cannot read it.")
+    return _objects[path]
+
+
+def _is_hf_dataset(source: Any) -> bool:
+    datasets = sys.modules.get("datasets")
+    return datasets is not None and isinstance(source, datasets.Dataset)
+
+
+def _files_of_dataset(dataset: Any) -> list[str]:
+    """Arrow files that hold the dataset as it is; none when rows or columns were chosen since."""
+    paths = [entry["filename"] for entry in dataset.cache_files]
+    if dataset._indices is not None or not paths:
+        return []
+    ipc, num_rows = arrow("ipc"), 0
+    for path in paths:
+        with named_damage(path, "Arrow"), arrow().memory_map(path) as source:
+            reader = ipc.open_stream(source)
+            if reader.schema.names != dataset.column_names:
+                return []
+            num_rows += sum(batch.num_rows for batch in reader)
+    return paths if num_rows == len(dataset) else []
+
+
+def _num_bytes(source: Any) -> int:
+    """Size of an object whose rows can be asked for; -1 when they only come in order."""
+    if _is_hf_dataset(source):
+        return int(source.data.nbytes)
+    return int(source.nbytes) if hasattr(source, "nbytes") and hasattr(source, "slice") else -1
+
+
+def _read_rows(source: Any, split: Split, options: SourceOptions) -> Iterator[Records]:
+    row, step = 0, max(1, (split.end - split.begin) * options.batch_bytes // max(1, split.num_bytes))
+    for begin in range(split.begin, split.end, step):
+        end = min(begin + step, split.end)
+        table = source.with_format("arrow")[begin:end] if _is_hf_dataset(source) else source.slice(begin, end - begin)
+        chosen = table if options.columns is None else table.select(list(options.columns))
+        for piece in cut_batch(chosen, options.batch_bytes):
+            yield records_of_batch(piece, row, split.path)
+            row += piece.num_rows
+
+
+def _iterate(source: Any, path: str) -> Iterator[Any]:
+    records: Any = source.records if isinstance(source, IterableSource) else source
+    if hasattr(records, "read_next_batch"):
+        records = (row for batch in records for row in batch.to_pylist())
+    elif callable(records):
+        records = records()
+    if iter(records) is records and not callable(getattr(source, "records", None)):
+        _objects[path] = IterableSource(records=_read_before)
+    return iter(records)
+
+
+def _read_before() -> Iterable[Mapping[str, Any]]:
+    raise FormatError(
+        "This iterator was read already, and cannot be read again. "
+        "Give IterableSource(records=function), where the function returns a new one."
+    )
+
+
+def _read_items(items: Iterator[Any], path: str, options: SourceOptions) -> Iterator[Records]:
+    first_row = num_bytes = 0
+    batch: list[Any] = []
+    for item in items:
+        batch.append(item)
+        num_bytes += _size(item)
+        if num_bytes >= options.batch_bytes or len(batch) == _MOST_ROWS:
+            yield _records_of_items(batch, first_row, num_bytes, path, options)
+            first_row += len(batch)
+            batch, num_bytes = [], 0
+    if batch:
+        yield _records_of_items(batch, first_row, num_bytes, path, options)
+
+
+def _size(item: Any) -> int:
+    values = item.values() if isinstance(item, Mapping) else ()
+    return sum(getattr(value, "nbytes", 0) or (len(value) if hasattr(value, "__len__") else 8) for value in values)
+
+
+def _records_of_items(items: list[Any], row: int, num_bytes: int, path: str, options: SourceOptions) -> Records:
+    errors = [error for place, item in enumerate(items) if (error := _find_fault(item, path, row + place))]
+    bad = {error.row - row for error in errors}
+    good = [item for place, item in enumerate(items) if place not in bad]
+    rows = np.array([row + place for place in range(len(items)) if place not in bad], np.int64) if bad else None
+    names = options.columns or tuple(dict.fromkeys(name for item in good for name in item))
+    columns = {name: _column(good, name) for name in names}
+    return Records(columns, row, len(good), tuple(errors), rows, num_bytes)
+
+
+def _column(items: list[Mapping[str, Any]], name: str) -> Any:
+    values = [item.get(name) for item in items]
+    if all(isinstance(value, _PLAIN) for value in values):
+        return columns_of([{name: value} for value in values], [name])[name]
+    return values
+
+
+def _find_fault(item: Any, path: str, row: int) -> RowError | None:
+    if not isinstance(item, Mapping):
+        return RowError(path, row, "not_an_object", f"item {row} is a {type(item).__name__}, not a dict.")
+    for name, value in item.items():
+        if isinstance(value, str) and not value.isascii() and not _is_encodable(value):
+            message = f"item {row} holds half of a surrogate pair in {name!r}, which is no character."
+            return RowError(path, row, "invalid_utf8", message)
+    return None
+
+
+def _is_encodable(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -15,6 +15,7 @@ TextUnit = Literal["file", "line", "separator"]
 
 FORMATS: tuple[str, ...] = get_args(Format)
 _ASCII = bytes(range(128))
+_ALL_BYTES = bytes(range(256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class SourceOptions:
         _check_choice("text_unit", self.text_unit, get_args(TextUnit))
         _check_columns(self)
         _check_separator(self)
-        _check_encoding(self.encoding)
+        object.__setattr__(self, "encoding", _check_encoding(self.encoding))
         _check_csv(self)
         for name in ("batch_bytes", "max_record_bytes", "max_attempts"):
             if getattr(self, name) < 1:
@@ -77,7 +78,7 @@ class SourceOptions:
             "columns": None if self.columns is None else list(self.columns),
             "text_unit": self.text_unit,
             "separator": self.separator,
-            "encoding": codecs.lookup(self.encoding).name,
+            "encoding": self.encoding,
             "delimiter": self.delimiter,
             "quote": self.quote,
             "quoted_newlines": self.quoted_newlines,
@@ -111,9 +112,13 @@ def _check_separator(options: SourceOptions) -> None:
         )
 
 
-def _check_encoding(encoding: str) -> None:
+def _check_encoding(encoding: str) -> str:
+    """The encoding by its usual name."""
     try:
-        is_bytewise = _ASCII.decode(encoding) == _ASCII.decode() and len(b"\xa0\xa1".decode(encoding, "replace")) == 2
+        encoding = codecs.lookup(encoding).name
+        is_bytewise = encoding == "utf-8" or (
+            _ASCII.decode(encoding) == _ASCII.decode() and len(_ALL_BYTES.decode(encoding, "replace")) == 256
+        )
     except (LookupError, UnicodeError):
         is_bytewise = False
     if not is_bytewise:
@@ -121,6 +126,7 @@ def _check_encoding(encoding: str) -> None:
             f"encoding={encoding!r} is not UTF-8 or a one-byte encoding, in which lines can be found by their bytes. "
             f"Convert the files first: iconv -f {encoding} -t utf-8."
         )
+    return encoding
 
 
 def _check_csv(options: SourceOptions) -> None:

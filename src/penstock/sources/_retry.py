@@ -30,7 +30,7 @@ def persist(url: str, options: SourceOptions, call: Callable[[], _Answer]) -> _A
             return call()
         except _FINAL:
             raise
-        except Exception as error:  # noqa: BLE001 - drivers raise what their HTTP libraries do, which is no family
+        except Exception as error:  # drivers raise what their HTTP libraries do: no family
             if not _is_transient(error) or attempt == options.max_attempts:
                 raise _failure(url, error, attempt) from error
             _log.info("%s: attempt %d failed (%s), trying again", url, attempt, _describe(error))
@@ -40,7 +40,7 @@ def persist(url: str, options: SourceOptions, call: Callable[[], _Answer]) -> _A
 
 def _pause_seconds(attempt: int) -> float:
     # Workers that failed together would otherwise come back together.
-    longest = min(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1), _LONGEST_PAUSE_SECONDS)
+    longest = min(_FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1), _LONGEST_PAUSE_SECONDS)
     return longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 

@@ -1,18 +1,120 @@
-"""How files are cut. (Being written.)"""
+"""How files are cut into splits: by arithmetic on their sizes, and by the footers of parquet and Arrow files.
+
+Line formats are cut at any byte (see `_blocks`), so no file is opened for it. What cannot be entered in the
+middle is one split: compressed files, tars, CSV with quoted newlines, files of a server without ranges. Small
+files that are one record each are put together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
+from penstock.sources._csv import has_line_records
+from penstock.sources._cutting import byte_ranges, runs
+from penstock.sources._formats import compression_of, format_of
+from penstock.sources._ipc import split_ipc
 from penstock.sources._model import SourceFile, Split
+from penstock.sources._objects import split_object
 from penstock.sources._options import SourceOptions
+from penstock.sources._parquet import split_parquet
+
+# Text shrinks to about a quarter; tasks are cut by what comes out.
+_COMPRESSION_RATIO = 4
+_MOST_FILES = 10_000
+# Opening a file costs about as much as reading this many bytes of it.
+_FILE_BYTES = 4096
 
 
 def class_names(files: Sequence[SourceFile]) -> tuple[str, ...]:
-    """Image classes in the order of their numbers."""
+    """Image classes in the order of their numbers, for `SourceOptions.classes` of a later run."""
     return tuple(sorted({file.class_name for file in files if file.class_name}))
 
 
 def plan_splits(files: Sequence[SourceFile], options: SourceOptions, target_bytes: int) -> list[Split]:
-    """Splits of about `target_bytes` that together hold every record of `files` once."""
-    raise NotImplementedError
+    """Splits of about `target_bytes` that together hold every record of `files` once, in order.
+
+    Raises:
+        FormatError: a parquet or Arrow file is damaged.
+        SchemaError: a file lacks a column of `options.columns`.
+        StorageError: a file cannot be read.
+    """
+    if target_bytes < 1:
+        raise ValueError(f"target_bytes={target_bytes}; a split has at least one byte.")
+    labels = _labels(files, options)
+    splits: list[Split] = []
+    for is_grouped, run in itertools.groupby(files, key=lambda file: _is_one_record(file, options)):
+        if is_grouped:
+            splits += _group(list(run), labels, options, target_bytes)
+        else:
+            for file in run:
+                splits += _split_file(file, options, target_bytes)
+    return splits
+
+
+def _is_one_record(file: SourceFile, options: SourceOptions) -> bool:
+    kind = format_of(file.path, options)
+    return kind == "images" or (kind == "text" and options.text_unit == "file")
+
+
+def _split_file(file: SourceFile, options: SourceOptions, target_bytes: int) -> list[Split]:
+    kind = format_of(file.path, options)
+    assert kind is not None, "list_files names a format for every file"
+    if kind == "parquet":
+        return split_parquet(file, options, target_bytes)
+    if kind == "arrow":
+        return split_ipc(file, options, target_bytes)
+    if file.path.startswith("object:"):
+        return split_object(file, target_bytes)
+    if not _can_be_cut(file, kind, options):
+        return [Split(kind, file.path, 0, file.num_bytes, _expected_bytes(file))]
+    return [Split(kind, file.path, begin, end, end - begin) for begin, end in byte_ranges(file.num_bytes, target_bytes)]
+
+
+def _can_be_cut(file: SourceFile, kind: str, options: SourceOptions) -> bool:
+    is_plain = compression_of(file.path) is None and file.is_seekable and file.num_bytes >= 0
+    return is_plain and (kind in ("jsonl", "text") or (kind == "csv" and has_line_records(options)))
+
+
+def _expected_bytes(file: SourceFile) -> int:
+    return max(file.num_bytes, 0) * (_COMPRESSION_RATIO if compression_of(file.path) else 1)
+
+
+def _group(
+    files: list[SourceFile], labels: dict[str, int], options: SourceOptions, target_bytes: int
+) -> Iterator[Split]:
+    sizes = [max(file.num_bytes, 0) + _FILE_BYTES for file in files]
+    for begin, end in runs(sizes, target_bytes):
+        for first in range(begin, end, _MOST_FILES):
+            chosen = files[first : min(first + _MOST_FILES, end)]
+            yield _split_of_group(chosen, labels, options)
+
+
+def _split_of_group(files: list[SourceFile], labels: dict[str, int], options: SourceOptions) -> Split:
+    classes = tuple(file.class_name for file in files) if labels and files[0].class_name else ()
+    return Split(
+        format=str(format_of(files[0].path, options)),
+        path=files[0].path,
+        begin=0,
+        end=len(files),
+        num_bytes=sum(_expected_bytes(file) for file in files),
+        paths=tuple(file.path for file in files),
+        class_names=classes,
+        labels=tuple(labels[name] for name in classes),
+    )
+
+
+def _labels(files: Sequence[SourceFile], options: SourceOptions) -> dict[str, int]:
+    """Number of each class; none when no image is in a class folder."""
+    found = class_names(files)
+    if not found:
+        return {}
+    images = (file for file in files if format_of(file.path, options) == "images")
+    stray = next((file.path for file in images if not file.class_name), None)
+    if stray is not None:
+        raise ValueError(f"{stray}: this image is in no class folder, and others are. Move it, or pass a glob.")
+    classes = found if options.classes is None else options.classes
+    for name in found:
+        if name not in classes:
+            raise ValueError(f"The class {name!r} is not one of classes={classes!r:.200}. Add it at the end.")
+    return {name: number for number, name in enumerate(classes)}

@@ -12,7 +12,7 @@ import posixpath
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from penstock.sources._blocks import ByteStream
 from penstock.sources._model import Records, RowError
 from penstock.sources._options import SourceOptions
 
-_BLOCK_BYTES = 512
 _DRAIN_BYTES = 1 << 20
 
 
@@ -101,16 +100,38 @@ def _samples(stream: ByteStream, path: str, options: SourceOptions) -> Iterator[
 
 def _members(stream: ByteStream, path: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """Members that hold data, from an archive that is complete."""
-    watched = _Watched(stream)
     try:
-        with tarfile.open(fileobj=watched, mode="r|") as archive:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as archive:  # type: ignore[call-overload]
             for member in archive:
                 archive.members = []  # tarfile keeps every header otherwise
                 if not member.isdir() and not _is_meta(member.name):
                     yield archive, member
-        watched.check_end(path)
+            _check_nothing_follows(archive)
     except (tarfile.TarError, EOFError) as error:
-        raise FormatError(f"{path}: the archive is truncated or damaged ({error}). Write or fetch it again.") from error
+        raise FormatError(f"{path}: the archive is truncated or damaged: {error}. Write or fetch it again.") from error
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """A header that is whole, or an error: tarfile takes a damaged one for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        """The next header."""
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.EmptyHeaderError as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(f"no end mark after {archive.offset:,} bytes") from error
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"at byte {archive.offset:,}: {error}") from error
+
+
+def _check_nothing_follows(archive: Any) -> None:
+    """Raise when there is more than zeros behind the end mark."""
+    while data := archive.fileobj.read(_DRAIN_BYTES):
+        if data.strip(b"\x00"):
+            raise tarfile.ReadError("more data follows its end mark, as in tars joined by `cat`; give them one by one")
 
 
 def _is_meta(name: str) -> bool:
@@ -120,7 +141,7 @@ def _is_meta(name: str) -> bool:
 
 
 def _key_and_extension(name: str) -> tuple[str, str]:
-    """"a/b.seg.png" is the sample "a/b" and its member "seg.png"."""
+    """ "a/b.seg.png" is the sample "a/b" and its member "seg.png"."""
     folder, base = posixpath.split(name)
     stem, _, extension = base.partition(".")
     return posixpath.join(folder, stem), extension.lower()
@@ -144,34 +165,3 @@ def _read_member(
         sample.values[extension] = file.read()
         if len(sample.values[extension]) != member.size:
             raise EOFError(f"{name!r} has {len(sample.values[extension]):,} of its {member.size:,} bytes")
-
-
-class _Watched:
-    """A stream for tarfile that can tell whether the archive ended as it should."""
-
-    def __init__(self, stream: ByteStream) -> None:
-        self._stream = stream
-        self._tail = b""
-        self._num_bytes = 0
-
-    def read(self, num_bytes: int) -> bytes:
-        """At most `num_bytes`, and none only at the end."""
-        data = self._stream.read(num_bytes)
-        self._num_bytes += len(data)
-        self._tail = (self._tail + data[-_BLOCK_BYTES:])[-_BLOCK_BYTES:]
-        return data
-
-    def check_end(self, path: str) -> None:
-        """Raise unless the archive ends with zeros, and with nothing else behind them."""
-        has_mark = len(self._tail) == _BLOCK_BYTES and not any(self._tail)
-        while data := self._stream.read(_DRAIN_BYTES):
-            if data.strip(b"\x00"):
-                raise FormatError(
-                    f"{path}: more data follows the end of the archive. Tars that were joined by `cat` are "
-                    "read as several: give them separately."
-                )
-        if not has_mark:
-            raise FormatError(
-                f"{path}: the archive has no end mark after {self._num_bytes:,} bytes, so its writer was stopped "
-                "or a copy of it was cut. Write or fetch it again."
-            )

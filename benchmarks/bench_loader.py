@@ -1,0 +1,250 @@
+"""Does the loader keep up? Side by side with numpy's bare gather and torch's DataLoader, in one run.
+
+1. 100 MB of tokens in the page cache, shuffled batches of 32 x 2048 int64: the bare gather in the caller's
+   thread, Penstock with threads and with two processes, torch's DataLoader with 0, 1 and 2 workers.
+2. A training step of 20 ms that leaves a core free: what the loader adds to it.
+3. Time to the first batch with 8 worker processes, Penstock's against torch's with spawn.
+4. JPEGs decoded and cropped in `map`, against the same function called bare on all cores.
+
+All candidates of a question take turns in each round; figures are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import multiprocessing
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _machine import print_result
+
+import penstock
+
+ROW, BATCH = 2048, 32
+
+
+class TokenRows(torch.utils.data.Dataset):
+    """What people write: a memory map opened in each worker, one row per sample."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: np.ndarray | None = None
+        self._length = path.stat().st_size // (2 * ROW)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self._rows is None:
+            self._rows = np.memmap(self._path, np.uint16, "r").reshape(-1, ROW)
+        return torch.from_numpy(self._rows[index].astype(np.int64))
+
+
+def make_tokens(folder: Path, num_rows: int) -> None:
+    rows = np.random.default_rng(0).integers(0, 2**16, (num_rows, ROW), dtype=np.uint16)
+    rows.tofile(folder / "rows.bin")
+    with penstock.DatasetWriter(folder / "rows", {"tokens": f"uint16[{ROW}]"}) as writer:
+        writer.write_batch({"tokens": rows})
+
+
+def rate(batches: Iterator[Any], num_batches: int) -> float:
+    """Mtok/s over `num_batches`, the first few left out."""
+    for _ in range(5):
+        next(batches)
+    begin = time.perf_counter()
+    for _ in range(num_batches):
+        next(batches)
+    return num_batches * BATCH * ROW / (time.perf_counter() - begin) / 1e6
+
+
+def bare_gather(path: Path) -> Iterator[np.ndarray]:
+    rows = np.memmap(path, np.uint16, "r").reshape(-1, ROW)
+    out, rng = np.empty((BATCH, ROW), np.int64), np.random.default_rng(1)
+    while True:
+        for indices in rng.permutation(len(rows))[: len(rows) // BATCH * BATCH].reshape(-1, BATCH):
+            out[...] = rows[indices]
+            yield out
+
+
+def torch_loader(path: Path, num_workers: int) -> Iterator[Any]:
+    loader = torch.utils.data.DataLoader(TokenRows(path), BATCH, shuffle=True, num_workers=num_workers)
+    while True:
+        yield from loader
+
+
+def throughput(folder: Path, rounds: int) -> dict[str, float]:
+    bare = folder / "rows.bin"
+    plan = penstock.open(folder / "rows").cast(tokens="int64").shuffle(seed=7).batch(BATCH)
+    threads = penstock.DataLoader(plan, workers="thread", num_workers=1, epochs=None)
+    processes = penstock.DataLoader(plan, workers="process", num_workers=2, prefetch=8, epochs=None)
+    candidates: dict[str, tuple[Callable[[], Iterator[Any]], int]] = {
+        "numpy's bare gather, no prefetch": (lambda: bare_gather(bare), 3000),
+        "penstock, 1 thread": (lambda: iter(threads), 3000),
+        "penstock, 2 processes": (lambda: iter(processes), 3000),
+        "torch, no workers": (lambda: torch_loader(bare, 0), 200),
+        "torch, 1 worker": (lambda: torch_loader(bare, 1), 150),
+        "torch, 2 workers": (lambda: torch_loader(bare, 2), 150),
+    }
+    started = {name: (make(), count) for name, (make, count) in candidates.items()}
+    rates: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, (batches, count) in started.items():
+            rates[name].append(rate(batches, count))
+    threads.close()
+    processes.close()
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    best_torch = max(medians["torch, 1 worker"], medians["torch, 2 workers"])
+    figures = {f"{name}, Mtok/s": value for name, value in medians.items()}
+    figures["threads, share of the bare gather"] = (
+        medians["penstock, 1 thread"] / medians["numpy's bare gather, no prefetch"]
+    )
+    figures["threads, times the best torch with workers"] = medians["penstock, 1 thread"] / best_torch
+    figures["processes, times torch with 2 workers"] = medians["penstock, 2 processes"] / medians["torch, 2 workers"]
+    return figures
+
+
+def step_overhead(folder: Path, rounds: int) -> dict[str, float]:
+    """A step of about 20 ms on one core, with batches from the loader and with none."""
+    plan = penstock.open(folder / "rows").cast(tokens="int64").shuffle(seed=7).batch(BATCH)
+    torch.set_num_threads(1)
+    matrix = torch.randn(600, 600)
+
+    def step() -> None:
+        result = matrix
+        for _ in range(8):
+            result = result @ matrix * 1e-3
+
+    times: dict[str, list[float]] = {"alone": [], "loaded": []}
+    with penstock.DataLoader(plan, workers="thread", num_workers=1, epochs=None) as loader:
+        batches = iter(loader)
+        for _ in range(rounds):
+            for name, take in (("alone", lambda: None), ("loaded", lambda: next(batches))):
+                begin = time.perf_counter()
+                for _ in range(25):
+                    take()
+                    step()
+                times[name].append((time.perf_counter() - begin) / 25)
+        stats = loader.stats()
+    alone, loaded = (statistics.median(times[name]) for name in ("alone", "loaded"))
+    return {
+        "step alone, ms": 1000 * alone,
+        "loader adds to the step, %": 100 * (loaded / alone - 1),
+        "of that in next(), us": 1e6 * stats.wait_seconds / stats.num_batches,
+        "batches ready when asked for, %": 100 * stats.ready_share,
+    }
+
+
+def first_batch(folder: Path, rounds: int) -> dict[str, float]:
+    plan = penstock.open(folder / "rows").cast(tokens="int64").shuffle(seed=7).batch(BATCH)
+    times: dict[str, list[float]] = {"penstock": [], "torch": []}
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        with penstock.DataLoader(plan, workers="process", num_workers=8) as loader:
+            next(iter(loader))
+            times["penstock"].append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        loader = torch.utils.data.DataLoader(
+            TokenRows(folder / "rows.bin"), BATCH, shuffle=True, num_workers=8, multiprocessing_context="spawn"
+        )
+        batches = iter(loader)
+        next(batches)
+        times["torch"].append(time.perf_counter() - begin)
+        del batches
+    ours, theirs = (statistics.median(times[name]) for name in ("penstock", "torch"))
+    return {
+        "first batch, 8 processes, penstock, s": ours,
+        "first batch, 8 processes, torch spawn, s": theirs,
+        "times sooner": theirs / ours,
+    }
+
+
+def decode_and_crop(row: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """A training transform: decode, a random crop of 224 x 224."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(row["jpeg"])).convert("RGB")
+    left, top = int(rng.integers(0, image.width - 223)), int(rng.integers(0, image.height - 223))
+    return {"image": np.asarray(image.crop((left, top, left + 224, top + 224)))}
+
+
+def decode_many(jpegs: list[bytes]) -> int:
+    rng = np.random.default_rng(0)
+    for jpeg in jpegs:
+        decode_and_crop({"jpeg": jpeg}, rng)
+    return len(jpegs)
+
+
+def make_jpegs(folder: Path, count: int) -> list[bytes]:
+    from PIL import Image
+
+    jpegs, rng = [], np.random.default_rng(0)
+    for _ in range(count):
+        coarse = Image.fromarray(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8)).resize(
+            (500, 375), Image.Resampling.BICUBIC
+        )
+        buffer = io.BytesIO()
+        coarse.save(buffer, "JPEG", quality=90)
+        jpegs.append(buffer.getvalue())
+    with penstock.DatasetWriter(folder / "jpegs", {"jpeg": "bytes"}) as writer:
+        writer.write_batch({"jpeg": jpegs})
+    return jpegs
+
+
+def images(folder: Path, rounds: int) -> dict[str, float]:
+    jpegs = make_jpegs(folder, 1280)
+    plan = penstock.open(folder / "jpegs").shuffle(seed=7).map(decode_and_crop).batch(64)
+    halves = [jpegs[start::2] for start in range(2)]
+    times: dict[str, list[float]] = {"bare": [], "loader": []}
+    with (
+        multiprocessing.get_context("spawn").Pool(2) as pool,
+        penstock.DataLoader(plan, workers="process", num_workers=2, prefetch=8, epochs=None) as loader,
+    ):
+        batches = iter(loader)
+        next(batches), pool.map(decode_many, halves)
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            pool.map(decode_many, halves, chunksize=1)
+            times["bare"].append(time.perf_counter() - begin)
+            for _ in range(8):  # what was computed while the other side ran does not count
+                next(batches)
+            begin = time.perf_counter()
+            for _ in range(len(jpegs) // 64):
+                next(batches)
+            times["loader"].append(time.perf_counter() - begin)
+    bare, loaded = (statistics.median(times[name]) for name in ("bare", "loader"))
+    return {
+        "JPEG decode and crop, bare on 2 cores, images/s": len(jpegs) / bare,
+        "the same in the loader, images/s": len(jpegs) / loaded,
+        "share of bare": bare / loaded,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["throughput", "step", "first", "images"])
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    questions = {"throughput": throughput, "step": step_overhead, "first": first_batch, "images": images}
+    figures: dict[str, float] = {}
+    make_tokens(folder, 25_000)
+    try:
+        for name, ask in questions.items():
+            if arguments.only in (None, name):
+                figures |= ask(folder, arguments.rounds)
+    finally:
+        shutil.rmtree(folder)
+    settings = {"row": f"{ROW} uint16 to int64", "batch": BATCH, "rounds": arguments.rounds}
+    print_result("A loader beside numpy and torch", settings, figures, "torch", "numba")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Files of this machine."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import FormatError
+from penstock.sources._formats import is_data_name
+from penstock.sources._model import SourceFile
+from penstock.sources._options import SourceOptions
+
+_NOT_DATA = ("readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict", "state")
+
+
+def expand_local(source: str, options: SourceOptions) -> list[SourceFile]:
+    """Files of a path, a folder or a glob."""
+    path = os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
+    if os.path.isdir(path):
+        return _expand_folder(path, options, class_from=path)
+    if os.path.exists(path):
+        return [_describe(path)]
+    files = []
+    for match in sorted(glob.glob(path, recursive=True)):
+        if os.path.isdir(match) and "**" not in source:
+            files += _expand_folder(match, options, class_from=os.path.dirname(match))
+        elif os.path.isfile(match):
+            files.append(_describe(match))
+    return files
+
+
+def list_local_files(paths: Sequence[str]) -> list[SourceFile]:
+    """These files, in this order."""
+    return [_describe(os.path.abspath(path)) for path in paths]
+
+
+def is_wanted_name(name: str, options: SourceOptions) -> bool:
+    """Whether a file found in a folder is data."""
+    if name.startswith(".") or (name.startswith("_") and options.format != "images"):
+        return False
+    if options.format is None and name.lower().split(".", 1)[0] in _NOT_DATA:
+        return False
+    return is_data_name(name, options)
+
+
+def _describe(path: str, class_name: str | None = None) -> SourceFile:
+    status = os.stat(path)
+    name = os.path.basename(os.path.dirname(path)) if class_name is None else class_name
+    return SourceFile(path, status.st_size, f"{status.st_size}-{status.st_mtime_ns}", name)
+
+
+def _expand_folder(folder: str, options: SourceOptions, *, class_from: str) -> list[SourceFile]:
+    if os.path.exists(os.path.join(folder, "dataset_dict.json")):
+        parts = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        raise ValueError(f"{folder}: a dataset of the parts {', '.join(parts)}. Give one, as in {folder}/{parts[0]}.")
+    if os.path.exists(state := os.path.join(folder, "state.json")) and options.format in (None, "arrow"):
+        return list_local_files(_files_of_saved_dataset(folder, state))
+    return [_describe(path, _first_folder(path, class_from)) for path in sorted(_walk(folder, options, set()))]
+
+
+def _walk(folder: str, options: SourceOptions, seen: set[tuple[int, int]]) -> Iterator[str]:
+    status = os.stat(folder)
+    if (status.st_dev, status.st_ino) in seen:  # a link that leads back up
+        return
+    seen.add((status.st_dev, status.st_ino))
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.is_dir():
+                if not entry.name.startswith(".") and (options.format == "images" or not entry.name.startswith("_")):
+                    yield from _walk(entry.path, options, seen)
+            elif entry.is_file() and is_wanted_name(entry.name, options):
+                yield entry.path
+
+
+def _first_folder(path: str, root: str) -> str:
+    """Name of the folder right under `root` that holds a file; "" for one that is in `root` itself."""
+    return first_folder(os.path.relpath(path, root))
+
+
+def first_folder(relative: str) -> str:
+    """First folder of a relative path, or ""."""
+    return relative.split("/", 1)[0] if "/" in relative else ""
+
+
+def _files_of_saved_dataset(folder: str, state_path: str) -> list[str]:
+    """Arrow files of a Hugging Face dataset written by `save_to_disk`, in its order."""
+    try:
+        state: dict[str, Any] = json.loads(Path(state_path).read_bytes())
+        names = [str(entry["filename"]) for entry in state["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{state_path}: not the state of a saved dataset ({error!r}).") from error
+    for name in names:
+        if os.path.basename(name) != name or name in (".", ".."):
+            raise FormatError(f"{state_path}: {name!r} is outside the folder of the dataset.")
+    return [os.path.join(folder, name) for name in names]

@@ -1,0 +1,75 @@
+"""`penstock prepare`: flags to settings, words and JSON out, exit codes 0, 1 and 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.cli import main
+
+from .corpora import assert_holds, make_corpus, write_jsonl
+
+
+def test_the_usual_call_says_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = make_corpus(tmp_path / "src", 2, 40)
+    code = main(["prepare", f"{tmp_path}/src/*.jsonl", str(tmp_path / "data"), "--tokenizer", "bytes", "--workers", "1"])
+    assert code == 0
+    out = capsys.readouterr().out
+    assert f"{len(texts)} samples, " in out
+    assert "time of workers: read" in out
+    assert "start-up" in out
+    assert_holds(tmp_path / "data", texts)
+
+
+def test_json_lines_tell_progress_and_end_with_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 30, 1)
+    arguments = ["--tokenizer", "bytes", "--append-eos", "<|eos|>", "--pack", "128", "--shuffle", "1", "--workers", "1"]
+    assert main(["prepare", str(tmp_path / "a.jsonl"), str(tmp_path / "data"), *arguments, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["progress"]["stage"] for line in lines[:-1]} == {"deal", "gather"}
+    assert lines[-1]["num_samples"] == 30
+    assert lines[-1]["bottleneck"] in ("read", "transform", "write")
+    assert "packing" in penstock.shards.read_manifest(tmp_path / "data").attributes
+
+
+def test_skipped_rows_are_shown_by_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 5, 1)
+    with open(tmp_path / "a.jsonl", "a") as file:
+        file.write("{broken\n")
+    command = ["prepare", str(tmp_path / "a.jsonl"), str(tmp_path / "data"), "--tokenizer", "bytes", "--workers", "1"]
+    assert main(command) == 1
+    assert "row 5" in capsys.readouterr().err
+    assert main([*command, "--on-error", "skip", "--max-skipped", "1"]) == 0
+    assert "skipped 1 rows: bad_json" in capsys.readouterr().out
+
+
+def test_an_error_is_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", str(tmp_path / "*.jsonl"), str(tmp_path / "data"), "--json"]) == 1
+    assert "message" in json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--append-eos", "x"], "--append-eos belong to --tokenizer"),
+        (["--max-skipped", "3"], "--max-skipped limits --on-error skip"),
+        (["--address", "here:1"], "--address is for --engine ray"),
+        (["--separator", "x"], "--text-unit separator and --separator go together"),
+        (["--tokenizer", "bytes", "--function", "a:b"], "two transforms; give one"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main(["prepare", "a", str(tmp_path / "data"), *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--workers", "0"], ["--shard-bytes", "big"], ["--shard-bytes", "0MB"]])
+def test_values_that_are_none_are_wrong_usage(tmp_path: Path, flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["prepare", "a", str(tmp_path / "data"), *flags])
+    assert stopped.value.code == 2

@@ -1,0 +1,114 @@
+"""Worker processes: deaths are made good, failures arrive whole, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+import penstock
+from penstock.errors import StorageError
+from penstock.preparation import FunctionTransform, Progress, Tokenize, WorkerDied, prepare
+from penstock.preparation._messages import pack_error, unpack_error
+
+from .corpora import make_corpus, write_jsonl
+
+TYPES = {"length": "int64"}
+
+
+def test_a_killed_worker_costs_its_task_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = make_corpus(tmp_path / "src", 4, 60)
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(tmp_path / "mark"))
+    transform = FunctionTransform("preparation.functions:suicidal_once", types=TYPES)
+    seen: list[Progress] = []
+    done = prepare(
+        f"{tmp_path}/src/*.jsonl",
+        tmp_path / "data",
+        transform=transform,
+        workers=2,
+        shard_bytes=8000,
+        on_progress=seen.append,
+    )
+    assert sum(done.failures.values()) == 1
+    assert sum(seen[-1].failures.values()) == 1
+    assert seen[-1].documents == len(texts)
+    assert penstock.open(tmp_path / "data")[: len(texts)]["length"].tolist() == [len(text) for text in texts]
+
+
+def test_a_task_that_kills_every_worker_stops_the_run_and_is_named(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 20, 1)
+    transform = FunctionTransform("preparation.functions:suicidal", types=TYPES)
+    with pytest.raises(WorkerDied, match=r"killed by SIGKILL \(out of memory\?\) while preparing .*a\.jsonl.*3\. time"):
+        prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=transform, workers=2)
+    assert psutil.Process().children(recursive=True) == []
+    assert not (tmp_path / "data").exists()
+
+
+def test_nothing_is_left_of_a_run(tmp_path: Path) -> None:
+    make_corpus(tmp_path / "src", 3, 50)
+    shared = set(os.listdir("/dev/shm"))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    threads = threading.active_count()
+    for turn in range(2):
+        prepare(f"{tmp_path}/src/*.jsonl", tmp_path / str(turn), transform=Tokenize("bytes"), workers=2, shard_bytes=9000)
+        if turn == 0:  # whatever libraries open once and keep
+            descriptors = len(os.listdir("/proc/self/fd"))
+            threads = threading.active_count()
+    assert psutil.Process().children(recursive=True) == []
+    assert set(os.listdir("/dev/shm")) <= shared
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() == threads
+
+
+def test_a_script_without_a_main_guard_is_not_run_again_by_workers(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 20, 1)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import penstock.preparation as p\n"
+        "print('once')\n"
+        f"p.prepare({str(tmp_path / 'a.jsonl')!r}, {str(tmp_path / 'data')!r}, transform=p.Tokenize('bytes'), workers=1)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+
+
+def test_a_function_of_the_users_script_reaches_the_workers(tmp_path: Path) -> None:
+    texts = write_jsonl(tmp_path / "a.jsonl", 20, 1)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np\n"
+        "import penstock.preparation as p\n"
+        "def count(batch):\n"
+        "    return {'length': np.array([len(str(text)) for text in batch['text']])}\n"
+        "if __name__ == '__main__':\n"
+        f"    p.prepare({str(tmp_path / 'a.jsonl')!r}, {str(tmp_path / 'data')!r},\n"
+        "              transform=p.FunctionTransform(count), workers=1)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert penstock.open(tmp_path / "data")[: len(texts)]["length"].tolist() == [len(text) for text in texts]
+
+
+def test_an_exception_travels_with_its_class_and_traceback() -> None:
+    try:
+        raise StorageError(28, "no room")
+    except StorageError as error:
+        message = pack_error(error)
+    back = unpack_error(message, "worker 1")
+    assert isinstance(back, StorageError)
+    assert (back.errno, back.strerror) == (28, "no room")
+    assert 'raise StorageError(28, "no room")' in back.__notes__[0]
+
+
+def test_an_exception_that_cannot_travel_is_told_in_words() -> None:
+    class Strange(Exception):
+        pass
+
+    back = unpack_error(pack_error(Strange("so odd")), "worker 1")
+    assert isinstance(back, RuntimeError)
+    assert str(back) == "Strange: so odd"

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import FormatError, SchemaError
+from penstock.sources import SourceOptions, list_files, plan_splits
+
+from .gathering import gather, values
+
+FIELDS = st.text(st.sampled_from('ab,"\n\r\té '), max_size=6)
+
+
+def write(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    return str(path)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.lists(st.tuples(FIELDS, FIELDS), max_size=10), st.integers(1, 100), st.sampled_from("\n \r\n".split(" ")))
+def test_fields_are_those_of_the_csv_module_with_any_quoting(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], batch_bytes: int, newline: str
+) -> None:
+    text = io.StringIO()
+    csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator=newline).writerows([("x", "y"), *rows])
+    path = write(tmp_path_factory.getbasetemp() / "quoted.csv", text.getvalue().encode())
+    found, errors = gather(path, target_bytes=7, batch_bytes=batch_bytes)
+    assert not errors
+    assert [(row["x"], row["y"]) for row in found] == rows
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.lists(st.text(st.sampled_from('ab"é '), min_size=1, max_size=9), max_size=12), st.integers(1, 60), st.data())
+def test_every_record_comes_exactly_once_when_lines_are_records(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str], target: int, data: st.DataObject
+) -> None:
+    end = data.draw(st.sampled_from([b"\n", b"\r\n"]))
+    content = end.join([b"x\ty", *(f"{name}\t{n}".encode() for n, name in enumerate(names))])
+    content += end if data.draw(st.booleans()) else b""
+    path = write(tmp_path_factory.getbasetemp() / "lines.tsv", content)
+    found, errors = gather(path, target_bytes=target, batch_bytes=data.draw(st.integers(1, 50)), quote=None)
+    assert not errors
+    assert Counter((row["x"], row["y"]) for row in found) == Counter((name, str(n)) for n, name in enumerate(names))
+
+
+def test_a_file_with_quotes_is_one_split_and_one_without_is_cut(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"x,y\n" + b"1,2\n" * 100)
+    for options, is_cut in (({}, False), ({"quote": None}, True), ({"quoted_newlines": False}, True)):
+        settings = SourceOptions(**options)
+        assert (len(plan_splits(list_files(path, settings), settings, 100)) > 1) is is_cut
+        assert len(gather(path, target_bytes=100, **options)[0]) == 100
+
+
+@pytest.mark.parametrize("options", [{}, {"quoted_newlines": False}], ids=str)
+def test_rows_with_missing_or_extra_fields_are_named_and_the_rest_is_kept(tmp_path: Path, options: dict) -> None:
+    path = write(tmp_path / "a.csv", b"x,y\n1,2\n3\n\n4,5\n6,7,8\n\xff,9\n10,11\n12\n")
+    for batch_bytes in (5, 20, 1 << 20):
+        rows, errors = gather(path, target_bytes=1 << 20, batch_bytes=batch_bytes, **options)
+        assert values(rows, "x") == ["1", "4", "10"]
+        found = [(error.row, error.reason) for error in errors]
+        assert found == [(1, "wrong_fields"), (3, "wrong_fields"), (4, "invalid_utf8"), (6, "wrong_fields")]
+        assert "has 1 fields, and the header 2: '3'" in errors[0].message
+
+
+def test_a_quote_that_is_never_closed_is_an_error_and_not_one_long_value(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b'x,y\n1,"open\n' + b"2,b\n" * 100)
+    with pytest.raises(FormatError, match=r"a\.csv: the last record opens a quote that is never closed"):
+        gather(path)
+    with pytest.raises(FormatError, match="does not end within 200 bytes"):
+        gather(path, batch_bytes=100, max_record_bytes=200)
+    assert len(gather(path, quote=None)[0]) == 101
+
+
+def test_a_record_larger_than_a_block_is_read_whole_and_no_row_comes_twice(tmp_path: Path) -> None:
+    content = b"x,y\n" + b"1,2\n" * 50 + b"bad\n" + b'3,"' + b"long\n" * 2000 + b'"\n' + b"4,5\n" * 50
+    rows, [error] = gather(write(tmp_path / "a.csv", content), batch_bytes=64)
+    assert Counter(values(rows, "x")) == {"1": 50, "3": 1, "4": 50}
+    assert rows[50]["y"] == "long\n" * 2000
+    assert error.row == 50
+
+
+def test_headers_tell_delimiters_columns_and_mistakes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b'\xef\xbb\xbf"x","a\nb"\r\n1,2\r\n')
+    assert gather(path)[0] == [{"x": "1", "a\nb": "2"}]
+    assert gather(path, columns=("x",))[0] == [{"x": "1"}]
+    with pytest.raises(SchemaError, match=r"a\.csv: no column 'text'; the header has 'x', 'a\\nb'"):
+        gather(path, columns=("text",))
+    with pytest.raises(FormatError, match="names 'x' more than once"):
+        gather(write(tmp_path / "b.csv", b"x,x\n1,2\n"))
+    assert gather(write(tmp_path / "c.csv", b"x;y\n1;2\n"), delimiter=";")[0] == [{"x": "1", "y": "2"}]
+    assert gather(write(tmp_path / "d.tsv", b"x\ty\n1\t\n"))[0] == [{"x": "1", "y": ""}]
+
+
+def test_files_without_rows_have_none(tmp_path: Path) -> None:
+    for number, content in enumerate((b"", b"\n\n", b"x,y", b"x,y\n", b"x,y\r\n\r\n")):
+        path = write(tmp_path / f"{number}.csv", content)
+        assert gather(path) == ([], [])
+        assert gather(path, quote=None, columns=None) == ([], [])
+
+
+def test_other_encodings_become_utf8(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "text\nnaïve\nÿ\n".encode("latin-1"))
+    assert values(gather(path, encoding="latin-1")[0]) == ["naïve", "ÿ"]
+    rows, [error] = gather(write(tmp_path / "b.csv", b"text\n\x81\nok\n"), encoding="cp1252")
+    assert (values(rows), error.reason) == (["ok"], "invalid_utf8")
