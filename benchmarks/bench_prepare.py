@@ -6,10 +6,11 @@
 Documents are the Python files of the standard library, copied with one word in fourteen changed, differently in
 each copy, so that no cache of words helps; stored as parquet, as `penstock prepare` usually gets them. The tokenizer
 is a byte-level BPE of 32,000. "gigatoken alone" has the same documents in memory as a list of bytes and keeps no
-result: the better of one process with two threads, and two processes with one. The two take turns in each round. `penstock
-prepare` is the command, on two workers, with its start-up told apart; the time of its workers is told by stage.
-`datasets.map` with `tokenizers` gets a smaller slice of the same files and two processes, and the time that it takes for
-a handful of documents is taken off.
+result: the better of one process with two threads, and two processes with one. The two take turns in each round.
+`penstock prepare` is the command, on two workers, with its start-up told apart; the time of its workers is told by
+stage. On a machine that others use too, processor time is the steadier measure, and stands beside the other.
+`datasets.map` with `tokenizers` gets a smaller slice of the same files and two processes, and the time that it takes
+for a handful of documents is taken off.
 """
 
 from __future__ import annotations
@@ -130,34 +131,45 @@ def batches_of(documents: list[bytes]) -> list[list[bytes]]:
     return batches
 
 
-def encode_alone(tokenizer: str, paths: list[str], parallel: bool, begin_at: float) -> tuple[float, float]:
-    """When gigatoken began and ended with these documents, loaded beforehand; all processes begin together."""
+def encode_alone(tokenizer: str, paths: list[str], parallel: bool, begin_at: float) -> tuple[float, float, float]:
+    """When gigatoken began and ended with these documents, and its processor time; all processes begin together."""
     import gigatoken
 
     engine = gigatoken.Tokenizer(tokenizer)
     engine.encode_batch([b"warm up"], parallel=parallel)
     loaded = [batches_of(load(Path(path))) for path in paths]
     time.sleep(max(0.0, begin_at - time.time()))
-    begin = time.time()
+    begin, processor = time.time(), time.process_time()
     for batches in loaded:
         for batch in batches:
             engine.encode_batch(batch, parallel=parallel)
-    return begin, time.time()
+    return begin, time.time(), time.process_time() - processor
 
 
-def time_alone(tokenizer: Path, paths: list[Path], num_processes: int, load_seconds: float) -> float:
-    """Seconds that gigatoken alone takes for all documents on two cores."""
+def time_alone(tokenizer: Path, paths: list[Path], num_processes: int, load_seconds: float) -> tuple[float, float]:
+    """Seconds that gigatoken alone takes for all documents on two cores, and its processor time."""
     parts = [[str(path) for path in paths[number::num_processes]] for number in range(num_processes)]
     begin_at = time.time() + load_seconds / num_processes + 3
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
         runs = [pool.submit(encode_alone, str(tokenizer), part, num_processes == 1, begin_at) for part in parts]
         spans = [run.result() for run in runs]
-    return max(end for _, end in spans) - min(begin for begin, _ in spans)
+    seconds = max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
+    return seconds, sum(processor for _, _, processor in spans)
 
 
 def time_prepare(source: str, destination: Path, tokenizer: Path) -> dict[str, Any]:
     """The summary of the command."""
-    flags = ["--tokenizer", str(tokenizer), "--column", "text", "--append-eos", EOS, "--workers", str(WORKERS), "--json"]
+    flags = [
+        "--tokenizer",
+        str(tokenizer),
+        "--column",
+        "text",
+        "--append-eos",
+        EOS,
+        "--workers",
+        str(WORKERS),
+        "--json",
+    ]
     command = [sys.executable, "-m", "penstock.cli", "prepare", source, str(destination), *flags]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     shutil.rmtree(destination)
@@ -206,7 +218,12 @@ def main() -> None:
         figures = measure(folder, arguments)
     finally:
         shutil.rmtree(folder)
-    settings = {"gigabytes": arguments.gigabytes, "format": arguments.format, "workers": WORKERS, "vocabulary": VOCAB_SIZE}
+    settings = {
+        "gigabytes": arguments.gigabytes,
+        "format": arguments.format,
+        "workers": WORKERS,
+        "vocabulary": VOCAB_SIZE,
+    }
     print_result("penstock prepare against gigatoken alone", settings, figures, "gigatoken", "pyarrow", "tokenizers")
 
 
@@ -220,11 +237,11 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     for path in paths[:1]:
         load(path)
     load_seconds = (time.perf_counter() - begin) * len(paths) + 2
-    alone: dict[int, list[float]] = {1: [], 2: []}
+    alone: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
     runs: list[dict[str, Any]] = []
     for _ in range(arguments.rounds):
-        for num_processes, seconds in alone.items():
-            seconds.append(time_alone(tokenizer, paths, num_processes, load_seconds))
+        for num_processes, times in alone.items():
+            times.append(time_alone(tokenizer, paths, num_processes, load_seconds))
         runs.append(time_prepare(f"{folder}/corpus/*", folder / "data", tokenizer))
     figures = summarise(num_bytes, alone, runs)
     if arguments.slice_megabytes:
@@ -234,18 +251,26 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def summarise(num_bytes: int, alone: dict[int, list[float]], runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(
+    num_bytes: int, alone: dict[int, list[tuple[float, float]]], runs: list[dict[str, Any]]
+) -> dict[str, Any]:
     megabytes = num_bytes / 1e6
-    best = min(statistics.median(seconds) for seconds in alone.values())
+    walls = {count: statistics.median(seconds for seconds, _ in times) for count, times in alone.items()}
+    processor = min(statistics.median(spent for _, spent in times) for times in alone.values())
+    own = statistics.median(run["processor_seconds"] for run in runs)
+    best = min(walls.values())
     busy = [run["seconds"]["work"] + run["seconds"]["commit"] for run in runs]
     median = sorted(runs, key=lambda run: run["seconds"]["work"])[len(runs) // 2]
     stages, total = median["worker_seconds"], WORKERS * median["seconds"]["work"]
     figures = {
         "documents, MB": megabytes,
-        "gigatoken alone, 2 threads, MB/s": megabytes / statistics.median(alone[1]),
-        "gigatoken alone, 2 processes, MB/s": megabytes / statistics.median(alone[2]),
+        "gigatoken alone, 2 threads, MB/s": megabytes / walls[1],
+        "gigatoken alone, 2 processes, MB/s": megabytes / walls[2],
         "prepare, MB/s": megabytes / statistics.median(busy),
         "prepare as a share of gigatoken alone": best / statistics.median(busy),
+        "gigatoken alone, MB per second of processor time": megabytes / processor,
+        "prepare, MB per second of processor time": megabytes / own,
+        "share in processor time": processor / own,
         "start-up of prepare, s": statistics.median(run["seconds"]["start_up"] for run in runs),
         "commit, s": statistics.median(run["seconds"]["commit"] for run in runs),
     }

@@ -15,7 +15,9 @@ from .corpora import assert_holds, make_corpus, write_jsonl
 
 def test_the_usual_call_says_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = make_corpus(tmp_path / "src", 2, 40)
-    code = main(["prepare", f"{tmp_path}/src/*.jsonl", str(tmp_path / "data"), "--tokenizer", "bytes", "--workers", "1"])
+    code = main(
+        ["prepare", f"{tmp_path}/src/*.jsonl", str(tmp_path / "data"), "--tokenizer", "bytes", "--workers", "1"]
+    )
     assert code == 0
     out = capsys.readouterr().out
     assert f"{len(texts)} samples, " in out

@@ -16,6 +16,8 @@ import penstock
 from penstock.errors import SchemaError
 from penstock.preparation._columns import KeepColumns
 from penstock.preparation._functions import FunctionTransform, TransformFailed
+from penstock.preparation._images import DecodeImage
+from penstock.preparation._tokenize import Tokenize
 
 from .tokenizer_examples import make_records, reasons
 
@@ -209,3 +211,14 @@ def test_fixed_size_lists_keep_their_shape() -> None:
     ready = KeepColumns().before_run([records])
     assert ready.columns() == {"box": "float32[2]", "pair": "int64[2]"}
     assert ready.open()(records).columns["box"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_transforms_say_which_columns_they_read() -> None:
+    assert Tokenize("bytes", keep=["url"]).input_columns == ("text", "url")
+    chat = Tokenize("bytes", chat_template="{{ messages }}", tools_column="tools", keep={"tools": "bytes"})
+    assert chat.input_columns == ("messages", "tools")
+    assert DecodeImage(size=8, keep=["label"]).input_columns == ("image", "label")
+    assert DecodeImage(size=8).input_columns is None
+    assert KeepColumns(["a"]).input_columns == ("a",)
+    assert KeepColumns().input_columns is None
+    assert FunctionTransform(lengths).input_columns is None

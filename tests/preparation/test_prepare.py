@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 
 import penstock
 from penstock.errors import DatasetExists, FormatError, SchemaError
-from penstock.preparation import FunctionTransform, Progress, Tokenize, is_stale, prepare
+from penstock.packing import PackingSettings
+from penstock.plan import build_pack_index, index_name
+from penstock.preparation import FunctionTransform, Progress, Tokenize, prepare
 from penstock.shards import read_manifest
+
 from .corpora import assert_holds, contents, decoded, make_corpus, stray_files, write_jsonl
 
 SHARD = 20_000
@@ -141,16 +145,14 @@ def test_a_shuffle_permutes_all_documents_and_keeps_their_origins(
     corpus: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     for workers, name in ((1, "one"), (2, "two")):
-        prepare(
-            f"{corpus[0]}/*.jsonl", tmp_path / name, transform=BYTES, workers=workers, shard_bytes=SHARD, shuffle=7
-        )
+        prepare(f"{corpus[0]}/*.jsonl", tmp_path / name, transform=BYTES, workers=workers, shard_bytes=SHARD, shuffle=7)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert_holds(tmp_path / "one", corpus[1])
     texts = decoded(tmp_path / "one")
     assert texts != corpus[1]
     # No file's documents stay together: neighbours come from one of six uneven files by chance alone (0.2).
     files = [text.split()[0] for text in texts]
-    together = np.mean([left == right for left, right in zip(files, files[1:], strict=False)])
+    together = np.mean([left == right for left, right in itertools.pairwise(files)])
     assert 0.1 < together < 0.3
     assert "shuffle_key" not in penstock.open(tmp_path / "one").schema
     _assert_origins_lead_to_the_text(tmp_path / "one", texts)
@@ -183,16 +185,11 @@ def test_stored_pack_counts_are_those_that_packing_would_count(corpus: tuple[Pat
     prepare(source, tmp_path / "data", transform=BYTES, workers=1, shard_bytes=SHARD, pack=[512, 1024])
     stored = read_manifest(tmp_path / "data").attributes["packing"]["indexes"]
     ds = penstock.open(tmp_path / "data")
+    lengths = ds.lengths("tokens")
     for length in (512, 1024):
-        settings = penstock.packing.PackingSettings(length=length) if hasattr(penstock, "packing") else None
-        from penstock.packing import PackingSettings
-        from penstock.plan import build_pack_index, index_name
-
         settings = PackingSettings(length=length)
-        lengths = ds.lengths("tokens")
         counted = build_pack_index(lambda begin, end: lengths[begin:end], len(ds), settings)
         assert stored[index_name("tokens", settings)] == counted.to_json()
-    assert is_stale(tmp_path / "data") is not None
 
 
 def test_pack_counts_can_be_added_later_without_preparing_again(
@@ -273,10 +270,8 @@ class TestBadRows:
 
     def test_more_than_allowed_stop_the_run(self, tmp_path: Path) -> None:
         self.corpus(tmp_path)
-        with pytest.raises(FormatError, match="3 rows were skipped .* max_skipped=2 allows no more"):
-            prepare(
-                tmp_path / "*.jsonl", tmp_path / "data", transform=BYTES, workers=1, on_error="skip", max_skipped=2
-            )
+        with pytest.raises(FormatError, match=r"3 rows were skipped .* max_skipped=2 allows no more"):
+            prepare(tmp_path / "*.jsonl", tmp_path / "data", transform=BYTES, workers=1, on_error="skip", max_skipped=2)
         assert not (tmp_path / "data" / "manifest.json").exists()
         done = prepare(
             tmp_path / "*.jsonl", tmp_path / "data", transform=BYTES, workers=1, on_error="skip", max_skipped=3
@@ -292,7 +287,7 @@ class TestBadRows:
             prepare(tmp_path / "*.jsonl", tmp_path / "data", **arguments)
 
     def test_a_damaged_file_is_one_skip_or_an_error_with_its_name(self, tmp_path: Path) -> None:
-        good = write_jsonl(tmp_path / "a.jsonl", 30, 1)
+        write_jsonl(tmp_path / "a.jsonl", 30, 1)
         (tmp_path / "b.parquet").write_bytes(b"PAR1 this is not parquet PAR1")
         sources = [tmp_path / "a.jsonl", tmp_path / "b.parquet"]
         with pytest.raises(FormatError, match=r"b\.parquet"):

@@ -16,7 +16,9 @@ def expand(runs: list[list[int]] | None, num_samples: int) -> list[int]:
     if runs is None:
         return list(range(num_samples))
     ends = [run[0] for run in runs[1:]] + [num_samples]
-    return [row + stride * step for (first, row, stride), end in zip(runs, ends, strict=True) for step in range(end - first)]
+    return [
+        row + stride * step for (first, row, stride), end in zip(runs, ends, strict=True) for step in range(end - first)
+    ]
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 9), max_size=60))

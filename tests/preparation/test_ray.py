@@ -38,9 +38,7 @@ class TestOnALocalCluster:
     def cluster(self) -> Iterator[None]:
         ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
         environment = {"env_vars": {"PYTHONPATH": TESTS}}
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment
-        )
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
         yield
         ray.shutdown()
 
@@ -68,9 +66,7 @@ class TestOnALocalCluster:
         monkeypatch.setenv("PENSTOCK_TEST_MARK", str(mark))
         ray.shutdown()
         environment = {"env_vars": {"PYTHONPATH": TESTS, "PENSTOCK_TEST_MARK": str(mark)}}
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment
-        )
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
         done = prepare(
             f"{tmp_path}/src/*.jsonl", tmp_path / "data", transform=transform, engine="ray", shard_bytes=4000
         )
@@ -82,5 +78,5 @@ class TestOnALocalCluster:
     def test_a_task_that_kills_every_worker_stops_the_run(self, tmp_path: Path) -> None:
         make_corpus(tmp_path / "src", 1, 20)
         transform = FunctionTransform("preparation.functions:suicidal", types={"length": "int64"})
-        with pytest.raises(WorkerDied, match="WorkerCrashedError while preparing .* the 3. time"):
+        with pytest.raises(WorkerDied, match=r"WorkerCrashedError while preparing .* the 3\. time"):
             prepare(f"{tmp_path}/src/*.jsonl", tmp_path / "data", transform=transform, engine="ray")

@@ -21,6 +21,7 @@ import penstock
 from penstock.errors import DatasetExists, IncompleteDataset, StorageError, WriterBusy
 from penstock.preparation import Tokenize, is_stale, prepare
 from penstock.preparation._work import WorkFolder
+
 from .corpora import assert_holds, contents, decoded, make_corpus, write_jsonl
 
 SHARD = 60_000
@@ -143,9 +144,7 @@ def slow_command(source: Path, destination: Path) -> list[str]:
     ]
 
 
-def test_every_process_is_gone_soon_after_the_parent_is_killed(
-    corpus: tuple[Path, list[str]], tmp_path: Path
-) -> None:
+def test_every_process_is_gone_soon_after_the_parent_is_killed(corpus: tuple[Path, list[str]], tmp_path: Path) -> None:
     with subprocess.Popen(slow_command(corpus[0], tmp_path / "data"), cwd=TESTS) as process:
         wait_for(lambda: finished_tasks(tmp_path / "data") >= 2)
         family = psutil.Process(process.pid).children(recursive=True)
@@ -192,9 +191,7 @@ def test_ctrl_c_stops_quickly_and_the_next_run_goes_on(corpus: tuple[Path, list[
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
         _, message = process.communicate(timeout=5)
     assert process.returncode == 130
-    assert message.decode() == (
-        "penstock: interrupted. Finished tasks are kept: the same command goes on from here.\n"
-    )
+    assert message.decode() == ("penstock: interrupted. Finished tasks are kept: the same command goes on from here.\n")
     assert psutil.wait_procs(family, timeout=3)[1] == []
     assert finished_tasks(tmp_path / "data") >= 2
     subprocess.run(
@@ -289,8 +286,7 @@ class TestIncremental:
         assert_holds(tmp_path / "data", texts + new)
 
     def test_a_changed_file_costs_the_task_it_is_in(self, tmp_path: Path) -> None:
-        for number in range(4):
-            write_jsonl(tmp_path / "src" / f"{number}.jsonl", 300, number) if number else (tmp_path / "src").mkdir()
+        (tmp_path / "src").mkdir()
         texts = [write_jsonl(tmp_path / "src" / f"{number}.jsonl", 300, number) for number in range(4)]
         first = run_library(tmp_path / "src", tmp_path / "data")
         changed = write_jsonl(tmp_path / "src" / "1.jsonl", 310, 77)
@@ -310,7 +306,9 @@ class TestIncremental:
 
     def test_a_column_of_origins_stays_right_over_several_changes(self, tmp_path: Path) -> None:
         (tmp_path / "src").mkdir()
-        texts = {f"{number}.jsonl": write_jsonl(tmp_path / "src" / f"{number}.jsonl", 200, number) for number in range(3)}
+        texts = {
+            f"{number}.jsonl": write_jsonl(tmp_path / "src" / f"{number}.jsonl", 200, number) for number in range(3)
+        }
         for turn in range(3):
             run_library(tmp_path / "src", tmp_path / "data", origins="column")
             section = penstock.shards.read_manifest(tmp_path / "data").attributes["origins"]
@@ -351,7 +349,7 @@ class TestIncremental:
         make_corpus(tmp_path / "src", 4, 100)
         with open(tmp_path / "src" / "z.jsonl", "w") as file:
             file.write("{broken\n")
-        with pytest.raises(ValueError, match="z.jsonl"):
+        with pytest.raises(ValueError, match=r"z\.jsonl"):
             run_library(tmp_path / "src", tmp_path / "data")
         assert finished_tasks(tmp_path / "data") > 0
         other = Tokenize("bytes", append_eos="<|eos|>")

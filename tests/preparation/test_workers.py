@@ -55,7 +55,9 @@ def test_nothing_is_left_of_a_run(tmp_path: Path) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     threads = threading.active_count()
     for turn in range(2):
-        prepare(f"{tmp_path}/src/*.jsonl", tmp_path / str(turn), transform=Tokenize("bytes"), workers=2, shard_bytes=9000)
+        prepare(
+            f"{tmp_path}/src/*.jsonl", tmp_path / str(turn), transform=Tokenize("bytes"), workers=2, shard_bytes=9000
+        )
         if turn == 0:  # whatever libraries open once and keep
             descriptors = len(os.listdir("/proc/self/fd"))
             threads = threading.active_count()
@@ -71,7 +73,8 @@ def test_a_script_without_a_main_guard_is_not_run_again_by_workers(tmp_path: Pat
     script.write_text(
         "import penstock.preparation as p\n"
         "print('once')\n"
-        f"p.prepare({str(tmp_path / 'a.jsonl')!r}, {str(tmp_path / 'data')!r}, transform=p.Tokenize('bytes'), workers=1)\n"
+        f"p.prepare({str(tmp_path / 'a.jsonl')!r}, {str(tmp_path / 'data')!r},\n"
+        "          transform=p.Tokenize('bytes'), workers=1)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr

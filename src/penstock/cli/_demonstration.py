@@ -28,7 +28,7 @@ from penstock.report import console, print_json
 from penstock.sources import SourceOptions
 
 _VOCABULARY, _EOS = 4096, "<|eos|>"
-_STEPS, _KILL_AT, _COMPARED = 240, 110, 80
+_STEPS, _KILL_AT, _COMPARED = 200, 90, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def demonstrate(folder: Path, *, as_json: bool) -> int:
     begin = time.perf_counter()
     say("1. A tokenizer", f"byte-level BPE of {_VOCABULARY:,} tokens, trained on Python's own source files")
     tokenizer = _train_tokenizer(folder / "tokenizer.json")
-    say("2. Prepare", "every source file of the standard library becomes a document of tokens")
+    say("2. Prepare", "the standard library's source files; what stands between two double blank lines is a document")
     data = _prepare(tokenizer, folder / "data", as_json=as_json)
     if not as_json:
         print_description(describe(data, num_samples=1))
@@ -98,7 +98,7 @@ def _prepare(tokenizer: Path, destination: Path, *, as_json: bool) -> Path:
         prepared = prepare(
             [str(file) for file in _sources()],
             destination,
-            reading=SourceOptions(format="text"),
+            reading=SourceOptions(format="text", text_unit="separator", separator="\n\n\n"),
             transform=Tokenize(str(tokenizer), append_eos=_EOS),
             pack=[ROW],
             on_error="skip",  # the library's tests hold files that are not UTF-8 on purpose

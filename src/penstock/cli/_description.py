@@ -17,6 +17,7 @@ from penstock.shards import Manifest, ShardFolder
 _CHUNK = 1 << 22
 _SHOWN_ITEMS = 12
 _SHOWN_BYTES = 48
+_SHOWN_ATTRIBUTE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def print_description(description: Description) -> None:
     for column in manifest.schema.columns:
         out.print(f"  {column.name:<20} {column.spec:<20} {_size(manifest, column)}", markup=False)
     for key, value in manifest.attributes.items():
-        out.print(f"\n  {key}: {value}", markup=False)
+        out.print(f"\n  {key}: {_shorten(str(value))}", markup=False)
     for name, lengths in description.histograms.items():
         out.print(f"\nLengths of {name}: {lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}")
         for line in lengths.lines():
@@ -72,6 +73,14 @@ def print_description(description: Description) -> None:
         out.print(f"\nSample {index}")
         for name, preview in sample.items():
             out.print(f"  {name:<20} {preview}", markup=False)
+
+
+def _shorten(text: str) -> str:
+    return (
+        text
+        if len(text) <= _SHOWN_ATTRIBUTE
+        else f"{text[:_SHOWN_ATTRIBUTE]} … ({len(text):,} characters; --json shows all)"
+    )
 
 
 def _size(manifest: Manifest, column: Column) -> str:

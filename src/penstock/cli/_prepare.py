@@ -212,7 +212,8 @@ def _times(prepared: Prepared) -> Iterator[str]:
     seconds, busy = prepared.seconds, sum(prepared.worker_seconds.values())
     rate = format_bytes(prepared.raw_bytes / max(1e-9, seconds["work"]))
     kept = f", {prepared.tasks_kept:,} kept from before" if prepared.tasks_kept else ""
-    yield f"  {prepared.tasks_run:,} tasks in {seconds['work']:.1f} s{kept}: {rate}/s; start-up {seconds['start_up']:.1f} s"
+    start_up = f"start-up {seconds['start_up']:.1f} s"
+    yield f"  {prepared.tasks_run:,} tasks in {seconds['work']:.1f} s{kept}: {rate}/s; {start_up}"
     shares = ", ".join(
         f"{name} {100 * spent / max(1e-9, busy):.0f} %" for name, spent in prepared.worker_seconds.items()
     )

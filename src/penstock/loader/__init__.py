@@ -6,17 +6,16 @@ May import: `plan` and the lines under it. Imported by: `pytorch`.
 
 from penstock.loader._cpus import default_workers, usable_cpus
 from penstock.loader._cursor import Cursor
-from penstock.loader._engine import Engine, Failure, Result, make_engine
+from penstock.loader._engine import Engine, Result, make_engine
 from penstock.loader._memory import Batch
 from penstock.loader._pipeline import Pipeline
 from penstock.loader._statistics import LoaderStatistics
-from penstock.loader._work import Item, PlanWork, Work
+from penstock.loader._work import Item, PlanWork, Work, plan_items
 
 __all__ = [
     "Batch",
     "Cursor",
     "Engine",
-    "Failure",
     "Item",
     "LoaderStatistics",
     "Pipeline",
@@ -25,5 +24,6 @@ __all__ = [
     "Work",
     "default_workers",
     "make_engine",
+    "plan_items",
     "usable_cpus",
 ]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import socket
 from typing import Any
 
 _MAX_DESCRIPTORS = 4
-_MAX_BYTES = 1 << 17
+_MAX_BYTES = 1 << 14
 
 
 class Channel:
@@ -33,40 +34,70 @@ class Channel:
         return cls(socket.socket(fileno=descriptor))
 
     def fileno(self) -> int:
-        """The descriptor, for `select` and for passing it on."""
+        """The descriptor, for `poll` and for passing it on."""
         return self._socket.fileno()
 
-    def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message; `ConnectionError` when the other side is gone.
+    def send(self, message: Any, descriptors: tuple[int, ...] = (), *, is_patient: bool = True) -> None:
+        """Send a message.
 
-        What does not fit a packet travels as a descriptor of anonymous memory.
+        Raises:
+            ConnectionError: the other side is gone.
+            BlockingIOError: the other side has not read enough yet, and the sender is not patient.
         """
-        data = pickle.dumps(message)
+        self.send_pickled(pickle.dumps(message), descriptors, is_patient=is_patient)
+
+    def send_pickled(self, data: bytes, descriptors: tuple[int, ...] = (), *, is_patient: bool = True) -> None:
+        """Send a message that is pickled already; if it does not fit a packet, as a descriptor of memory."""
+        flags = 0 if is_patient else socket.MSG_DONTWAIT
         if len(data) <= _MAX_BYTES:
-            socket.send_fds(self._socket, [b"p" + data], list(descriptors))
+            socket.send_fds(self._socket, [b"p" + data], list(descriptors), flags)
             return
         memory = os.memfd_create("penstock-message", os.MFD_CLOEXEC)
         try:
             with open(memory, "wb", closefd=False) as file:
                 file.write(data)
-            socket.send_fds(self._socket, [b"m"], [memory, *descriptors])
+            socket.send_fds(self._socket, [b"m"], [memory, *descriptors], flags)
         finally:
             os.close(memory)
 
     def receive(self) -> tuple[Any, tuple[int, ...]]:
-        """The next message and the descriptors beside it; `EOFError` when the other side is gone."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, _MAX_BYTES + 1, _MAX_DESCRIPTORS)
-        except ConnectionResetError:
-            raise EOFError from None
-        if not data:
-            raise EOFError
+        """The next message and the descriptors beside it; `EOFError` when the other side is gone.
+
+        Raises:
+            OSError: this process has no descriptor free for those that were sent.
+        """
+        data, descriptors, flags = self._receive_packet()
+        if flags & socket.MSG_CTRUNC:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise OSError("Too many open files to receive another descriptor; raise `ulimit -n`.")
         if data[:1] == b"p":
             return pickle.loads(data[1:]), tuple(descriptors)  # noqa: S301 - see the module's docstring
         with open(descriptors[0], "rb") as file:
             file.seek(0)
             return pickle.loads(file.read()), tuple(descriptors[1:])  # noqa: S301
 
+    def has_news(self, seconds: float) -> bool:
+        """Whether a message or the end of file is there, waiting at most so long."""
+        poller = select.poll()  # `select` refuses descriptors from 1,024 on
+        poller.register(self.fileno(), select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
+
     def close(self) -> None:
         """Close this end; the other sees an end of file."""
         self._socket.close()
+
+    def __del__(self) -> None:
+        self._socket.close()  # a forgotten loader is no reason for a ResourceWarning
+
+    def _receive_packet(self) -> tuple[bytes, list[int], int]:
+        while True:
+            try:
+                data, descriptors, flags, _ = socket.recv_fds(
+                    self._socket, _MAX_BYTES + 1, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )
+            except ConnectionResetError:
+                continue  # said once, when the other side died with mail unread, before what it had sent itself
+            if not data:
+                raise EOFError
+            return data, descriptors, flags

@@ -23,14 +23,6 @@ class Result:
     page_faults: int
 
 
-class Failure(Exception):
-    """An item that could not be computed: the error to raise for it."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
-
-
 class Engine(Protocol):
     """Computes items by ticket. Submit some, then wait for any of them in any order."""
 
@@ -50,6 +42,10 @@ class Engine(Protocol):
 
     def is_done(self, ticket: int) -> bool:
         """Whether `wait` would return at once."""
+        ...
+
+    def forget(self) -> None:
+        """Throw away everything submitted so far, without waiting for what is being computed."""
         ...
 
     def set_workers(self, num_workers: int) -> None:

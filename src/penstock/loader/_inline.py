@@ -27,7 +27,7 @@ class InlineEngine:
     def wait(self, ticket: int) -> Result:
         """Compute the item now."""
         item = self._items.pop(ticket)
-        slot, _ = self._pool.take()
+        slot = self._pool.take()
         try:
             done = compute(self._work, item, slot)
         except BaseException as error:
@@ -35,7 +35,7 @@ class InlineEngine:
             error.add_note(f"while computing {item}")
             raise
         batch = self._pool.hand_over(slot, done.layout)
-        self._pool.shrink(2)
+        self._pool.shrink()
         return Result(batch, 0, done.produce_seconds, done.cpu_seconds, done.page_faults)
 
     def wait_any(self) -> tuple[int, Result]:
@@ -46,6 +46,10 @@ class InlineEngine:
     def is_done(self, ticket: int) -> bool:
         """Never: nothing is computed ahead."""
         return False
+
+    def forget(self) -> None:
+        """Compute nothing of what was submitted."""
+        self._items.clear()
 
     def set_workers(self, num_workers: int) -> None:
         """There are none."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -26,7 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schema import Ragged, dtype_from_name
+from penstock.errors import SchemaError
+from penstock.schema import Ragged, dtype_from_name, dtype_name
 
 Batch = dict[str, Any]
 
@@ -69,12 +71,12 @@ Layout = dict[str, Any]
 class Slot:
     """One stretch of anonymous shared memory, known to this process and one worker."""
 
-    def __init__(self, descriptor: int | None = None) -> None:
+    def __init__(self, number: int, descriptor: int | None = None) -> None:
         if descriptor is None:
             descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, _FIRST_BYTES)
+        self.number = number
         self.descriptor = descriptor
-        self.number = descriptor
         self._map: mmap.mmap | None = None
         weakref.finalize(self, os.close, descriptor).atexit = False
 
@@ -106,7 +108,7 @@ class Arena:
         """A new array in the slot."""
         begin = -(-self._end // _ALIGNMENT) * _ALIGNMENT
         self._end = begin + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        placed = Placed(begin, shape, dtype.name)
+        placed = Placed(begin, shape, dtype_name(dtype))
         array = placed.view(self._slot.memory(max(self._end, 1)))
         self._placed[id(array)] = array, placed
         return array
@@ -122,7 +124,10 @@ class Arena:
             return value
         if id(value) in self._placed:
             return self._placed[id(value)][1]
-        copy = self.array(value.shape, value.dtype)
+        try:
+            copy = self.array(value.shape, value.dtype)
+        except SchemaError:  # strings, objects, dates: nothing that a tensor could hold, so it travels as it is
+            return value
         copy[...] = value
         return self._placed[id(copy)][1]
 
@@ -132,44 +137,69 @@ class SlotPool:
 
     def __init__(self) -> None:
         self._free: list[Slot] = []
-        self._returned: deque[Slot] = deque()
+        self._given_back: deque[Slot] = deque()
+        self._released: deque[Slot] = deque()
+        self._num_made = 0
+        self._num_leased = 0
         self.num_slots = 0
 
-    def take(self) -> tuple[Slot, bool]:
-        """(a free slot, whether it is new): as many are made as batches are held."""
+    def take(self) -> Slot:
+        """A free slot; as many are made as batches are held."""
         self._collect()
         if self._free:
-            return self._free.pop(), False
+            return self._free.pop()
         self.num_slots += 1
-        return Slot(), True
+        self._num_made += 1
+        return Slot(self._num_made)
 
     def give_back(self, slot: Slot) -> None:
-        """Return a slot that was not handed over."""
-        self._returned.append(slot)
+        """Return a slot that was not handed over; any thread may."""
+        self._given_back.append(slot)
 
     def hand_over(self, slot: Slot, layout: Layout) -> Batch:
         """The batch in a slot; the slot comes back when the last array on it dies."""
+        if self.num_leased >= _max_leases():
+            self.give_back(slot)
+            return _view(layout, bytearray(slot.memory(slot.size)))
         lease = (ctypes.c_char * slot.size).from_buffer(slot.memory(slot.size))
+        self._num_leased += 1
         # See NOTE [who frees a slot].
-        weakref.finalize(lease, self._returned.append, slot).atexit = False
-        return {
-            key: value.view(lease) if isinstance(value, (Placed, PlacedRagged)) else value
-            for key, value in layout.items()
-        }
+        weakref.finalize(lease, self._released.append, slot).atexit = False
+        return _view(layout, lease)
 
-    def shrink(self, num_wanted: int) -> list[Slot]:
-        """Let go of free slots beyond `num_wanted`, and say which: their worker has them open too."""
+    def shrink(self) -> list[Slot]:
+        """Let go of free slots beyond those being filled and two, and say which: their worker has them open too."""
         self._collect()
-        dropped = self._free[max(0, num_wanted) :]
-        del self._free[max(0, num_wanted) :]
+        num_wanted = self.num_held - self.num_leased + 2
+        dropped = self._free[num_wanted:]
+        del self._free[num_wanted:]
         self.num_slots -= len(dropped)
         return dropped
 
     @property
     def num_held(self) -> int:
         """Slots that hold a batch somebody still uses, or one that is being computed."""
-        return self.num_slots - len(self._free) - len(self._returned)
+        return self.num_slots - len(self._free) - len(self._given_back) - len(self._released)
+
+    @property
+    def num_leased(self) -> int:
+        """Slots whose batch is in the user's hands."""
+        return self._num_leased - len(self._released)
 
     def _collect(self) -> None:
-        while self._returned:
-            self._free.append(self._returned.popleft())
+        while self._given_back:
+            self._free.append(self._given_back.popleft())
+        while self._released:
+            self._num_leased -= 1
+            self._free.append(self._released.popleft())
+
+
+def _view(layout: Layout, memory: Any) -> Batch:
+    return {
+        key: value.view(memory) if isinstance(value, (Placed, PlacedRagged)) else value for key, value in layout.items()
+    }
+
+
+def _max_leases() -> int:
+    """Batches in the user's hands from which on they are handed over as copies: each slot costs two descriptors."""
+    return max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32)

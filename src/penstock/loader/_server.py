@@ -7,44 +7,33 @@ does not import the user's script. It tells the trainer how each of its workers 
 from __future__ import annotations
 
 import os
-import select
-import sys
 from typing import NoReturn
 
 from penstock.loader._channel import Channel
-from penstock.loader._worker import run_worker
+from penstock.loader._life_line import hold_life_line
+from penstock.loader._worker import leave_signals_to_trainer, run_worker
 
 _REAP_SECONDS = 0.05
 
 
-def main() -> None:
-    """Serve the trainer at the other end of the descriptors named on the command line."""
-    channel, life_line = Channel.of_descriptor(int(sys.argv[1])), int(sys.argv[2])
+def serve(descriptor: int, life_line: int) -> NoReturn:
+    """Serve the trainer at the other end of a channel."""
+    leave_signals_to_trainer()
+    channel = Channel.of_descriptor(descriptor)
     _import_kernels()
-    while True:
-        ready, _, _ = select.select([channel.fileno(), life_line], [], [], _REAP_SECONDS)
-        if life_line in ready:  # see NOTE [the life-line]
-            os._exit(0)
-        _reap(channel)
-        if not ready:
-            continue
-        try:
-            (number,), descriptors = channel.receive()
-        except EOFError:
-            os._exit(0)
-        pid = os.fork()
-        if pid == 0:
-            os.close(channel.fileno())
-            run_worker(Channel.of_descriptor(descriptors[0]), life_line)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        channel.send(("started", number, pid))
+    numbers: dict[int, int] = {}
+    try:
+        while True:
+            if channel.has_news(_REAP_SECONDS):
+                _fork(channel, life_line, numbers)
+            _reap(channel, numbers)
+    except (EOFError, ConnectionError):
+        os._exit(0)
 
 
-def spawned() -> NoReturn:
+def spawned(descriptor: int, life_line: int) -> NoReturn:
     """A worker in an interpreter of its own."""
-    run_worker(Channel.of_descriptor(int(sys.argv[1])), int(sys.argv[2]))
-    raise AssertionError("run_worker does not return")
+    run_worker(Channel.of_descriptor(descriptor), life_line)
 
 
 def _import_kernels() -> None:
@@ -55,12 +44,20 @@ def _import_kernels() -> None:
     _table.kernels()
 
 
-def _reap(channel: Channel) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
+def _fork(channel: Channel, life_line: int, numbers: dict[int, int]) -> None:
+    (number,), (descriptor,) = channel.receive()
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        run_worker(Channel.of_descriptor(descriptor), hold_life_line(life_line))
+    os.close(descriptor)
+    numbers[pid] = number
+    channel.send(("started", number, pid))
+
+
+def _reap(channel: Channel, numbers: dict[int, int]) -> None:
+    while numbers:
+        pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        channel.send(("ended", pid, os.waitstatus_to_exitcode(status)))
+        channel.send(("ended", numbers.pop(pid), os.waitstatus_to_exitcode(status)))

@@ -1,11 +1,4 @@
-"""A worker process: receives items, writes batches into shared memory, answers where they lie.
-
-# NOTE [the life-line]
-#   Every process that Penstock starts holds the read end of a pipe whose write end only the trainer has.
-#   A thread waits for its end of file and ends the process at once: the trainer closed it, exited, or was
-#   killed, and no code of a user can delay that. A parent-death signal would not do: it fires when the
-#   *thread* that started the process ends, and never in a process started by a fork server.
-"""
+"""A worker process: receives items, writes batches into shared memory, answers where they lie."""
 
 from __future__ import annotations
 
@@ -13,9 +6,8 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.loader._channel import Channel
 from penstock.loader._compute import compute
@@ -24,27 +16,30 @@ from penstock.loader._work import Work
 
 _MAX_TRACE = 60_000
 
-
-def hold_life_line(descriptor: int) -> None:
-    """End this process when the trainer is gone. See NOTE [the life-line]."""
-
-    def watch() -> None:
-        os.read(descriptor, 1)
-        os._exit(0)
-
-    threading.Thread(target=watch, name="penstock-life-line", daemon=True).start()
+is_importing_main = False
+"""Whether the user's script is being imported in a worker: it must not start workers of its own then."""
 
 
-def run_worker(channel: Channel, life_line: int, work: Work | None = None) -> None:
-    """Compute items until the trainer says stop or is gone. Never returns."""
-    hold_life_line(life_line)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the trainer decides
+def run_worker(channel: Channel, life_line: int, work: Work | None = None) -> NoReturn:
+    """Compute items until the trainer closes the channel. The life-line is held already, and stays so."""
+    leave_signals_to_trainer()
+    os.register_at_fork(after_in_child=channel.close)  # else a child of the user's would hide this worker's death
     try:
         _serve(channel, work)
     except (EOFError, ConnectionError):
-        pass
-    finally:
         os._exit(0)
+    except BaseException:  # noqa: BLE001 - a mistake of ours: the trainer sees the exit, people see the reason
+        traceback.print_exc()
+    os._exit(1)
+
+
+def leave_signals_to_trainer() -> None:
+    """Ctrl-C, and the SIGTERM of a cluster, may reach every process; what to do about them the trainer decides.
+
+    A handler and not SIG_IGN, which programs that the user's functions start would inherit.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
 
 
 def _serve(channel: Channel, work: Work | None) -> None:
@@ -54,24 +49,25 @@ def _serve(channel: Channel, work: Work | None) -> None:
         kind, *fields = message
         if kind == "work":
             work = _load_work(channel, *fields)
-        elif kind == "drop":
-            slots.pop(fields[0], None)
-        elif kind == "run":
-            ticket, item, number = fields
+        else:
+            ticket, item, number, dropped = fields
+            for old in dropped:
+                del slots[old]
             if descriptors:
-                slots[number] = Slot(descriptors[0])
+                slots[number] = Slot(number, descriptors[0])
             assert work is not None
             _run(channel, work, ticket, item, slots[number])
 
 
-def _load_work(channel: Channel, path: list[str], main_path: str | None, pickled: bytes) -> Work | None:
-    """Unpickle the work as the trainer would; a failure is reported for the first item."""
-    sys.path[:] = path
+def _load_work(channel: Channel, preparation: dict[str, Any], pickled: bytes) -> Work:
+    """Unpickle the work as the trainer would."""
+    global is_importing_main
     try:
-        if main_path is not None:
-            from multiprocessing import spawn  # the user's script, imported only when a function lives in it
+        from multiprocessing import spawn  # it imports the user's script, if a function lives there
 
-            spawn.import_main_path(main_path)
+        is_importing_main = True
+        spawn.prepare(preparation)
+        is_importing_main = False
         work: Work = pickle.loads(pickled)  # noqa: S301 - sent by the trainer that started this process
         return work
     except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
@@ -81,18 +77,21 @@ def _load_work(channel: Channel, path: list[str], main_path: str | None, pickled
 
 def _run(channel: Channel, work: Work, ticket: int, item: Any, slot: Slot) -> None:
     try:
-        answer: tuple[Any, ...] = ("done", ticket, compute(work, item, slot))
+        answer = pickle.dumps(("done", ticket, compute(work, item, slot)))
     except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
-        answer = ("failed", ticket, *_describe(error))
-    channel.send(answer)
+        answer = pickle.dumps(("failed", ticket, *_describe(error)))
+    sys.stdout.flush()  # what the user's functions print, before a kill can take it along
+    channel.send_pickled(answer)
 
 
-def _describe(error: BaseException) -> tuple[bytes | None, str]:
-    """(the error, pickled if it can be; its traceback as text)."""
+def _describe(error: BaseException) -> tuple[bytes | None, str, str]:
+    """(the error, or its type alone, pickled; its message; its traceback as text)."""
     text = "".join(traceback.format_exception(error))[-_MAX_TRACE:]
-    try:
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)  # noqa: S301 - our own bytes: some errors pickle and do not come back
-    except Exception:  # noqa: BLE001 - then the text alone must do
-        return None, text
-    return (pickled if len(pickled) < _MAX_TRACE else None), text
+    for form in (error, type(error)):
+        try:
+            pickled = pickle.dumps(form)
+            pickle.loads(pickled)  # noqa: S301 - our own bytes: some errors pickle and do not come back
+            return pickled, str(error), text
+        except Exception:  # noqa: BLE001, S112 - then less of it must do
+            continue
+    return None, text.strip().splitlines()[-1], text

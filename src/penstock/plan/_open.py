@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from penstock.errors import FormatError
 from penstock.plan._dataset import Dataset
 from penstock.plan._origin import ArraysOrigin, FolderOrigin, ForeignOrigin
+from penstock.schema import dtype_name
 from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
 
 Format = Literal["penstock", "npy", "raw", "megatron"]
@@ -21,7 +25,7 @@ def open_dataset(
     io: Io = "auto",
     check: Check = "window",
     format: Format | None = None,
-    dtype: str | None = None,
+    dtype: DTypeLike | None = None,
     shape: Sequence[int] | None = None,
     column: str | None = None,
 ) -> Dataset:
@@ -34,7 +38,7 @@ def open_dataset(
         check: "window" checks each stretch of data before its first use; "open" checks all of it now;
             "never" trusts the disk.
         format: What is at `path`, when its name does not tell.
-        dtype: Type of the numbers in a raw file, as in "uint16".
+        dtype: Type of the numbers in a raw file, as in "uint16" or np.uint16.
         shape: Shape of a raw file, as in (-1, 1024); without it every number is a sample.
         column: Name for the one column of a foreign file; "tokens" for Megatron, else "data".
 
@@ -64,7 +68,8 @@ def open_dataset(
         raise ValueError(f"io='pread' is for dataset folders; {place} is adopted as a memory map.")
     name = column or ("tokens" if kind == "megatron" else "data")
     sizes = tuple(shape) if shape is not None else None
-    return Dataset(ForeignOrigin(path=place, format=kind, column=name, dtype=dtype, shape=sizes))
+    kind_of_number = None if dtype is None else dtype_name(np.dtype(dtype))
+    return Dataset(ForeignOrigin(path=place, format=kind, column=name, dtype=kind_of_number, shape=sizes))
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> Dataset:

@@ -9,6 +9,7 @@ from the true size of the data. Each sample is written twice and read once: that
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -97,7 +98,7 @@ def bucket_bounds(num_bytes: int, bucket_bytes: int) -> list[tuple[int, int]]:
     """Ranges of places that each hold about `bucket_bytes`, slightly less so that it rarely becomes two shards."""
     count = max(1, math.ceil(num_bytes / max(1, int(_FULLNESS * bucket_bytes))))
     borders = [number * NUM_PLACES // count for number in range(count + 1)]
-    return list(zip(borders, borders[1:], strict=False))
+    return list(itertools.pairwise(borders))
 
 
 def _bounds(folder: ShardFolder, place: int) -> Int64:

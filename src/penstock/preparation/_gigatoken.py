@@ -8,6 +8,7 @@ It trusts its input to be UTF-8, which `_rows.py` has checked.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -22,7 +23,7 @@ from penstock.preparation._tokenizer_source import TokenizerSource, import_text
 # gigatoken 0.10.0 remembers every word it has met, without a limit: about 95 bytes for each, and a table that doubles.
 # It is loaded anew (0.3 s for 32,000 tokens) when this process is past the limit and has grown by this much since the
 # last time. Python source grows it by 0.1 to 0.5 MB for each MB of text, so that is once in a GB or so.
-_MEMORY_LIMIT_BYTES = 448 << 20
+_MEMORY_LIMIT_BYTES = 512 << 20
 _MEMORY_GROWTH_BYTES = 192 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 # tiktoken keeps its split pattern as text; gigatoken has each of these as code. Equality is tested, so a wrong
@@ -32,6 +33,8 @@ _SCHEME_MARKS = {
     "gpt4": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+",
     "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
 }
+
+_log = logging.getLogger(__name__)
 
 
 class GigatokenEngine:
@@ -60,6 +63,7 @@ class GigatokenEngine:
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
         """Ids of documents that are valid UTF-8."""
         if anonymous_bytes() > self._limit_bytes:
+            _log.info("gigatoken is loaded anew: this process has passed %d MB", self._limit_bytes >> 20)
             self._load()
         with panics_named("gigatoken", self._source.name):
             layout = self._tokenizer.encode_batch(self._wrap(values, offsets), parallel=False).layout

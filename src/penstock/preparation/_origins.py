@@ -8,6 +8,7 @@ filter that drops every second row, would make the manifest grow with the data: 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -44,7 +45,7 @@ class Trace:
             self.num_samples, self._last_row, rows = 1, int(rows[0]), rows[1:]
         steps = np.diff(rows, prepend=self._last_row)
         borders = [0, *(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist(), len(steps)]
-        for begin, end in zip(borders, borders[1:], strict=False):
+        for begin, end in itertools.pairwise(borders):
             if begin < end:
                 self._add_steps(rows, int(steps[begin]), begin, end)
         self.num_samples += len(rows)

@@ -43,8 +43,8 @@ def prepare(
 ) -> Prepared:
     """Turn raw data into a dataset at `destination`. Stop it in any way and call it again: it goes on.
 
-    The output depends on the sources, the transform, `reading`, `shard_bytes` and `shuffle` alone, to the byte. A dataset
-    that is there already and was made in the same way gains new and changed source files only.
+    The output depends on the sources, the transform, `reading`, `shard_bytes` and `shuffle` alone, to the byte. A
+    dataset that is there already and was made in the same way gains new and changed source files only.
 
     Args:
         sources: A path, glob, folder or URL, a list of them, or a Python iterable of rows.

@@ -325,6 +325,7 @@ class Preparation:
                 "transform": total.transform_seconds,
                 "write": total.write_seconds,
             },
+            processor_seconds=total.processor_seconds,
             peak_worker_bytes=max((record.peak_bytes for record in self._records), default=0),
             failures=dict(self._failures),
             notes=tuple(notes),

@@ -57,13 +57,15 @@ class Clock:
 
     counts: Counts
     _last: float = field(default_factory=time.perf_counter)
+    _processor: float = field(default_factory=time.process_time)
 
     def charge(self, stage: Literal["read", "transform", "write"]) -> None:
         """End a stage."""
-        now = time.perf_counter()
+        now, processor = time.perf_counter(), time.process_time()
         name = f"{stage}_seconds"
         setattr(self.counts, name, getattr(self.counts, name) + now - self._last)
-        self._last = now
+        self.counts.processor_seconds += processor - self._processor
+        self._last, self._processor = now, processor
 
 
 def peak_memory() -> int:

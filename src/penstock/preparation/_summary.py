@@ -34,6 +34,8 @@ class Prepared:
     """Of this run: "total", "start_up" (until the first task could begin), "work", "commit"."""
     worker_seconds: Mapping[str, float]
     """Of all workers together: "read", "transform", "write"."""
+    processor_seconds: float
+    """Processor time of all workers together; much less than the above means that they waited."""
     peak_worker_bytes: int
     """Most memory that a worker had; 0 when none ran."""
     failures: Mapping[str, int]

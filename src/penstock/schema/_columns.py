@@ -152,6 +152,10 @@ class Schema(Mapping[str, Column]):
                 return column
         raise SchemaError(f"No column {name!r}; the columns are {', '.join(map(repr, self))}.")
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The column called `name`, or `default`."""
+        return self[name] if name in self else default
+
     def __contains__(self, name: object) -> bool:
         return any(column.name == name for column in self.columns)
 

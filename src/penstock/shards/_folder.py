@@ -254,12 +254,7 @@ class ShardFolder:
 
     def _open(self, number: int) -> Shard:
         entry = self.manifest.shards[number]
-        file: FileReader
-        try:
-            file = (MappedFile if self.io == "map" else PositionedFile)(self.path / entry.name)
-        except FileNotFoundError:
-            raise self._missing(entry.name) from None
-        shard = Shard(file, entry, self.schema)
+        shard = Shard(self._open_file(entry.name), entry, self.schema)
         known = self._checks.setdefault(number, shard.checks)
         if known.identity == shard.checks.identity:
             shard.checks = known
@@ -327,6 +322,19 @@ class ShardFolder:
         if num_indices <= size or len(self.manifest.shards) <= size:
             return [(0, num_indices)]
         return [(begin, min(begin + size, num_indices)) for begin in range(0, num_indices, size)]
+
+    def _open_file(self, name: str) -> FileReader:
+        kind = MappedFile if self.io == "map" else PositionedFile
+        try:
+            return kind(self.path / name)
+        except FileNotFoundError:
+            missing = self._missing(name)
+        if isinstance(missing, DatasetChanged):
+            raise missing
+        try:  # the same data may have been written again a moment ago, under the same name
+            return kind(self.path / name)
+        except FileNotFoundError:
+            raise missing from None
 
     def _missing(self, name: str) -> Exception:
         try:

@@ -135,7 +135,7 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
     if closing is None or int(closing[1], 16) != checksum(raw[:-_CLOSING_BYTES]):
         raise CorruptionError(
             f"{where}: the manifest does not match the checksum in its last line; it is damaged, truncated "
-            "or was edited. Restore it from a copy, or prepare the dataset again."
+            "or was edited. Restore it from a copy, or remove the folder and prepare the dataset again."
         )
     try:
         fields = json.loads(raw)

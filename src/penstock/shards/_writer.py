@@ -6,16 +6,12 @@ same samples give the same files however they were handed in.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.schema import Schema

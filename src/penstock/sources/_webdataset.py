@@ -85,9 +85,21 @@ class _Batch:
 
 
 def _samples(stream: ByteStream, path: str, options: SourceOptions) -> Iterator[_Sample]:
-    """Runs of members with the same key."""
+    """Runs of members with the same key, from an archive that is complete."""
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as archive:  # type: ignore[call-overload]
+            yield from _group_members(archive, options)
+            _check_nothing_follows(archive)
+    except (tarfile.TarError, EOFError) as error:
+        raise FormatError(f"{path}: the archive is truncated or damaged: {error}. Write or fetch it again.") from error
+
+
+def _group_members(archive: tarfile.TarFile, options: SourceOptions) -> Iterator[_Sample]:
     sample: _Sample | None = None
-    for archive, member in _members(stream, path):
+    for member in archive:
+        archive.members = []  # tarfile keeps every header otherwise
+        if member.isdir() or _is_meta(member.name):
+            continue
         key, extension = _key_and_extension(member.name)
         if sample is None or sample.key != key:
             if sample is not None:
@@ -96,19 +108,6 @@ def _samples(stream: ByteStream, path: str, options: SourceOptions) -> Iterator[
         _read_member(archive, member, extension, sample, options)
     if sample is not None:
         yield sample
-
-
-def _members(stream: ByteStream, path: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Members that hold data, from an archive that is complete."""
-    try:
-        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as archive:  # type: ignore[call-overload]
-            for member in archive:
-                archive.members = []  # tarfile keeps every header otherwise
-                if not member.isdir() and not _is_meta(member.name):
-                    yield archive, member
-            _check_nothing_follows(archive)
-    except (tarfile.TarError, EOFError) as error:
-        raise FormatError(f"{path}: the archive is truncated or damaged: {error}. Write or fetch it again.") from error
 
 
 class _StrictHeader(tarfile.TarInfo):

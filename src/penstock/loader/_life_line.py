@@ -1,0 +1,54 @@
+"""The life-line of a worker process, and the first code that such a process runs.
+
+# NOTE [the life-line]
+#   Every process that Penstock starts holds the read end of a pipe whose write end only the trainer has.
+#   When that closes, because the trainer closed it, exited or was killed, the kernel sends SIGKILL to every
+#   holder (F_SETSIG): at once, whatever it is doing, also while it is still importing, also inside a C
+#   function that keeps the GIL, where a waiting thread would not get to run. A parent-death signal would not
+#   do: it fires when the *thread* that started the process ends, and never under a fork server.
+
+This file is started by its path and imports only the standard library, so the line is held before numpy
+and the user's modules are imported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+
+_F_SETSIG = 10  # <fcntl.h>; Python has no name for it
+
+
+def hold_life_line(descriptor: int) -> int:
+    """Have the kernel kill this process when the trainer is gone; the descriptor is replaced by the one returned.
+
+    See NOTE [the life-line].
+    """
+    # A description of its own: whom to signal belongs to the description, and forks share one.
+    own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    if poller.poll(0):  # it closed before there was anyone to tell
+        os._exit(0)
+    os.close(descriptor)
+    return own
+
+
+def _main() -> None:
+    entry, channel, life_line, path = sys.argv[1:]
+    held = hold_life_line(int(life_line))
+    os.set_inheritable(int(channel), False)
+    sys.path[:] = json.loads(path)
+    getattr(importlib.import_module("penstock.loader._server"), entry)(int(channel), held)
+
+
+if __name__ == "__main__":
+    _main()
