@@ -20,26 +20,40 @@ if TYPE_CHECKING:
     from penstock.plan import mix as mix
     from penstock.plan import open_dataset as open  # noqa: F401
     from penstock.plan import pure as pure
+    from penstock.preparation import DecodeImage as DecodeImage
+    from penstock.preparation import FunctionTransform as FunctionTransform
+    from penstock.preparation import KeepColumns as KeepColumns
+    from penstock.preparation import Tokenize as Tokenize
+    from penstock.preparation import is_stale as is_stale
+    from penstock.preparation import prepare as prepare
     from penstock.pytorch import DataLoader as DataLoader
     from penstock.schema import Ragged as Ragged
     from penstock.schema import Schema as Schema
     from penstock.shards import DatasetWriter as DatasetWriter
     from penstock.shards import verify as verify
+    from penstock.sources import SourceOptions as SourceOptions
 
 _HOME_OF_NAME = {
     "DataLoader": ("penstock.pytorch", "DataLoader"),
     "Dataset": ("penstock.plan", "Dataset"),
     "DatasetWriter": ("penstock.shards", "DatasetWriter"),
-    "Plan": ("penstock.plan", "Plan"),
-    "Ragged": ("penstock.schema", "Ragged"),
-    "Schema": ("penstock.schema", "Schema"),
+    "DecodeImage": ("penstock.preparation", "DecodeImage"),
     "errors": ("penstock.errors", None),
     "from_arrays": ("penstock.plan", "from_arrays"),
+    "FunctionTransform": ("penstock.preparation", "FunctionTransform"),
+    "is_stale": ("penstock.preparation", "is_stale"),
+    "KeepColumns": ("penstock.preparation", "KeepColumns"),
     "load_plan": ("penstock.plan", "load_plan"),
     "masks": ("penstock.masks", None),
     "mix": ("penstock.plan", "mix"),
     "open": ("penstock.plan", "open_dataset"),
+    "Plan": ("penstock.plan", "Plan"),
+    "prepare": ("penstock.preparation", "prepare"),
     "pure": ("penstock.plan", "pure"),
+    "Ragged": ("penstock.schema", "Ragged"),
+    "Schema": ("penstock.schema", "Schema"),
+    "SourceOptions": ("penstock.sources", "SourceOptions"),
+    "Tokenize": ("penstock.preparation", "Tokenize"),
     "verify": ("penstock.shards", "verify"),
 }
 

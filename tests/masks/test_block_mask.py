@@ -14,10 +14,7 @@ from penstock import masks
 from .packs import PackedBatch, pack, packs
 
 TENSORS = [
-    f"{full}{side}_{what}"
-    for full in ("", "full_")
-    for side in ("kv", "q")
-    for what in ("num_blocks", "indices")
+    f"{full}{side}_{what}" for full in ("", "full_") for side in ("kv", "q") for what in ("num_blocks", "indices")
 ]
 
 

@@ -60,9 +60,7 @@ def by_segments(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch) -> Tensor:
     """What a variable-length kernel computes: the flat batch, one segment at a time."""
     rows, heads, length, size = q.shape
     q, k, v = (x.transpose(1, 2).reshape(rows * length, heads, size) for x in (q, k, v))
-    return (
-        flash_attn_varlen_func(q, k, v, **masks.varlen(batch)).view(rows, length, heads, size).transpose(1, 2)
-    )
+    return flash_attn_varlen_func(q, k, v, **masks.varlen(batch)).view(rows, length, heads, size).transpose(1, 2)
 
 
 def flash_attn_varlen_func(

@@ -87,9 +87,7 @@ def test_from_token_means_what_the_seed_means_at_the_edges(rows: list[list[int]]
     seed=st.integers(0, 2**16),
     eos=st.booleans(),
 )
-def test_from_token_means_what_the_seed_means(
-    rows: int, length: int, vocabulary: int, seed: int, eos: bool
-) -> None:
+def test_from_token_means_what_the_seed_means(rows: int, length: int, vocabulary: int, seed: int, eos: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, vocabulary, (rows, length), generator=generator)
     assert torch.equal(masks.from_token(tokens, 0, eos), mask_of_the_seed(tokens, 0, eos))

@@ -107,9 +107,7 @@ def test_numpy_batches_give_the_masks_of_tensor_batches() -> None:
     assert torch.equal(masks.dense(arrays), masks.dense(batch))
     assert torch.equal(masks.block_mask(arrays).kv_indices, masks.block_mask(batch).kv_indices)
     assert torch.equal(masks.varlen(arrays)["cu_seqlens_q"], masks.varlen(batch)["cu_seqlens_q"])
-    assert torch.equal(
-        masks.hugging_face_kwargs(arrays)["input_ids"], masks.hugging_face_kwargs(batch)["input_ids"]
-    )
+    assert torch.equal(masks.hugging_face_kwargs(arrays)["input_ids"], masks.hugging_face_kwargs(batch)["input_ids"])
 
 
 def test_a_read_only_array_is_copied_rather_than_made_writable() -> None:

@@ -75,3 +75,15 @@ def test_values_that_are_none_are_wrong_usage(tmp_path: Path, flags: list[str]) 
     with pytest.raises(SystemExit) as stopped:
         main(["prepare", "a", str(tmp_path / "data"), *flags])
     assert stopped.value.code == 2
+
+
+def test_inspect_tells_when_sources_have_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 5, 1)
+    source, destination = f"{tmp_path}/*.jsonl", str(tmp_path / "data")
+    assert main(["prepare", source, destination, "--tokenizer", "bytes", "--workers", "1"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", destination]) == 0
+    assert "Sources: up to date" in capsys.readouterr().out
+    write_jsonl(tmp_path / "b.jsonl", 5, 2)
+    assert main(["inspect", destination, "--json"]) == 0
+    assert "1 source files new" in json.loads(capsys.readouterr().out)["staleness"]

@@ -172,6 +172,7 @@ def _assert_origins_lead_to_the_text(folder: Path, texts: list[str]) -> None:
     assert len(numbers) == len(section["files"])
 
 
+@pytest.mark.stress
 def test_another_seed_gives_another_order(tmp_path: Path) -> None:
     texts = write_jsonl(tmp_path / "a.jsonl", 300, 1)
     for seed in (1, 2):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import FormatError, StorageError
 from penstock.sources import SourceOptions, Split, list_files, plan_splits, read_split
+
 from .gathering import gather, read_checked, values
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -58,12 +59,14 @@ def test_every_line_comes_exactly_once_for_any_target_and_any_newlines(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.dictionaries(NAMES, VALUES, max_size=3), max_size=6))
+@given(st.lists(st.dictionaries(NAMES, VALUES, max_size=3), max_size=6), st.integers(1, 100))
 def test_values_are_those_of_the_json_module_whatever_their_types(
-    tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, Any]]
+    tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, Any]], batch_bytes: int
 ) -> None:
+    # Twice the same, so that the later blocks are read with the types of the earlier ones.
+    objects = objects * 2
     path = write(tmp_path_factory.getbasetemp() / "values.jsonl", lines(*objects) or b"\n")
-    rows, errors = gather(path)
+    rows, errors = gather(path, batch_bytes=batch_bytes)
     assert not errors
     assert [without_missing(each) for each in rows] == [without_missing(each) for each in objects]
 

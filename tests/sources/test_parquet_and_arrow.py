@@ -105,10 +105,9 @@ def test_flipped_bits_give_an_error_or_values_but_never_a_crash(tmp_path: Path, 
         path.write_bytes(damaged)
         try:
             rows, errors = gather(path, target_bytes=2000)
-        except PenstockError as error:
-            assert "a." in str(error)
-        else:
-            assert len(rows) + len(errors) <= 300
+        except PenstockError:
+            continue
+        assert len(rows) + len(errors) <= 300
 
 
 def test_page_checksums_are_verified_where_they_are(tmp_path: Path) -> None:

@@ -36,7 +36,12 @@ def proxy() -> Iterator[Proxy]:
 
 
 def access(port: int) -> dict[str, Any]:
-    return {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}", "client_kwargs": {"region_name": "us-east-1"}}
+    return {
+        "key": "k",
+        "secret": "s",
+        "endpoint_url": f"http://127.0.0.1:{port}",
+        "client_kwargs": {"region_name": "eu-west-1"},
+    }
 
 
 def _fill(port: int) -> None:
@@ -73,6 +78,7 @@ def test_broken_connections_to_s3_are_made_again_with_a_limit(proxy: Proxy, faul
     [split, *_] = plan_splits(list_files("s3://bucket/lines/0.jsonl", options), options, 1 << 20)
     proxy.break_next(fault, times=2)
     assert sum(records.num_rows for records in read_split(split, options)) == NUM_ROWS
+    assert proxy.num_faults == 2
     proxy.break_next(fault, times=1000)
     with pytest.raises(StorageError, match=r"s3://bucket/lines/0\.jsonl: reading failed after 3 attempts"):
         list(read_split(split, options))

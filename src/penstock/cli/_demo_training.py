@@ -41,8 +41,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norms[0](x)).view(batch, length, 3, _HEADS, -1).permute(2, 0, 3, 1, 4)
         seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None])
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, _WIDTH))
-        x = x + self.net(self.norms[1](x))
-        return x
+        deeper: torch.Tensor = self.net(self.norms[1](x))
+        return x + deeper
 
 
 class TinyGPT(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import PenstockError
 from penstock.report import Histogram, console, format_bytes, histogram
 from penstock.schema import Column
 from penstock.shards import Manifest, ShardFolder
@@ -28,6 +29,8 @@ class Description:
     manifest: Manifest
     histograms: Mapping[str, Histogram]
     samples: tuple[Mapping[str, str], ...]
+    staleness: str | None = None
+    """How a prepared dataset stands to its sources, in words; None when it was not prepared."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -42,6 +45,7 @@ class Description:
             "attributes": dict(manifest.attributes),
             "lengths": {name: lengths.to_json() for name, lengths in self.histograms.items()},
             "first_samples": list(self.samples),
+            "staleness": self.staleness,
         }
 
 
@@ -52,7 +56,13 @@ def describe(path: Path, *, num_samples: int) -> Description:
     histograms = {column.name: histogram(_lengths(folder, column)) for column in columns if column.is_ragged}
     shown = range(min(num_samples, folder.num_samples))
     samples = tuple({c.name: _preview(c, folder.value(c, index)) for c in columns} for index in shown)
-    return Description(path=path, manifest=folder.manifest, histograms=histograms, samples=samples)
+    return Description(
+        path=path,
+        manifest=folder.manifest,
+        histograms=histograms,
+        samples=samples,
+        staleness=_staleness(path, folder.manifest),
+    )
 
 
 def print_description(description: Description) -> None:
@@ -61,6 +71,8 @@ def print_description(description: Description) -> None:
     out.print(f"[bold]{description.path}[/bold]", f"  fingerprint {manifest.fingerprint}")
     size = format_bytes(manifest.num_bytes)
     out.print(f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards, {size}\n")
+    if description.staleness is not None:
+        out.print(f"Sources: {description.staleness}\n", markup=False)
     for column in manifest.schema.columns:
         out.print(f"  {column.name:<20} {column.spec:<20} {_size(manifest, column)}", markup=False)
     for key, value in manifest.attributes.items():
@@ -81,6 +93,17 @@ def _shorten(text: str) -> str:
         if len(text) <= _SHOWN_ATTRIBUTE
         else f"{text[:_SHOWN_ATTRIBUTE]} … ({len(text):,} characters; --json shows all)"
     )
+
+
+def _staleness(path: Path, manifest: Manifest) -> str | None:
+    if "preparation" not in manifest.attributes:
+        return None
+    from penstock.preparation import is_stale
+
+    try:
+        return str(is_stale(path))
+    except (OSError, PenstockError, ValueError) as error:  # the sources may be on a machine that is not this one
+        return f"cannot be looked at ({error})"
 
 
 def _size(manifest: Manifest, column: Column) -> str:

@@ -10,7 +10,7 @@ from penstock.loader._engine import Engine, Result, make_engine
 from penstock.loader._memory import Batch
 from penstock.loader._pipeline import Pipeline
 from penstock.loader._statistics import LoaderStatistics
-from penstock.loader._work import Item, PlanWork, Work, plan_items
+from penstock.loader._work import Item, PlanWork, Work, has_batches, plan_items
 
 __all__ = [
     "Batch",
@@ -23,6 +23,7 @@ __all__ = [
     "Result",
     "Work",
     "default_workers",
+    "has_batches",
     "make_engine",
     "plan_items",
     "usable_cpus",

@@ -6,6 +6,7 @@ file when the other side dies. The two ends trust each other: one started the ot
 
 from __future__ import annotations
 
+import array
 import os
 import pickle
 import select
@@ -14,6 +15,7 @@ from typing import Any
 
 _MAX_DESCRIPTORS = 4
 _MAX_BYTES = 1 << 14
+_RIGHTS_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
 class Channel:
@@ -50,13 +52,13 @@ class Channel:
         """Send a message that is pickled already; if it does not fit a packet, as a descriptor of memory."""
         flags = 0 if is_patient else socket.MSG_DONTWAIT
         if len(data) <= _MAX_BYTES:
-            socket.send_fds(self._socket, [b"p" + data], list(descriptors), flags)
+            self._send_packet(b"p" + data, descriptors, flags)
             return
         memory = os.memfd_create("penstock-message", os.MFD_CLOEXEC)
         try:
             with open(memory, "wb", closefd=False) as file:
                 file.write(data)
-            socket.send_fds(self._socket, [b"m"], [memory, *descriptors], flags)
+            self._send_packet(b"m", (memory, *descriptors), flags)
         finally:
             os.close(memory)
 
@@ -90,14 +92,20 @@ class Channel:
     def __del__(self) -> None:
         self._socket.close()  # a forgotten loader is no reason for a ResourceWarning
 
+    # `socket.send_fds` and `recv_fds` would do, but drop their flags (CPython 3.11).
+    def _send_packet(self, data: bytes, descriptors: tuple[int, ...], flags: int) -> None:
+        rights = array.array("i", descriptors)
+        self._socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else [], flags)
+
     def _receive_packet(self) -> tuple[bytes, list[int], int]:
         while True:
             try:
-                data, descriptors, flags, _ = socket.recv_fds(
-                    self._socket, _MAX_BYTES + 1, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-                )
+                data, beside, flags, _ = self._socket.recvmsg(_MAX_BYTES + 1, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
             except ConnectionResetError:
                 continue  # said once, when the other side died with mail unread, before what it had sent itself
             if not data:
                 raise EOFError
-            return data, descriptors, flags
+            rights = array.array("i")
+            for _, _, content in beside:
+                rights.frombytes(content[: len(content) - len(content) % rights.itemsize])
+            return data, rights.tolist(), flags

@@ -35,7 +35,8 @@ class Cursor:
     def state(self) -> dict[str, Any]:
         """The place as plain data, under 1 KB."""
         row = self.row - self.epoch * self.plan.num_rows
-        return {"version": STATE_VERSION, "order": self.plan.order_fingerprint, "epoch": self.epoch, "row": row}
+        state = {"version": STATE_VERSION, "order": self.plan.order_fingerprint, "epoch": self.epoch, "row": row}
+        return state | {"facts": _order_facts(self.plan)}
 
     def restore(self, state: dict[str, Any]) -> Cursor:
         """The place that a state describes.
@@ -51,11 +52,39 @@ class Cursor:
             )
         if state["order"] != self.plan.order_fingerprint:
             raise StateError(
-                f"The state belongs to the order {state['order']}, this plan has {self.plan.order_fingerprint}: "
-                "the dataset, the shuffle's seed, mode or group, the window or packing, or the mixture differs. "
-                "Batch size, ranks, workers, casts, labels and maps may differ; these may not."
+                f"The state belongs to another order of the data. {_difference(state.get('facts'), self.plan)} "
+                "Batch size, ranks, workers, casts, labels and maps may differ; this may not."
             )
         epoch, row = state["epoch"], state["row"]
         if type(epoch) is not int or type(row) is not int or epoch < 0 or not 0 <= row <= self.plan.num_rows:
             raise StateError(f"Epoch {epoch!r}, row {row!r}: an epoch has rows 0 to {self.plan.num_rows:,}.")
         return Cursor(self.plan, epoch * self.plan.num_rows + row)
+
+
+def _order_facts(plan: Plan) -> dict[str, str]:
+    """What decides the order, in words short enough for a state: only there to say later what differs."""
+    stages = {stage.verb: stage for stage in plan.stages}
+    facts = {"data": getattr(plan.source, "rows_fingerprint", plan.source.fingerprint)}
+    for verb, names in _DECIDING.items():
+        if verb in stages:
+            stage = stages[verb]
+            settings = getattr(stage, "settings", stage)
+            facts[verb] = ", ".join(f"{name}={getattr(settings, name, getattr(stage, name, None))!r}" for name in names)
+    return facts
+
+
+_DECIDING = {
+    "shuffle": ("seed", "mode", "group"),
+    "window": ("length", "column"),
+    "pack": ("length", "long", "max_documents", "column"),
+}
+
+
+def _difference(theirs: Any, plan: Plan) -> str:
+    ours = _order_facts(plan)
+    if isinstance(theirs, dict):
+        names = [name for name in ("data", *_DECIDING) if theirs.get(name) != ours.get(name)]
+        if names:
+            told = "; ".join(f"{name} was {theirs.get(name, 'none')}, is {ours.get(name, 'none')}" for name in names)
+            return f"Different: {told}."
+    return "The dataset, shuffle, window, packing, mixture, or the version of Penstock's order differs."

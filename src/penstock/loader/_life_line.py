@@ -21,8 +21,6 @@ import select
 import signal
 import sys
 
-_F_SETSIG = 10  # <fcntl.h>; Python has no name for it
-
 
 def hold_life_line(descriptor: int) -> int:
     """Have the kernel kill this process when the trainer is gone; the descriptor is replaced by the one returned.
@@ -32,7 +30,7 @@ def hold_life_line(descriptor: int) -> int:
     # A description of its own: whom to signal belongs to the description, and forks share one.
     own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)

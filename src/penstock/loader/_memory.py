@@ -15,6 +15,7 @@ Allocating instead would cost a page fault for every 4 KiB of every batch.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import resource
@@ -46,9 +47,7 @@ class Placed:
 
     def view(self, memory: Any) -> NDArray[Any]:
         """The array, based on `memory`."""
-        dtype = dtype_from_name(self.dtype)
-        count = int(np.prod(self.shape, dtype=np.int64))
-        return np.frombuffer(memory, np.uint8, count * dtype.itemsize, self.offset).view(dtype).reshape(self.shape)
+        return np.ndarray(self.shape, dtype_from_name(self.dtype), memory, self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class Arena:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """A new array in the slot."""
         begin = -(-self._end // _ALIGNMENT) * _ALIGNMENT
-        self._end = begin + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._end = begin + math.prod(shape) * dtype.itemsize
         placed = Placed(begin, shape, dtype_name(dtype))
         array = placed.view(self._slot.memory(max(self._end, 1)))
         self._placed[id(array)] = array, placed
@@ -159,8 +158,9 @@ class SlotPool:
     def hand_over(self, slot: Slot, layout: Layout) -> Batch:
         """The batch in a slot; the slot comes back when the last array on it dies."""
         if self.num_leased >= _max_leases():
+            batch = {key: _copy(value) for key, value in _view(layout, slot.memory(slot.size)).items()}
             self.give_back(slot)
-            return _view(layout, bytearray(slot.memory(slot.size)))
+            return batch
         lease = (ctypes.c_char * slot.size).from_buffer(slot.memory(slot.size))
         self._num_leased += 1
         # See NOTE [who frees a slot].
@@ -198,6 +198,12 @@ def _view(layout: Layout, memory: Any) -> Batch:
     return {
         key: value.view(memory) if isinstance(value, (Placed, PlacedRagged)) else value for key, value in layout.items()
     }
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Ragged):
+        return Ragged(value.values.copy(), value.offsets.copy(), value.is_bytes)
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _max_leases() -> int:

@@ -6,59 +6,81 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.loader._engine import Engine, Result
 from penstock.loader._memory import Batch
 from penstock.loader._statistics import LoaderStatistics
 from penstock.loader._work import Work
+from penstock.schema import Ragged
 
 
 class Pipeline:
-    """Keeps `prefetch` items in flight and hands their batches over, in order unless told otherwise."""
+    """Keeps `prefetch` items in flight and hands their batches over, in order unless told otherwise.
+
+    `convert` is applied to a batch when it is handed over, in the caller's thread.
+    """
 
     def __init__(
-        self, engine: Engine, work: Work, statistics: LoaderStatistics, *, prefetch: int, in_order: bool
+        self,
+        engine: Engine,
+        work: Work,
+        statistics: LoaderStatistics,
+        *,
+        convert: Callable[[Batch], Batch],
+        prefetch: int,
+        in_order: bool,
     ) -> None:
         self._engine, self._work = engine, work
         self._statistics = statistics
+        self._convert = convert
         self._in_order = in_order
         self._tickets = itertools.count()
         self._in_flight: deque[tuple[int, Any]] = deque()
         self._items: Iterator[Any] = iter(())
         self._pid = os.getpid()
         self._left_at: float | None = None
+        self._is_closed = False
         self.prefetch = prefetch
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process started it, and not the one that it was forked from."""
+        return os.getpid() == self._pid
 
     def start(self, items: Iterator[Any]) -> None:
         """Begin with new items; results of the old ones are thrown away."""
-        for ticket, _ in self._in_flight:
-            self._discard(ticket)
+        self._check()
+        self._engine.forget()
         self._in_flight.clear()
         self._items = items
         self._left_at = None
+        self._fill()
 
     def next(self) -> tuple[Any, Batch] | None:
         """(item, batch) of the next item, or None when there are no more."""
-        self._check_process()
+        self._check()
         begin = time.perf_counter()
         self._fill()
         if not self._in_flight:
             return None
-        is_ready = self._engine.is_done(self._in_flight[0][0])
+        is_ready = self._is_ready()
         item, result = self._take()
         self._fill()
-        self._count(result, begin, is_ready)
-        return item, result.batch
+        waited = time.perf_counter()
+        batch = self._convert(result.batch)
+        self._count(result, is_ready, begin, waited)
+        return item, batch
 
     def close(self) -> None:
         """Stop the engine."""
-        if os.getpid() == self._pid:
+        self._is_closed = True
+        if self.is_ours:
             self._engine.close()
 
     def _fill(self) -> None:
-        while len(self._in_flight) < max(1, self.prefetch):
+        while len(self._in_flight) < self.prefetch:
             item = next(self._items, None)
             if item is None:
                 return
@@ -66,6 +88,10 @@ class Pipeline:
             self._work.announce(item)
             self._engine.submit(ticket, item)
             self._in_flight.append((ticket, item))
+
+    def _is_ready(self) -> bool:
+        candidates = itertools.islice(self._in_flight, 1 if self._in_order else None)
+        return any(self._engine.is_done(ticket) for ticket, _ in candidates)
 
     def _take(self) -> tuple[Any, Result]:
         if self._in_order:
@@ -76,18 +102,13 @@ class Pipeline:
         self._in_flight.remove((ticket, item))
         return item, result
 
-    def _discard(self, ticket: int) -> None:
-        try:
-            self._engine.wait(ticket)
-        except Exception:  # noqa: BLE001 - nobody asked for this batch any more
-            return
-
-    def _count(self, result: Result, begin: float, is_ready: bool) -> None:
+    def _count(self, result: Result, is_ready: bool, begin: float, waited: float) -> None:
         statistics, now = self._statistics, time.perf_counter()
         statistics.num_batches += 1
         statistics.num_ready += is_ready
-        statistics.num_bytes += sum(getattr(value, "nbytes", 0) for value in result.batch.values())
-        statistics.wait_seconds += now - begin
+        statistics.num_bytes += sum(_num_bytes(value) for value in result.batch.values())
+        statistics.wait_seconds += waited - begin
+        statistics.copy_seconds += now - waited
         if self._left_at is not None:
             statistics.step_seconds += begin - self._left_at
         self._left_at = now
@@ -97,8 +118,16 @@ class Pipeline:
         statistics.num_buffers, statistics.num_buffers_in_use = self._engine.num_buffers()
         statistics.num_workers, statistics.prefetch = self._engine.num_workers, self.prefetch
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+    def _check(self) -> None:
+        if not self.is_ours:
             raise RuntimeError(
-                "This loader was started before a fork; its workers belong to the parent. Make a new one in the child."
+                "This loop was begun before a fork; its workers belong to the parent. Begin a new one in the child."
             )
+        if self._is_closed:
+            raise RuntimeError("The loader was closed. A new `for` loop starts it again.")
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, Ragged):
+        return value.values.nbytes + value.offsets.nbytes
+    return int(getattr(value, "nbytes", 0))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import WorkerDied
+from penstock.loader import _worker
 from penstock.loader._compute import Computed
 from penstock.loader._engine import Result, StartMethod
 from penstock.loader._memory import Slot, SlotPool
@@ -42,7 +43,12 @@ class RemoteTraceback(Exception):
 class _Worker:
     started: Started
     pool: SlotPool = field(default_factory=SlotPool)
+    known: set[int] = field(default_factory=set)
+    """Slots that the process has open."""
+    dropped: list[int] = field(default_factory=list)
+    """Slots that it is to close, said with the next item."""
     outstanding: dict[int, tuple[Any, Slot]] = field(default_factory=dict)
+    """Items by ticket; the first is the one being computed."""
     is_leaving: bool = False
 
 
@@ -50,22 +56,24 @@ class ProcessEngine:
     """Computes in processes."""
 
     def __init__(self, work: Work, num_workers: int, start_method: StartMethod) -> None:
+        _check_not_importing_main()
         self._greeting = None if start_method == "fork" else _pack_work(work)
         self._life_line_reader, self._life_line = os.pipe()
-        self._starter: Starter = self._make_starter(work, start_method)
+        self._starter: Starter = _make_starter(self._life_line_reader, work, start_method)
+        self._end = weakref.finalize(self, _end, self._life_line, self._life_line_reader, self._starter)
         self._workers: list[_Worker] = []
         self._next_number = 0
         self._waiting: deque[tuple[int, Any]] = deque()
-        self._done: dict[int, tuple[_Worker, Slot, Computed | BaseException, Any]] = {}
+        self._done: dict[int, tuple[_Worker, Slot | None, Computed | BaseException]] = {}
         self._deaths: dict[int, int] = {}
+        self._last_ticket, self._first_wanted = -1, 0
         self._is_closed = False
-        self.num_workers = 0
-        self._end = weakref.finalize(self, _end, self._life_line, self._life_line_reader, self._starter)
         _engines.add(self)
         self.set_workers(num_workers)
 
     def submit(self, ticket: int, item: Any) -> None:
         """Give an item to the worker that has the least to do."""
+        self._last_ticket = ticket
         self._waiting.append((ticket, item))
         self._dispatch()
 
@@ -88,15 +96,22 @@ class ProcessEngine:
             self._read(0)
         return ticket in self._done
 
+    def forget(self) -> None:
+        """Throw away what was submitted; an answer that nobody wants frees its slot when it comes."""
+        self._first_wanted = self._last_ticket + 1
+        self._waiting.clear()
+        self._deaths.clear()
+        for worker, slot, _ in self._done.values():
+            if slot is not None:
+                worker.pool.give_back(slot)
+        self._done.clear()
+
     def set_workers(self, num_workers: int) -> None:
         """Start workers, or let some leave after what they are doing."""
         self.num_workers = num_workers
-        staying = [worker for worker in self._workers if not worker.is_leaving]
-        for worker in staying[num_workers:]:
+        for worker in self._staying[num_workers:]:
             worker.is_leaving = True
             self._release_if_idle(worker)
-        for _ in range(num_workers - len(staying)):
-            self._start()
         self._dispatch()
 
     def num_buffers(self) -> tuple[int, int]:
@@ -106,71 +121,87 @@ class ProcessEngine:
 
     def close(self) -> None:
         """Cut the life-line: every process ends at once, whatever it is doing."""
-        self._is_closed = True
-        for worker in self._workers:
-            worker.started.channel.close()
-        self._workers.clear()
+        self._let_go()
         self._end()
 
     def abandon(self) -> None:
         """In a forked child: let go of what belongs to the trainer, without ending it."""
+        self._let_go()
+        if self._end.detach() is not None:
+            os.close(self._life_line)
+
+    @property
+    def _staying(self) -> list[_Worker]:
+        return [worker for worker in self._workers if not worker.is_leaving]
+
+    def _let_go(self) -> None:
         self._is_closed = True
-        self._end.detach()
-        os.close(self._life_line)
         for worker in self._workers:
             worker.started.channel.close()
         self._workers.clear()
 
-    def _make_starter(self, work: Work, method: StartMethod) -> Starter:
-        if method == "fork":
-            return ForkStarter(self._life_line_reader, work)
-        return (SpawnStarter if method == "spawn" else ForkServerStarter)(self._life_line_reader)
-
     def _start(self) -> None:
         started = self._starter.start(self._next_number)
+        self._workers.append(_Worker(started))
         self._next_number += 1
         if self._greeting is not None:
-            started.channel.send(self._greeting)
-        self._workers.append(_Worker(started))
+            _send(started, self._greeting)
 
     def _dispatch(self) -> None:
+        """Have as many workers as wanted, and give them what is waiting while they take it."""
+        if self._is_closed:
+            return
+        for _ in range(self.num_workers - len(self._staying)):
+            self._start()
         while self._waiting:
-            ready = [worker for worker in self._workers if not worker.is_leaving]
-            if not ready:
+            worker = min(self._staying, key=lambda worker: len(worker.outstanding))
+            if not self._give(worker, *self._waiting[0]):
                 return
-            worker = min(ready, key=lambda worker: len(worker.outstanding))
-            ticket, item = self._waiting.popleft()
-            slot, is_new = worker.pool.take()
-            worker.outstanding[ticket] = (item, slot)
-            try:
-                worker.started.channel.send(("run", ticket, item, slot.number), (slot.descriptor,) * is_new)
-            except (ConnectionError, OSError):
-                self._bury(worker)
+            self._waiting.popleft()
+
+    def _give(self, worker: _Worker, ticket: int, item: Any) -> bool:
+        """Send an item to a worker; False when so much waits for it already that it must answer first."""
+        slot = worker.pool.take()
+        descriptors = () if slot.number in worker.known else (slot.descriptor,)
+        if not _send(worker.started, ("run", ticket, item, slot.number, worker.dropped), descriptors):
+            worker.pool.give_back(slot)
+            return False
+        worker.dropped = []
+        worker.known.add(slot.number)
+        worker.outstanding[ticket] = (item, slot)
+        return True
 
     def _read(self, seconds: float) -> None:
         """Read what workers say, waiting at most so long for the first word."""
         if self._is_closed:
             raise RuntimeError("The loader is closed.")
-        channels = {worker.started.channel.fileno(): worker for worker in self._workers}
-        for descriptor in select.select(list(channels), [], [], seconds)[0]:
-            worker = channels[descriptor]
+        poller = select.poll()  # `select` refuses descriptors from 1,024 on
+        workers = {worker.started.channel.fileno(): worker for worker in self._workers}
+        for descriptor in workers:
+            poller.register(descriptor, select.POLLIN)
+        for descriptor, _ in poller.poll(seconds * 1000):
+            worker = workers[descriptor]
             try:
                 message, _ = worker.started.channel.receive()
-            except (EOFError, ConnectionError):
+            except EOFError:
                 self._bury(worker)
             else:
                 self._hear(worker, message)
+        self._dispatch()
 
     def _hear(self, worker: _Worker, message: tuple[Any, ...]) -> None:
         kind, *fields = message
         if kind == "broken":
-            raise _rebuild((fields[0], fields[1]), "while a worker process was being set up")
+            raise _rebuild(*fields, note="while a worker process was being set up")
         ticket, *rest = fields
         item, slot = worker.outstanding.pop(ticket)
-        self._deaths.pop(ticket, None)
-        note = f"in worker process {worker.started.number}, while computing {item}"
-        outcome = rest[0] if kind == "done" else _rebuild((rest[0], rest[1]), note)
-        self._done[ticket] = (worker, slot, outcome, item)
+        if ticket < self._first_wanted:
+            worker.pool.give_back(slot)
+        else:
+            note = f"in worker process {worker.started.number}, while computing {item}"
+            outcome = rest[0] if kind == "done" else _rebuild(*rest, note=note)
+            self._done[ticket] = (worker, slot, outcome)
+            self._deaths.pop(ticket, None)
         self._release_if_idle(worker)
 
     def _release_if_idle(self, worker: _Worker) -> None:
@@ -179,24 +210,20 @@ class ProcessEngine:
             self._workers.remove(worker)
 
     def _finish(self, ticket: int) -> Result:
-        worker, slot, outcome, _ = self._done.pop(ticket)
+        worker, slot, outcome = self._done.pop(ticket)
         if isinstance(outcome, BaseException):
-            worker.pool.give_back(slot)
+            if slot is not None:
+                worker.pool.give_back(slot)
             raise outcome
+        assert slot is not None
         batch = worker.pool.hand_over(slot, outcome.layout)
-        self._shrink(worker)
+        dropped = {slot.number for slot in worker.pool.shrink()}
+        worker.dropped += dropped & worker.known
+        worker.known -= dropped
         return Result(batch, worker.started.number, outcome.produce_seconds, outcome.cpu_seconds, outcome.page_faults)
 
-    def _shrink(self, worker: _Worker) -> None:
-        dropped = worker.pool.shrink(len(worker.outstanding) + 2)
-        for slot in dropped if worker in self._workers else []:
-            try:
-                worker.started.channel.send(("drop", slot.number))
-            except (ConnectionError, OSError):
-                return
-
     def _bury(self, worker: _Worker) -> None:
-        """A worker died: start another and give it what the dead one had, first things first."""
+        """A worker died: what it had waits again, first things first, for the one that is started instead."""
         self._workers.remove(worker)
         code = self._starter.exit_code(worker.started)
         worker.started.channel.close()
@@ -205,11 +232,34 @@ class ProcessEngine:
             ticket, item = lost[0]
             self._deaths[ticket] = self._deaths.get(ticket, 0) + 1
             if self._deaths[ticket] > _MAX_DEATHS:
-                raise WorkerDied(_diagnose(worker.started.number, code, item))
-        self._waiting.extendleft(reversed(lost))
-        if not worker.is_leaving:
-            self._start()
-        self._dispatch()
+                self._done[ticket] = (worker, None, WorkerDied(_diagnose(worker.started, code, item)))
+        again = [(ticket, item) for ticket, item in lost if ticket >= self._first_wanted and ticket not in self._done]
+        self._waiting.extendleft(reversed(again))
+
+
+def _make_starter(life_line: int, work: Work, method: StartMethod) -> Starter:
+    if method == "fork":
+        return ForkStarter(life_line, work)
+    return SpawnStarter(life_line) if method == "spawn" else ForkServerStarter(life_line)
+
+
+def _send(started: Started, message: tuple[Any, ...], descriptors: tuple[int, ...] = ()) -> bool:
+    """Send to a worker; False when its inbox is full. If it is dead, its end of file will say so."""
+    try:
+        started.channel.send(message, descriptors, is_patient=False)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def _check_not_importing_main() -> None:
+    if _worker.is_importing_main:
+        raise RuntimeError(
+            "This script starts worker processes while a worker imports it, because a mapped function lives in it. "
+            "Put the training loop under `if __name__ == '__main__':`, or the function into a module of its own."
+        )
 
 
 def _pack_work(work: Work) -> tuple[Any, ...]:
@@ -218,36 +268,57 @@ def _pack_work(work: Work) -> tuple[Any, ...]:
     except Exception as error:
         raise TypeError(
             f"The plan cannot be sent to worker processes: {error}. Put mapped functions at the top of a module, "
-            "or use workers='thread' with @penstock.pure, or multiprocessing_context='fork'."
+            "or use workers='thread' with @penstock.pure, or start_method='fork'."
         ) from error
-    main = sys.modules.get("__main__")
-    lives_in_main = b"__main__" in pickled
-    main_path = getattr(main, "__file__", None) if lives_in_main else None
-    return "work", list(sys.path), main_path, pickled
+    return "work", {"sys_path": list(sys.path)} | (_where_main_is() if b"__main__" in pickled else {}), pickled
 
 
-def _rebuild(described: tuple[bytes | None, str], note: str) -> BaseException:
-    """The worker's error as it was, with its traceback as the cause; a stand-in when it cannot travel."""
-    pickled, text = described
-    if pickled is not None:
-        error = pickle.loads(pickled)  # noqa: S301 - from a worker that this process started
-    else:
+def _where_main_is() -> dict[str, str]:
+    """How a worker imports the user's script, in the words of `multiprocessing.spawn.prepare`."""
+    main = sys.modules["__main__"]
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    if name is not None:
+        return {"init_main_from_name": name}
+    path = getattr(main, "__file__", None)
+    if path is None:
+        raise TypeError(
+            "A mapped function lives in a notebook or an interactive session, where worker processes cannot find it. "
+            "Put it into a module, or use workers='thread' with @penstock.pure, or start_method='fork'."
+        )
+    return {"init_main_from_path": os.path.abspath(path)}
+
+
+def _rebuild(pickled: bytes | None, message: str, text: str, *, note: str) -> BaseException:
+    """The worker's error as it was, with its traceback as the cause; if it cannot travel, one of its type."""
+    error: BaseException
+    try:
+        found = RuntimeError if pickled is None else pickle.loads(pickled)  # noqa: S301 - from a worker of this process
+        error = found if isinstance(found, BaseException) else found.__new__(found, message)
+    except Exception:  # noqa: BLE001 - a class that only the worker can import, or that only it can make
         error = RuntimeError(text.strip().splitlines()[-1])
     error.__cause__ = RemoteTraceback(text)
     error.add_note(note)
-    return error  # type: ignore[no-any-return]
+    return error
 
 
-def _diagnose(number: int, code: int | None, item: Any) -> str:
+def _diagnose(started: Started, code: int | None, item: Any) -> str:
     if code is not None and code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
+        how = f"was killed by {_signal_name(-code)}"
     else:
         how = "ended" if code is None else f"exited with code {code}"
+    pid = "" if started.pid is None else f" (pid {started.pid})"
     guess = " (out of memory?)" if code == -signal.SIGKILL else ""
     return (
-        f"Worker {number} {how} while computing {item}{guess}, as did the {_MAX_DEATHS} before it. "
+        f"Worker {started.number}{pid} {how} while computing {item}{guess}, as did the {_MAX_DEATHS} before it. "
         f"System memory is {_memory_used():.0f} % used. Lower num_workers or prefetch, or see what this batch needs."
     )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _memory_used() -> float:

@@ -1,20 +1,28 @@
-"""Starting worker processes, and learning how they ended."""
+"""Starting worker processes, and learning how they ended.
+
+All but forked ones run `_life_line.py` first, in a process group of their own: Ctrl-C in a terminal goes
+to the trainer alone, also while they are starting.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import select
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.loader import _life_line
 from penstock.loader._channel import Channel
+from penstock.loader._life_line import hold_life_line
 from penstock.loader._work import Work
 from penstock.loader._worker import run_worker
 
 _END_SECONDS = 3.0
+_EXIT_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -27,7 +35,7 @@ class Started:
 
 
 class Starter(Protocol):
-    """Starts workers one way or another."""
+    """Starts workers one way or another; nothing runs before the first is asked for."""
 
     def start(self, number: int) -> Started:
         """Begin to start a worker; it may take a while until it answers."""
@@ -46,45 +54,57 @@ class ForkServerStarter:
     """By a server that is a fresh interpreter with everything imported."""
 
     def __init__(self, life_line: int) -> None:
-        self._channel, theirs = Channel.pair()
-        self._server = _run_python("main", theirs, life_line)
-        theirs.close()
+        self._life_line = life_line
+        self._server: subprocess.Popen[bytes] | None = None
+        self._channel: Channel
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
 
     def start(self, number: int) -> Started:
-        """Ask the server for a fork."""
+        """Ask the server for a fork; a server that was killed is replaced."""
         ours, theirs = Channel.pair()
-        self._channel.send((number,), (theirs.fileno(),))
+        self._read_news()
+        try:
+            self._ask(number, theirs)
+        except ConnectionError:
+            self.close()
+            self._server = None
+            self._ask(number, theirs)
         theirs.close()
         return Started(number, ours)
 
     def exit_code(self, started: Started) -> int | None:
         """What the server saw."""
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
-            self._read_news()
-            pid = self._pids.get(started.number)
-            if pid in self._codes:
-                return self._codes[pid]
-            select.select([self._channel.fileno()], [], [], 0.05)
-        return None
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while started.number not in self._codes and time.monotonic() < deadline:
+            if not self._read_news(0.05):
+                break
+        started.pid = self._pids.pop(started.number, None)
+        return self._codes.pop(started.number, None)
 
     def close(self) -> None:
         """Wait for the server, which holds the life-line too."""
-        self._channel.close()
-        _wait(self._server)
+        if self._server is not None:
+            self._channel.close()
+            _wait(self._server)
 
-    def _read_news(self) -> None:
-        while select.select([self._channel.fileno()], [], [], 0)[0]:
+    def _ask(self, number: int, theirs: Channel) -> None:
+        if self._server is None:
+            self._channel, its_end = Channel.pair()
+            self._server = _run_python("serve", its_end, self._life_line)
+            its_end.close()
+        self._channel.send((number,), (theirs.fileno(),))
+
+    def _read_news(self, seconds: float = 0.0) -> bool:
+        """Read what the server says, waiting at most so long for the first word; False when it is gone."""
+        while self._server is not None and self._channel.has_news(seconds):
             try:
-                (kind, key, value), _ = self._channel.receive()
+                (kind, number, value), _ = self._channel.receive()
             except EOFError:
-                return
-            if kind == "started":
-                self._pids[key] = value
-            else:
-                self._codes[key] = value
+                return False
+            (self._pids if kind == "started" else self._codes)[number] = value
+            seconds = 0.0
+        return True
 
 
 class SpawnStarter:
@@ -92,18 +112,19 @@ class SpawnStarter:
 
     def __init__(self, life_line: int) -> None:
         self._life_line = life_line
-        self._processes: dict[Channel, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, number: int) -> Started:
         """Start an interpreter."""
+        self._processes = {key: process for key, process in self._processes.items() if process.poll() is None}
         ours, theirs = Channel.pair()
-        self._processes[ours] = _run_python("spawned", theirs, self._life_line)
+        process = self._processes[number] = _run_python("spawned", theirs, self._life_line)
         theirs.close()
-        return Started(number, ours, self._processes[ours].pid)
+        return Started(number, ours, process.pid)
 
     def exit_code(self, started: Started) -> int | None:
         """What the operating system says."""
-        return _wait(self._processes[started.channel], 1.0)
+        return _wait(self._processes.pop(started.number), _EXIT_SECONDS)
 
     def close(self) -> None:
         """Wait for all of them."""
@@ -116,51 +137,77 @@ class ForkStarter:
 
     def __init__(self, life_line: int, work: Work) -> None:
         self._life_line, self._work = life_line, work
-        self._pids: dict[int, int | None] = {}
+        self._pids: set[int] = set()
 
     def start(self, number: int) -> Started:
         """Fork."""
+        for pid in list(self._pids):
+            self._reap(pid)
         ours, theirs = Channel.pair()
-        pid = os.fork()
-        if pid == 0:  # the engine's fork hook closed what belongs to the trainer, the life-line's other end first
+        sys.stdout.flush()  # else what it has buffered is written twice
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # 3.12 warns of threads; so does the setting's docstring
+            pid = os.fork()
+        if (
+            pid == 0
+        ):  # the engine's fork hook closed the rest that belongs to the trainer, the life-line's other end first
             ours.close()
-            run_worker(theirs, self._life_line, self._work)
+            _run_forked(theirs, self._life_line, self._work)
         theirs.close()
-        self._pids[pid] = None
+        self._pids.add(pid)
         return Started(number, ours, pid)
 
     def exit_code(self, started: Started) -> int | None:
         """What the operating system says."""
         assert started.pid is not None
-        deadline = time.monotonic() + 1.0
-        while self._pids.get(started.pid) is None and time.monotonic() < deadline:
-            self._reap(started.pid)
-            time.sleep(0.01)
-        return self._pids.get(started.pid)
+        return self._wait(started.pid, time.monotonic() + _EXIT_SECONDS)
 
     def close(self) -> None:
         """Wait for all of them."""
         deadline = time.monotonic() + _END_SECONDS
-        for pid in self._pids:
-            while self._pids[pid] is None and time.monotonic() < deadline:
-                self._reap(pid)
-                time.sleep(0.01)
+        for pid in list(self._pids):
+            self._wait(pid, deadline)
 
-    def _reap(self, pid: int) -> None:
+    def _wait(self, pid: int, deadline: float) -> int | None:
+        code = self._reap(pid)
+        while pid in self._pids and time.monotonic() < deadline:
+            time.sleep(0.01)
+            code = self._reap(pid)
+        return code
+
+    def _reap(self, pid: int) -> int | None:
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            self._pids[pid] = 0
-            return
-        if found:
-            self._pids[pid] = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:  # somebody else in this program waits for all children
+            self._pids.discard(pid)
+            return None
+        if not found:
+            return None
+        self._pids.discard(pid)
+        return os.waitstatus_to_exitcode(status)
+
+
+def _run_forked(channel: Channel, life_line: int, work: Work) -> None:
+    try:
+        os.setpgid(0, 0)
+        held = hold_life_line(life_line)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nobody can answer a question that a worker asks
+        run_worker(channel, held, work)
+    finally:
+        os._exit(1)
 
 
 def _run_python(entry: str, channel: Channel, life_line: int) -> subprocess.Popen[bytes]:
-    code = f"import sys; sys.path[:] = {sys.path!r}; from penstock.loader._server import {entry}; {entry}()"
     descriptors = (channel.fileno(), life_line)
-    command = [sys.executable, "-c", code, *map(str, descriptors)]
-    return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL)  # noqa: S603 - our own code
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, _life_line.__file__, entry, *map(str, descriptors), json.dumps(sys.path)]
+    # Workers are many; each with as many threads as there are processors would be too many.
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    return subprocess.Popen(  # noqa: S603 - our own code
+        command, pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0, env=environment
+    )
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float = _END_SECONDS) -> int | None:

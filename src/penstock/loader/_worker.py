@@ -14,8 +14,6 @@ from penstock.loader._compute import compute
 from penstock.loader._memory import Slot
 from penstock.loader._work import Work
 
-_MAX_TRACE = 60_000
-
 is_importing_main = False
 """Whether the user's script is being imported in a worker: it must not start workers of its own then."""
 
@@ -86,7 +84,7 @@ def _run(channel: Channel, work: Work, ticket: int, item: Any, slot: Slot) -> No
 
 def _describe(error: BaseException) -> tuple[bytes | None, str, str]:
     """(the error, or its type alone, pickled; its message; its traceback as text)."""
-    text = "".join(traceback.format_exception(error))[-_MAX_TRACE:]
+    text = "".join(traceback.format_exception(error))
     for form in (error, type(error)):
         try:
             pickled = pickle.dumps(form)

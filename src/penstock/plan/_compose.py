@@ -6,16 +6,15 @@ belong, then one pass writes labels, positions, ids and borders for all of them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError
+from penstock.plan._compiled import kernels
 from penstock.plan._dataset import Dataset
 from penstock.plan._rows import Batch, offered
 from penstock.plan._stages import Pack
@@ -26,14 +25,6 @@ ROW_TARGETS = "row_targets"
 """Targets in each row; the plan turns them into the counts of the rank and of the whole step."""
 
 _NO_MASK = np.empty(0, np.uint8)
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The compiled kernel, imported with numba when the first batch is composed."""
-    from penstock.plan import _kernels
-
-    return _kernels
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,7 @@ from penstock.plan._mapping import is_marked_pure, is_pure, run_map
 from penstock.plan._mixture import MixedRows
 from penstock.plan._packed import PackedRows
 from penstock.plan._rows import Batch as BatchArrays
-from penstock.plan._rows import RowSource
+from penstock.plan._rows import Rows, RowSource
 from penstock.plan._staged import Staged
 from penstock.plan._stages import LEGAL_ORDER, Batch, Cast, Map, Pack, Stage, Window, check_next
 from penstock.plan._steps import Steps
@@ -151,24 +151,23 @@ class Plan(Staged):
         whole step are counted all the same.
         """
         rows, is_repeated = self._steps.rows_at(row)
-        mine = self._steps.part(self._steps.share(np.arange(len(rows)), rank, world_size), part, num_parts)
-        own, own_repeated = rows[mine], is_repeated[mine]
+        own = self._steps.part(self._steps.share(rows, rank, world_size), part, num_parts)
         batch = self._rows.read(own, out)
-        if ROW_TARGETS in batch:
-            is_elsewhere = ~is_repeated
-            is_elsewhere[mine] = False  # by place: with tail="pad" a row can be in several
-            self._add_targets(batch, own_repeated, rows[is_elsewhere])
-        if self._rows.makes_labels and own_repeated.any():
-            batch["labels"][own_repeated] = -100
+        if ROW_TARGETS in batch or is_repeated is not None:
+            places = self._steps.part(self._steps.share(np.arange(len(rows)), rank, world_size), part, num_parts)
+            self._account(batch, rows, places, is_repeated)
         for number, stage in enumerate(self._maps):
             batch = run_map(stage, batch, own, derive_key(self._seed, "map", number))
-        if self._steps.tail == "pad":
-            batch[IS_REPEATED] = own_repeated
+        if is_repeated is not None:
+            batch[IS_REPEATED] = is_repeated[places]
         return batch
 
     def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """(shape, dtype) of the arrays that `out` may offer for a batch of `num_rows` rows."""
-        return self._rows.output_arrays(num_rows)
+        found = self._output_arrays.get(num_rows)
+        if found is None:
+            found = self._output_arrays[num_rows] = self._rows.output_arrays(num_rows)
+        return found
 
     def announce(self, row: int) -> None:
         """Tell the kernel which data the batch at a row, and those after it, will need."""
@@ -225,6 +224,10 @@ class Plan(Staged):
         return tuple(stage for stage in self.stages if isinstance(stage, Map))
 
     @functools.cached_property
+    def _output_arrays(self) -> dict[int, dict[str, tuple[tuple[int, ...], str]]]:
+        return {}
+
+    @functools.cached_property
     def _batch(self) -> Batch | None:
         last = self.stages[-1] if self.stages else None
         return last if isinstance(last, Batch) else None
@@ -254,12 +257,20 @@ class Plan(Staged):
             plan._rows  # noqa: B018 - a column that does not fit is an error here, not at the first batch
         return plan
 
-    def _add_targets(self, batch: BatchArrays, is_repeated: NDArray[np.bool_], others: NDArray[np.int64]) -> None:
-        """The loss denominators of a packed batch: for this rank, and with the rows of the others."""
+    def _account(self, batch: BatchArrays, rows: Rows, places: Rows, is_repeated: NDArray[np.bool_] | None) -> None:
+        """Count targets and hide those of rows that only fill the batch up; `places` are this share's among `rows`."""
+        is_real = np.ones(len(rows), np.bool_) if is_repeated is None else ~is_repeated
+        if self._rows.makes_labels and not is_real[places].all():
+            batch["labels"][~is_real[places]] = -100
+        if ROW_TARGETS in batch:
+            own = int(batch.pop(ROW_TARGETS)[is_real[places]].sum())
+            is_real[places] = False  # by place: with tail="pad" a row can be in several
+            batch["num_targets"], batch["num_targets_global"] = own, own + self._count_targets(rows[is_real])
+
+    def _count_targets(self, rows: Rows) -> int:
+        """Targets in rows that other ranks, or other parts, read."""
         assert isinstance(self._rows, (PackedRows, MixedRows))
-        batch["num_targets"] = int(batch.pop(ROW_TARGETS)[~is_repeated].sum())
-        elsewhere = int(self._rows.count_targets(others).sum()) if len(others) else 0
-        batch["num_targets_global"] = batch["num_targets"] + elsewhere
+        return int(self._rows.count_targets(rows).sum()) if len(rows) else 0
 
 
 def mix(

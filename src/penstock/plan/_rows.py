@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from penstock.errors import SchemaError
 from penstock.order import FullOrder, Order, SequentialOrder, WindowedOrder
+from penstock.plan._compiled import kernels
 from penstock.plan._dataset import Dataset
 from penstock.plan._stages import Cast, Shuffle, Window
 from penstock.schema import Ragged, dtype_from_name
@@ -64,6 +65,7 @@ class Epochs:
         self.window_starts = np.cumsum(window_rows) - window_rows
         self.shuffle = shuffle
         self._announced: set[tuple[int, int]] = set()
+        self._announced_rows = range(0)
         self.order = functools.lru_cache(_KEPT_EPOCHS)(self._order)
 
     def _order(self, epoch: int) -> Order:
@@ -77,7 +79,8 @@ class Epochs:
         """(epoch, places in `rows`, rows of the data) for each epoch that `rows` touch; nearly always one."""
         if not len(rows):
             return []
-        first, last = int(rows.min()) // self.num_rows, int(rows.max()) // self.num_rows
+        least, greatest = kernels().extent(rows)
+        first, last = least // self.num_rows, greatest // self.num_rows
         if first == last:
             return [(first, np.arange(len(rows)), self.order(first).rows(rows - first * self.num_rows))]
         epochs = rows // self.num_rows
@@ -95,10 +98,14 @@ class Epochs:
         """
         if self.shuffle is None or self.shuffle.mode != "windows" or not self.num_rows:
             return
+        if row in self._announced_rows:
+            return
         epoch, position = divmod(row, self.num_rows)
         order = self.order(epoch)
         assert isinstance(order, WindowedOrder)
         group = order.group_of(position)
+        positions = order.positions_of_group(group)
+        self._announced_rows = range(epoch * self.num_rows + positions.start, epoch * self.num_rows + positions.stop)
         for number in range(group, min(group + 2, order.num_groups)):
             if (epoch, number) not in self._announced:
                 self._announced = (
@@ -109,8 +116,11 @@ class Epochs:
 
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """The row of the data behind each row of the run."""
+        located = self.locate(rows)
+        if len(located) == 1:
+            return located[0][2]
         found = np.empty(len(rows), np.int64)
-        for _, places, data_rows in self.locate(rows):
+        for _, places, data_rows in located:
             found[places] = data_rows
         return found
 

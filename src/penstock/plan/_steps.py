@@ -43,18 +43,18 @@ class Steps:
             return (self._first_batch(epoch) + step) * self.global_size
         return epoch * self.num_rows + step * self.global_size
 
-    def rows_at(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(absolute rows of the batch that starts at `row`, which of them only fill it up)."""
+    def rows_at(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """(absolute rows of the batch that starts at `row`, which of them only fill it up if any can)."""
         if row < 0 or self.num_rows == 0:
             raise IndexError(f"Row {row} is asked for; an epoch has {self.num_rows:,} rows.")
         rows = np.arange(row, row + self.global_size)
+        if self.tail == "carry":
+            return rows, None
         begin = row // self.num_rows * self.num_rows
         is_repeated = rows >= begin + self.num_rows
-        if self.tail == "carry":
-            return rows, np.zeros(len(rows), np.bool_)
         if self.tail == "pad":
             return np.where(is_repeated, begin + (rows - begin) % self.num_rows, rows), is_repeated
-        return rows[~is_repeated], is_repeated[~is_repeated]
+        return rows[~is_repeated], None
 
     def share(self, rows: NDArray[Kind], rank: int, world_size: int) -> NDArray[Kind]:
         """What one rank takes of a batch's rows."""
@@ -85,8 +85,9 @@ class Steps:
             return max(0, -(-(end - row) // self.global_size))
         num_batches = 0
         while row < end:
-            stop = min(end, self._end_of_epoch(row))
-            num_batches += (stop - row + (0 if self.tail == "drop" else self.global_size - 1)) // self.global_size
+            stop = self._end_of_epoch(row)
+            starting = -(-(min(stop, end) - row) // self.global_size)
+            num_batches += min(starting, (stop - row) // self.global_size) if self.tail == "drop" else starting
             row = stop
         return num_batches
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.packing import Packing
-from penstock.plan._compose import kernels
+from penstock.plan._compiled import kernels
 
 Key = tuple[int, int]
 """(epoch, window)"""

@@ -138,8 +138,9 @@ def _make_environment(marked: bool, date: str | None) -> Any:
 def _make_classes() -> tuple[Any, Any]:
     """The sandbox and the `generation` tag; made here because their bases are imported when needed."""
     from jinja2 import nodes
+    from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Sandbox(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset({"*", "**"})

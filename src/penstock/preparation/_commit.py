@@ -15,8 +15,9 @@ from penstock.preparation._earlier import MadeTask
 from penstock.preparation._origins import SplitOrigin, origins_to_json
 from penstock.preparation._plan import Task
 from penstock.preparation._recipe import Recipe
+from penstock.preparation._record import TaskRecord
 from penstock.preparation._skipping import merge_examples
-from penstock.preparation._work import TaskRecord, WorkFolder
+from penstock.preparation._work import WorkFolder
 from penstock.shards import Manifest, ShardEntry, Workspace
 from penstock.sources import SourceFile
 

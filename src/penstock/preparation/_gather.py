@@ -14,8 +14,9 @@ from penstock.preparation._deal import bucket_bounds, dealt_schema, order_of_buc
 from penstock.preparation._plan import choose_task_bytes
 from penstock.preparation._progress import Counts
 from penstock.preparation._recipe import Recipe, digest
-from penstock.preparation._stages import Clock, Runner, Tell, peak_memory
-from penstock.preparation._work import Attempt, TaskRecord, WorkFolder
+from penstock.preparation._record import TaskRecord
+from penstock.preparation._stages import Clock, Runner, Tell, Written, no_store, peak_memory
+from penstock.preparation._work import Attempt, WorkFolder
 from penstock.schema import Ragged
 from penstock.shards import Manifest, ShardFolder, ShardWriter
 
@@ -73,22 +74,22 @@ class _GatherRunner:
         # Shards were written and synced minutes ago by this machine or a peer: their checksums are still compared,
         # because this is the only time that anybody reads them.
         self._folder = ShardFolder(self._work.path / "dealt", io="auto", check="window")
+        self._writer = ShardWriter(self._recipe.schema, self._recipe.shard_bytes, no_store)
 
-    def run(self, task: GatherTask, tell: Tell) -> TaskRecord:
+    def run(self, task: GatherTask, tell: Tell) -> Written:
         attempt = self._work.attempt(task.key)
         try:
             record = self._write(task, attempt, tell)
-            attempt.finish(record)
         except BaseException:
             attempt.drop()
             raise
-        return record
+        return Written(attempt, record)
 
     def _write(self, task: GatherTask, attempt: Attempt, tell: Tell) -> TaskRecord:
         schema, total, counts = self._recipe.schema, Counts(), Counts()
         clock = Clock(counts)
-        limit = self._recipe.shard_bytes
-        writer = ShardWriter(schema, limit, attempt.store, first_number=attempt.first_number)
+        writer = self._writer
+        writer.restart(attempt.store, first_number=attempt.first_number)
         order = order_of_bucket(self._folder, task.low, task.high)
         for batch in read_in_order(self._folder, order, schema):
             clock.charge("read")

@@ -15,24 +15,20 @@ import functools
 import os
 import pickle
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import Pipe, connection
+from multiprocessing import connection
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from penstock.preparation._errors import WorkerDied
-from penstock.preparation._messages import Done, Failed, Open, Opened, Run, Told, unpack_error
+from penstock.preparation._messages import Done, Failed, Freed, Open, Opened, Run, Told, unpack_error
+from penstock.preparation._processes import WorkerProcess, explain_death
 from penstock.preparation._progress import Counts
 from penstock.preparation._stages import AnyJob, Keyed
 from penstock.preparation._work import WorkFolder
 
 MAX_DEATHS = 3
-_THREAD_SETTINGS = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +37,8 @@ class Lost:
 
     worker: str
     how: str
-    key: str
-    """The task it was at; "" when it was starting."""
+    keys: tuple[str, ...]
+    """The tasks it had; none when it was starting."""
 
 
 Listen = Callable[[Opened | Told | Done | Lost], None]
@@ -62,60 +58,17 @@ class Engine(Protocol):
     ) -> None: ...
 
 
-class _Worker:
-    """One process, and the task it is at."""
-
-    def __init__(self, number: int, num_threads: int) -> None:
-        self.name = f"worker {number}"
-        self.number = number
-        self.task: Keyed | None = None
-        self.connection, theirs = Pipe(duplex=True)
-        lifeline, self._lifeline = os.pipe()
-        try:
-            self.process = subprocess.Popen(  # noqa: S603 our own interpreter and code
-                [sys.executable, "-c", _start_code(theirs.fileno(), lifeline)],
-                pass_fds=(theirs.fileno(), lifeline),
-                stdin=subprocess.DEVNULL,
-                env=_environment(num_threads),
-            )
-        except BaseException:
-            os.close(self._lifeline)
-            self.connection.close()
-            raise
-        finally:
-            os.close(lifeline)
-            theirs.close()
-
-    def stop(self) -> int:
-        """End the process, whatever it does, and return how it ended."""
-        if not self.connection.closed:
-            self.connection.close()
-            os.close(self._lifeline)
-            self.process.kill()
-        return self.process.wait(_STOP_SECONDS)
-
-    def ending(self) -> str:
-        """How a process that closed its connection ended, in words."""
-        try:
-            code = self.process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "stopped answering"
-        if code >= 0:
-            return f"ended with code {code}"
-        return f"was killed by {signal.Signals(-code).name}"
-
-
 class LocalEngine:
     """Worker processes, started at once so that they import while the parent plans."""
 
     def __init__(self, num_workers: int, work: WorkFolder) -> None:
         self._num_threads = max(1, len(os.sched_getaffinity(0)) // num_workers)
         self._work = work
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerProcess] = []
         self._deaths: collections.Counter[str] = collections.Counter()
         try:
             for number in range(num_workers):
-                self._workers.append(_Worker(number, self._num_threads))
+                self._workers.append(WorkerProcess(number, self._num_threads))
         except BaseException:
             self.close()
             raise
@@ -153,45 +106,55 @@ class LocalEngine:
                     listen(self._replace(worker, waiting, opening))
                 elif isinstance(message, Failed):
                     raise unpack_error(message, f"{worker.name}, process {worker.process.pid}")
+                elif isinstance(message, Freed):
+                    self._give_task(worker, waiting)
                 else:
-                    num_left -= isinstance(message, Done)
-                    if isinstance(message, (Opened, Done)):
-                        self._give_task(worker, waiting)
+                    num_left -= self._note(worker, message, waiting)
                     listen(message)
 
-    def _give_task(self, worker: _Worker, waiting: collections.deque[Keyed]) -> None:
-        worker.task = waiting.popleft() if waiting else None
-        if worker.task is not None:
-            self._send(worker, Run(worker.task))
+    def _note(self, worker: WorkerProcess, message: Opened | Told | Done, waiting: collections.deque[Keyed]) -> int:
+        """Keep book of a message; return how many tasks it says are finished."""
+        if isinstance(message, Opened):
+            self._give_task(worker, waiting)
+        elif isinstance(message, Done):
+            del worker.tasks[message.record.key]
+            return 1
+        return 0
 
-    def _send(self, worker: _Worker, message: Open | Run) -> None:
+    def _give_task(self, worker: WorkerProcess, waiting: collections.deque[Keyed]) -> None:
+        if waiting:
+            task = waiting.popleft()
+            worker.tasks[task.key] = task
+            self._send(worker, Run(task))
+
+    def _send(self, worker: WorkerProcess, message: Open | Run) -> None:
         with contextlib.suppress(OSError):  # it has died; its end of the connection says so at the next wait
             worker.connection.send(message)
 
-    def _receive(self, worker: _Worker) -> Any:
+    def _receive(self, worker: WorkerProcess) -> Any:
         """The next message of a worker; None when it is gone."""
         try:
             return worker.connection.recv()
         except (EOFError, OSError):
             return None
 
-    def _replace(self, worker: _Worker, waiting: collections.deque[Keyed], opening: Open) -> Lost:
-        """Put a dead worker's task back and start another worker in its place."""
+    def _replace(self, worker: WorkerProcess, waiting: collections.deque[Keyed], opening: Open) -> Lost:
+        """Put a dead worker's tasks back and start another worker in its place."""
         how = worker.ending()
-        doing = "starting" if worker.task is None else f"preparing {worker.task}"
-        key = "" if worker.task is None else worker.task.key
+        tasks = list(worker.tasks.values())
+        doing, key = (f"preparing {tasks[-1]}", tasks[-1].key) if tasks else ("starting", "")
         self._deaths[key] += 1
         pid = worker.process.pid
         worker.stop()
         if self._deaths[key] >= MAX_DEATHS:
-            raise WorkerDied(_explain_death(worker.name, pid, how, doing, self._deaths[key]))
-        if worker.task is not None:
-            waiting.appendleft(worker.task)
-            self._remove_attempts(key)
-        fresh = _Worker(worker.number, self._num_threads)
+            raise WorkerDied(explain_death(worker.name, pid, how, doing, self._deaths[key]))
+        for task in tasks:
+            waiting.appendleft(task)
+            self._remove_attempts(task.key)
+        fresh = WorkerProcess(worker.number, self._num_threads)
         self._workers[self._workers.index(worker)] = fresh
         self._send(fresh, opening)
-        return Lost(worker.name, f"{how} while {doing}", key)
+        return Lost(worker.name, f"{how} while {doing}", tuple(worker.tasks))
 
     def _remove_attempts(self, key: str) -> None:
         for folder in (self._work.path / "attempts").glob(f"{key}-*"):
@@ -214,7 +177,7 @@ class InlineEngine:
         runner = job.open()
         listen(Opened())
         for task in tasks:
-            listen(Done(runner.run(task, functools.partial(_pass_on, listen, task.key))))
+            listen(Done(runner.run(task, functools.partial(_pass_on, listen, task.key)).finish()))
 
 
 def _pass_on(listen: Listen, key: str, counts: Counts) -> None:
@@ -244,34 +207,3 @@ def _describe_main() -> dict[str, Any]:
             "Put it into a module, and name it as in 'package.module:function'."
         )
     return main
-
-
-def _start_code(connection_descriptor: int, lifeline: int) -> str:
-    return (
-        f"import sys; sys.path[:] = {sys.path!r}; "
-        "from penstock.preparation._worker import main; "
-        f"main({connection_descriptor}, {lifeline}, {os.getpid()})"
-    )
-
-
-def _environment(num_threads: int) -> dict[str, str]:
-    """Ours, with libraries told how many threads are theirs: workers are the parallelism here."""
-    threads = {name: str(num_threads) for name in _THREAD_SETTINGS if name not in os.environ}
-    return {**os.environ, "TOKENIZERS_PARALLELISM": "true" if num_threads > 1 else "false", **threads}
-
-
-def _explain_death(name: str, pid: int, how: str, doing: str, count: int) -> str:
-    memory = _memory_used()
-    reason = " (out of memory?)" if "SIGKILL" in how else ""
-    return (
-        f"{name} (process {pid}) {how}{reason} while {doing}, the {count}. time. "
-        f"System memory is {memory} used now. Finished tasks are kept: run it again with fewer workers, "
-        "or with a smaller shard_bytes after --overwrite."
-    )
-
-
-def _memory_used() -> str:
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    total, free = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-    return f"{100 * (1 - free / total):.0f} %"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.preparation._progress import Counts
-from penstock.preparation._work import TaskRecord
+from penstock.preparation._record import TaskRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class Told:
 
     key: str
     counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Worker: the task's shards are written, and while they are made safe there is time for another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.preparation._plan import paths_of
-from penstock.preparation._work import Rows
+from penstock.preparation._record import Rows
 from penstock.sources import Split
 
 Int64 = NDArray[np.int64]

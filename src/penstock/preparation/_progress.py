@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -111,9 +111,10 @@ class Meter:
         self.tasks += 1
         self.tell(now=self.tasks == self.total_tasks)
 
-    def fail(self, key: str, worker: str) -> None:
-        """Count the death of a worker; what it did for its task is undone."""
-        self._running.pop(key, None)
+    def fail(self, keys: Iterable[str], worker: str) -> None:
+        """Count the death of a worker; what it did for its tasks is undone."""
+        for key in keys:
+            self._running.pop(key, None)
         self.failures[worker] = self.failures.get(worker, 0) + 1
         self.tell(now=True)
 

@@ -106,7 +106,7 @@ class RayEngine:
                     f"{how}, the {deaths[task.key]}. time. Finished tasks are kept: run it again with fewer "
                     "workers a node, or with a smaller shard_bytes after --overwrite."
                 ) from error
-            return Lost("ray worker", how, task.key)
+            return Lost("ray worker", how, (task.key,))
         if isinstance(result, Failed):
             raise unpack_error(result, "a Ray worker")
         assert isinstance(result, Done)
@@ -126,6 +126,6 @@ def _run_task(job: AnyJob, token: str, task: Keyed) -> Done | Failed:
         if token not in _opened:
             _opened.clear()
             _opened[token] = job.open()
-        return Done(_opened[token].run(task, lambda counts: None))
+        return Done(_opened[token].run(task, lambda counts: None).finish())
     except Exception as error:  # noqa: BLE001 whatever it was, the driver raises it
         return pack_error(error)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
-import platform
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,23 +23,25 @@ from penstock.preparation._commit import (
 from penstock.preparation._decide import Basis, find_basis, wanted_recipe
 from penstock.preparation._earlier import MadeTask
 from penstock.preparation._gather import GatherJob, plan_gathering
+from penstock.preparation._inputs import expected_ratio, patterns_of, pin_reading
 from penstock.preparation._local import Engine, InlineEngine, LocalEngine, Lost
 from penstock.preparation._messages import Done, Opened, Told
 from penstock.preparation._packs import check_packable, pack_attributes
 from penstock.preparation._plan import Task, choose_task_bytes, group_splits, name_tasks
 from penstock.preparation._probe import Probe, probe
-from penstock.preparation._progress import Counts, Meter, OnProgress
+from penstock.preparation._progress import Meter, OnProgress
 from penstock.preparation._ray import RayEngine
 from penstock.preparation._recipe import Recipe
+from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_skipped
 from penstock.preparation._stages import AnyJob, Keyed
-from penstock.preparation._summary import Prepared
+from penstock.preparation._summary import Prepared, RunLedger, describe_run
 from penstock.preparation._tasks import Job
 from penstock.preparation._transforms import Transform
-from penstock.preparation._work import WORK_NAME, TaskRecord, WorkFolder, write_json
+from penstock.preparation._work import WORK_NAME, WorkFolder, write_json
 from penstock.shards import Manifest, Workspace
-from penstock.sources import SourceFile, SourceOptions, Split, class_names, list_files, plan_splits
+from penstock.sources import SourceFile, SourceOptions, Split, list_files, plan_splits
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +54,7 @@ class Preparation:
         self._settings = settings
         self._on_progress = on_progress
         self._work = WorkFolder(destination)
-        self._marks = {"begin": time.perf_counter()}
-        self._done = Counts()
-        self._records: list[TaskRecord] = []
-        """Of the tasks that this run did itself."""
-        self._num_kept = 0
-        self._failures: dict[str, int] = {}
+        self._ledger = RunLedger()
         self._stack = contextlib.ExitStack()
         self._engine: Engine | None = None
         self._workspace = Workspace(destination, "overwrite", known_names=frozenset({WORK_NAME}))
@@ -88,8 +82,8 @@ class Preparation:
             self._work.remove()
             manifest = self._workspace.previous
             assert manifest is not None
-            self._num_kept = sum(not task.is_dead for task in earlier.tasks)
-            return self._summarise(manifest, files, sum_skipped(earlier.tasks), ("Nothing to do: up to date.",))
+            self._ledger.num_kept = sum(not task.is_dead for task in earlier.tasks)
+            return self._summarise(manifest, files, earlier.tasks, ("Nothing to do: up to date.",))
         kept = earlier.kept(files) if earlier is not None else []
         covered = {path for task in kept if not task.is_dead for path in task.paths}
         waiting = [file for file in files if file.path not in covered]
@@ -105,7 +99,7 @@ class Preparation:
         kept: list[MadeTask],
         basis: Basis,
     ) -> Prepared:
-        self._num_kept = sum(not task.is_dead for task in kept)
+        self._ledger.num_kept = sum(not task.is_dead for task in kept)
         task_bytes = basis.recipe.task_bytes if basis.recipe else self._choose_task_bytes(transform, files)
         groups = group_splits(plan_splits(waiting, reading, task_bytes), task_bytes) if waiting else []
         first_split = sum(len(task.splits) for task in kept)
@@ -206,7 +200,7 @@ class Preparation:
     def _make(self, job: Job, tasks: list[Task], kept: Sequence[MadeTask]) -> list[MadeTask]:
         """Do what is not done, and return all new tasks with what they made."""
         finished = self._finished(tasks)
-        self._num_kept += len(finished)
+        self._ledger.num_kept += len(finished)
         gather = []
         if job.recipe.shuffle is not None and len(finished) == len(tasks):
             gather = plan_gathering(self._destination, job.recipe, [finished[task.key] for task in tasks])
@@ -236,22 +230,22 @@ class Preparation:
         meter.tell(now=True)
 
         def listen(event: Opened | Told | Done | Lost) -> None:
-            self._marks.setdefault("ready", time.perf_counter())
+            self._ledger.mark_ready()
             if isinstance(event, Told):
                 meter.add(event.key, event.counts)
             elif isinstance(event, Lost):
                 _log.warning("%s %s; trying again", event.worker, event.how)
-                meter.fail(event.key, event.worker)
+                meter.fail(event.keys, event.worker)
             elif isinstance(event, Done):
                 finished[event.record.key] = event.record
-                self._records.append(event.record)
+                self._ledger.records.append(event.record)
                 meter.finish(event.record.key, event.record.counts)
                 self._check_skipped(finished, skipped)
 
         if left:
             self._start_engine([()]).run(job, left, listen)
         self._check_skipped(finished, skipped)
-        self._failures.update(meter.failures)
+        self._ledger.failures.update(meter.failures)
 
     def _check_skipped(self, finished: Mapping[str, TaskRecord], skipped: int) -> None:
         by_reason: dict[str, int] = {}
@@ -269,7 +263,7 @@ class Preparation:
         kept: Sequence[MadeTask],
         fresh: Sequence[MadeTask],
     ) -> Prepared:
-        self._marks["worked"] = time.perf_counter()
+        self._ledger.mark_worked()
         first = next_number(self._workspace.previous if kept else None)
         tasks = [*kept, *adopt_shards(self._workspace, self._work, fresh, first)]
         manifest = build_manifest(
@@ -284,8 +278,10 @@ class Preparation:
         summary: list[Prepared] = []
 
         def finish() -> None:
-            summary.append(self._summarise(manifest, files, sum_skipped(tasks), transform.notes))
-            self._write_run(summary[0])
+            summary.append(self._summarise(manifest, files, tasks, transform.notes))
+            by = self._work.path / "run.json"
+            remove_if_present(by)
+            write_json(self._destination / "run.json", describe_run(self._settings, summary[0]), by=by)
             self._work.remove()
 
         self._workspace.commit(manifest, before_release=finish)
@@ -296,77 +292,7 @@ class Preparation:
         return dataclasses.replace(manifest, attributes={**manifest.attributes, **packing})
 
     def _summarise(
-        self, manifest: Manifest, files: Sequence[SourceFile], skipped: Mapping[str, int], notes: Sequence[str]
+        self, manifest: Manifest, files: Sequence[SourceFile], tasks: Sequence[MadeTask], notes: Sequence[str]
     ) -> Prepared:
-        now, marks, total = time.perf_counter(), self._marks, Counts()
-        for record in self._records:
-            total.add(record.counts)
-        ready = marks.get("ready", now)
-        worked = marks.get("worked", now)
-        return Prepared(
-            path=self._destination,
-            num_samples=manifest.num_samples,
-            num_tokens=sum(shard.num_values.get("tokens", 0) for shard in manifest.shards),
-            num_shards=len(manifest.shards),
-            num_bytes=manifest.num_bytes,
-            num_files=len(files),
-            tasks_run=len(self._records),
-            tasks_kept=self._num_kept,
-            raw_bytes=total.raw_bytes,
-            skipped=dict(skipped),
-            seconds={
-                "total": now - marks["begin"],
-                "start_up": ready - marks["begin"],
-                "work": worked - ready,
-                "commit": now - worked,
-            },
-            worker_seconds={
-                "read": total.read_seconds,
-                "transform": total.transform_seconds,
-                "write": total.write_seconds,
-            },
-            processor_seconds=total.processor_seconds,
-            peak_worker_bytes=max((record.peak_bytes for record in self._records), default=0),
-            failures=dict(self._failures),
-            notes=tuple(notes),
-        )
-
-    def _write_run(self, summary: Prepared) -> None:
-        """Leave what depends on time, host and workers beside the dataset."""
-        details = {
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "host": platform.node(),
-            "python": platform.python_version(),
-            "engine": self._settings.engine,
-            "workers": self._settings.num_workers,
-            **summary.to_json(),
-        }
-        remove_if_present(self._work.path / "run.json")
-        write_json(self._destination / "run.json", details, by=self._work.path / "run.json")
-
-
-def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[SourceFile]) -> SourceOptions:
-    """Options that say what the sources said: the classes of images, and no column that nobody reads."""
-    classes = class_names(files)
-    if classes and reading.classes is None:
-        reading = dataclasses.replace(reading, classes=classes)
-    needed = getattr(transform, "input_columns", None)
-    if reading.columns is None and needed is not None:
-        reading = dataclasses.replace(reading, columns=tuple(needed))
-    return reading
-
-
-def expected_ratio(transform: Transform) -> float:
-    """Bytes of output expected for a byte of input: a token is about four bytes of text."""
-    columns = transform.columns() or {}
-    widths = {"uint8[*]": 1, "uint16[*]": 2, "uint32[*]": 4}
-    width = widths.get(columns.get("tokens", ""))
-    is_bytes = transform.attributes.get("tokenizer", {}).get("kind") == "bytes"
-    return 1.0 if width is None else width * (1.0 if is_bytes else 0.25)
-
-
-def patterns_of(sources: Any) -> tuple[str, ...]:
-    """What to look for new files with; nothing for objects of this process."""
-    given = sources if isinstance(sources, (list, tuple)) else [sources]
-    texts = [os.fspath(each) for each in given if isinstance(each, (str, os.PathLike))]
-    return tuple(text if "://" in text else os.path.abspath(text) for text in texts)
+        skipped = sum_skipped(tasks)
+        return self._ledger.summarise(self._destination, manifest, num_files=len(files), skipped=skipped, notes=notes)

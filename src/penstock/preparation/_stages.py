@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from penstock.preparation._progress import Counts
-from penstock.preparation._work import TaskRecord
+from penstock.preparation._record import TaskRecord
+from penstock.preparation._work import Attempt
 
 Tell = Callable[[Counts], None]
 """Called after each batch with what was done since the last call."""
@@ -35,11 +36,32 @@ class Keyed(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Written:
+    """A task whose shards are written but not yet safe; another thread may make them so."""
+
+    attempt: Attempt
+    record: TaskRecord
+
+    def finish(self) -> TaskRecord:
+        """Make the task finished.
+
+        Raises:
+            StorageError: the disk is full or failing.
+        """
+        try:
+            self.attempt.finish(self.record)
+        except BaseException:
+            self.attempt.drop()
+            raise
+        return self.record
+
+
 class Runner(Protocol[AnyTask]):
     """Something opened in one process that does tasks of one kind."""
 
-    def run(self, task: AnyTask, tell: Tell) -> TaskRecord:
-        """Do a task and make it finished."""
+    def run(self, task: AnyTask, tell: Tell) -> Written:
+        """Do all of a task but the last step."""
         ...
 
 
@@ -71,3 +93,8 @@ class Clock:
 def peak_memory() -> int:
     """Most memory this process ever had, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def no_store(name: str, chunks: list[memoryview | bytes]) -> int:
+    """Where a writer's shards go before its first task has said where."""
+    raise AssertionError(f"no task has said where {name} goes")

@@ -7,7 +7,7 @@ around a document but what `prepend_bos` and `append_eos` ask for: a tokenizer's
 An empty document is kept: it becomes BOS and EOS if they are asked for, else a document of no tokens, which
 packing gives no row. A null, a value that is not text, and text that is not UTF-8 are bad rows.
 
-Price: 4 MB of Python source take gigatoken 12 ms or more, and the rest of the transform 1 (benchmarks/bench_tokenize.py).
+Price: 4 MB of Python source take gigatoken 12 ms or more, the rest of the transform 1 (benchmarks/bench_tokenize.py).
 """
 
 from __future__ import annotations

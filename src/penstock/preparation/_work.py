@@ -20,97 +20,37 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 from penstock.errors import StorageError
 from penstock.filesystem import create_file, make_directory, remove_tree, rename, storage_errors, sync_directory
-from penstock.preparation._progress import Counts
 from penstock.preparation._recipe import Recipe
+from penstock.preparation._record import Shelf, TaskRecord
 from penstock.shards import ShardEntry
 
 WORK_NAME = ".preparing"
 _RECIPE_NAME = "recipe.json"
-Shelf = Literal["ready", "dealt"]
 _SHELVES: tuple[Shelf, ...] = ("ready", "dealt")
 # Numbers of unfinished shards come from the key of their task: seven digits, and five for the shard.
 _SHARDS_PER_TASK = 10**5
 _TASK_NUMBERS = 10**7
-
-Rows = list[list[int]] | None
-"""Runs `[first sample, first row, stride]`, or None when sample k is row k."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRecord:
-    """What a finished task has made."""
-
-    key: str
-    shelf: Shelf
-    shards: tuple[ShardEntry, ...]
-    splits: tuple[tuple[int, Rows], ...]
-    """For each split, how many samples it gave and from which of its rows."""
-    skipped: Mapping[str, int]
-    """Rows left out, by reason."""
-    examples: tuple[tuple[str, int, str, str], ...]
-    """The first of them: path, row in its split, reason, message."""
-    counts: Counts
-    peak_bytes: int
-    """Largest memory the worker had until then."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in all shards."""
-        return sum(shard.num_samples for shard in self.shards)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "key": self.key,
-            "shelf": self.shelf,
-            "shards": [shard.to_json() for shard in self.shards],
-            "splits": [list(split) for split in self.splits],
-            "skipped": dict(self.skipped),
-            "examples": [list(example) for example in self.examples],
-            "counts": self.counts.to_json(),
-            "peak_bytes": self.peak_bytes,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
-        return cls(
-            key=fields["key"],
-            shelf=fields["shelf"],
-            shards=tuple(entry_from_json(entry) for entry in fields["shards"]),
-            splits=tuple((count, rows) for count, rows in fields["splits"]),
-            skipped=fields["skipped"],
-            examples=tuple((path, row, reason, message) for path, row, reason, message in fields["examples"]),
-            counts=Counts.from_json(fields["counts"]),
-            peak_bytes=fields["peak_bytes"],
-        )
-
-
-def entry_from_json(fields: Mapping[str, Any]) -> ShardEntry:
-    """What `ShardEntry.to_json` gave, from a file that only this room writes."""
-    return ShardEntry(
-        name=fields["name"],
-        num_samples=fields["samples"],
-        num_values=fields["values"],
-        num_bytes=fields["bytes"],
-        header_bytes=fields["header_bytes"],
-        header_checksum=int(fields["header_crc32c"], 16),
-    )
+_MAX_UNSYNCED = 4
+_WRITE_BYTES = 64 << 20
 
 
 class Attempt:
-    """One try at one task: `store` shards, then `finish`."""
+    """One try at one task: `store` shards, then `finish`, which a second thread may do.
+
+    Shards are written at once and synced at the end: a disk that takes its time holds up no processor
+    (0.2 s of every 1.2 on the machine that this was written on).
+    """
 
     def __init__(self, work: WorkFolder, key: str) -> None:
         self._work = work
         self._key = key
+        self._unsynced: list[tuple[Path, int]] = []
         self._folder = work.path / "attempts" / f"{key}-{uuid.uuid4().hex[:12]}"
         with storage_errors(self._folder, doing="made as a folder"):
             os.mkdir(self._folder)
@@ -121,11 +61,24 @@ class Attempt:
         return int(self._key[:12], 16) % _TASK_NUMBERS * _SHARDS_PER_TASK
 
     def store(self, name: str, chunks: list[memoryview | bytes]) -> int:
-        """Write and sync one shard."""
-        return create_file(self._folder / name, chunks)
+        """Write one shard."""
+        if len(self._unsynced) >= _MAX_UNSYNCED:
+            self._sync_first()
+        path, num_bytes = self._folder / name, 0
+        with storage_errors(path, doing="written"):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._unsynced.append((path, descriptor))
+            for chunk in chunks:
+                rest = memoryview(chunk).cast("B") if len(chunk) else memoryview(b"")
+                while rest:
+                    count = os.write(descriptor, rest[:_WRITE_BYTES])
+                    num_bytes, rest = num_bytes + count, rest[count:]
+        return num_bytes
 
     def finish(self, record: TaskRecord) -> None:
         """Make the task finished."""
+        while self._unsynced:
+            self._sync_first()
         shelf = self._work.path / record.shelf
         for shard in record.shards:
             rename(self._folder / shard.name, shelf / shard.name)
@@ -135,8 +88,19 @@ class Attempt:
 
     def drop(self) -> None:
         """Remove what the try has left."""
+        for _, descriptor in self._unsynced:
+            os.close(descriptor)
+        self._unsynced = []
         with contextlib.suppress(StorageError):  # the run that follows removes it
             remove_tree(self._folder)
+
+    def _sync_first(self) -> None:
+        path, descriptor = self._unsynced.pop(0)
+        try:
+            with storage_errors(path, doing="synced"):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class WorkFolder:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
 
 from penstock.errors import StateError
-from penstock.loader import Cursor, Item, LoaderStatistics, Pipeline, PlanWork, make_engine
+from penstock.loader import Cursor, Item, LoaderStatistics, Pipeline, PlanWork, has_batches, make_engine, plan_items
 from penstock.plan import Plan
 from penstock.pytorch._ranks import find_rank
 from penstock.pytorch._settings import LoaderSettings, Workers
 from penstock.pytorch._tensors import as_tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loop:
+    """One `for` loop over a loader."""
+
+    end: int | None
+    """Row before which its last batch starts."""
+    num_batches: int | None
+    num_parts: int
 
 
 class DataLoader:
@@ -74,25 +84,37 @@ class DataLoader:
             start_method=start_method,
         )
         self.kind, self._num_workers = self.settings.resolve(plan)
-        self._prefetch = prefetch or (2 * self._num_workers if self._num_workers else 1)
+        self._prefetch = prefetch
         self._given_rank = None if rank is None or world_size is None else (rank, world_size)
         self._cursor = Cursor(plan)
         self._statistics = LoaderStatistics()
         self._pipeline: Pipeline | None = None
         self._engine: Any = None
+        self._loop: _Loop | None = None
         self._is_unfinished = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Batches from where the state stands to the end of the epoch."""
         self._leave_unfinished_epoch()
-        return self._iterate()
+        rank, world_size = self._given_rank or find_rank()
+        loop = self._next_loop(world_size)
+        if loop.end is None and not has_batches(self.plan):
+            raise ValueError(f"The plan has no batches ({self.plan.num_rows:,} rows), and epochs=None waits for one.")
+        pipeline = self._start()
+        row, num_parts = self._cursor.row, loop.num_parts
+        pipeline.start(plan_items(self.plan, row, loop.end, rank=rank, world_size=world_size, num_parts=num_parts))
+        self._loop = loop
+        return self._iterate(pipeline, loop)
 
     def __len__(self) -> int:
-        """Batches that the next `for` loop gives."""
-        if self.settings.epochs is None:
+        """Batches of the loop that runs, and outside of one, of the next."""
+        loop = self._loop
+        if loop is None:
+            _, world_size = self._given_rank or find_rank()
+            loop = self._next_loop(world_size)
+        if loop.num_batches is None:
             raise TypeError("This loader never stops: epochs=None.")
-        end = (self._cursor.epoch + self.settings.epochs) * self.plan.num_rows
-        return self.plan.num_batches_between(self._cursor.row, end) * self._num_parts(*self._ranks())
+        return loop.num_batches
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: rows handed over, not rows computed ahead. Under 1 KB.
@@ -110,28 +132,35 @@ class DataLoader:
         Raises:
             StateError: the state belongs to another order of the data.
         """
-        self._move_to(self._cursor.restore(state))
+        self._move_to(self._cursor.restore(state).row)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the epoch that runs is not rewound."""
+        if type(epoch) is not int or epoch < 0:
+            raise ValueError(f"set_epoch({epoch!r}): epochs count from 0.")
         if epoch != self._cursor.epoch:
-            self._move_to(Cursor(self.plan, epoch * self.plan.num_rows))
+            self._move_to(epoch * self.plan.num_rows)
 
     def set_workers(self, num_workers: int) -> None:
         """Use more or fewer workers from now on; no batch changes."""
-        if num_workers < 1:
-            raise ValueError(f"num_workers={num_workers}; at least one is needed.")
+        if type(num_workers) is not int or num_workers < 1:
+            raise ValueError(f"num_workers={num_workers!r}; at least one is needed.")
+        if self.kind == "inline":
+            raise ValueError(
+                "This loader has no workers to change: it was made with num_workers=0 or workers='inline'."
+            )
         self._num_workers = num_workers
-        if self._engine is not None:
+        if self._pipeline is not None:
             self._engine.set_workers(num_workers)
+            self._pipeline.prefetch = self._num_ahead
 
     def set_prefetch(self, prefetch: int) -> None:
         """Compute more or fewer batches ahead from now on; no batch changes."""
-        if prefetch < 1:
-            raise ValueError(f"prefetch={prefetch}; at least one is needed.")
+        if type(prefetch) is not int or prefetch < 1:
+            raise ValueError(f"prefetch={prefetch!r}; at least one is needed.")
         self._prefetch = prefetch
         if self._pipeline is not None:
-            self._pipeline.prefetch = prefetch
+            self._pipeline.prefetch = self._num_ahead
 
     def stats(self) -> LoaderStatistics:
         """What was measured so far."""
@@ -151,58 +180,63 @@ class DataLoader:
     ) -> None:
         self.close()
 
-    def _iterate(self) -> Iterator[dict[str, Any]]:
-        rank, world_size = self._ranks()
-        num_parts = self._num_parts(rank, world_size)
-        pipeline = self._start()
-        pipeline.start(self._items(rank, world_size, num_parts))
-        self._is_unfinished = True
-        while True:
-            with torch.profiler.record_function("penstock.wait"):
-                found = pipeline.next()
-            if found is None:
-                break
-            item, arrays = found
-            begin = time.perf_counter()
-            batch = as_tensors(arrays)
-            self._statistics.copy_seconds += time.perf_counter() - begin
-            if item.part == num_parts - 1:
-                self._cursor = Cursor(self.plan, self.plan.settle(self.plan.next_row(item.row)))
-                self._is_unfinished = not self._is_at_end
-            del arrays, found
-            yield batch
-            del batch
-        self._is_unfinished = False
+    def _iterate(self, pipeline: Pipeline, loop: _Loop) -> Iterator[dict[str, Any]]:
+        try:
+            while True:
+                if self._loop is not loop:
+                    raise RuntimeError("This loop is over: another one was begun on the loader, or its state was set.")
+                with torch.profiler.record_function("penstock.wait"):
+                    found = pipeline.next()
+                if found is None:
+                    break
+                self._hand_over(found[0], loop)
+                batch = found[1]
+                del found
+                yield batch
+                del batch
+            if loop.end is not None:
+                self._cursor = Cursor(self.plan, max(self._cursor.row, loop.end))
+            self._is_unfinished = False
+        finally:
+            if self._loop is loop:
+                self._loop = None
 
-    def _items(self, rank: int, world_size: int, num_parts: int) -> Iterator[Item]:
-        """Items from where the state stands to the end of this loop's last epoch."""
-        row = self.plan.settle(self._cursor.row)
-        epochs = self.settings.epochs
-        self._end = None if epochs is None else (self._cursor.epoch + epochs) * self.plan.num_rows
-        while self._end is None or row < self._end:
-            for part in range(num_parts):
-                yield Item(row, rank, world_size, part, num_parts)
-            row = self.plan.settle(self.plan.next_row(row))
+    def _hand_over(self, item: Item, loop: _Loop) -> None:
+        """Count a step's rows when the last part of it goes to the user."""
+        if item.part == loop.num_parts - 1:
+            row = self.plan.settle(self.plan.next_row(item.row))
+            self._cursor = Cursor(self.plan, max(self._cursor.row, row))
+        self._is_unfinished = loop.end is None or self._cursor.row < loop.end
+
+    def _next_loop(self, world_size: int) -> _Loop:
+        row = self._cursor.end_of_epoch if self._is_unfinished else self._cursor.row
+        num_parts = self._num_parts(world_size)
+        if self.settings.epochs is None:
+            return _Loop(None, None, num_parts)
+        end = (Cursor(self.plan, row).epoch + self.settings.epochs) * self.plan.num_rows
+        return _Loop(end, self.plan.num_batches_between(row, end) * num_parts, num_parts)
 
     @property
-    def _is_at_end(self) -> bool:
-        return self._end is not None and self._cursor.row >= self._end
+    def _num_ahead(self) -> int:
+        return self._prefetch or max(1, 2 * self._num_workers)
 
     def _start(self) -> Pipeline:
-        if self._pipeline is None:
+        if self._pipeline is None or not self._pipeline.is_ours:
             work = PlanWork(self.plan)
             self._engine = make_engine(
                 work, kind=self.kind, num_workers=self._num_workers, start_method=self.settings.start_method
             )
             self._pipeline = Pipeline(
-                self._engine, work, self._statistics, prefetch=self._prefetch, in_order=self.settings.in_order
+                self._engine,
+                work,
+                self._statistics,
+                convert=as_tensors,
+                prefetch=self._num_ahead,
+                in_order=self.settings.in_order,
             )
         return self._pipeline
 
-    def _ranks(self) -> tuple[int, int]:
-        return self._given_rank or find_rank()
-
-    def _num_parts(self, rank: int, world_size: int) -> int:
+    def _num_parts(self, world_size: int) -> int:
         size = self.settings.micro_batch
         if size is None:
             return 1
@@ -225,6 +259,8 @@ class DataLoader:
         )
         self._cursor = Cursor(self.plan, cursor.end_of_epoch)
 
-    def _move_to(self, cursor: Cursor) -> None:
-        self._cursor = cursor
+    def _move_to(self, row: int) -> None:
+        """Go to a row; a loop that runs is over, and rows that fill no batch are passed by."""
+        self._cursor = Cursor(self.plan, self.plan.settle(row) if self.plan.num_rows else row)
+        self._loop = None
         self._is_unfinished = False

@@ -6,7 +6,8 @@ import os
 
 import torch.distributed as distributed
 
-_SOURCES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+# Not SLURM_NTASKS: that is also set in a batch script that runs Python once, without srun.
+_SOURCES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
 
 
 def find_rank() -> tuple[int, int]:

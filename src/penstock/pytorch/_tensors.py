@@ -19,12 +19,15 @@ _BY_NAME = {
     "float8_e4m3fnuz": (np.uint8, torch.float8_e4m3fnuz),
     "float8_e5m2fnuz": (np.uint8, torch.float8_e5m2fnuz),
 }
+if hasattr(torch, "float8_e8m0fnu"):  # from 2.7 on
+    _BY_NAME["float8_e8m0fnu"] = (np.uint8, torch.float8_e8m0fnu)
 
 
 def as_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     """The batch with tensors in place of arrays; nothing is copied.
 
-    A ragged column becomes a `Ragged` of tensors, byte strings a list of `bytes`; numbers stay as they are.
+    A ragged column becomes a `Ragged` of tensors, byte strings a list of `bytes`; numbers stay as they are, and
+    so do arrays of what no tensor holds.
     """
     return {key: _convert(value) for key, value in batch.items()}
 
@@ -39,8 +42,8 @@ def _convert(value: Any) -> Any:
     return value
 
 
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    if array.dtype.name in _BY_NAME:
+def _tensor(array: NDArray[Any]) -> torch.Tensor | NDArray[Any]:
+    if array.dtype.kind == "V" and array.dtype.name in _BY_NAME:  # the name takes numpy 9 us
         integers, dtype = _BY_NAME[array.dtype.name]
         return torch.from_numpy(array.view(integers)).view(dtype)
-    return torch.from_numpy(array)
+    return torch.from_numpy(array) if array.dtype.kind in "biufc" else array

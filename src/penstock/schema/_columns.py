@@ -154,7 +154,7 @@ class Schema(Mapping[str, Column]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """The column called `name`, or `default`."""
-        return self[name] if name in self else default
+        return next((column for column in self.columns if column.name == name), default)
 
     def __contains__(self, name: object) -> bool:
         return any(column.name == name for column in self.columns)

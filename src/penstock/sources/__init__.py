@@ -5,7 +5,7 @@
 May import: `penstock.errors`, `penstock.schema`, `penstock.filesystem`. Imported by: `preparation`.
 """
 
-from penstock.sources._listing import list_files
+from penstock.sources._listing import Source, list_files
 from penstock.sources._model import Records, RowError, SourceFile, Split
 from penstock.sources._objects import IterableSource
 from penstock.sources._options import Format, SourceOptions, TextUnit
@@ -17,6 +17,7 @@ __all__ = [
     "IterableSource",
     "Records",
     "RowError",
+    "Source",
     "SourceFile",
     "SourceOptions",
     "Split",

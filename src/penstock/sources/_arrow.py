@@ -28,7 +28,7 @@ def arrow(submodule: str = "") -> Any:
     try:
         return importlib.import_module(f"pyarrow.{submodule}" if submodule else "pyarrow")
     except ImportError as error:
-        raise MissingExtra("Reading raw data needs pyarrow: pip install 'penstock[prepare]'") from error
+        raise MissingExtra("Reading raw data needs pyarrow: pip install pyarrow") from error
 
 
 def records_of_batch(

@@ -120,11 +120,19 @@ class _Collector:
         if self._is_dropping:
             chunk = self._drop_until_border(chunk)
             yield self._dropped()
-        data = b"".join([*self._pieces, chunk])
-        border = last_border(data, self._separator)
-        if border:
-            yield Block(self.offset, data[:border])
-        self._restart(self.offset + border, data[border:])
+        if len(self._separator) == 1:
+            border = chunk.rfind(self._separator) + 1
+            data = b"".join([*self._pieces, memoryview(chunk)[:border]])  # one copy, not two
+            rest = chunk[border:]
+        else:
+            joined = b"".join([*self._pieces, chunk])
+            border = last_border(joined, self._separator)
+            data, rest = joined[:border], joined[border:]
+        block = Block(self.offset, data)
+        self._restart(self.offset + len(data), rest)
+        if data:
+            del chunk, data  # what was joined is not kept while the caller works on it
+            yield block
 
     def rest(self) -> Iterator[Block]:
         """What is left at the end of the file."""

@@ -44,7 +44,8 @@ def read_csv_blocks(blocks: Iterator[Block], header: Header, path: str, options:
                 arrow().BufferReader(block.data),
                 **_settings(header, path, options, numbering, block_bytes=len(block.data), newlines=False),
             )
-            for batch in table.combine_chunks().to_batches():
+            chosen = table.select(list(options.columns or header.names)).combine_chunks()
+            for batch in chosen.to_batches():
                 yield from numbering.records(batch, options)
             yield from numbering.rest()
 
@@ -79,23 +80,23 @@ def _read_stream(
         return
     numbering.start_over()
     settings = _settings(header, path, options, numbering, block_bytes=block_bytes, newlines=True)
-    last = None
+    last_value = b""
     for batch in arrow("csv").open_csv(arrow().PythonFile(rest, "r"), **settings):
-        last = batch if batch.num_rows else last
-        yield from numbering.records(batch, options)
+        if batch.num_rows:
+            last_value = batch.column(header.names[-1])[-1].as_py()
+        yield from numbering.records(batch.select(list(options.columns or header.names)), options)
     yield from numbering.rest()
-    if last is not None and _is_unclosed(last, rest.tail, options):
+    if _is_unclosed(last_value, rest.tail, options):
         raise FormatError(
             f"{path}: the last record opens a quote that is never closed, and took the rest of the file with it. "
             "Repair that record, or pass quote=None when quotes are ordinary characters."
         )
 
 
-def _is_unclosed(batch: Any, tail: bytes, options: SourceOptions) -> bool:
+def _is_unclosed(last_value: bytes, tail: bytes, options: SourceOptions) -> bool:
     """Whether the file ended inside a quoted field: it holds newlines, and no quote is at the end."""
     assert options.quote is not None
-    value = batch.column(batch.num_columns - 1)[-1].as_py()
-    return b"\n" in value and not tail.rstrip(b"\r\n").endswith(options.quote.encode())
+    return b"\n" in last_value and not tail.rstrip(b"\r\n").endswith(options.quote.encode())
 
 
 def _unreadable(path: str, row: int, error: Exception, options: SourceOptions) -> FormatError:
@@ -111,6 +112,7 @@ def _settings(
     header: Header, path: str, options: SourceOptions, numbering: _Numbering, *, block_bytes: int, newlines: bool
 ) -> dict[str, Any]:
     csv, binary = arrow("csv"), arrow().binary()
+    wanted = dict.fromkeys((*(options.columns or header.names), header.names[-1]))  # the last shows an open quote
     return {
         "read_options": csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=list(header.names)),
         "parse_options": csv.ParseOptions(
@@ -120,7 +122,7 @@ def _settings(
             invalid_row_handler=numbering.on_bad_row,
         ),
         "convert_options": csv.ConvertOptions(
-            column_types=dict.fromkeys(header.names, binary), include_columns=list(options.columns or header.names)
+            column_types=dict.fromkeys(header.names, binary), include_columns=list(wanted)
         ),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,32 +12,42 @@ from penstock.sources._arrow import arrow
 from penstock.sources._model import Records, RowError
 
 
-def parse_lines(data: bytes, offset: int, path: str, first_row: int, columns: Sequence[str] | None) -> Records:
+def parse_lines(data: bytes, offset: int, path: str, first_row: int) -> Records:
     """Records of lines that begin at byte `offset` of the file; blank lines are no rows."""
     objects, rows, errors = [], [], []
-    row = first_row
-    for line in data.split(b"\n"):
-        if line.strip():
-            try:
-                objects.append(_parse_object(line))
+    row, begin = first_row, 0
+    while begin < len(data):
+        end = data.find(b"\n", begin)
+        end = len(data) if end < 0 else end
+        try:
+            value = _parse_object(data, begin, end)
+            if value is not None:
+                objects.append(value)
                 rows.append(row)
-            except _BadLine as bad:
-                message = f"the line at byte {offset:,} {bad}."
-                errors.append(RowError(path, row, bad.reason, message))
+                row += 1
+        except _BadLine as bad:
+            errors.append(RowError(path, row, bad.reason, f"the line at byte {offset + begin:,} {bad}."))
             row += 1
-        offset += len(line) + 1
+        begin = end + 1
     numbers = np.array(rows, np.int64) if errors else None
-    return Records(columns_of(objects, columns), first_row, len(objects), tuple(errors), numbers, len(data))
+    return Records(columns_of(objects), first_row, len(objects), tuple(errors), numbers, len(data))
 
 
-def columns_of(objects: Sequence[dict[str, Any]], names: Sequence[str] | None) -> dict[str, Any]:
+def columns_of(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Columns of dicts: Arrow arrays where the values have one type, else Python lists."""
+    names = dict.fromkeys(name for each in objects for name in each)
+    return {name: array_or_list([each.get(name) for each in objects]) for name in names}
+
+
+def select_columns(columns: Mapping[str, Any], num_rows: int, names: Sequence[str] | None) -> Mapping[str, Any]:
+    """These columns; one that no row has is null."""
     if names is None:
-        names = list(dict.fromkeys(name for each in objects for name in each))
-    return {name: _column([each.get(name) for each in objects]) for name in names}
+        return columns
+    return {name: columns[name] if name in columns else arrow().nulls(num_rows) for name in names}
 
 
-def _column(values: list[Any]) -> Any:
+def array_or_list(values: list[Any]) -> Any:
+    """An Arrow array, or the list itself when its values have no common type."""
     pa = arrow()
     try:
         return pa.array(values)
@@ -51,10 +61,15 @@ class _BadLine(Exception):
         self.reason = reason
 
 
-def _parse_object(line: bytes) -> dict[str, Any]:
+def _parse_object(data: bytes, begin: int, end: int) -> dict[str, Any] | None:
+    """The object of one line, or None for a blank one."""
     try:
-        value = json.loads(line.decode())
-        if b"\\u" in line:
+        text = str(memoryview(data)[begin:end], "utf-8")  # without a copy of the line
+        if not text or text.isspace():
+            return None
+        value = json.loads(text)
+        del text
+        if data.find(b"\\u", begin, end) >= 0:
             _check_surrogates(value)
     except UnicodeDecodeError as error:
         raise _BadLine("invalid_utf8", f"is not valid UTF-8 ({error.reason} at its byte {error.start})") from None

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.errors import FormatError
 from penstock.sources._arrow import arrow, cut_batch, named_damage, records_of_batch
 from penstock.sources._cutting import byte_ranges
-from penstock.sources._json_rows import columns_of
+from penstock.sources._json_rows import array_or_list
 from penstock.sources._listing_local import list_local_files
 from penstock.sources._model import Records, RowError, SourceFile, Split
 from penstock.sources._options import SourceOptions
@@ -178,7 +178,7 @@ def _records_of_items(items: list[Any], row: int, num_bytes: int, path: str, opt
 def _column(items: list[Mapping[str, Any]], name: str) -> Any:
     values = [item.get(name) for item in items]
     if all(isinstance(value, _PLAIN) for value in values):
-        return columns_of([{name: value} for value in values], [name])[name]
+        return array_or_list(values)
     return values
 
 

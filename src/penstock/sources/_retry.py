@@ -28,9 +28,9 @@ def persist(url: str, options: SourceOptions, call: Callable[[], _Answer]) -> _A
     for attempt in range(1, options.max_attempts + 1):
         try:
             return call()
-        except _FINAL:
-            raise
         except Exception as error:  # drivers raise what their HTTP libraries do: no family
+            if isinstance(error, _FINAL) and not _hides_a_failure(error):
+                raise
             if not _is_transient(error) or attempt == options.max_attempts:
                 raise _failure(url, error, attempt) from error
             _log.info("%s: attempt %d failed (%s), trying again", url, attempt, _describe(error))
@@ -44,10 +44,17 @@ def _pause_seconds(attempt: int) -> float:
     return longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
-def _is_transient(error: Exception) -> bool:
+def _is_transient(error: BaseException | None) -> bool:
     """Whether another try may go better: a client's mistake stays one, a busy server does not."""
     status = getattr(error, "status", None)
     return not isinstance(status, int) or status >= 500 or status in (408, 425, 429)
+
+
+def _hides_a_failure(error: Exception) -> bool:
+    """Whether "not found" stands for a connection that failed, as in fsspec's HTTP driver."""
+    cause = error.__cause__
+    is_connection = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
+    return isinstance(error, FileNotFoundError) and is_connection and _is_transient(cause)
 
 
 def _failure(url: str, error: Exception, attempts: int) -> StorageError:

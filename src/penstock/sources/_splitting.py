@@ -19,10 +19,10 @@ from penstock.sources._objects import split_object
 from penstock.sources._options import SourceOptions
 from penstock.sources._parquet import split_parquet
 
-# Text shrinks to about a quarter; tasks are cut by what comes out.
+# An assumption, not a measurement: text shrinks to about a quarter. Tasks are cut by what comes out.
 _COMPRESSION_RATIO = 4
 _MOST_FILES = 10_000
-# Opening a file costs about as much as reading this many bytes of it.
+# Counted for each file on top of its size, so that a million empty files are not one split.
 _FILE_BYTES = 4096
 
 

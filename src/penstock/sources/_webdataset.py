@@ -97,7 +97,7 @@ def _samples(stream: ByteStream, path: str, options: SourceOptions) -> Iterator[
 def _group_members(archive: tarfile.TarFile, options: SourceOptions) -> Iterator[_Sample]:
     sample: _Sample | None = None
     for member in archive:
-        archive.members = []  # tarfile keeps every header otherwise
+        vars(archive)["members"] = []  # tarfile keeps every header otherwise
         if member.isdir() or _is_meta(member.name):
             continue
         key, extension = _key_and_extension(member.name)

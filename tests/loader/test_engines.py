@@ -1,0 +1,309 @@
+"""The contract that every engine keeps, and what happens when work goes wrong."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from loader.works import Awkward, Returned, Square, a_lambda, odd_arrays
+from penstock.errors import WorkerDied
+from penstock.loader import Engine, make_engine
+
+KINDS = [("inline", "fork"), ("thread", "fork"), ("process", "forkserver"), ("process", "spawn"), ("process", "fork")]
+PROCESSES = [kind for kind in KINDS if kind[0] == "process"]
+IDS = ["-".join(kind) if kind[0] == "process" else kind[0] for kind in KINDS]
+
+
+def make(kind: tuple[str, str], work: Any = None, num_workers: int = 2) -> Engine:
+    return make_engine(work or Square(), kind=kind[0], num_workers=num_workers, start_method=kind[1])  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=KINDS, ids=IDS)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    made = make(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[("process", "forkserver"), ("process", "fork")], ids=["forkserver", "fork"])
+def processes(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    made = make(request.param)
+    yield made
+    made.close()
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def wait_until(is_so: Any, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_every_engine_answers_tickets_in_any_order_forgets_and_reports_errors(engine: Engine) -> None:
+    for ticket in range(10):
+        engine.submit(ticket, ticket)
+    for ticket in (3, 0, 9, 1):
+        assert engine.wait(ticket).batch["square"].tolist() == [ticket**2] * 4
+    rest = [engine.wait_any() for _ in range(6)]
+    assert sorted(ticket for ticket, _ in rest) == [2, 4, 5, 6, 7, 8]
+    assert all(result.batch["number"] == ticket for ticket, result in rest)
+    del rest
+    # forgotten items never come, also those that fail or are being computed
+    for ticket in range(10, 20):
+        engine.submit(ticket, ("raise", ticket) if ticket % 2 else ("sleep", 0.02))
+    engine.forget()
+    engine.submit(20, 5)
+    ticket, result = engine.wait_any()
+    assert (ticket, result.batch["number"]) == (20, 5)
+    # an error is that of its ticket, and the next ticket is not touched by it
+    engine.submit(21, ("raise", "bread"))
+    engine.submit(22, 6)
+    assert engine.wait(22).batch["number"] == 6
+    with pytest.raises(KeyError, match="no bread") as caught:
+        engine.wait(21)
+    notes = " ".join(caught.value.__notes__)
+    assert "while computing ('raise', 'bread')" in notes
+    engine.submit(23, 7)
+    assert engine.wait(23).batch["number"] == 7
+    del caught, result
+    gc.collect()
+    engine.submit(24, 1)
+    engine.wait(24)
+    total, in_use = engine.num_buffers()
+    assert in_use <= 1
+    assert total <= 8
+
+
+def test_arrays_that_no_slot_holds_travel_as_they_are() -> None:
+    made = make(("process", "fork"), Returned(), 1)
+    expected = odd_arrays()
+    made.submit(0, odd_arrays)
+    batch = made.wait(0).batch
+    assert list(batch) == list(expected)
+    for key, value in expected.items():
+        if isinstance(value, np.ndarray):
+            assert batch[key].shape == value.shape
+            assert batch[key].tolist() == value.tolist(), key
+        else:
+            assert batch[key] == value
+    made.submit(1, a_lambda)
+    with pytest.raises(Exception, match="pickle"):
+        made.wait(1)
+    made.close()
+
+
+def test_errors_arrive_with_type_message_and_the_line_that_raised(processes: Engine) -> None:
+    for ticket, (kind, expected, match) in enumerate(
+        [
+            ("awkward", Awkward, "1 and 2"),
+            ("unpicklable", Exception, "held"),
+            ("local", RuntimeError, "Local: from here"),
+            ("connection", ConnectionResetError, "own network"),
+            ("huge", ValueError, "xxxx"),
+        ]
+    ):
+        processes.submit(ticket, (kind,))
+        with pytest.raises(expected, match=match) as caught:
+            processes.wait(ticket)
+        assert "works.py" in str(caught.value.__cause__)
+        assert "in trouble" in str(caught.value.__cause__)
+        assert any(f"while computing ('{kind}',)" in note for note in caught.value.__notes__)
+        if kind == "unpicklable":
+            assert type(caught.value).__name__ == "Unpicklable"
+    assert len(children()) >= 2  # no worker died of any of it
+
+
+def test_a_dead_worker_costs_nothing_but_time(processes: Engine, tmp_path: Path) -> None:
+    for ticket in range(8):
+        processes.submit(ticket, ("kill once", str(tmp_path / "killed")) if ticket == 2 else ticket)
+    values = [processes.wait(ticket).batch["number"] for ticket in range(8)]
+    assert values == [0, 1, 3, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("kind", "said"), [("kill", "was killed by SIGKILL"), ("exit", "exited with code 7")])
+def test_an_item_that_always_kills_its_worker_is_named_and_hurts_no_other(
+    processes: Engine, kind: str, said: str
+) -> None:
+    for ticket in range(12):
+        processes.submit(ticket, (kind, ticket) if ticket == 5 else ticket)
+    for ticket in range(12):
+        if ticket == 5:
+            with pytest.raises(WorkerDied, match=rf"\(pid \d+\) {said} while computing \('{kind}', 5\)"):
+                processes.wait(ticket)
+        else:
+            assert processes.wait(ticket).batch["number"] == ticket
+
+
+def test_a_killed_fork_server_is_replaced() -> None:
+    before = children()
+    engine = make(("process", "forkserver"))
+    engine.submit(0, 1)
+    engine.wait(0)
+    for pid in children() - before:
+        os.kill(pid, signal.SIGKILL)
+    for ticket in range(1, 6):
+        engine.submit(ticket, ticket)
+    assert [engine.wait(ticket).batch["number"] for ticket in range(1, 6)] == [1, 2, 3, 4, 5]
+    engine.close()
+
+
+def test_thousands_of_items_at_once_do_not_block() -> None:
+    """Neither side may sleep in a full socket while the other does: 5,000 questions, nobody reads the answers."""
+    engine = make(("process", "fork"), num_workers=1)
+    for ticket in range(5000):
+        engine.submit(ticket, ticket)
+    assert [engine.wait(ticket).batch["number"] for ticket in range(5000)] == list(range(5000))
+    engine.close()
+
+
+def test_work_and_items_larger_than_a_packet_arrive() -> None:
+    engine = make(("process", "forkserver"), Square(padding=b"y" * 3_000_000), 1)
+    engine.submit(0, 2)
+    assert engine.wait(0).batch["number"] == 2
+    gc.collect()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for ticket in range(1, 40):
+        engine.submit(ticket, ("sleep", 0.0, b"z" * 200_000)[:2] if ticket % 2 else ticket)
+        engine.wait(ticket)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 2
+    engine.close()
+
+
+def test_descriptors_beyond_1024_are_no_problem() -> None:
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        engine = make(("process", "forkserver"), num_workers=1)
+        engine.submit(0, 4)
+        assert engine.wait(0).batch["number"] == 4
+        engine.close()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=IDS)
+def test_close_ends_everything_at_once_also_while_workers_compute(kind: tuple[str, str]) -> None:
+    gc.collect()
+    before, threads = children(), threading.active_count()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    engine = make(kind)
+    engine.submit(0, 1)
+    engine.wait(0)
+    for ticket in range(1, 5):
+        engine.submit(ticket, ("sleep", 0.2 if kind[0] == "thread" else 60))
+    time.sleep(0.05)
+    begin = time.monotonic()
+    engine.close()
+    engine.close()
+    assert time.monotonic() - begin < 3
+    assert wait_until(lambda: children() <= before)
+    assert threading.active_count() == threads
+    del engine
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize("kind", PROCESSES, ids=IDS[2:])
+def test_a_worker_inside_c_code_that_keeps_the_gil_ends_too(kind: tuple[str, str]) -> None:
+    before = children()
+    engine = make(kind, num_workers=1)
+    engine.submit(0, 1)
+    engine.wait(0)
+    engine.submit(1, ("spin", 10**10))
+    time.sleep(0.2)
+    begin = time.monotonic()
+    engine.close()
+    assert wait_until(lambda: children() <= before, 3)
+    assert time.monotonic() - begin < 3
+
+
+def test_a_child_of_the_users_function_does_not_hide_its_workers_death() -> None:
+    engine = make(("process", "fork"), num_workers=1)
+    engine.submit(0, ("fork", 20))
+    engine.wait(0)
+    engine.submit(1, ("exit",))
+    begin = time.monotonic()
+    with pytest.raises(WorkerDied):
+        engine.wait(1)
+    assert time.monotonic() - begin < 10
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", [("process", "forkserver"), ("process", "fork")], ids=["forkserver", "fork"])
+def test_workers_that_leave_finish_what_they_have_and_are_reaped(kind: tuple[str, str]) -> None:
+    before = children()
+    processes = make(kind)
+    for ticket in range(20):
+        processes.submit(ticket, ticket)
+    processes.set_workers(1)
+    assert [processes.wait(ticket).batch["number"] for ticket in range(20)] == list(range(20))
+    for step in range(20, 260):
+        processes.set_workers(1 + step % 3)
+        processes.submit(step, step)
+        assert processes.wait(step).batch["number"] == step
+    processes.set_workers(1)
+    time.sleep(0.3)
+    processes.set_workers(2)  # starting one is when the dead are buried
+    assert wait_until(lambda: len(children() - before) <= 3)  # a server and two workers
+    processes.close()
+
+
+def test_threads_asked_to_leave_and_come_back_are_as_many_as_asked_for() -> None:
+    engine = make(("thread", "fork"), num_workers=4)
+    for step in range(300):
+        engine.set_workers(1 + step % 4)
+        engine.submit(step, step)
+        assert engine.wait(step).batch["number"] == step
+    engine.set_workers(4)
+    for ticket in range(300, 304):
+        engine.submit(ticket, ("sleep", 0.2))
+    begin = time.monotonic()
+    for ticket in range(300, 304):
+        engine.wait(ticket)
+    assert time.monotonic() - begin < 0.7
+    engine.close()
+
+
+def test_with_few_descriptors_held_batches_become_copies() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+    try:
+        for kind in (("thread", "fork"), ("process", "fork")):
+            engine = make(kind, num_workers=1)
+            held = []
+            for ticket in range(500):
+                engine.submit(ticket, ticket)
+                held.append(engine.wait(ticket).batch["square"])
+            assert [array[0] for array in held] == [ticket**2 for ticket in range(500)]
+            engine.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_forgotten_engine_takes_its_workers_along() -> None:
+    before, threads = children(), threading.active_count()
+    for kind in (("thread", "fork"), ("process", "fork"), ("process", "forkserver")):
+        engine = make(kind)
+        engine.submit(0, 1)
+        engine.wait(0)
+        del engine
+        gc.collect()
+        assert wait_until(lambda: children() <= before)
+        assert wait_until(lambda: threading.active_count() == threads)

@@ -1,0 +1,98 @@
+"""Plans to load, functions to map, and what to compare batches by."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+import penstock
+from penstock.plan import Dataset, Plan
+from pytorch.functions import draw_from_rng, negate
+
+NUM_ROWS = 43
+
+
+def numbers(num_rows: int = NUM_ROWS) -> Dataset:
+    """A column that names the row, and one that is wide enough to see tearing."""
+    wide = np.arange(num_rows, dtype=np.float32)[:, None] + np.zeros(64, np.float32)
+    return penstock.from_arrays({"x": np.arange(num_rows), "wide": wide})
+
+
+def documents(num_documents: int = 90) -> Dataset:
+    lengths = np.random.default_rng(3).integers(1, 30, num_documents)
+    values = np.arange(lengths.sum(), dtype=np.uint32)
+    return penstock.from_arrays({"tokens": penstock.Ragged(values, np.concatenate([[0], np.cumsum(lengths)]))})
+
+
+def plans() -> dict[str, Plan]:
+    """A plan of every sort that any worker can run."""
+    ds, docs = numbers(), documents()
+    return {
+        "plain": ds.shuffle(seed=7).batch(4),
+        "packed": docs.shuffle(seed=7).pack(32).batch(4),
+        "windows": docs.shuffle(seed=1, mode="full").window(16).batch(4),
+        "rng": ds.shuffle(seed=2).map(draw_from_rng).batch(4),
+        "batched": docs.shuffle(seed=3).pack(32).map(negate, batched=True).batch(4),
+        "short": ds.shuffle(seed=4).batch(8, tail="short"),
+        "pad": docs.pack(32).batch(8, tail="pad"),
+        "drop": ds.batch(8, tail="drop"),
+        "ragged": docs.shuffle(seed=9).batch(4),
+    }
+
+
+def plain(value: Any) -> Any:
+    """A batch's value as lists, to compare and to keep."""
+    if isinstance(value, penstock.Ragged):
+        return [plain(value.values), plain(value.offsets)]
+    return value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else value
+
+
+def plain_batch(batch: dict[str, Any]) -> dict[str, Any]:
+    return {key: plain(value) for key, value in batch.items()}
+
+
+def expected(plan: Plan, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[dict[str, Any]]:
+    """An epoch as the plan itself reads it."""
+    return [plain_batch(plan.read(step, epoch, rank, world_size)) for step in range(plan.num_batches(epoch))]
+
+
+def received(batches: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [plain_batch(batch) for batch in batches]
+
+
+def rows_of(batches: Iterable[dict[str, Any]]) -> list[int]:
+    """The `x` of every row, in order."""
+    return [x for batch in batches for x in batch["x"].tolist()]
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True) if child.status() != "zombie"}
+
+
+def workers() -> list[int]:
+    """Worker processes of this process, without the servers that started them."""
+    return [pid for pid in children() if not any(True for _ in psutil.Process(pid).children())]
+
+
+def wait_until(is_so: Any, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,418 @@
+"""However a training script ends, nothing of it stays: each test runs a script and looks at what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PREAMBLE = """
+import os, sys, time, signal
+import numpy as np
+import penstock
+
+def slow(row, rng):
+    time.sleep(0.001)
+    return row
+
+plan = penstock.from_arrays({"x": np.arange(4000)}).shuffle(seed=1)
+"""
+PROCESS = 'workers="process", num_workers=2'
+KINDS = {
+    "thread": 'workers="thread", num_workers=2',
+    "forkserver": PROCESS,
+    "spawn": PROCESS + ', start_method="spawn"',
+    "fork": PROCESS + ', start_method="fork"',
+}
+
+
+class Script:
+    """A training script in a process group and folder of its own."""
+
+    def __init__(self, folder: Path, body: str) -> None:
+        path = folder / "train.py"
+        path.write_text(PREAMBLE + textwrap.dedent(body))
+        self.shared = set(os.listdir("/dev/shm"))
+        self.process = subprocess.Popen(
+            [sys.executable, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            start_new_session=True,
+            env=os.environ | {"TMPDIR": str(folder)},
+        )
+        self.family: dict[int, float] = {}
+
+    def wait_for(self, line: str) -> None:
+        assert self.process.stdout is not None
+        read = self.process.stdout.readline().strip()
+        if read != line:
+            self.process.kill()
+            raise AssertionError(f"{read!r}; stderr: {self.process.communicate()[1]}")
+        self.remember()
+
+    def remember(self) -> None:
+        """Note every process that belongs to the script now."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            self.family[child.pid] = child.create_time()
+
+    def left(self) -> list[int]:
+        return [pid for pid, created in self.family.items() if _is_running(pid, created)]
+
+    def finish(self, seconds: float = 10.0) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out, err
+
+    def assert_nothing_left(self, seconds: float = 3.0) -> None:
+        deadline = time.monotonic() + seconds
+        while self.left() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert self.left() == []
+        assert set(os.listdir("/dev/shm")) <= self.shared
+
+
+def _is_running(pid: int, created: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+ENDINGS = {
+    "break": "break",
+    "exception": "raise SystemExit(3)",
+    "exit without close": "sys.exit(0)",
+    "forgotten": "del loader; break",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_that_ends_without_close_ends_at_once_and_quietly(tmp_path: Path, kind: str, ending: str) -> None:
+    if kind == "spawn" and ending != "break":
+        pytest.skip("the same code as the fork server's, slower to start")
+    script = Script(
+        tmp_path,
+        f"""
+        loader = penstock.DataLoader(plan.batch(4), {KINDS[kind]})
+        for step, batch in enumerate(loader):
+            if step == 3:
+                print("running", flush=True)
+                sys.stdin.readline()
+                {ENDINGS[ending]}
+        """,
+    )
+    script.wait_for("running")
+    begin = time.monotonic()
+    code, out, err = script.finish()
+    assert time.monotonic() - begin < 5
+    assert (code, out, err) == (3 if ending == "exception" else 0, "", "")
+    assert len(script.family) == {"thread": 0, "forkserver": 3, "spawn": 2, "fork": 2}[kind]
+    script.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ctrl_c_ends_everything_with_nothing_but_the_traceback(tmp_path: Path, kind: str) -> None:
+    script = Script(
+        tmp_path,
+        f"""
+        if __name__ == "__main__":
+            loader = penstock.DataLoader(plan.map(slow).batch(64), {KINDS[kind]}, epochs=None)
+            for step, batch in enumerate(loader):
+                if step == 1:
+                    print("running", flush=True)
+        """,
+    )
+    script.wait_for("running")
+    time.sleep(0.2)
+    os.killpg(script.process.pid, signal.SIGINT)
+    code, _, err = script.finish()
+    assert code == -signal.SIGINT
+    assert err.count("Traceback (most recent call last)") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    script.assert_nothing_left()
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.15, 0.4, 0.8])
+def test_ctrl_c_while_workers_start_ends_everything(tmp_path: Path, delay: float) -> None:
+    script = Script(
+        tmp_path,
+        f"""
+        loader = penstock.DataLoader(plan.batch(64), {PROCESS}, epochs=None)
+        print("starting", flush=True)
+        for batch in loader:
+            pass
+        """,
+    )
+    script.wait_for("starting")
+    time.sleep(delay)
+    script.remember()
+    os.killpg(script.process.pid, signal.SIGINT)
+    code, _, err = script.finish()
+    assert code == -signal.SIGINT
+    assert err.count("Traceback (most recent call last)") <= 1 + err.count("During handling")
+    script.assert_nothing_left()
+
+
+def test_a_caught_ctrl_c_leaves_a_loader_that_works(tmp_path: Path) -> None:
+    script = Script(
+        tmp_path,
+        f"""
+        if __name__ == "__main__":
+            for options in ({{{"'workers': 'thread'"}}}, {{"workers": "process", "num_workers": 2}}):
+                loader = penstock.DataLoader(plan.map(slow).batch(50), **options)
+                next(iter(loader))
+                loader.load_state_dict(loader.state_dict() | {{"row": 0}})
+                got = []
+                try:
+                    for batch in loader:
+                        got += batch["x"].tolist()
+                        if len(got) == 500:
+                            signal.setitimer(signal.ITIMER_REAL, 0.01)
+                            signal.signal(signal.SIGALRM, signal.default_int_handler)
+                except KeyboardInterrupt:
+                    loader.load_state_dict(loader.state_dict())
+                for batch in loader:
+                    got += batch["x"].tolist()
+                whole = [x for step in range(80) for x in plan.batch(50).read(step)["x"].tolist()]
+                print(got == whole, flush=True)
+                loader.close()
+        """,
+    )
+    code, out, err = script.finish(60)
+    assert (code, out.split(), err) == (0, ["True", "True"], "")
+
+
+@pytest.mark.parametrize("kind", ["forkserver", "spawn", "fork"])
+def test_a_sigkill_of_the_trainer_takes_every_worker_along(tmp_path: Path, kind: str) -> None:
+    script = Script(
+        tmp_path,
+        f"""
+        def spin(row, rng):
+            if row["x"] % 100 == 7:
+                sum(range(10**10))  # keeps the GIL for minutes
+            return row
+
+        if __name__ == "__main__":
+            loader = penstock.DataLoader(plan.map(spin).batch(4), {KINDS[kind]}, epochs=None)
+            batches = iter(loader)
+            next(batches)
+            print("running", flush=True)
+            for batch in batches:
+                pass
+        """,
+    )
+    script.wait_for("running")
+    time.sleep(0.5)
+    assert len(script.family) >= 2
+    script.process.kill()
+    script.process.wait()
+    script.assert_nothing_left()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["train.py"]
+    script.finish()
+
+
+@pytest.mark.parametrize("kind", ["forkserver", "spawn"])
+@pytest.mark.parametrize("delay", [0.02, 0.1, 0.4, 1.0])
+def test_a_sigkill_while_workers_are_starting_leaves_none(tmp_path: Path, kind: str, delay: float) -> None:
+    script = Script(
+        tmp_path,
+        f"""
+        loader = penstock.DataLoader(plan.batch(4), {KINDS[kind]})
+        print("starting", flush=True)
+        next(iter(loader))
+        """,
+    )
+    script.wait_for("starting")
+    deadline = time.monotonic() + 5
+    while not script.family and script.process.poll() is None and time.monotonic() < deadline:
+        script.remember()
+    time.sleep(delay)
+    if script.process.poll() is None:
+        script.remember()
+    script.process.kill()
+    script.process.wait()
+    assert script.family
+    script.assert_nothing_left()
+    script.finish()
+
+
+def test_a_grandchild_that_inherits_nothing_keeps_nothing_alive(tmp_path: Path) -> None:
+    """A program that the user's script starts holds no life-line, so workers end though it lives on."""
+    script = Script(
+        tmp_path,
+        f"""
+        import subprocess
+        loader = penstock.DataLoader(plan.batch(4), {PROCESS}, epochs=None)
+        batches = iter(loader)
+        next(batches)
+        print("running", flush=True)
+        other = subprocess.Popen(["sleep", "20"], close_fds=False, start_new_session=True, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL)
+        pid = os.fork()
+        if pid == 0:
+            os.close(1); os.close(2)
+            time.sleep(20)
+        time.sleep(20)
+        """,
+    )
+    script.wait_for("running")
+    time.sleep(0.3)
+    family = psutil.Process(script.process.pid).children(recursive=True)
+    script.process.kill()
+    script.process.wait()
+    try:
+        script.assert_nothing_left()
+    finally:
+        for process in family:
+            if process.is_running():
+                process.kill()
+    script.finish()
+
+
+def test_functions_of_the_script_itself_run_in_processes(tmp_path: Path) -> None:
+    script = Script(
+        tmp_path,
+        """
+        class MyError(Exception):
+            pass
+
+        def double(row, rng):
+            if row["x"] == 30:
+                raise MyError("thirty")
+            return {"x": row["x"] * 2}
+
+        if __name__ == "__main__":
+            plain = penstock.from_arrays({"x": np.arange(40)}).map(double).batch(10)
+            for method in ("forkserver", "spawn"):
+                loader = penstock.DataLoader(plain, workers="process", num_workers=1, start_method=method)
+                try:
+                    for batch in loader:
+                        print(batch["x"].tolist()[0])
+                except MyError as error:
+                    print(type(error).__name__, error)
+                loader.close()
+        """,
+    )
+    code, out, err = script.finish(40)
+    assert (code, err) == (0, "")
+    assert out.split("\n") == ["0", "20", "40", "MyError thirty"] * 2 + [""]
+
+
+def test_a_script_run_as_a_module_works_too(tmp_path: Path) -> None:
+    package = tmp_path / "job"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sizes.py").write_text("SIZE = 4\n")
+    (package / "train.py").write_text(
+        PREAMBLE
+        + textwrap.dedent("""
+        from .sizes import SIZE
+
+        def double(row, rng):
+            return {"x": row["x"] * 2}
+
+        if __name__ == "__main__":
+            plan = penstock.from_arrays({"x": np.arange(8)}).map(double).batch(SIZE)
+            with penstock.DataLoader(plan, workers="process", num_workers=1) as loader:
+                print([batch["x"].tolist() for batch in loader])
+        """)
+    )
+    done = subprocess.run([sys.executable, "-m", "job.train"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[[0, 2, 4, 6], [8, 10, 12, 14]]\n", "")
+
+
+def test_the_script_is_not_imported_when_no_function_lives_in_it(tmp_path: Path) -> None:
+    """It has no `if __name__ == "__main__"`, and writes down every time it runs."""
+    script = Script(
+        tmp_path,
+        """
+        with open("runs.txt", "a") as file:
+            file.write("ran\\n")
+        loader = penstock.DataLoader(plan.batch(100), workers="process", num_workers=2)
+        print(sum(1 for _ in loader))
+        """,
+    )
+    assert script.finish(40) == (0, "40\n", "")
+    assert (tmp_path / "runs.txt").read_text() == "ran\n"
+
+
+def test_a_script_without_a_main_guard_is_told_and_starts_no_cascade(tmp_path: Path) -> None:
+    script = Script(
+        tmp_path,
+        """
+        loader = penstock.DataLoader(plan.map(slow).batch(100), workers="process", num_workers=1)
+        print(sum(1 for _ in loader))
+        """,
+    )
+    code, out, err = script.finish(40)
+    assert code == 1
+    assert out == ""
+    assert "Put the training loop under `if __name__ == '__main__':`" in err
+
+
+def test_a_function_of_an_interactive_session_is_refused_with_the_reason() -> None:
+    body = PREAMBLE + "next(iter(penstock.DataLoader(plan.map(slow).batch(4), workers='process', num_workers=1)))"
+    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, timeout=60)
+    assert "lives in a notebook or an interactive session" in done.stderr
+    assert done.returncode == 1
+
+
+def test_what_a_worker_prints_arrives(tmp_path: Path) -> None:
+    script = Script(
+        tmp_path,
+        """
+        def talk(row, rng):
+            print("row", row["x"])
+            return row
+
+        if __name__ == "__main__":
+            print("first")
+            for method in ("forkserver", "fork"):
+                data = penstock.from_arrays({"x": np.arange(3)}).map(talk).batch(3)
+                loader = penstock.DataLoader(data, workers="process", num_workers=1, start_method=method)
+                list(loader)
+                loader.close()
+        """,
+    )
+    code, out, err = script.finish(40)
+    assert (code, err) == (0, "")
+    assert sorted(out.split("\n")) == sorted(["first", *["row 0", "row 1", "row 2"] * 2, ""])
+
+
+def test_a_sigterm_to_the_group_lets_the_trainer_save_and_go_on(tmp_path: Path) -> None:
+    """As a cluster sends it to every process of a job: the trainer's handler decides."""
+    script = Script(
+        tmp_path,
+        f"""
+        told = []
+        signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+        loader = penstock.DataLoader(plan.batch(4), {PROCESS}, epochs=None)
+        rows = []
+        for step, batch in enumerate(loader):
+            rows += batch["x"].tolist()
+            if step == 2:
+                print("running", flush=True)
+            if told and not os.path.exists("stop"):
+                open("stop", "w").close()
+                last = step + 200
+            if told and step >= last:
+                break
+        print(rows[:4000] == [x for k in range(1000) for x in plan.batch(4).read(k)["x"].tolist()][:len(rows)])
+        """,
+    )
+    script.wait_for("running")
+    for pid in (*script.family, script.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    code, out, err = script.finish(40)
+    assert (code, out, err) == (0, "True\n", "")
+    script.assert_nothing_left()

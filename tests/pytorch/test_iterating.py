@@ -1,0 +1,323 @@
+"""What a `for` loop runs through, and where the state stands after it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+
+import pytest
+from torch.distributed.checkpoint.stateful import Stateful
+
+import penstock
+from penstock.errors import StateError
+from pytorch.examples import documents, expected, numbers, received, rows_of
+
+
+def make(tail: str = "carry", **options: object) -> penstock.DataLoader:
+    return penstock.DataLoader(numbers(10).batch(4, tail=tail), workers="thread", num_workers=2, **options)  # type: ignore[arg-type]
+
+
+def test_a_loop_is_an_epoch_and_the_next_loop_the_next_epoch() -> None:
+    with make() as loader:
+        assert [len(loader), *map(len, received(loader))][0] == 3
+        assert rows_of(loader) == [2, 3, 4, 5, 6, 7, 8, 9]  # the first loop took rows 0 and 1 of this epoch along
+        assert rows_of(loader) == [*range(10), 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("tail", "sizes"), [("carry", [4, 4, 4]), ("short", [4, 4, 2]), ("pad", [4, 4, 4]), ("drop", [4, 4])]
+)
+def test_tails(tail: str, sizes: list[int]) -> None:
+    with make(tail) as loader:
+        assert len(loader) == len(sizes)
+        batches = list(loader)
+    assert [len(batch["x"]) for batch in batches] == sizes
+    if tail == "pad":
+        assert batches[-1]["is_repeated"].tolist() == [False, False, True, True]
+        assert batches[-1]["x"].tolist() == [8, 9, 0, 1]
+    if tail != "carry":
+        assert loader.state_dict()["epoch"] == 1
+        assert loader.state_dict()["row"] == 0
+
+
+def test_the_end_of_an_epoch_and_the_start_of_the_next_are_one_state() -> None:
+    with make("short") as loader:
+        list(loader)
+        end = loader.state_dict()
+    other = make("short")
+    other.set_epoch(1)
+    assert other.state_dict() == end
+    assert (end["epoch"], end["row"]) == (1, 0)
+
+
+def test_a_break_leads_to_the_next_epoch_with_one_warning_that_names_the_rows() -> None:
+    with make("short") as loader:
+        for _ in loader:
+            break
+        assert len(loader) == 3
+        with pytest.warns(UserWarning, match=r"left epoch 0 early: its last 6 rows are skipped") as caught:
+            batches = list(loader)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        assert rows_of(batches) == list(range(10))
+        assert loader.state_dict()["epoch"] == 2
+        assert rows_of(loader) == list(range(10))  # and no second warning
+
+
+def test_a_break_after_the_last_batch_skips_nothing() -> None:
+    with make("short") as loader:
+        for step, _ in enumerate(loader):
+            if step == 2:
+                break
+        assert rows_of(loader) == list(range(10))
+        assert loader.state_dict()["epoch"] == 2
+
+
+def test_a_loop_that_was_never_asked_for_a_batch_skips_nothing() -> None:
+    with make("short") as loader:
+        iter(loader)
+        assert rows_of(loader) == list(range(10))
+        assert loader.state_dict()["epoch"] == 1
+
+
+def test_going_on_after_a_break_is_one_line() -> None:
+    with make("short") as loader:
+        for _ in loader:
+            break
+        loader.load_state_dict(loader.state_dict())
+        assert len(loader) == 2
+        assert rows_of(loader) == [4, 5, 6, 7, 8, 9]
+
+
+def test_set_epoch_with_the_current_epoch_does_not_rewind() -> None:
+    with make("short") as loader:
+        loader.load_state_dict(loader.state_dict() | {"epoch": 3, "row": 4})
+        loader.set_epoch(3)
+        assert rows_of(loader) == [4, 5, 6, 7, 8, 9]
+        loader.set_epoch(4)
+        assert rows_of(loader) == list(range(10))
+        loader.set_epoch(1)
+        assert loader.state_dict()["epoch"] == 1
+        for _ in loader:
+            break
+        loader.set_epoch(7)  # said on purpose: no warning
+        assert rows_of(loader) == list(range(10))
+    for wrong in (-1, 1.0, "1"):
+        with pytest.raises(ValueError, match="epochs count from 0"):
+            loader.set_epoch(wrong)  # type: ignore[arg-type]
+
+
+def test_the_usual_loop_over_epochs_sees_every_row_once_per_epoch() -> None:
+    with make("short") as loader:
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            assert rows_of(loader) == list(range(10))
+
+
+def test_epochs_none_never_stops_and_has_no_gap() -> None:
+    with make(epochs=None) as loader:
+        rows: list[int] = []
+        for batch in loader:
+            rows += batch["x"].tolist()
+            if len(rows) >= 400:
+                break
+        with pytest.raises(TypeError, match="never stops"):
+            len(loader)
+    assert rows == [row % 10 for row in range(400)]
+
+
+def test_several_epochs_in_one_loop() -> None:
+    with make("short", epochs=3) as loader:
+        assert len(loader) == 9
+        assert rows_of(loader) == [row % 10 for row in range(30)]
+        assert loader.state_dict()["epoch"] == 3
+
+
+def test_len_is_that_of_the_loop_that_runs_and_then_of_the_next() -> None:
+    with make("short") as loader:
+        assert len(loader) == 3
+        assert [len(loader) for _ in loader] == [3, 3, 3]
+        loader.load_state_dict(loader.state_dict() | {"row": 4})
+        assert len(loader) == 2
+        assert [len(loader) for _ in loader] == [2, 2]
+        assert len(loader) == 3
+
+
+@pytest.mark.parametrize("tail", ["carry", "short", "pad", "drop"])
+@pytest.mark.parametrize("row", range(11))
+def test_len_tells_how_many_batches_come_from_any_row(tail: str, row: int) -> None:
+    loader = penstock.DataLoader(numbers(10).batch(4, tail=tail), num_workers=0)  # type: ignore[arg-type]
+    loader.load_state_dict(loader.state_dict() | {"row": row})
+    num_batches = len(loader)
+    assert len(list(loader)) == num_batches
+    assert num_batches > 0
+
+
+def test_rows_that_fill_no_batch_after_a_resume_are_dropped_and_the_next_epoch_follows() -> None:
+    saved = make("short")
+    next(iter(saved))
+    state = saved.state_dict() | {"row": 7}
+    with make("drop") as loader:
+        loader.load_state_dict(state)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["row"]) == (1, 0)
+        assert rows_of(loader) == list(range(8))
+        assert rows_of(loader) == list(range(8))
+        loader.load_state_dict(state | {"row": 3})
+        assert rows_of(loader) == [3, 4, 5, 6]
+        assert loader.state_dict()["epoch"] == 1
+
+
+def test_a_plan_without_batches_gives_an_empty_loop_and_no_endless_one() -> None:
+    empty = numbers(0).batch(4)
+    too_short = numbers(3).batch(4, tail="drop")
+    for plan in (empty, too_short, numbers(0).batch(4, tail="drop")):
+        with penstock.DataLoader(plan) as loader:
+            assert len(loader) == 0
+            assert list(loader) == []
+            assert list(loader) == []
+        with pytest.raises(ValueError, match="has no batches"):
+            iter(penstock.DataLoader(plan, epochs=None))
+
+
+def test_micro_batches_are_pieces_of_a_step_and_state_moves_with_steps() -> None:
+    plan = documents().shuffle(seed=1).pack(32).batch(8)
+    with penstock.DataLoader(plan, workers="thread", num_workers=2, micro_batch=2) as loader:
+        assert len(loader) == 4 * plan.num_batches()
+        rows = []
+        for step, batch in enumerate(loader):
+            assert batch["input_ids"].shape == (2, 32)
+            assert batch["num_targets_global"] == plan.read(step // 4)["num_targets"]
+            assert (loader.state_dict()["epoch"] * plan.num_rows + loader.state_dict()["row"]) == (step + 1) // 4 * 8
+            rows += batch["input_ids"].tolist()
+    assert rows == [row for batch in expected(plan) for row in batch["input_ids"]]
+    with pytest.raises(ValueError, match="micro_batch=3 does not divide the 8 rows"):
+        iter(penstock.DataLoader(plan, micro_batch=3))
+
+
+def test_micro_batches_of_a_short_step_are_as_many_as_of_any_other() -> None:
+    plan = numbers(9).batch(8, tail="short")
+    with penstock.DataLoader(plan, workers="thread", micro_batch=2) as loader:
+        assert len(loader) == 8
+        batches = list(loader)
+    assert [len(batch["x"]) for batch in batches] == [2, 2, 2, 2, 1, 0, 0, 0]
+
+
+def test_an_exception_in_the_loop_leaves_the_state_at_the_rows_handed_over() -> None:
+    with make("short", prefetch=8) as loader:
+        with pytest.raises(ZeroDivisionError):
+            for step, _ in enumerate(loader):
+                if step == 1:
+                    1 / 0  # noqa: B018
+        assert loader.state_dict()["row"] == 8
+        loader.load_state_dict(loader.state_dict())
+        assert rows_of(loader) == [8, 9]
+
+
+def test_the_state_is_small_plain_and_what_torch_calls_stateful() -> None:
+    loader = make()
+    assert isinstance(loader, Stateful)
+    state = loader.state_dict()
+    assert len(pickle.dumps(state)) < 1024
+    assert json.loads(json.dumps(state)) == state
+    assert {"version", "order", "epoch", "row"} <= state.keys()
+    mixed = penstock.mix({"a": (numbers().shuffle(seed=1), 1), "b": (numbers().shuffle(seed=2), 2)}, seed=1, rows=30)
+    assert len(json.dumps(penstock.DataLoader(mixed.batch(2)).state_dict())) < 1024
+
+
+def test_a_state_of_another_order_is_refused_and_what_differs_is_named() -> None:
+    docs = documents()
+    state = penstock.DataLoader(docs.shuffle(seed=7).pack(32).batch(4)).state_dict()
+    cases = {
+        r"shuffle was seed=7, .*is seed=8": docs.shuffle(seed=8).pack(32).batch(4),
+        r"shuffle was .*group=16, is .*group=4": docs.shuffle(seed=7, group=4).pack(32).batch(4),
+        r"pack was length=32.*is length=16": docs.shuffle(seed=7).pack(16).batch(4),
+        r"pack was .*'split'.*is .*'drop'": docs.shuffle(seed=7).pack(32, long="drop").batch(4),
+        r"window was none, is length=8": docs.shuffle(seed=7).window(8).batch(4),
+        r"shuffle was .*, is none": docs.pack(32).batch(4),
+        r"data was [0-9a-f]+, is": documents(80).shuffle(seed=7).pack(32).batch(4),
+    }
+    for match, plan in cases.items():
+        with pytest.raises(StateError, match=f"(?s)another order.*{match}.*this may not"):
+            penstock.DataLoader(plan).load_state_dict(state)
+    allowed = docs.shuffle(seed=7).pack(32, labels="same", pad=9).map(lambda b: b, batched=True).batch(8, tail="short")
+    penstock.DataLoader(allowed).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"row": -1}, "row -1"),
+        ({"row": 11}, "row 11"),
+        ({"epoch": -1}, "Epoch -1"),
+        ({"row": 1.0}, "row 1.0"),
+        ({"epoch": True}, "Epoch True"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_refused(change: dict[str, object], match: str) -> None:
+    loader = make()
+    with pytest.raises(StateError, match=match):
+        loader.load_state_dict(loader.state_dict() | change)
+
+
+@pytest.mark.parametrize("wrong", [{}, None, [], "state", {"epoch": 1}])
+def test_what_is_no_state_is_refused(wrong: object) -> None:
+    with pytest.raises(StateError, match="Not the state of a loader"):
+        make().load_state_dict(wrong)  # type: ignore[arg-type]
+
+
+def test_state_counts_what_was_handed_over_and_not_what_was_computed_ahead() -> None:
+    with make(prefetch=8) as loader:
+        for step, _ in enumerate(loader):
+            state = loader.state_dict()
+            assert state["epoch"] * 10 + state["row"] == 4 * (step + 1)
+
+
+def test_a_second_loop_ends_the_first() -> None:
+    with make("short") as loader:
+        first = iter(loader)
+        assert next(first)["x"].tolist() == [0, 1, 2, 3]
+        with pytest.warns(UserWarning, match="last 6 rows"):
+            second = iter(loader)
+        with pytest.raises(RuntimeError, match="another one was begun"):
+            next(first)
+        assert rows_of(second) == list(range(10))
+        third = iter(loader)
+        next(third)
+        loader.set_epoch(8)
+        with pytest.raises(RuntimeError, match="This loop is over"):
+            next(third)
+
+
+def test_a_closed_loader_says_so_and_starts_again() -> None:
+    for options in ({"workers": "inline"}, {"workers": "thread"}, {"workers": "process", "start_method": "fork"}):
+        loader = penstock.DataLoader(numbers(10).batch(4, tail="short"), **options)  # type: ignore[arg-type]
+        batches = iter(loader)
+        next(batches)
+        loader.close()
+        loader.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            next(batches)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert rows_of(loader) == list(range(10))
+        loader.close()
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    plan = numbers().batch(4)
+    for wrong, match in [
+        ({"workers": "threads"}, "'inline', 'thread' and 'process'"),
+        ({"num_workers": -1}, "from 0 on"),
+        ({"num_workers": 1.5}, "from 0 on"),
+        ({"prefetch": 0}, "prefetch=0"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"micro_batch": "4"}, "micro_batch='4'"),
+        ({"start_method": "exec"}, "'forkserver', 'spawn' or 'fork'"),
+        ({"rank": 0}, "both rank and world_size"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            penstock.DataLoader(plan, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes a plan"):
+        penstock.DataLoader(numbers())  # type: ignore[arg-type]
