@@ -11,7 +11,7 @@
     ├── StorageError         (OSError)            the disk refused: full, failing, or gone
     ├── StageError           (ValueError)         stages of a plan in an order that has no meaning
     ├── StateError           (ValueError)         a saved state belongs to another order of the data
-    ├── WorkerDied           (RuntimeError)       worker processes kept dying over one batch
+    ├── WorkerDied           (RuntimeError)       worker processes kept dying over the same work
     └── MissingExtra         (ImportError)        an optional package is needed: install the extra
 
 Each also inherits the builtin that people already catch. A wrong argument is a plain
@@ -66,7 +66,7 @@ class StateError(PenstockError, ValueError):
 
 
 class WorkerDied(PenstockError, RuntimeError):
-    """Worker processes died over and over while they computed one batch."""
+    """Worker processes were killed or crashed, several times over the same work."""
 
 
 class MissingExtra(PenstockError, ImportError):

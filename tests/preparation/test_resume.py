@@ -141,7 +141,7 @@ def slow_command(source: Path, destination: Path) -> list[str]:
         "--workers",
         "2",
         "--shard-bytes",
-        "6000",
+        "60000",
     ]
 
 

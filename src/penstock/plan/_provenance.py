@@ -2,8 +2,9 @@
 
 `penstock prepare` notes in the manifest which stretch of which file each stretch of samples came from:
 `origins = {"files": [path, ...], "splits": [[file, begin, end, samples, rows], ...]}`. `rows` is null where
-sample k of a split is its row k; else runs `[first sample, first row, stride]`. A dataset that was shuffled
-has a column `origin` instead: (split, row) of each sample.
+sample k of a split is its row k; else runs `[first sample, first row, stride]`. A sixth element, the number of
+files, says that the split is a group of files from `file` on, one row each. A dataset that was shuffled has a
+column `origin` instead: (split, row) of each sample.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Provenance:
                 return None
             before = int(self._ends[number - 1]) if number else 0
             row = _row_of(self._splits[number][4], index - before)
-        file, begin, end = self._splits[number][:3]
+        file, begin, end, _, _, *num_files = self._splits[number]
+        if num_files:  # a group of small files, each of them one row
+            return str(self._files[file + row])
         return f"{self._files[file]} [{begin}:{end}], row {row}"
 
 

@@ -5,8 +5,8 @@
 May import: `plan`, `shards`, `sources`, `order`, `packing`, and the lines under them. Imported by: `cli`.
 """
 
+from penstock.errors import WorkerDied
 from penstock.preparation._columns import KeepColumns
-from penstock.preparation._errors import WorkerDied
 from penstock.preparation._functions import FunctionTransform
 from penstock.preparation._images import DecodeImage
 from penstock.preparation._prepare import prepare

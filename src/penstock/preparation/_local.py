@@ -21,7 +21,7 @@ from multiprocessing import connection
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from penstock.preparation._errors import WorkerDied
+from penstock.errors import WorkerDied
 from penstock.preparation._messages import Done, Failed, Freed, Open, Opened, Run, Told, unpack_error
 from penstock.preparation._processes import WorkerProcess, explain_death
 from penstock.preparation._progress import Counts

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.errors import MissingExtra
-from penstock.preparation._errors import WorkerDied
+from penstock.errors import MissingExtra, WorkerDied
 from penstock.preparation._local import MAX_DEATHS, Listen, Lost
 from penstock.preparation._messages import Done, Failed, Told, pack_error, unpack_error
 from penstock.preparation._stages import AnyJob, Keyed, Runner

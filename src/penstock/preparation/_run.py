@@ -106,7 +106,8 @@ class Preparation:
         recipe, ready = basis.recipe, transform
         if recipe is None or not self._is_all_done(recipe, groups, files, first_split):
             if groups:
-                self._start_engine(groups)
+                local_only = any(split.needs_this_process for group in groups for split in group)
+                self._start_engine(len(groups), local_only=local_only)
             looked = self._look(transform, reading, files, groups, task_bytes)
             recipe, ready = self._settle(basis.recipe, looked, transform, reading, task_bytes), looked.transform
         check_packable(recipe.schema, self._settings.pack)
@@ -184,21 +185,24 @@ class Preparation:
             )
         return recipe if found is None else found
 
-    def _start_engine(self, groups: Sequence[tuple[Split, ...]]) -> Engine:
+    def _start_engine(self, num_tasks: int, *, local_only: bool) -> Engine:
+        """The engine of this run, begun early so that workers import while the parent plans."""
         if self._engine is None:
-            self._engine = self._stack.enter_context(self._choose_engine(groups))
+            self._engine = self._stack.enter_context(self._choose_engine(num_tasks, local_only))
         return self._engine
 
-    def _choose_engine(self, groups: Sequence[tuple[Split, ...]]) -> Engine:
+    def _choose_engine(self, num_tasks: int, local_only: bool) -> Engine:
         settings = self._settings
-        if any(split.needs_this_process for group in groups for split in group):
+        if local_only:
             return InlineEngine()
         if settings.engine == "ray":
             return RayEngine(None if settings.workers == "auto" else settings.workers, settings.address)
-        return LocalEngine(max(1, min(settings.num_workers, len(groups))), self._work)
+        return LocalEngine(max(1, min(settings.num_workers, num_tasks)), self._work)
 
     def _make(self, job: Job, tasks: list[Task], kept: Sequence[MadeTask]) -> list[MadeTask]:
         """Do what is not done, and return all new tasks with what they made."""
+        if not tasks:
+            return []
         finished = self._finished(tasks)
         self._ledger.num_kept += len(finished)
         gather = []
@@ -243,7 +247,8 @@ class Preparation:
                 self._check_skipped(finished, skipped)
 
         if left:
-            self._start_engine([()]).run(job, left, listen)
+            local_only = any(task.needs_this_process for task in left)
+            self._start_engine(len(left), local_only=local_only).run(job, left, listen)
         self._check_skipped(finished, skipped)
         self._ledger.failures.update(meter.failures)
 
