@@ -205,7 +205,7 @@ def test_micro_batches_of_a_short_step_are_as_many_as_of_any_other() -> None:
 
 def test_an_exception_in_the_loop_leaves_the_state_at_the_rows_handed_over() -> None:
     with make("short", prefetch=8) as loader:
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
             for step, _ in enumerate(loader):
                 if step == 1:
                     1 / 0  # noqa: B018

@@ -166,12 +166,12 @@ def test_changing_workers_and_prefetch_while_it_runs_changes_no_batch() -> None:
         with penstock.DataLoader(plan, workers=kind, num_workers=1, start_method="fork", epochs=12) as loader:
             got = []
             for step, batch in enumerate(loader):
-                got.append(batch["x"].tolist())
+                got += batch["x"].tolist()
                 if step % 5 == 0:
                     loader.set_workers(1 + step % 4)
                 if step % 7 == 0:
                     loader.set_prefetch(1 + step % 6)
-        assert sum(got, [])[: 12 * 43] == [x for epoch in range(12) for x in _epoch_of_rows(plan, epoch)]
+        assert got[: 12 * 43] == [x for epoch in range(12) for x in _epoch_of_rows(plan, epoch)]
 
 
 def test_set_workers_changes_how_many_there_are_and_how_many_batches_are_ahead() -> None:

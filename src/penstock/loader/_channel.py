@@ -14,7 +14,7 @@ import socket
 from typing import Any
 
 _MAX_DESCRIPTORS = 4
-_MAX_BYTES = 1 << 14
+_MAX_BYTES = 1 << 14  # a buffer of this size is allocated for every message: small enough for the heap
 _RIGHTS_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 

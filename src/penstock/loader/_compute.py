@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from penstock.loader._memory import Arena, Layout, Slot
+from penstock.loader._memory import AnySlot, Arena, Layout
 from penstock.loader._work import Work
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """Where a batch lies, and what it took to get it there."""
+class Computed(NamedTuple):
+    """Where a batch lies, and what it took to get it there. A tuple, because it is pickled for every batch."""
 
     layout: Layout
     produce_seconds: float
@@ -21,13 +19,11 @@ class Computed:
     page_faults: int
 
 
-def compute(work: Work, item: Any, slot: Slot) -> Computed:
+def compute(work: Work, item: Any, slot: AnySlot) -> Computed:
     """Compute an item into a slot."""
-    begin, cpu, faults = time.perf_counter(), time.thread_time(), _page_faults()
+    begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_THREAD)
     arena = Arena(slot)
     layout = arena.lay_out(work.compute(item, arena))
-    return Computed(layout, time.perf_counter() - begin, time.thread_time() - cpu, _page_faults() - faults)
-
-
-def _page_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+    after = resource.getrusage(resource.RUSAGE_THREAD)
+    cpu_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return Computed(layout, time.perf_counter() - begin, cpu_seconds, after.ru_majflt - before.ru_majflt)

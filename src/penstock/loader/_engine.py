@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from penstock.loader._memory import Batch
 from penstock.loader._work import Work
@@ -12,8 +11,7 @@ WorkerKind = Literal["inline", "thread", "process"]
 StartMethod = Literal["forkserver", "spawn", "fork"]
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """A finished item."""
 
     batch: Batch

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.loader._compute import compute
 from penstock.loader._engine import Result
-from penstock.loader._memory import SlotPool
+from penstock.loader._memory import SlotPool, private_slot
 from penstock.loader._work import Work
 
 
@@ -18,7 +18,7 @@ class InlineEngine:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._items: dict[int, Any] = {}
-        self._pool = SlotPool()
+        self._pool = SlotPool(private_slot)
 
     def submit(self, ticket: int, item: Any) -> None:
         """Remember the item."""

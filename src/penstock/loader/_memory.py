@@ -3,11 +3,12 @@
 # NOTE [who frees a slot]
 #   worker fills slot -> result -> lease -> arrays, tensors, slices of them -> last one dies -> slot is free
 #
-# A slot is anonymous shared memory (memfd): no name, nothing in /dev/shm, gone with the last process that
-# has it. It is handed over as a lease, a fresh object that is the base of every array of the batch; when
-# the last array or tensor on it dies, its finaliser puts the slot back. The finaliser hangs on the lease
-# and never on an array: numpy lets a slice of a view refer past the view to its base, so the view can die
-# while the slice lives. It may run in any thread at any moment, so all it does is append to a deque.
+# A slot is anonymous memory: no name, nothing in /dev/shm, gone with the last process that has it; shared
+# with a worker process as a descriptor (memfd), or private to this one. It is handed over as a lease, a
+# fresh object that is the base of every array of the batch; when the last array or tensor on it dies, its
+# finaliser puts the slot back. The finaliser hangs on the lease and never on an array: numpy lets a slice
+# of a view refer past the view to its base, so the view can die while the slice lives. It may run in any
+# thread at any moment, so all it does is append to a deque.
 
 Allocating instead would cost a page fault for every 4 KiB of every batch.
 """
@@ -21,9 +22,8 @@ import os
 import resource
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,28 +35,35 @@ Batch = dict[str, Any]
 
 _ALIGNMENT = 64
 _FIRST_BYTES = 1 << 20
+_RESERVED_BYTES = 16 << 30  # address space, not memory
+_MAP_NORESERVE = 0x4000  # Linux; Python names it from 3.13 on
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """An array in a slot."""
 
     offset: int
     shape: tuple[int, ...]
     dtype: str
+    end: int
+    """Where its last byte ends."""
 
     def view(self, memory: Any) -> NDArray[Any]:
         """The array, based on `memory`."""
         return np.ndarray(self.shape, dtype_from_name(self.dtype), memory, self.offset)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedRagged:
+class PlacedRagged(NamedTuple):
     """A ragged column in a slot."""
 
     values: Placed
     offsets: Placed
     is_bytes: bool
+
+    @property
+    def end(self) -> int:
+        """Where its last byte ends."""
+        return max(self.values.end, self.offsets.end)
 
     def view(self, memory: Any) -> Ragged:
         """The column, based on `memory`."""
@@ -95,10 +102,43 @@ class Slot:
         return self._map
 
 
+class PrivateSlot:
+    """A stretch of this process's own memory, for threads: in huge pages, which writing is a quarter faster in.
+
+    It is reserved once, far larger than any batch, and takes memory only where it was written to: arrays
+    never move, and nothing is kept account of.
+    """
+
+    number = 0
+
+    def __init__(self) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._map = mmap.mmap(-1, _RESERVED_BYTES, flags=flags)
+        self._map.madvise(mmap.MADV_HUGEPAGE)
+
+    def memory(self, size: int) -> mmap.mmap:
+        """The slot as memory of at least `size` bytes."""
+        if size > _RESERVED_BYTES:
+            raise MemoryError(f"A batch of {size:,} bytes is asked for; {_RESERVED_BYTES:,} is the limit.")
+        return self._map
+
+
+AnySlot = Slot | PrivateSlot
+SomeSlot = TypeVar("SomeSlot", bound=AnySlot)
+
+
+def private_slot(number: int) -> AnySlot:
+    """A slot for threads; where so much address space cannot be reserved, one of the other kind."""
+    try:
+        return PrivateSlot()
+    except OSError:
+        return Slot(number)
+
+
 class Arena:
     """Writes one batch into a slot; arrays asked of it are part of the batch without a copy."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: AnySlot) -> None:
         self._slot = slot
         self._end = 0
         self._placed: dict[int, tuple[NDArray[Any], Placed]] = {}
@@ -107,7 +147,7 @@ class Arena:
         """A new array in the slot."""
         begin = -(-self._end // _ALIGNMENT) * _ALIGNMENT
         self._end = begin + math.prod(shape) * dtype.itemsize
-        placed = Placed(begin, shape, dtype_name(dtype))
+        placed = Placed(begin, shape, dtype_name(dtype), self._end)
         array = placed.view(self._slot.memory(max(self._end, 1)))
         self._placed[id(array)] = array, placed
         return array
@@ -131,43 +171,45 @@ class Arena:
         return self._placed[id(copy)][1]
 
 
-class SlotPool:
+class SlotPool(Generic[SomeSlot]):
     """Slots that are free, and the count of those that are not."""
 
-    def __init__(self) -> None:
-        self._free: list[Slot] = []
-        self._given_back: deque[Slot] = deque()
-        self._released: deque[Slot] = deque()
+    def __init__(self, make_slot: Callable[[int], SomeSlot]) -> None:
+        self._make_slot = make_slot
+        self._free: list[SomeSlot] = []
+        self._given_back: deque[SomeSlot] = deque()
+        self._released: deque[SomeSlot] = deque()
         self._num_made = 0
         self._num_leased = 0
         self.num_slots = 0
 
-    def take(self) -> Slot:
+    def take(self) -> SomeSlot:
         """A free slot; as many are made as batches are held."""
         self._collect()
         if self._free:
             return self._free.pop()
         self.num_slots += 1
         self._num_made += 1
-        return Slot(self._num_made)
+        return self._make_slot(self._num_made)
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: SomeSlot) -> None:
         """Return a slot that was not handed over; any thread may."""
         self._given_back.append(slot)
 
-    def hand_over(self, slot: Slot, layout: Layout) -> Batch:
+    def hand_over(self, slot: SomeSlot, layout: Layout) -> Batch:
         """The batch in a slot; the slot comes back when the last array on it dies."""
+        memory = slot.memory(max((p.end for p in layout.values() if isinstance(p, (Placed, PlacedRagged))), default=1))
         if self.num_leased >= _max_leases():
-            batch = {key: _copy(value) for key, value in _view(layout, slot.memory(slot.size)).items()}
+            batch = {key: _copy(value) for key, value in _view(layout, memory).items()}
             self.give_back(slot)
             return batch
-        lease = (ctypes.c_char * slot.size).from_buffer(slot.memory(slot.size))
+        lease = (ctypes.c_char * len(memory)).from_buffer(memory)
         self._num_leased += 1
         # See NOTE [who frees a slot].
         weakref.finalize(lease, self._released.append, slot).atexit = False
         return _view(layout, lease)
 
-    def shrink(self) -> list[Slot]:
+    def shrink(self) -> list[SomeSlot]:
         """Let go of free slots beyond those being filled and two, and say which: their worker has them open too."""
         self._collect()
         num_wanted = self.num_held - self.num_leased + 2

@@ -73,6 +73,12 @@ class Pipeline:
         self._count(result, is_ready, begin, waited)
         return item, batch
 
+    def look(self) -> None:
+        """Bring what the statistics say of now up to date; the rest is counted batch by batch."""
+        statistics = self._statistics
+        statistics.num_buffers, statistics.num_buffers_in_use = self._engine.num_buffers()
+        statistics.num_workers, statistics.prefetch = self._engine.num_workers, self.prefetch
+
     def close(self) -> None:
         """Stop the engine."""
         self._is_closed = True
@@ -115,8 +121,6 @@ class Pipeline:
         statistics.produce_seconds += result.produce_seconds
         statistics.worker_cpu_seconds += result.cpu_seconds
         statistics.page_faults += result.page_faults
-        statistics.num_buffers, statistics.num_buffers_in_use = self._engine.num_buffers()
-        statistics.num_workers, statistics.prefetch = self._engine.num_workers, self.prefetch
 
     def _check(self) -> None:
         if not self.is_ours:

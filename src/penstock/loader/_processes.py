@@ -42,7 +42,7 @@ class RemoteTraceback(Exception):
 @dataclass(slots=True, eq=False)
 class _Worker:
     started: Started
-    pool: SlotPool = field(default_factory=SlotPool)
+    pool: SlotPool[Slot] = field(default_factory=lambda: SlotPool(Slot))
     known: set[int] = field(default_factory=set)
     """Slots that the process has open."""
     dropped: list[int] = field(default_factory=list)
@@ -68,6 +68,7 @@ class ProcessEngine:
         self._deaths: dict[int, int] = {}
         self._last_ticket, self._first_wanted = -1, 0
         self._is_closed = False
+        self._ears: tuple[dict[int, _Worker], select.poll] | None = None
         _engines.add(self)
         self.set_workers(num_workers)
 
@@ -175,10 +176,7 @@ class ProcessEngine:
         """Read what workers say, waiting at most so long for the first word."""
         if self._is_closed:
             raise RuntimeError("The loader is closed.")
-        poller = select.poll()  # `select` refuses descriptors from 1,024 on
-        workers = {worker.started.channel.fileno(): worker for worker in self._workers}
-        for descriptor in workers:
-            poller.register(descriptor, select.POLLIN)
+        workers, poller = self._listened_to()
         for descriptor, _ in poller.poll(seconds * 1000):
             worker = workers[descriptor]
             try:
@@ -189,6 +187,16 @@ class ProcessEngine:
                 self._hear(worker, message)
         self._dispatch()
 
+    def _listened_to(self) -> tuple[dict[int, _Worker], select.poll]:
+        """(workers by descriptor, what waits for any of them), made anew when workers came or went."""
+        if self._ears is None or list(self._ears[0].values()) != self._workers:
+            workers = {worker.started.channel.fileno(): worker for worker in self._workers}
+            poller = select.poll()  # `select` refuses descriptors from 1,024 on
+            for descriptor in workers:
+                poller.register(descriptor, select.POLLIN)
+            self._ears = workers, poller
+        return self._ears
+
     def _hear(self, worker: _Worker, message: tuple[Any, ...]) -> None:
         kind, *fields = message
         if kind == "broken":
@@ -198,8 +206,7 @@ class ProcessEngine:
         if ticket < self._first_wanted:
             worker.pool.give_back(slot)
         else:
-            note = f"in worker process {worker.started.number}, while computing {item}"
-            outcome = rest[0] if kind == "done" else _rebuild(*rest, note=note)
+            outcome = rest[0] if kind == "done" else _rebuild(*rest, note=_where(worker.started.number, item))
             self._done[ticket] = (worker, slot, outcome)
             self._deaths.pop(ticket, None)
         self._release_if_idle(worker)
@@ -241,6 +248,10 @@ def _make_starter(life_line: int, work: Work, method: StartMethod) -> Starter:
     if method == "fork":
         return ForkStarter(life_line, work)
     return SpawnStarter(life_line) if method == "spawn" else ForkServerStarter(life_line)
+
+
+def _where(number: int, item: Any) -> str:
+    return f"in worker process {number}, while computing {item}"
 
 
 def _send(started: Started, message: tuple[Any, ...], descriptors: tuple[int, ...] = ()) -> bool:

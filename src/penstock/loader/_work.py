@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.loader._memory import Arena, Batch
 from penstock.plan import Plan
 from penstock.schema import dtype_from_name
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One batch of a plan: its first row, whose share of it, and which part of the share."""
 
     row: int

@@ -19,7 +19,7 @@ from penstock.order import FullOrder, Order, SequentialOrder, WindowedOrder
 from penstock.plan._compiled import kernels
 from penstock.plan._dataset import Dataset
 from penstock.plan._stages import Cast, Shuffle, Window
-from penstock.schema import Ragged, dtype_from_name
+from penstock.schema import Ragged, dtype_from_name, dtype_name
 from penstock.shards import Storage
 
 Batch = dict[str, Any]
@@ -77,18 +77,23 @@ class Epochs:
 
     def locate(self, rows: Rows) -> list[tuple[int, Rows, NDArray[np.int64]]]:
         """(epoch, places in `rows`, rows of the data) for each epoch that `rows` touch; nearly always one."""
-        if not len(rows):
-            return []
-        least, greatest = kernels().extent(rows)
-        first, last = least // self.num_rows, greatest // self.num_rows
-        if first == last:
-            return [(first, np.arange(len(rows)), self.order(first).rows(rows - first * self.num_rows))]
+        epoch = self._only_epoch(rows)
+        if epoch is not None:
+            return [(epoch, np.arange(len(rows)), self.order(epoch).rows(rows - epoch * self.num_rows))]
         epochs = rows // self.num_rows
         found: list[tuple[int, Rows, NDArray[np.int64]]] = []
         for epoch in np.unique(epochs).tolist():
             places = np.flatnonzero(epochs == epoch)
             found.append((epoch, places, self.order(epoch).rows(rows[places] - epoch * self.num_rows)))
         return found
+
+    def _only_epoch(self, rows: Rows) -> int | None:
+        """The epoch that all rows are in; None when there are several, or no rows."""
+        if not len(rows):
+            return None
+        least, greatest = kernels().extent(rows)
+        epoch = least // self.num_rows
+        return int(epoch) if greatest // self.num_rows == epoch else None
 
     def announce(self, row: int, announce_window: Callable[[int], None]) -> None:
         """Call `announce_window` once for each storage window of the row's group and of the next.
@@ -116,11 +121,11 @@ class Epochs:
 
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """The row of the data behind each row of the run."""
-        located = self.locate(rows)
-        if len(located) == 1:
-            return located[0][2]
+        epoch = self._only_epoch(rows)
+        if epoch is not None:
+            return self.order(epoch).rows(rows - epoch * self.num_rows)
         found = np.empty(len(rows), np.int64)
-        for _, places, data_rows in located:
+        for _, places, data_rows in self.locate(rows):
             found[places] = data_rows
         return found
 
@@ -149,7 +154,8 @@ class SampleRows:
 
     def __init__(self, dataset: Dataset, casts: tuple[Cast, ...], shuffle: Shuffle | None) -> None:
         self.dataset = dataset
-        self._dtypes = _cast_dtypes(dataset, casts)
+        dtypes = _cast_dtypes(dataset, casts)
+        self._columns = [(column, dtypes.get(column.name, column.dtype)) for column in dataset.schema.columns]
         rows_per_window = max(1, STORAGE_WINDOW_BYTES // _sample_bytes(dataset.storage))
         self.epochs = Epochs(even_windows(len(dataset), rows_per_window), shuffle)
         self.num_rows = self.epochs.num_rows
@@ -161,15 +167,23 @@ class SampleRows:
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """Samples by one gather per column."""
-        given = {name: array for name, array in (out or {}).items() if name in self.dataset.schema}
-        for name, dtype in self._dtypes.items():
-            given[name] = offered(given, name, (len(rows), *self.dataset.schema[name].shape), dtype)
-        return dict(self.dataset.read(self.epochs.find(rows), out=given))
+        stored = self.dataset.storage_indices(self.epochs.find(rows))
+        storage = self.dataset.storage
+        batch: Batch = {}
+        for column, dtype in self._columns:
+            if column.is_ragged:
+                if out is not None and column.name in out:
+                    raise SchemaError(f"out[{column.name!r}]: the column is ragged; what it takes is not known before.")
+                batch[column.name] = storage.read_ragged(column, stored)
+            else:
+                batch[column.name] = offered(out, column.name, (len(rows), *column.shape), dtype)
+                storage.read_fixed(column, stored, batch[column.name])
+        return batch
 
     def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """The fixed columns."""
-        fixed = [column for column in self.dataset.schema.columns if not column.is_ragged]
-        return {c.name: ((num_rows, *c.shape), self._dtypes.get(c.name, c.dtype).name) for c in fixed}
+        fixed = [(column, dtype) for column, dtype in self._columns if not column.is_ragged]
+        return {column.name: ((num_rows, *column.shape), dtype_name(dtype)) for column, dtype in fixed}
 
     def announce(self, row: int) -> None:
         """The storage windows of the row's group, and of the next."""

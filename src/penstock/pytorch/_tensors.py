@@ -43,7 +43,8 @@ def _convert(value: Any) -> Any:
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor | NDArray[Any]:
-    if array.dtype.kind == "V" and array.dtype.name in _BY_NAME:  # the name takes numpy 9 us
-        integers, dtype = _BY_NAME[array.dtype.name]
-        return torch.from_numpy(array.view(integers)).view(dtype)
-    return torch.from_numpy(array) if array.dtype.kind in "biufc" else array
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        known = _BY_NAME.get(array.dtype.name)
+        return array if known is None else torch.from_numpy(array.view(known[0])).view(known[1])

@@ -1,0 +1,67 @@
+"""The numbers that a loader gives about itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import penstock
+from pytorch.examples import numbers
+from pytorch.functions import be_slow
+
+OPTIONS: list[Any] = [
+    {"workers": "inline"},
+    {"workers": "thread", "num_workers": 2},
+    {"workers": "process", "num_workers": 2, "start_method": "fork"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["inline", "thread", "process"])
+def test_statistics_add_up(options: Any) -> None:
+    plan = numbers(80).map(be_slow).batch(8)
+    begin = time.perf_counter()
+    with penstock.DataLoader(plan, **options) as loader:
+        assert loader.stats().num_batches == 0
+        assert loader.stats().ready_share == 1.0
+        for _ in loader:
+            time.sleep(0.03)
+        stats = loader.stats()
+    elapsed = time.perf_counter() - begin
+    assert stats.num_batches == 10
+    assert stats.num_bytes == 80 * (8 + 64 * 4)
+    assert stats.step_seconds >= 9 * 0.03
+    assert stats.produce_seconds >= 80 * 0.002
+    assert 0 < stats.worker_cpu_seconds < stats.produce_seconds
+    assert stats.wait_seconds + stats.step_seconds + stats.copy_seconds <= elapsed
+    assert 0 < stats.copy_seconds < stats.wait_seconds + 0.1
+    assert stats.page_faults >= 0
+    assert 0 < stats.num_buffers_in_use <= stats.num_buffers
+    assert stats.num_workers == options.get("num_workers", 0)
+    assert stats.prefetch == (4 if options["workers"] != "inline" else 1)
+    if options["workers"] == "inline":
+        assert stats.num_ready == 0
+        assert stats.wait_seconds >= 80 * 0.002
+    else:
+        assert stats.ready_share >= 0.7  # a step takes longer than two workers need for a batch
+
+
+def test_statistics_are_a_copy_of_plain_numbers() -> None:
+    with penstock.DataLoader(numbers().batch(4), num_workers=0) as loader:
+        next(iter(loader))
+        stats = loader.stats()
+        stats.num_batches = 99
+        assert loader.stats().num_batches == 1
+    assert all(type(value) in (int, float) for value in dataclasses.asdict(stats).values())
+
+
+def test_waiting_shows_in_torchs_profiler() -> None:
+    with (
+        penstock.DataLoader(numbers().batch(4), workers="thread") as loader,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        list(loader)
+    assert "penstock.wait" in {event.key for event in profile.key_averages()}
