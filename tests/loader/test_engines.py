@@ -67,7 +67,8 @@ def test_every_engine_answers_tickets_in_any_order_forgets_and_reports_errors(en
     del rest
     # forgotten items never come, also those that fail or are being computed
     for ticket in range(10, 20):
-        engine.submit(ticket, ("raise", ticket) if ticket % 2 else ("sleep", 0.02))
+        engine.submit(ticket, ("sleep", 0.1) if ticket < 12 else ("raise", ticket))
+    time.sleep(0.03)  # the first two are being computed
     engine.forget()
     engine.submit(20, 5)
     ticket, result = engine.wait_any()

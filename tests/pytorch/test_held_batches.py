@@ -97,7 +97,9 @@ def test_a_thousand_held_batches_grow_the_pool_and_it_shrinks_when_they_die(opti
     plan = numbers(997).shuffle(seed=1).batch(8)
     with penstock.DataLoader(plan, epochs=None, **options) as loader:
         batches = iter(loader)
+        before = resident_bytes()
         held = [next(batches) for _ in range(1000)]
+        assert resident_bytes() - before < 100 << 20  # 2 KB each: a huge page for each would be 2 GB
         stats = loader.stats()
         limit = min(1000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32)
         assert stats.num_buffers_in_use >= limit

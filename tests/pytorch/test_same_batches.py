@@ -196,3 +196,20 @@ def test_set_workers_changes_how_many_there_are_and_how_many_batches_are_ahead()
 def _epoch_of_rows(plan: penstock.Plan, epoch: int) -> list[int]:
     rows = [x for step in range(200) for x in plan.read_at(step * 4)["x"].tolist()]
     return rows[epoch * plan.num_rows : (epoch + 1) * plan.num_rows]
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_a_broken_off_loop_had_ahead_is_neither_seen_again_nor_kept(kind: str, in_order: bool) -> None:
+    plan = numbers(40).batch(4, tail="short")
+    with penstock.DataLoader(
+        plan, workers=kind, num_workers=2, start_method="fork", prefetch=6, in_order=in_order
+    ) as loader:
+        for epoch in range(30):
+            loader.set_epoch(2 * epoch)
+            for _ in loader:
+                break
+            loader.set_epoch(2 * epoch + 1)
+            assert sorted(rows_of(loader)) == list(range(40))
+        assert loader.stats().num_buffers_in_use <= 8
+        assert loader.stats().num_buffers <= 24
