@@ -47,7 +47,7 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def wait_until(is_so: Any, seconds: float = 5.0) -> bool:
+def wait_until(is_so: Any, seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:

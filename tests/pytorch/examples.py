@@ -81,7 +81,7 @@ def workers() -> list[int]:
     return [pid for pid in children() if not any(True for _ in psutil.Process(pid).children())]
 
 
-def wait_until(is_so: Any, seconds: float = 5.0) -> bool:
+def wait_until(is_so: Any, seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 
 import numpy as np
@@ -212,4 +213,14 @@ def test_what_a_broken_off_loop_had_ahead_is_neither_seen_again_nor_kept(kind: s
             loader.set_epoch(2 * epoch + 1)
             assert sorted(rows_of(loader)) == list(range(40))
         assert loader.stats().num_buffers_in_use <= 8
+        assert loader.stats().num_buffers <= 24
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_loops_that_are_begun_and_left_at_once_cost_no_memory(kind: str) -> None:
+    with penstock.DataLoader(numbers(40).batch(4), workers=kind, num_workers=2, start_method="fork") as loader:
+        for _ in range(300):
+            iter(loader)
+            time.sleep(0.001)
+        assert rows_of(loader) == list(range(40))
         assert loader.stats().num_buffers <= 24

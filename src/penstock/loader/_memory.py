@@ -8,8 +8,8 @@
 # fresh object that is the base of every array of the batch; when the last array or tensor on it dies, its
 # finaliser puts the slot back. The finaliser hangs on the lease and never on an array: numpy lets a slice
 # of a view refer past the view to its base, so the view can die while the slice lives. It may run in any
-# thread at any moment, so all it does is append to a deque,
-# in C: a Ctrl-C that came while Python code ran there would be swallowed, and the slot lost with it (tried).
+# thread at any moment, so all it does is append to a deque, and that in C: a Ctrl-C that came while Python
+# code ran there would be swallowed, and the slot lost with it (tried).
 
 Allocating instead would cost a page fault for every 4 KiB of every batch.
 """
@@ -237,8 +237,11 @@ class SlotPool(Generic[SomeSlot]):
         while self._given_back:
             self._free.append(self._given_back.popleft())
         while self._released:
-            _, slot = self._leased.pop(id(self._released.popleft()))
-            self._free.append(slot)
+            _, slot = self._leased.pop(id(self._released.popleft()), (None, None))
+            if slot is None:  # a Ctrl-C came in the middle of handing it over; it is gone
+                self.num_slots -= 1
+            else:
+                self._free.append(slot)
 
 
 def _view(layout: Layout, memory: Any) -> Batch:

@@ -106,6 +106,8 @@ class ProcessEngine:
             if slot is not None:
                 worker.pool.give_back(slot)
         self._done.clear()
+        while self._read(0):
+            pass
 
     def set_workers(self, num_workers: int) -> None:
         """Start workers, or let some leave after what they are doing."""
@@ -172,12 +174,13 @@ class ProcessEngine:
         worker.outstanding[ticket] = (item, slot)
         return True
 
-    def _read(self, seconds: float) -> None:
-        """Read what workers say, waiting at most so long for the first word."""
+    def _read(self, seconds: float) -> bool:
+        """Read what workers say, waiting at most so long for the first word; whether there was one."""
         if self._is_closed:
             raise RuntimeError("The loader is closed.")
         workers, poller = self._listened_to()
-        for descriptor, _ in poller.poll(seconds * 1000):
+        ready = poller.poll(seconds * 1000)
+        for descriptor, _ in ready:
             worker = workers[descriptor]
             try:
                 message, _ = worker.started.channel.receive()
@@ -186,6 +189,7 @@ class ProcessEngine:
             else:
                 self._hear(worker, message)
         self._dispatch()
+        return bool(ready)
 
     def _listened_to(self) -> tuple[dict[int, _Worker], select.poll]:
         """(workers by descriptor, what waits for any of them), made anew when workers came or went."""

@@ -41,6 +41,8 @@ class _Shared:
         self.tasks: SimpleQueue[_Task | None] = SimpleQueue()
         """None sends one thread home."""
         self.results: SimpleQueue[_Outcome] = SimpleQueue()
+        self.ended: list[int] = []
+        """Threads that went home. `Thread.is_alive` takes a live one for dead when a Ctrl-C comes inside it (3.11)."""
         self.is_closed = False
 
 
@@ -49,6 +51,7 @@ def _run(shared: _Shared, number: int) -> None:
     while (task := shared.tasks.get()) is not None and not shared.is_closed:
         shared.results.put(_outcome(shared, number, task))
         del task  # or its slot would wait with this thread for the next one
+    shared.ended.append(number)
 
 
 def _outcome(shared: _Shared, number: int, task: _Task) -> _Outcome:
@@ -66,7 +69,7 @@ class ThreadEngine:
         self._shared = _Shared(work)
         self._pool = SlotPool(private_slot)
         self._done: dict[int, _Outcome] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[int, threading.Thread] = {}
         self._num_started = 0
         self._first_wanted = 0
         self._last_ticket = -1
@@ -115,18 +118,21 @@ class ThreadEngine:
                     self._pool.give_back(task[2])
         for _ in range(num_leaving):
             self._shared.tasks.put(None)
+        while self._collect(0):
+            pass
 
     def set_workers(self, num_workers: int) -> None:
         """Start threads, or send some home after what is submitted now."""
         for _ in range(self.num_workers - num_workers):
             self._shared.tasks.put(None)
         for _ in range(num_workers - self.num_workers):
-            name = f"penstock-loader-{self._num_started}"
-            thread = threading.Thread(target=_run, args=(self._shared, self._num_started), name=name, daemon=True)
-            self._threads.append(thread)
-            self._num_started += 1
+            number, self._num_started = self._num_started, self._num_started + 1
+            name = f"penstock-loader-{number}"
+            thread = threading.Thread(target=_run, args=(self._shared, number), name=name, daemon=True)
+            self._threads[number] = thread
             thread.start()
-        self._threads[:] = [thread for thread in self._threads if thread.is_alive()]
+        while self._shared.ended:
+            self._threads.pop(self._shared.ended.pop(), None)
         self.num_workers = num_workers
 
     def num_buffers(self) -> tuple[int, int]:
@@ -137,7 +143,7 @@ class ThreadEngine:
         """Stop the threads; one that is inside a user's function is left to end by itself."""
         _send_home(self._shared, self._threads)
         deadline = time.monotonic() + _CLOSE_SECONDS
-        for thread in self._threads:
+        for thread in self._threads.values():
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._threads.clear()
@@ -153,7 +159,7 @@ class ThreadEngine:
         try:
             outcome = self._shared.results.get(seconds > 0, seconds)
         except Empty:
-            self._check_alive()
+            self._check_open()
             return False
         if outcome[0] < self._first_wanted:
             self._pool.give_back(outcome[2])
@@ -171,14 +177,14 @@ class ThreadEngine:
         self._pool.shrink()
         return Result(batch, number, computed.produce_seconds, computed.cpu_seconds, computed.page_faults)
 
-    def _check_alive(self) -> None:
+    def _check_open(self) -> None:
         if self._shared.is_closed:
             raise RuntimeError("The loader is closed.")
-        if not any(thread.is_alive() for thread in self._threads):
+        if len(self._shared.ended) >= len(self._threads):
             raise RuntimeError("Every worker thread ended. This is a bug in Penstock; please report it.")
 
 
-def _send_home(shared: _Shared, threads: list[threading.Thread]) -> None:
+def _send_home(shared: _Shared, threads: dict[int, threading.Thread]) -> None:
     shared.is_closed = True
     for _ in threads:
         shared.tasks.put(None)

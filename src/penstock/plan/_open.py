@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from penstock.errors import FormatError
 from penstock.plan._dataset import Dataset
 from penstock.plan._origin import ArraysOrigin, FolderOrigin, ForeignOrigin
-from penstock.schema import dtype_name
+from penstock.schema import dtype_from_name, dtype_name
 from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
 
 Format = Literal["penstock", "npy", "raw", "megatron"]
@@ -68,8 +68,13 @@ def open_dataset(
         raise ValueError(f"io='pread' is for dataset folders; {place} is adopted as a memory map.")
     name = column or ("tokens" if kind == "megatron" else "data")
     sizes = tuple(shape) if shape is not None else None
-    kind_of_number = None if dtype is None else dtype_name(np.dtype(dtype))
-    return Dataset(ForeignOrigin(path=place, format=kind, column=name, dtype=kind_of_number, shape=sizes))
+    number = None if dtype is None else _name_of(dtype)
+    return Dataset(ForeignOrigin(path=place, format=kind, column=name, dtype=number, shape=sizes))
+
+
+def _name_of(dtype: DTypeLike) -> str:
+    """Name of a dtype given as text, which may be one that numpy itself does not know, or as numpy's own."""
+    return dtype_name(dtype_from_name(dtype) if isinstance(dtype, str) else np.dtype(dtype))
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
