@@ -194,9 +194,10 @@ class SlotPool(Generic[SomeSlot]):
         self._collect()
         if self._free:
             return self._free.pop()
-        self.num_slots += 1
+        slot = self._make_slot(self._num_made + 1)
         self._num_made += 1
-        return self._make_slot(self._num_made)
+        self.num_slots += 1
+        return slot
 
     def give_back(self, slot: SomeSlot) -> None:
         """Return a slot that was not handed over; any thread may."""
