@@ -189,11 +189,18 @@ def test_a_script_stopped_while_its_workers_start_leaves_none(
     script.remember()
     assert script.family
     os.killpg(script.process.pid, stop)
-    script.process.wait(10)
+    try:
+        script.process.wait(4)
+    except (
+        subprocess.TimeoutExpired
+    ):  # llvmlite swallows a Ctrl-C that comes while it loads a kernel; people press again
+        assert stop == signal.SIGINT
+        os.killpg(script.process.pid, stop)
+        script.process.wait(10)
     script.assert_nothing_left()
     code, _, err = script.finish()
     assert code == -stop
-    assert err.count("KeyboardInterrupt") == (stop == signal.SIGINT)
+    assert ("KeyboardInterrupt" in err) == (stop == signal.SIGINT)
 
 
 @pytest.mark.stress  # on a loaded machine an alarm may also ring outside the `try`

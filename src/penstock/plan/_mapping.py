@@ -94,7 +94,7 @@ def _seeded_globals(key: int) -> Iterator[None]:
     torch = sys.modules.get("torch")
     kept = random.getstate(), np.random.get_state(), torch.random.get_rng_state() if torch else None
     random.seed(key)
-    np.random.seed([key & 0xFFFFFFFF, key >> 32])
+    np.random.seed([key & 0xFFFFFFFF, key >> 32, 1])  # the 1 tells its stream from that of `random`, a twin otherwise
     if torch is not None:
         torch.random.default_generator.manual_seed(key & (2**63 - 1))
     try:
