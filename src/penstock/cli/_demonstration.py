@@ -28,7 +28,7 @@ from penstock.report import console, print_json
 from penstock.sources import SourceOptions
 
 _VOCABULARY, _EOS = 4096, "<|eos|>"
-_STEPS, _KILL_AT, _COMPARED = 200, 90, 60
+_STEPS, _KILL_AT, _COMPARED = 160, 70, 45
 
 
 @dataclass(frozen=True, slots=True)
