@@ -288,7 +288,7 @@ HOSTILE = [
     "version = 1\n[source]\npath = '/proc/self/mem'\nformat = 'npy'\nfingerprint = ''\ncolumns = ['x']",
     'version = 1\n[source]\npath = "\\u0000"\nfingerprint = ""\ncolumns = []',
     f"version = 1\n[source]\npath = '/{'a' * 5000}'\nfingerprint = ''\ncolumns = []",
-    "version = 1\n[source]\npath = '/root/.ssh'\nfingerprint = ''\ncolumns = []",
+    "version = 1\n[source]\npath = '/nowhere'\nfingerprint = ''\ncolumns = []",
     "[[[[",
     "a = " + "[" * 5000,
     "version = 1\n" + "".join(f"[source{'.mix.a.source' * depth}]\nseed = 1\nrows = 1\n" for depth in range(300)),

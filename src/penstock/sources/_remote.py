@@ -166,7 +166,7 @@ class ForwardFile(_RemoteFile):
             data: bytes = self._store.in_time(self._response._read, num_bytes)
             if not data and num_bytes and self.size is not None and self._position < self.size:
                 raise ConnectionError(f"the answer ended at byte {self._position:,} of {self.size:,}")
-        except Exception:
+        except Exception:  # drivers raise what they like; it is raised again, and the caller decides whether to retry
             self._hang_up()  # the next attempt starts over
             raise
         return data
