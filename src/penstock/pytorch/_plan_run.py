@@ -1,0 +1,216 @@
+"""One run of a plan: where it stands, the loop that is on, and the pipeline behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.errors import StateError
+from penstock.loader import Cursor, Item, LoaderStatistics, Pipeline, PlanWork, has_batches, make_engine, plan_items
+from penstock.plan import Plan
+from penstock.pytorch._ranks import find_rank
+from penstock.pytorch._settings import LoaderSettings
+from penstock.pytorch._tensors import as_tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loop:
+    """One `for` loop over a loader."""
+
+    end: int | None
+    """Row before which its last batch starts."""
+    num_batches: int | None
+    num_parts: int
+
+
+class PlanRun:
+    """Runs a plan ahead of the training loop; what `DataLoader` does when it is given one."""
+
+    def __init__(self, plan: Plan, settings: LoaderSettings, given_rank: tuple[int, int] | None) -> None:
+        self.plan = plan
+        self.settings = settings
+        self.kind, self._num_workers = settings.resolve(plan)
+        self._prefetch = settings.prefetch
+        self._given_rank = given_rank
+        self._cursor = Cursor(plan)
+        self._statistics = LoaderStatistics()
+        self._pipeline: Pipeline | None = None
+        self._engine: Any = None
+        self._loop: _Loop | None = None
+        self._is_unfinished = False
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Batches from where the state stands to the end of the epoch."""
+        self._leave_unfinished_epoch()
+        rank, world_size = self._given_rank or find_rank()
+        loop = self._next_loop(world_size)
+        if loop.end is None and not has_batches(self.plan):
+            raise ValueError(f"The plan has no batches ({self.plan.num_rows:,} rows), and epochs=None waits for one.")
+        pipeline = self._start()
+        row, num_parts = self._cursor.row, loop.num_parts
+        pipeline.start(plan_items(self.plan, row, loop.end, rank=rank, world_size=world_size, num_parts=num_parts))
+        self._loop = loop
+        return self._iterate(pipeline, loop)
+
+    def __len__(self) -> int:
+        """Batches of the loop that runs, and outside of one, of the next."""
+        loop = self._loop
+        if loop is None:
+            _, world_size = self._given_rank or find_rank()
+            loop = self._next_loop(world_size)
+        if loop.num_batches is None:
+            raise TypeError("This loader never stops: epochs=None.")
+        return loop.num_batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands: rows handed over, not rows computed ahead. Under 1 KB.
+
+        Raises:
+            StateError: batches do not come in order, so no row says what was handed over.
+        """
+        if not self.settings.in_order:
+            raise StateError("With in_order=False no single row says which batches were handed over.")
+        return self._cursor.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a state stands; batch size, ranks, workers and maps may differ from when it was saved.
+
+        Raises:
+            StateError: the state belongs to another order of the data.
+        """
+        self._move_to(self._cursor.restore(state).row)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; the epoch that runs is not rewound."""
+        if type(epoch) is not int or epoch < 0:
+            raise ValueError(f"set_epoch({epoch!r}): epochs count from 0.")
+        if epoch != self._cursor.epoch:
+            self._move_to(epoch * self.plan.num_rows)
+
+    def set_workers(self, num_workers: int) -> None:
+        """Use more or fewer workers from now on; no batch changes."""
+        if type(num_workers) is not int or num_workers < 1:
+            raise ValueError(f"num_workers={num_workers!r}; at least one is needed.")
+        if self.kind == "inline":
+            raise ValueError(
+                "This loader has no workers to change: it was made with num_workers=0 or workers='inline'."
+            )
+        self._num_workers = num_workers
+        if self._pipeline is not None:
+            self._engine.set_workers(num_workers)
+            self._pipeline.prefetch = self._num_ahead
+
+    def set_prefetch(self, prefetch: int) -> None:
+        """Compute more or fewer batches ahead from now on; no batch changes."""
+        if type(prefetch) is not int or prefetch < 1:
+            raise ValueError(f"prefetch={prefetch!r}; at least one is needed.")
+        self._prefetch = prefetch
+        if self._pipeline is not None:
+            self._pipeline.prefetch = self._num_ahead
+
+    def stats(self) -> LoaderStatistics:
+        """What was measured so far."""
+        if self._pipeline is not None:
+            self._pipeline.look()
+        return dataclasses.replace(self._statistics)
+
+    def close(self) -> None:
+        """Stop the workers. The next `for` loop starts them again."""
+        pipeline, self._pipeline, self._engine = self._pipeline, None, None
+        if pipeline is not None:
+            pipeline.close()
+
+    def _iterate(self, pipeline: Pipeline, loop: _Loop) -> Iterator[dict[str, Any]]:
+        try:
+            while True:
+                if self._loop is not loop:
+                    raise RuntimeError("This loop is over: another one was begun on the loader, or its state was set.")
+                found = _next_in_profile(pipeline) if torch._C._autograd._profiler_enabled() else pipeline.next()
+                if found is None:
+                    break
+                self._hand_over(found[0], loop)
+                batch = found[1]
+                del found
+                yield batch
+                del batch
+            if loop.end is not None:
+                self._cursor = Cursor(self.plan, max(self._cursor.row, loop.end))
+            self._is_unfinished = False
+        finally:
+            if self._loop is loop:
+                self._loop = None
+
+    def _hand_over(self, item: Item, loop: _Loop) -> None:
+        """Count a step's rows when the last part of it goes to the user."""
+        if item.part == loop.num_parts - 1:
+            row = self.plan.settle(self.plan.next_row(item.row))
+            self._cursor = Cursor(self.plan, max(self._cursor.row, row))
+        self._is_unfinished = loop.end is None or self._cursor.row < loop.end
+
+    def _next_loop(self, world_size: int) -> _Loop:
+        row = self._cursor.end_of_epoch if self._is_unfinished else self._cursor.row
+        num_parts = self._num_parts(world_size)
+        if self.settings.epochs is None:
+            return _Loop(None, None, num_parts)
+        end = (Cursor(self.plan, row).epoch + self.settings.epochs) * self.plan.num_rows
+        return _Loop(end, self.plan.num_batches_between(row, end) * num_parts, num_parts)
+
+    @property
+    def _num_ahead(self) -> int:
+        return self._prefetch or max(1, 2 * self._num_workers)
+
+    def _start(self) -> Pipeline:
+        if self._pipeline is None or not self._pipeline.is_ours:
+            work = PlanWork(self.plan)
+            self._engine = make_engine(
+                work, kind=self.kind, num_workers=self._num_workers, start_method=self.settings.start_method
+            )
+            self._pipeline = Pipeline(
+                self._engine,
+                work,
+                self._statistics,
+                convert=as_tensors,
+                prefetch=self._num_ahead,
+                in_order=self.settings.in_order,
+            )
+        return self._pipeline
+
+    def _num_parts(self, world_size: int) -> int:
+        size = self.settings.micro_batch
+        if size is None:
+            return 1
+        share = self.plan.global_size // world_size
+        if share % size:
+            raise ValueError(f"micro_batch={size} does not divide the {share} rows that each rank has per step.")
+        return share // size
+
+    def _leave_unfinished_epoch(self) -> None:
+        """After a `break`, the next loop is the next epoch, and says which rows it leaves out."""
+        if not self._is_unfinished:
+            return
+        self._is_unfinished = False
+        cursor = self._cursor
+        warnings.warn(
+            f"The last loop left epoch {cursor.epoch} early: its last {cursor.end_of_epoch - cursor.row:,} rows are "
+            "skipped and the next epoch starts. To go on where it was left instead, call "
+            "loader.load_state_dict(loader.state_dict()) before the loop.",
+            stacklevel=4,
+        )
+        self._cursor = Cursor(self.plan, cursor.end_of_epoch)
+
+    def _move_to(self, row: int) -> None:
+        """Go to a row; a loop that runs is over, and rows that fill no batch are passed by."""
+        self._cursor = Cursor(self.plan, self.plan.settle(row) if self.plan.num_rows else row)
+        self._loop = None
+        self._is_unfinished = False
+
+
+def _next_in_profile(pipeline: Pipeline) -> tuple[Any, dict[str, Any]] | None:
+    """The next batch, as a range that torch's profiler shows; entering one costs 20 us even when nobody looks."""
+    with torch.profiler.record_function("penstock.wait"):
+        return pipeline.next()
