@@ -109,3 +109,30 @@ def odd_arrays() -> dict[str, Any]:
         "strided": np.arange(10)[::3],
         "list": [1, 2],
     }
+
+
+@dataclass
+class Counting:
+    """Keeps a count in the worker, so that it matters which one computes an item."""
+
+    count: int = 0
+    place: tuple[int, int] = (-1, -1)
+
+    def begin(self, worker: int, num_workers: int) -> None:
+        self.place = (worker, num_workers)
+
+    def compute(self, item: Any, arena: Arena) -> dict[str, Any]:
+        if isinstance(item, tuple):
+            trouble(*item)
+        self.count += 1
+        return {"count": self.count, "place": self.place, "pid": os.getpid()}
+
+    def announce(self, item: Any) -> None:
+        pass
+
+
+class BadBeginning(Counting):
+    """Cannot begin."""
+
+    def begin(self, worker: int, num_workers: int) -> None:
+        raise LookupError(f"worker {worker} has no shoes")

@@ -6,13 +6,14 @@ May import: `plan` and the lines under it. Imported by: `pytorch`.
 
 from penstock.loader._cpus import default_workers, usable_cpus
 from penstock.loader._cursor import Cursor
-from penstock.loader._engine import Engine, Result, make_engine
-from penstock.loader._memory import Batch
+from penstock.loader._engine import Engine, Result, StartMethod, make_engine
+from penstock.loader._memory import Arena, Batch
 from penstock.loader._pipeline import Pipeline
 from penstock.loader._statistics import LoaderStatistics
-from penstock.loader._work import Item, PlanWork, Work, has_batches, plan_items
+from penstock.loader._work import Item, PlanWork, Stretch, Work, has_batches, plan_items, steps_per_stretch
 
 __all__ = [
+    "Arena",
     "Batch",
     "Cursor",
     "Engine",
@@ -21,10 +22,13 @@ __all__ = [
     "Pipeline",
     "PlanWork",
     "Result",
+    "StartMethod",
+    "Stretch",
     "Work",
     "default_workers",
     "has_batches",
     "make_engine",
     "plan_items",
+    "steps_per_stretch",
     "usable_cpus",
 ]

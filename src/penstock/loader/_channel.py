@@ -1,4 +1,4 @@
-"""Messages between a trainer and its workers: small pickles in packets, descriptors beside them.
+"""Messages between a trainer and its workers: small pickles, or a few bytes, in packets; descriptors beside them.
 
 A Unix socket of packets keeps messages whole, passes descriptors, and answers at once with an end of
 file when the other side dies. The two ends trust each other: one started the other.
@@ -15,6 +15,8 @@ from typing import Any
 
 _MAX_DESCRIPTORS = 4
 _MAX_BYTES = 1 << 14  # a buffer of this size is allocated for every message: small enough for the heap
+_CTRUNC, _CLOEXEC = int(socket.MSG_CTRUNC), int(socket.MSG_CMSG_CLOEXEC)  # `&` of enums takes microseconds
+_DONTWAIT = int(socket.MSG_DONTWAIT)
 _RIGHTS_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -50,7 +52,7 @@ class Channel:
 
     def send_pickled(self, data: bytes, descriptors: tuple[int, ...] = (), *, is_patient: bool = True) -> None:
         """Send a message that is pickled already; if it does not fit a packet, as a descriptor of memory."""
-        flags = 0 if is_patient else socket.MSG_DONTWAIT
+        flags = 0 if is_patient else _DONTWAIT
         if len(data) <= _MAX_BYTES:
             self._send_packet(b"p" + data, descriptors, flags)
             return
@@ -62,6 +64,10 @@ class Channel:
         finally:
             os.close(memory)
 
+    def send_bytes(self, data: bytes) -> None:
+        """Send a few bytes as they are."""
+        self._socket.send(b"b" + data)
+
     def receive(self) -> tuple[Any, tuple[int, ...]]:
         """The next message and the descriptors beside it; `EOFError` when the other side is gone.
 
@@ -69,11 +75,14 @@ class Channel:
             OSError: this process has no descriptor free for those that were sent.
         """
         data, descriptors, flags = self._receive_packet()
-        if flags & socket.MSG_CTRUNC:
+        if flags & _CTRUNC:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise OSError("Too many open files to receive another descriptor; raise `ulimit -n`.")
-        if data[:1] == b"p":
+        kind = data[:1]
+        if kind == b"b":
+            return data[1:], ()
+        if kind == b"p":
             return pickle.loads(data[1:]), tuple(descriptors)  # noqa: S301 - see the module's docstring
         with open(descriptors[0], "rb") as file:
             file.seek(0)
@@ -94,17 +103,22 @@ class Channel:
 
     # `socket.send_fds` and `recv_fds` would do, but drop their flags (CPython 3.11).
     def _send_packet(self, data: bytes, descriptors: tuple[int, ...], flags: int) -> None:
+        if not descriptors:
+            self._socket.send(data, flags)
+            return
         rights = array.array("i", descriptors)
-        self._socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else [], flags)
+        self._socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], flags)
 
     def _receive_packet(self) -> tuple[bytes, list[int], int]:
         while True:
             try:
-                data, beside, flags, _ = self._socket.recvmsg(_MAX_BYTES + 1, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
+                data, beside, flags, _ = self._socket.recvmsg(_MAX_BYTES + 1, _RIGHTS_BYTES, _CLOEXEC)
             except ConnectionResetError:
                 continue  # said once, when the other side died with mail unread, before what it had sent itself
             if not data:
                 raise EOFError
+            if not beside:
+                return data, [], flags
             rights = array.array("i")
             for _, _, content in beside:
                 rights.frombytes(content[: len(content) - len(content) % rights.itemsize])

@@ -6,12 +6,14 @@ import resource
 import time
 from typing import Any, NamedTuple
 
-from penstock.loader._memory import AnySlot, Arena, Layout
+from penstock.loader._memory import Arena, Layout
 from penstock.loader._work import Work
+
+_READING_SECONDS = 0.005
 
 
 class Computed(NamedTuple):
-    """Where a batch lies, and what it took to get it there. A tuple, because it is pickled for every batch."""
+    """Where a batch lies, and what it took to get it there."""
 
     layout: Layout
     produce_seconds: float
@@ -19,11 +21,32 @@ class Computed(NamedTuple):
     page_faults: int
 
 
-def compute(work: Work, item: Any, slot: AnySlot) -> Computed:
-    """Compute an item into a slot."""
-    begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_THREAD)
-    arena = Arena(slot)
-    layout = arena.lay_out(work.compute(item, arena))
-    after = resource.getrusage(resource.RUSAGE_THREAD)
-    cpu_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return Computed(layout, time.perf_counter() - begin, cpu_seconds, after.ru_majflt - before.ru_majflt)
+class Computer:
+    """Computes items in one thread.
+
+    What the thread used is asked of the kernel every few milliseconds, not for every batch: asking takes
+    longer than some batches. In between the cost is told as 0, and with a later batch.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._last_reading = time.perf_counter()
+        self._cpu_seconds, self._page_faults = _used()
+
+    def compute(self, item: Any, arena: Arena) -> Computed:
+        """Compute an item into a slot."""
+        begin = time.perf_counter()
+        arena.begin()
+        layout = arena.lay_out(self._work.compute(item, arena))
+        end = time.perf_counter()
+        if end - self._last_reading < _READING_SECONDS:
+            return Computed(layout, end - begin, 0.0, 0)
+        before, faults_before = self._cpu_seconds, self._page_faults
+        self._last_reading, (self._cpu_seconds, self._page_faults) = end, _used()
+        return Computed(layout, end - begin, self._cpu_seconds - before, self._page_faults - faults_before)
+
+
+def _used() -> tuple[float, int]:
+    """(processor seconds, major page faults) of this thread."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_utime + usage.ru_stime, usage.ru_majflt

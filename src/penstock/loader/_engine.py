@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal, NamedTuple, Protocol
 
 from penstock.loader._memory import Batch
@@ -14,11 +15,20 @@ StartMethod = Literal["forkserver", "spawn", "fork"]
 class Result(NamedTuple):
     """A finished item."""
 
-    batch: Batch
+    batches: list[Batch]
+    """One, or those of a stretch."""
+    num_bytes: int
+    was_ready: bool
+    """Whether it was there when it was asked for."""
     worker: int
     produce_seconds: float
     cpu_seconds: float
     page_faults: int
+
+    @property
+    def batch(self) -> Batch:
+        """The first, which mostly is the only one."""
+        return self.batches[0]
 
 
 class Engine(Protocol):
@@ -26,20 +36,20 @@ class Engine(Protocol):
 
     num_workers: int
 
-    def submit(self, ticket: int, item: Any) -> None:
-        """Have an item computed."""
+    def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
+        """Have an item computed: by whichever worker, or in an assigned engine by this one."""
         ...
 
-    def wait(self, ticket: int) -> Result:
-        """The result of a ticket, when it is there; raises what its computation raised."""
+    def wait(self, ticket: int, seconds: float | None = None) -> Result:
+        """The result of a ticket, when it is there; raises what its computation raised.
+
+        Raises:
+            TimeoutError: it was not there within so many seconds.
+        """
         ...
 
-    def wait_any(self) -> tuple[int, Result]:
+    def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
         """Whichever result is there first, with its ticket."""
-        ...
-
-    def is_done(self, ticket: int) -> bool:
-        """Whether `wait` would return at once."""
         ...
 
     def forget(self) -> None:
@@ -59,8 +69,31 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(work: Work, *, kind: WorkerKind, num_workers: int, start_method: StartMethod) -> Engine:
-    """An engine of a kind, with its workers started."""
+_LOOK_AROUND_SECONDS = 1.0
+
+
+def patience(deadline: float | None) -> float:
+    """How long to wait at a time until a deadline, so that one who waits also sees what else goes on.
+
+    Raises:
+        TimeoutError: it is past.
+    """
+    if deadline is None:
+        return _LOOK_AROUND_SECONDS
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("The batch was not ready in time.")
+    return min(left, _LOOK_AROUND_SECONDS)
+
+
+def make_engine(
+    work: Work, *, kind: WorkerKind, num_workers: int, start_method: StartMethod, is_assigned: bool = False
+) -> Engine:
+    """An engine of a kind, with its workers started.
+
+    In an assigned one, each item says which worker process computes it: for work that keeps something from
+    one item to the next, so that no other can take over when that worker dies.
+    """
     if kind == "inline":
         from penstock.loader._inline import InlineEngine
 
@@ -68,7 +101,9 @@ def make_engine(work: Work, *, kind: WorkerKind, num_workers: int, start_method:
     if kind == "thread":
         from penstock.loader._threads import ThreadEngine
 
+        if is_assigned:
+            raise ValueError("Items are assigned to processes only.")
         return ThreadEngine(work, num_workers)
     from penstock.loader._processes import ProcessEngine
 
-    return ProcessEngine(work, num_workers, start_method)
+    return ProcessEngine(work, num_workers, start_method, is_assigned=is_assigned)

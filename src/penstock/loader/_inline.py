@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.loader._compute import compute
+from penstock.loader._compute import Computer
 from penstock.loader._engine import Result
 from penstock.loader._memory import SlotPool, private_slot
 from penstock.loader._work import Work
@@ -16,36 +16,32 @@ class InlineEngine:
     num_workers = 0
 
     def __init__(self, work: Work) -> None:
-        self._work = work
+        self._computer = Computer(work)
         self._items: dict[int, Any] = {}
         self._pool = SlotPool(private_slot)
 
-    def submit(self, ticket: int, item: Any) -> None:
+    def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
         """Remember the item."""
         self._items[ticket] = item
 
-    def wait(self, ticket: int) -> Result:
-        """Compute the item now."""
+    def wait(self, ticket: int, seconds: float | None = None) -> Result:
+        """Compute the item now, however long it takes."""
         item = self._items.pop(ticket)
         slot = self._pool.take()
         try:
-            done = compute(self._work, item, slot)
+            computed = self._computer.compute(item, slot)
         except BaseException as error:
             self._pool.give_back(slot)
             error.add_note(f"while computing {item}")
             raise
-        batch = self._pool.hand_over(slot, done.layout)
+        batches = self._pool.hand_over(slot, computed.layout)
         self._pool.shrink()
-        return Result(batch, 0, done.produce_seconds, done.cpu_seconds, done.page_faults)
+        return Result(batches, computed.layout.num_bytes, False, 0, *computed[1:])
 
-    def wait_any(self) -> tuple[int, Result]:
+    def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
         """Compute the oldest item."""
         ticket = min(self._items)
         return ticket, self.wait(ticket)
-
-    def is_done(self, ticket: int) -> bool:
-        """Never: nothing is computed ahead."""
-        return False
 
     def forget(self) -> None:
         """Compute nothing of what was submitted."""

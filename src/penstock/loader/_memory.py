@@ -22,6 +22,7 @@ import mmap
 import os
 import resource
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -50,6 +51,11 @@ class Placed(NamedTuple):
     end: int
     """Where its last byte ends."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array."""
+        return self.end - self.offset
+
     def view(self, memory: Any) -> NDArray[Any]:
         """The array, based on `memory`."""
         return np.ndarray(self.shape, dtype_from_name(self.dtype), memory, self.offset)
@@ -67,19 +73,163 @@ class PlacedRagged(NamedTuple):
         """Where its last byte ends."""
         return max(self.values.end, self.offsets.end)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both arrays."""
+        return self.values.num_bytes + self.offsets.num_bytes
+
     def view(self, memory: Any) -> Ragged:
         """The column, based on `memory`."""
         return Ragged(self.values.view(memory), self.offsets.view(memory), self.is_bytes)
 
 
-Layout = dict[str, Any]
-"""What a batch is made of: `Placed` and `PlacedRagged` for what lies in the slot, the value itself for numbers."""
+class Layout:
+    """What a batch is made of, and where it lies in its slot; or several batches, in equal pieces of its arrays."""
+
+    __slots__ = ("_fixed", "_parts", "end", "is_lasting", "num_bytes", "num_pieces")
+
+    def __init__(self, parts: dict[str, Any], *, is_lasting: bool = False, num_pieces: int = 1) -> None:
+        self._parts = parts
+        self.is_lasting = is_lasting
+        """Whether this very object describes many batches."""
+        self.num_pieces = num_pieces
+        placed = [part for part in parts.values() if isinstance(part, (Placed, PlacedRagged))]
+        self.end = max((part.end for part in placed), default=1)
+        """Where the last byte ends."""
+        self.num_bytes = sum(part.num_bytes for part in placed)
+        self._fixed = _fixed_arrays(parts, num_pieces)
+
+    def pieces(self, memory: Any) -> list[Batch]:
+        """The batches, their arrays based on `memory`."""
+        if self._fixed is None:
+            return [self.view(memory)]
+        return [
+            {key: np.ndarray(shape, dtype, memory, offset) for key, shape, dtype, offset in piece}
+            for piece in self._fixed
+        ]
+
+    def view(self, memory: Any) -> Batch:
+        """All of it, the arrays based on `memory`."""
+        return {
+            key: part.view(memory) if isinstance(part, (Placed, PlacedRagged)) else part
+            for key, part in self._parts.items()
+        }
+
+    def __getitem__(self, key: str) -> Any:
+        return self._parts[key]
+
+    def __reduce__(self) -> tuple[Callable[..., Layout], tuple[Any, ...]]:
+        return _make_layout, (self._parts, self.num_pieces)
 
 
-class Slot:
+def _make_layout(parts: dict[str, Any], num_pieces: int) -> Layout:
+    return Layout(parts, num_pieces=num_pieces)
+
+
+_FixedArrays = list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
+"""(key, shape, dtype, offset) of each array of a batch."""
+
+
+def _fixed_arrays(parts: dict[str, Any], num_pieces: int) -> list[_FixedArrays] | None:
+    """The arrays of each piece; None where there is more than arrays."""
+    if not all(isinstance(part, Placed) for part in parts.values()):
+        return None
+    pieces: list[_FixedArrays] = [[] for _ in range(num_pieces)]
+    for key, part in parts.items():
+        shape = (part.shape[0] // num_pieces, *part.shape[1:]) if num_pieces > 1 else part.shape
+        dtype, step = dtype_from_name(part.dtype), part.num_bytes // num_pieces
+        for number, piece in enumerate(pieces):
+            piece.append((key, shape, dtype, part.offset + number * step))
+    return pieces
+
+
+class Template:
+    """The arrays of a batch whose shapes are known before it is computed: placed once, for any number of batches.
+
+    With several pieces, the arrays hold the rows of as many batches, one batch after the other.
+    """
+
+    __slots__ = ("layout",)
+
+    def __init__(self, shapes: Mapping[str, tuple[tuple[int, ...], str]], num_pieces: int = 1) -> None:
+        parts, end = {}, 0
+        for key, (shape, dtype) in shapes.items():
+            parts[key] = _place_after(end, shape, dtype_from_name(dtype))
+            end = parts[key].end
+        self.layout = Layout(parts, is_lasting=True, num_pieces=num_pieces)
+
+
+def _place_after(end: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Placed:
+    begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+    return Placed(begin, shape, dtype_name(dtype), begin + math.prod(shape) * dtype.itemsize)
+
+
+class Arena(ABC):
+    """Memory that batches are written into, one after the other; arrays asked of it reach the user without a copy."""
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._placed: dict[int, tuple[NDArray[Any], Placed]] = {}
+        self._template: Template | None = None
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._is_offered = False
+
+    @abstractmethod
+    def memory(self, size: int) -> mmap.mmap:
+        """The memory, at least `size` bytes of it; growing keeps what is written."""
+
+    def begin(self) -> None:
+        """Start a new batch where the last one began."""
+        self._end = 0
+        self._placed.clear()
+        self._is_offered = False
+
+    def arrays(self, template: Template) -> dict[str, NDArray[Any]]:
+        """All arrays of a template, first in the slot: the ones of last time, if it was the same template."""
+        if template is not self._template:
+            self._arrays = template.layout.view(self.memory(template.layout.end))
+            self._template = template
+        self._end, self._is_offered = template.layout.end, True
+        return self._arrays
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A new array in the slot."""
+        placed = _place_after(self._end, shape, dtype)
+        self._end = placed.end
+        array = placed.view(self.memory(max(self._end, 1)))
+        self._placed[id(array)] = array, placed
+        return array
+
+    def lay_out(self, batch: Mapping[str, Any]) -> Layout:
+        """Where each value of a finished batch lies; what is not in the slot yet is copied there."""
+        if self._is_offered:
+            assert self._template is not None
+            layout, arrays = self._template.layout, self._arrays
+            if batch.keys() == arrays.keys() and all(batch[key] is array for key, array in arrays.items()):
+                return layout
+            self._placed.update({id(array): (array, layout[key]) for key, array in arrays.items()})
+        return Layout({key: self._place(value) for key, value in batch.items()})
+
+    def _place(self, value: Any) -> Any:
+        if isinstance(value, Ragged):
+            return PlacedRagged(self._place(value.values), self._place(value.offsets), value.is_bytes)
+        if not isinstance(value, np.ndarray):
+            return value
+        if id(value) in self._placed:
+            return self._placed[id(value)][1]
+        try:
+            copy = self.array(value.shape, value.dtype)
+        except SchemaError:  # strings, objects, dates: nothing that a tensor could hold, so it travels as it is
+            return value
+        copy[...] = value
+        return self._placed[id(copy)][1]
+
+
+class Slot(Arena):
     """One stretch of anonymous shared memory, known to this process and one worker."""
 
     def __init__(self, number: int, descriptor: int | None = None) -> None:
+        super().__init__()
         if descriptor is None:
             descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, _FIRST_BYTES)
@@ -94,7 +244,7 @@ class Slot:
         return os.fstat(self.descriptor).st_size
 
     def memory(self, size: int) -> mmap.mmap:
-        """The slot as memory of at least `size` bytes; growing keeps what is written."""
+        """The slot, mapped; another process may have grown it."""
         if self._map is None or len(self._map) < size:
             now = self.size
             if now < size:
@@ -104,7 +254,7 @@ class Slot:
         return self._map
 
 
-class PrivateSlot:
+class PrivateSlot(Arena):
     """A stretch of this process's own memory, for threads: in huge pages, which writing is a quarter faster in.
 
     It is reserved once, far larger than any batch, and takes memory only where it was written to: arrays
@@ -115,12 +265,13 @@ class PrivateSlot:
     number = 0
 
     def __init__(self) -> None:
+        super().__init__()
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._map = mmap.mmap(-1, _RESERVED_BYTES, flags=flags)
         self._is_huge = False
 
     def memory(self, size: int) -> mmap.mmap:
-        """The slot as memory of at least `size` bytes."""
+        """The slot, all of it."""
         if size >= _HUGE_PAGE_BYTES and not self._is_huge:
             self._map.madvise(mmap.MADV_HUGEPAGE)
             self._is_huge = True
@@ -141,42 +292,6 @@ def private_slot(number: int) -> AnySlot:
         return Slot(number)
 
 
-class Arena:
-    """Writes one batch into a slot; arrays asked of it are part of the batch without a copy."""
-
-    def __init__(self, slot: AnySlot) -> None:
-        self._slot = slot
-        self._end = 0
-        self._placed: dict[int, tuple[NDArray[Any], Placed]] = {}
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A new array in the slot."""
-        begin = -(-self._end // _ALIGNMENT) * _ALIGNMENT
-        self._end = begin + math.prod(shape) * dtype.itemsize
-        placed = Placed(begin, shape, dtype_name(dtype), self._end)
-        array = placed.view(self._slot.memory(max(self._end, 1)))
-        self._placed[id(array)] = array, placed
-        return array
-
-    def lay_out(self, batch: Mapping[str, Any]) -> Layout:
-        """Where each value of a finished batch lies; what is not in the slot yet is copied there."""
-        return {key: self._place(value) for key, value in batch.items()}
-
-    def _place(self, value: Any) -> Any:
-        if isinstance(value, Ragged):
-            return PlacedRagged(self._place(value.values), self._place(value.offsets), value.is_bytes)
-        if not isinstance(value, np.ndarray):
-            return value
-        if id(value) in self._placed:
-            return self._placed[id(value)][1]
-        try:
-            copy = self.array(value.shape, value.dtype)
-        except SchemaError:  # strings, objects, dates: nothing that a tensor could hold, so it travels as it is
-            return value
-        copy[...] = value
-        return self._placed[id(copy)][1]
-
-
 class SlotPool(Generic[SomeSlot]):
     """Slots that are free, and the count of those that are not."""
 
@@ -187,6 +302,8 @@ class SlotPool(Generic[SomeSlot]):
         self._released: deque[weakref.ref[Any]] = deque()
         self._leased: dict[int, tuple[weakref.ref[Any], SomeSlot]] = {}
         self._num_made = 0
+        self._max_leases = max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32)
+        """Batches in the user's hands from which on they are handed over as copies: a slot costs two descriptors."""
         self.num_slots = 0
 
     def take(self) -> SomeSlot:
@@ -203,21 +320,23 @@ class SlotPool(Generic[SomeSlot]):
         """Return a slot that was not handed over; any thread may."""
         self._given_back.append(slot)
 
-    def hand_over(self, slot: SomeSlot, layout: Layout) -> Batch:
-        """The batch in a slot; the slot comes back when the last array on it dies."""
-        memory = slot.memory(max((p.end for p in layout.values() if isinstance(p, (Placed, PlacedRagged))), default=1))
-        if self.num_leased >= _max_leases():
-            batch = {key: _copy(value) for key, value in _view(layout, memory).items()}
+    def hand_over(self, slot: SomeSlot, layout: Layout) -> list[Batch]:
+        """The batches in a slot; the slot comes back when the last array on it dies."""
+        memory = slot.memory(layout.end)
+        if self.num_leased >= self._max_leases:
+            copies = [{key: _copy(value) for key, value in batch.items()} for batch in layout.pieces(memory)]
             self.give_back(slot)
-            return batch
+            return copies
         lease = (ctypes.c_char * len(memory)).from_buffer(memory)
         reference = weakref.ref(lease, self._released.append)  # see NOTE [who frees a slot]
         self._leased[id(reference)] = (reference, slot)
-        return _view(layout, lease)
+        return layout.pieces(lease)
 
     def shrink(self) -> list[SomeSlot]:
         """Let go of free slots beyond those being filled and two, and say which: their worker has them open too."""
         self._collect()
+        if len(self._free) <= 2:
+            return []
         num_wanted = self.num_held - self.num_leased + 2
         dropped = self._free[num_wanted:]
         del self._free[num_wanted:]
@@ -245,18 +364,7 @@ class SlotPool(Generic[SomeSlot]):
                 self._free.append(slot)
 
 
-def _view(layout: Layout, memory: Any) -> Batch:
-    return {
-        key: value.view(memory) if isinstance(value, (Placed, PlacedRagged)) else value for key, value in layout.items()
-    }
-
-
 def _copy(value: Any) -> Any:
     if isinstance(value, Ragged):
         return Ragged(value.values.copy(), value.offsets.copy(), value.is_bytes)
     return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _max_leases() -> int:
-    """Batches in the user's hands from which on they are handed over as copies: each slot costs two descriptors."""
-    return max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32)

@@ -7,19 +7,19 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.loader._engine import Engine, Result
 from penstock.loader._memory import Batch
 from penstock.loader._statistics import LoaderStatistics
-from penstock.loader._work import Work
-from penstock.schema import Ragged
+from penstock.loader._work import Stretch, Work
 
 
 class Pipeline:
-    """Keeps `prefetch` items in flight and hands their batches over, in order unless told otherwise.
+    """Keeps `prefetch` batches in flight and hands their batches over, in order unless told otherwise.
 
-    `convert` is applied to a batch when it is handed over, in the caller's thread.
+    `convert` is applied to a batch when it is handed over, in the caller's thread; `assign` says which worker
+    of an assigned engine computes an item.
     """
 
     def __init__(
@@ -31,14 +31,18 @@ class Pipeline:
         convert: Callable[[Batch], Batch],
         prefetch: int,
         in_order: bool,
+        assign: Callable[[Any], int] | None = None,
     ) -> None:
         self._engine, self._work = engine, work
         self._statistics = statistics
         self._convert = convert
         self._in_order = in_order
+        self._assign = assign
         self._tickets = itertools.count()
         self._in_flight: deque[tuple[int, Any]] = deque()
+        self._received: deque[tuple[Any, Batch]] = deque()
         self._items: Iterator[Any] = iter(())
+        self._batches_per_item = 1
         self._pid = os.getpid()
         self._left_at: float | None = None
         self._is_closed = False
@@ -49,29 +53,36 @@ class Pipeline:
         """Whether this process started it, and not the one that it was forked from."""
         return os.getpid() == self._pid
 
-    def start(self, items: Iterator[Any]) -> None:
+    def start(self, items: Iterator[Any], batches_per_item: int = 1) -> None:
         """Begin with new items; results of the old ones are thrown away."""
-        self._check()
+        if self._is_closed or not self.is_ours:
+            self._refuse()
         self._engine.forget()
         self._in_flight.clear()
+        self._received.clear()
         self._items = items
+        self._batches_per_item = batches_per_item
         self._left_at = None
         self._fill()
 
     def next(self) -> tuple[Any, Batch] | None:
         """(item, batch) of the next item, or None when there are no more."""
-        self._check()
+        if self._is_closed or os.getpid() != self._pid:
+            self._refuse()
         begin = time.perf_counter()
-        self._fill()
-        if not self._in_flight:
-            return None
-        is_ready = self._is_ready()
-        item, result = self._take()
-        self._fill()
+        was_ready = True
+        if not self._received:
+            if not self._in_flight:
+                self._fill()
+                if not self._in_flight:
+                    return None
+            was_ready = self._receive()
+            self._fill()
         waited = time.perf_counter()
-        batch = self._convert(result.batch)
-        self._count(result, is_ready, begin, waited)
-        return item, batch
+        item, batch = self._received.popleft()
+        converted = self._convert(batch)
+        self._count(was_ready, begin, waited)
+        return item, converted
 
     def look(self) -> None:
         """Bring what the statistics say of now up to date; the rest is counted batch by batch."""
@@ -86,52 +97,60 @@ class Pipeline:
             self._engine.close()
 
     def _fill(self) -> None:
-        while len(self._in_flight) < self.prefetch:
+        limit = max(1, self.prefetch // self._batches_per_item)
+        while len(self._in_flight) < limit:
             item = next(self._items, None)
             if item is None:
                 return
-            ticket = next(self._tickets)
-            self._work.announce(item)
-            self._engine.submit(ticket, item)
-            self._in_flight.append((ticket, item))
+            self._in_flight.append((self._submit(item), item))
 
-    def _is_ready(self) -> bool:
-        candidates = itertools.islice(self._in_flight, 1 if self._in_order else None)
-        return any(self._engine.is_done(ticket) for ticket, _ in candidates)
+    def _submit(self, item: Any) -> int:
+        ticket = next(self._tickets)
+        self._work.announce(item)
+        self._engine.submit(ticket, item, None if self._assign is None else self._assign(item))
+        return ticket
+
+    def _receive(self) -> bool:
+        """Wait for the next result; whether it was there already."""
+        item, result = self._take()
+        items = item.items() if isinstance(item, Stretch) else (item,)
+        self._received.extend(zip(items, result.batches, strict=True))
+        statistics = self._statistics
+        statistics.num_bytes += result.num_bytes
+        statistics.produce_seconds += result.produce_seconds
+        statistics.worker_cpu_seconds += result.cpu_seconds
+        statistics.page_faults += result.page_faults
+        return result.was_ready
 
     def _take(self) -> tuple[Any, Result]:
         if self._in_order:
             ticket, item = self._in_flight.popleft()
-            return item, self._engine.wait(ticket)
+            try:
+                return item, self._engine.wait(ticket)
+            except Exception:
+                if not isinstance(item, Stretch):
+                    raise
+            # One by one, so that the batches before the one at fault are handed over first.
+            self._in_flight.extendleft((self._submit(single), single) for single in reversed(item.items()))
+            return self._take()
         ticket, result = self._engine.wait_any()
         item = next(item for number, item in self._in_flight if number == ticket)
         self._in_flight.remove((ticket, item))
         return item, result
 
-    def _count(self, result: Result, is_ready: bool, begin: float, waited: float) -> None:
+    def _count(self, was_ready: bool, begin: float, waited: float) -> None:
         statistics, now = self._statistics, time.perf_counter()
         statistics.num_batches += 1
-        statistics.num_ready += is_ready
-        statistics.num_bytes += sum(_num_bytes(value) for value in result.batch.values())
+        statistics.num_ready += was_ready
         statistics.wait_seconds += waited - begin
         statistics.copy_seconds += now - waited
         if self._left_at is not None:
             statistics.step_seconds += begin - self._left_at
         self._left_at = now
-        statistics.produce_seconds += result.produce_seconds
-        statistics.worker_cpu_seconds += result.cpu_seconds
-        statistics.page_faults += result.page_faults
 
-    def _check(self) -> None:
+    def _refuse(self) -> NoReturn:
         if not self.is_ours:
             raise RuntimeError(
                 "This loop was begun before a fork; its workers belong to the parent. Begin a new one in the child."
             )
-        if self._is_closed:
-            raise RuntimeError("The loader was closed. A new `for` loop starts it again.")
-
-
-def _num_bytes(value: Any) -> int:
-    if isinstance(value, Ragged):
-        return value.values.nbytes + value.offsets.nbytes
-    return int(getattr(value, "nbytes", 0))
+        raise RuntimeError("The loader was closed. A new `for` loop starts it again.")

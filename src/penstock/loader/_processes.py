@@ -3,40 +3,35 @@
 Items go out over a socket, batches come back in shared memory that the worker wrote them into: nothing
 is pickled but a few numbers, nothing is copied. There is no thread in the trainer: messages are read
 when a batch is asked for, and a worker's death is an end of file there, seen at once. Its items are
-given to other workers: they are pure functions, so computing one twice is computing it once.
+given to other workers: they are pure functions, so computing one twice is computing it once. Items that
+are assigned to a worker are not: they need what that worker kept, so its death is theirs.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import select
-import signal
-import sys
+import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from penstock.errors import WorkerDied
-from penstock.loader import _worker
 from penstock.loader._compute import Computed
-from penstock.loader._engine import Result, StartMethod
-from penstock.loader._memory import Slot, SlotPool
+from penstock.loader._diagnosis import diagnose_death, rebuild_error
+from penstock.loader._engine import Result, StartMethod, patience
+from penstock.loader._memory import Layout, Slot, SlotPool
+from penstock.loader._sending import check_not_importing_main, pack_work
 from penstock.loader._starting import ForkServerStarter, ForkStarter, SpawnStarter, Started, Starter
 from penstock.loader._work import Work
+from penstock.loader._worker import KNOWN_LAYOUT
 
-_LOOK_AROUND_SECONDS = 1.0
 _MAX_DEATHS = 3
 """Deaths over one item until it is taken for the cause."""
 
-
-class RemoteTraceback(Exception):
-    """Where an error happened in a worker process."""
-
-    def __str__(self) -> str:
-        return f"\n\n{self.args[0]}"
+_Waiting = tuple[int, Any, int | None]
+"""(ticket, item, worker it is assigned to)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,53 +44,61 @@ class _Worker:
     """Slots that it is to close, said with the next item."""
     outstanding: dict[int, tuple[Any, Slot]] = field(default_factory=dict)
     """Items by ticket; the first is the one being computed."""
+    layouts: dict[int, Layout] = field(default_factory=dict)
+    """Layouts that it refers to by number."""
     is_leaving: bool = False
 
 
 class ProcessEngine:
     """Computes in processes."""
 
-    def __init__(self, work: Work, num_workers: int, start_method: StartMethod) -> None:
-        _check_not_importing_main()
-        self._greeting = None if start_method == "fork" else _pack_work(work)
+    def __init__(self, work: Work, num_workers: int, start_method: StartMethod, *, is_assigned: bool = False) -> None:
+        check_not_importing_main()
+        self._greeting = None if start_method == "fork" else pack_work(work)
         self._life_line_reader, self._life_line = os.pipe()
         self._starter: Starter = _make_starter(self._life_line_reader, work, start_method)
         self._end = weakref.finalize(self, _end, self._life_line, self._life_line_reader, self._starter)
+        self._is_assigned = is_assigned
         self._workers: list[_Worker] = []
+        """Those that answer, oldest first."""
+        self._staying: list[_Worker] = []
+        """Those that are given items."""
+        self._deaths_of_workers: dict[int, str] = {}
+        """What happened to workers that have items assigned to them."""
         self._next_number = 0
-        self._waiting: deque[tuple[int, Any]] = deque()
-        self._done: dict[int, tuple[_Worker, Slot | None, Computed | BaseException]] = {}
+        self._waiting: deque[_Waiting] = deque()
+        self._done: dict[int, tuple[_Worker | None, Slot | None, Computed | BaseException]] = {}
         self._deaths: dict[int, int] = {}
         self._last_ticket, self._first_wanted = -1, 0
         self._is_closed = False
         self._ears: tuple[dict[int, _Worker], select.poll] | None = None
+        """(workers by descriptor, what waits for any of them)"""
         _engines.add(self)
-        self.set_workers(num_workers)
-
-    def submit(self, ticket: int, item: Any) -> None:
-        """Give an item to the worker that has the least to do."""
-        self._last_ticket = ticket
-        self._waiting.append((ticket, item))
+        self.num_workers = num_workers
         self._dispatch()
 
-    def wait(self, ticket: int) -> Result:
+    def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
+        """Give an item to the worker that has the least to do, or to the one it is assigned to."""
+        self._last_ticket = ticket
+        self._waiting.append((ticket, item, worker))
+        self._dispatch()
+
+    def wait(self, ticket: int, seconds: float | None = None) -> Result:
         """The result of a ticket; raises what its computation raised."""
+        was_ready = ticket in self._done or (self._read(0) and ticket in self._done)
+        deadline = None if seconds is None else time.monotonic() + seconds
         while ticket not in self._done:
-            self._read(_LOOK_AROUND_SECONDS)
-        return self._finish(ticket)
+            self._read(patience(deadline))
+        return self._finish(ticket, was_ready)
 
-    def wait_any(self) -> tuple[int, Result]:
+    def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
         """Whichever result is there first."""
+        was_ready = bool(self._done) or (self._read(0) and bool(self._done))
+        deadline = None if seconds is None else time.monotonic() + seconds
         while not self._done:
-            self._read(_LOOK_AROUND_SECONDS)
+            self._read(patience(deadline))
         ticket = next(iter(self._done))
-        return ticket, self._finish(ticket)
-
-    def is_done(self, ticket: int) -> bool:
-        """Whether `wait` would return at once."""
-        if ticket not in self._done:
-            self._read(0)
-        return ticket in self._done
+        return ticket, self._finish(ticket, was_ready)
 
     def forget(self) -> None:
         """Throw away what was submitted; an answer that nobody wants frees its slot when it comes."""
@@ -103,7 +106,7 @@ class ProcessEngine:
         self._waiting.clear()
         self._deaths.clear()
         for worker, slot, _ in self._done.values():
-            if slot is not None:
+            if worker is not None and slot is not None:
                 worker.pool.give_back(slot)
         self._done.clear()
         while self._read(0):
@@ -111,9 +114,12 @@ class ProcessEngine:
 
     def set_workers(self, num_workers: int) -> None:
         """Start workers, or let some leave after what they are doing."""
+        if self._is_assigned:
+            raise ValueError("Each item belongs to one of these workers; their number cannot change while they run.")
         self.num_workers = num_workers
         for worker in self._staying[num_workers:]:
             worker.is_leaving = True
+            self._staying.remove(worker)
             self._release_if_idle(worker)
         self._dispatch()
 
@@ -133,34 +139,45 @@ class ProcessEngine:
         if self._end.detach() is not None:
             os.close(self._life_line)
 
-    @property
-    def _staying(self) -> list[_Worker]:
-        return [worker for worker in self._workers if not worker.is_leaving]
-
     def _let_go(self) -> None:
         self._is_closed = True
         for worker in self._workers:
             worker.started.channel.close()
         self._workers.clear()
+        self._staying.clear()
 
     def _start(self) -> None:
-        started = self._starter.start(self._next_number)
-        self._workers.append(_Worker(started))
-        self._next_number += 1
+        number, self._next_number = self._next_number, self._next_number + 1
+        started = self._starter.start(number)
+        worker = _Worker(started)
+        self._workers.append(worker)
+        self._staying.append(worker)
+        self._ears = None
         if self._greeting is not None:
             _send(started, self._greeting)
+        _send(started, ("begin", number, self.num_workers))
 
     def _dispatch(self) -> None:
         """Have as many workers as wanted, and give them what is waiting while they take it."""
         if self._is_closed:
             return
-        for _ in range(self.num_workers - len(self._staying)):
+        while len(self._staying) < self.num_workers and not (self._is_assigned and self._deaths_of_workers):
             self._start()
         while self._waiting:
-            worker = min(self._staying, key=lambda worker: len(worker.outstanding))
-            if not self._give(worker, *self._waiting[0]):
+            ticket, item, assigned = self._waiting[0]
+            worker = self._worker_for(assigned)
+            if worker is None:
+                assert assigned is not None
+                self._done[ticket] = (None, None, WorkerDied(self._deaths_of_workers[assigned]))
+            elif not self._give(worker, ticket, item):
                 return
             self._waiting.popleft()
+
+    def _worker_for(self, assigned: int | None) -> _Worker | None:
+        """The worker that is given an item; None when it is dead."""
+        if assigned is None:
+            return min(self._staying, key=lambda worker: len(worker.outstanding))
+        return next((worker for worker in self._staying if worker.started.number == assigned), None)
 
     def _give(self, worker: _Worker, ticket: int, item: Any) -> bool:
         """Send an item to a worker; False when so much waits for it already that it must answer first."""
@@ -178,7 +195,7 @@ class ProcessEngine:
         """Read what workers say, waiting at most so long for the first word; whether there was one."""
         if self._is_closed:
             raise RuntimeError("The loader is closed.")
-        workers, poller = self._listened_to()
+        workers, poller = self._ears or self._listen()
         ready = poller.poll(seconds * 1000)
         for descriptor, _ in ready:
             worker = workers[descriptor]
@@ -191,26 +208,39 @@ class ProcessEngine:
         self._dispatch()
         return bool(ready)
 
-    def _listened_to(self) -> tuple[dict[int, _Worker], select.poll]:
-        """(workers by descriptor, what waits for any of them), made anew when workers came or went."""
-        if self._ears is None or list(self._ears[0].values()) != self._workers:
-            workers = {worker.started.channel.fileno(): worker for worker in self._workers}
-            poller = select.poll()  # `select` refuses descriptors from 1,024 on
-            for descriptor in workers:
-                poller.register(descriptor, select.POLLIN)
-            self._ears = workers, poller
+    def _listen(self) -> tuple[dict[int, _Worker], select.poll]:
+        """Listen to the workers there are now."""
+        workers = {worker.started.channel.fileno(): worker for worker in self._workers}
+        poller = select.poll()  # `select` refuses descriptors from 1,024 on
+        for descriptor in workers:
+            poller.register(descriptor, select.POLLIN)
+        self._ears = workers, poller
         return self._ears
 
-    def _hear(self, worker: _Worker, message: tuple[Any, ...]) -> None:
-        kind, *fields = message
-        if kind == "broken":
-            raise _rebuild(*fields, note="while a worker process was being set up")
-        ticket, *rest = fields
-        item, slot = worker.outstanding.pop(ticket)
+    def _hear(self, worker: _Worker, message: Any) -> None:
+        outcome: Computed | BaseException
+        if type(message) is bytes:
+            ticket, number, *costs = KNOWN_LAYOUT.unpack(message)
+            outcome = Computed(worker.layouts[number], *costs)
+        elif message[0] == "broken":
+            raise rebuild_error(*message[1:], note=f"while worker process {worker.started.number} was being set up")
+        elif message[0] == "done":
+            _, ticket, layout, number, costs = message
+            if number is not None:
+                worker.layouts[number] = layout
+            outcome = Computed(layout, *costs)
+        else:
+            _, ticket, *described = message
+            item = worker.outstanding[ticket][0]
+            note = f"in worker process {worker.started.number}, while computing {item}"
+            outcome = rebuild_error(*described, note=note)
+        self._settle(worker, ticket, outcome)
+
+    def _settle(self, worker: _Worker, ticket: int, outcome: Computed | BaseException) -> None:
+        _, slot = worker.outstanding.pop(ticket)
         if ticket < self._first_wanted:
             worker.pool.give_back(slot)
         else:
-            outcome = rest[0] if kind == "done" else _rebuild(*rest, note=_where(worker.started.number, item))
             self._done[ticket] = (worker, slot, outcome)
             self._deaths.pop(ticket, None)
         self._release_if_idle(worker)
@@ -219,43 +249,51 @@ class ProcessEngine:
         if worker.is_leaving and not worker.outstanding:
             worker.started.channel.close()  # the worker sees the end of file and exits
             self._workers.remove(worker)
+            self._ears = None
 
-    def _finish(self, ticket: int) -> Result:
+    def _finish(self, ticket: int, was_ready: bool) -> Result:
         worker, slot, outcome = self._done.pop(ticket)
         if isinstance(outcome, BaseException):
-            if slot is not None:
+            if worker is not None and slot is not None:
                 worker.pool.give_back(slot)
             raise outcome
+        assert worker is not None
         assert slot is not None
-        batch = worker.pool.hand_over(slot, outcome.layout)
+        batches = worker.pool.hand_over(slot, outcome.layout)
         dropped = {slot.number for slot in worker.pool.shrink()}
-        worker.dropped += dropped & worker.known
-        worker.known -= dropped
-        return Result(batch, worker.started.number, outcome.produce_seconds, outcome.cpu_seconds, outcome.page_faults)
+        if dropped:
+            worker.dropped += dropped & worker.known
+            worker.known -= dropped
+        return Result(batches, outcome.layout.num_bytes, was_ready, worker.started.number, *outcome[1:])
 
     def _bury(self, worker: _Worker) -> None:
         """A worker died: what it had waits again, first things first, for the one that is started instead."""
         self._workers.remove(worker)
+        if not worker.is_leaving:
+            self._staying.remove(worker)
+        self._ears = None
         code = self._starter.exit_code(worker.started)
         worker.started.channel.close()
-        lost = [(ticket, item) for ticket, (item, _) in worker.outstanding.items()]
+        lost = [(ticket, item) for ticket, (item, _) in worker.outstanding.items() if ticket >= self._first_wanted]
+        if self._is_assigned:
+            item = next(iter(worker.outstanding.values()), ("nothing",))[0]
+            death = diagnose_death(worker.started, code, item)
+            self._deaths_of_workers[worker.started.number] = death
+            self._done.update({ticket: (None, None, WorkerDied(death)) for ticket, _ in lost})
+            return
         if lost:
             ticket, item = lost[0]
             self._deaths[ticket] = self._deaths.get(ticket, 0) + 1
             if self._deaths[ticket] > _MAX_DEATHS:
-                self._done[ticket] = (worker, None, WorkerDied(_diagnose(worker.started, code, item)))
-        again = [(ticket, item) for ticket, item in lost if ticket >= self._first_wanted and ticket not in self._done]
-        self._waiting.extendleft(reversed(again))
+                self._done[ticket] = (None, None, WorkerDied(diagnose_death(worker.started, code, item, _MAX_DEATHS)))
+                lost = lost[1:]
+        self._waiting.extendleft((ticket, item, None) for ticket, item in reversed(lost))
 
 
 def _make_starter(life_line: int, work: Work, method: StartMethod) -> Starter:
     if method == "fork":
         return ForkStarter(life_line, work)
     return SpawnStarter(life_line) if method == "spawn" else ForkServerStarter(life_line)
-
-
-def _where(number: int, item: Any) -> str:
-    return f"in worker process {number}, while computing {item}"
 
 
 def _send(started: Started, message: tuple[Any, ...], descriptors: tuple[int, ...] = ()) -> bool:
@@ -267,79 +305,6 @@ def _send(started: Started, message: tuple[Any, ...], descriptors: tuple[int, ..
     except ConnectionError:
         pass
     return True
-
-
-def _check_not_importing_main() -> None:
-    if _worker.is_importing_main:
-        raise RuntimeError(
-            "This script starts worker processes while a worker imports it, because a mapped function lives in it. "
-            "Put the training loop under `if __name__ == '__main__':`, or the function into a module of its own."
-        )
-
-
-def _pack_work(work: Work) -> tuple[Any, ...]:
-    try:
-        pickled = pickle.dumps(work)
-    except Exception as error:
-        raise TypeError(
-            f"The plan cannot be sent to worker processes: {error}. Put mapped functions at the top of a module, "
-            "or use workers='thread' with @penstock.pure, or start_method='fork'."
-        ) from error
-    return "work", {"sys_path": list(sys.path)} | (_where_main_is() if b"__main__" in pickled else {}), pickled
-
-
-def _where_main_is() -> dict[str, str]:
-    """How a worker imports the user's script, in the words of `multiprocessing.spawn.prepare`."""
-    main = sys.modules["__main__"]
-    name = getattr(getattr(main, "__spec__", None), "name", None)
-    if name is not None:
-        return {"init_main_from_name": name}
-    path = getattr(main, "__file__", None)
-    if path is None:
-        raise TypeError(
-            "A mapped function lives in a notebook or an interactive session, where worker processes cannot find it. "
-            "Put it into a module, or use workers='thread' with @penstock.pure, or start_method='fork'."
-        )
-    return {"init_main_from_path": os.path.abspath(path)}
-
-
-def _rebuild(pickled: bytes | None, message: str, text: str, *, note: str) -> BaseException:
-    """The worker's error as it was, with its traceback as the cause; if it cannot travel, one of its type."""
-    error: BaseException
-    try:
-        found = RuntimeError if pickled is None else pickle.loads(pickled)  # noqa: S301 - from a worker of this process
-        error = found if isinstance(found, BaseException) else found.__new__(found, message)
-    except Exception:  # noqa: BLE001 - a class that only the worker can import, or that only it can make
-        error = RuntimeError(text.strip().splitlines()[-1])
-    error.__cause__ = RemoteTraceback(text)
-    error.add_note(note)
-    return error
-
-
-def _diagnose(started: Started, code: int | None, item: Any) -> str:
-    if code is not None and code < 0:
-        how = f"was killed by {_signal_name(-code)}"
-    else:
-        how = "ended" if code is None else f"exited with code {code}"
-    pid = "" if started.pid is None else f" (pid {started.pid})"
-    guess = " (out of memory?)" if code == -signal.SIGKILL else ""
-    return (
-        f"Worker {started.number}{pid} {how} while computing {item}{guess}, as did the {_MAX_DEATHS} before it. "
-        f"System memory is {_memory_used():.0f} % used. Lower num_workers or prefetch, or see what this batch needs."
-    )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
-def _memory_used() -> float:
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-    return 100 * (1 - available / total)
 
 
 def _end(life_line: int, reader: int, starter: Starter) -> None:

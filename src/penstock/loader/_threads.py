@@ -2,12 +2,19 @@
 
 Threads are daemons that hold no reference to the engine, only to what they share with it, so a
 loader that is forgotten is collected and takes its threads along.
+
+# NOTE [one who waits helps]
+#   If the caller waits for batches that take less than a millisecond, it does not sleep: it computes the next
+#   item that no thread has begun. To sleep and to be woken, and to hand the GIL to and fro, costs more than a
+#   small batch does. It is only done by one who would wait anyway; long items are left to the threads, or the
+#   caller would sit in one while the batch that it wants becomes ready.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import threading
 import time
@@ -15,13 +22,15 @@ import weakref
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.loader._compute import Computed, compute
-from penstock.loader._engine import Result
+from penstock.loader._compute import Computed, Computer
+from penstock.loader._engine import Result, patience
 from penstock.loader._memory import AnySlot, SlotPool, private_slot
 from penstock.loader._work import Work
 
 _CLOSE_SECONDS = 5.0
-_LOOK_AROUND_SECONDS = 1.0
+_HELPED_SECONDS = 0.001
+_CALLER = -1
+"""In place of a thread's number: the thread that asked."""
 
 
 _Task = tuple[int, Any, AnySlot]
@@ -48,16 +57,17 @@ class _Shared:
 
 def _run(shared: _Shared, number: int) -> None:
     """A worker thread: takes the oldest task until it is sent home."""
+    computer = Computer(shared.work)
     while (task := shared.tasks.get()) is not None and not shared.is_closed:
-        shared.results.put(_outcome(shared, number, task))
+        shared.results.put(_outcome(computer, number, task))
         del task  # or its slot would wait with this thread for the next one
     shared.ended.append(number)
 
 
-def _outcome(shared: _Shared, number: int, task: _Task) -> _Outcome:
+def _outcome(computer: Computer, number: int, task: _Task) -> _Outcome:
     ticket, item, slot = task
     try:
-        return ticket, number, slot, compute(shared.work, item, slot), item
+        return ticket, number, slot, computer.compute(item, slot), item
     except BaseException as error:  # noqa: BLE001 - it is raised in the caller's next()
         return ticket, number, slot, error, item
 
@@ -67,6 +77,8 @@ class ThreadEngine:
 
     def __init__(self, work: Work, num_workers: int) -> None:
         self._shared = _Shared(work)
+        self._computer = Computer(work)
+        self._last_seconds = math.inf
         self._pool = SlotPool(private_slot)
         self._done: dict[int, _Outcome] = {}
         self._threads: dict[int, threading.Thread] = {}
@@ -78,29 +90,28 @@ class ThreadEngine:
         _engines.add(self)
         self.set_workers(num_workers)
 
-    def submit(self, ticket: int, item: Any) -> None:
+    def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
         """Have an item computed by the next free thread."""
         self._last_ticket = ticket
         self._shared.tasks.put((ticket, item, self._pool.take()))
 
-    def wait(self, ticket: int) -> Result:
+    def wait(self, ticket: int, seconds: float | None = None) -> Result:
         """The result of a ticket; raises what its computation raised."""
+        was_ready = self._collect_all(ticket)
+        deadline = None if seconds is None else time.monotonic() + seconds
         while ticket not in self._done:
-            self._collect(_LOOK_AROUND_SECONDS)
-        return self._finish(self._done.pop(ticket))
+            if not self._help():
+                self._collect(patience(deadline))
+        return self._finish(self._done.pop(ticket), was_ready)
 
-    def wait_any(self) -> tuple[int, Result]:
+    def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
         """Whichever result is there first."""
+        was_ready = bool(self._done) or self._collect(0)
+        deadline = None if seconds is None else time.monotonic() + seconds
         while not self._done:
-            self._collect(_LOOK_AROUND_SECONDS)
+            self._collect(patience(deadline))
         ticket = next(iter(self._done))
-        return ticket, self._finish(self._done.pop(ticket))
-
-    def is_done(self, ticket: int) -> bool:
-        """Whether `wait` would return at once."""
-        while ticket not in self._done and self._collect(0):
-            pass
-        return ticket in self._done
+        return ticket, self._finish(self._done.pop(ticket), was_ready)
 
     def forget(self) -> None:
         """Throw away what was submitted; a thread's result that nobody wants frees its slot."""
@@ -154,6 +165,36 @@ class ThreadEngine:
         self._shared.is_closed = True
         self._threads.clear()
 
+    def _help(self) -> bool:
+        """Compute a waiting item here and now, if items are small; see NOTE [one who waits helps]."""
+        if self._last_seconds > _HELPED_SECONDS:
+            return False
+        try:
+            task = self._shared.tasks.get_nowait()
+        except Empty:
+            return False
+        if task is None:
+            self._shared.tasks.put(None)
+            return False
+        ticket, item, slot = task
+        computed: Computed | BaseException
+        try:
+            computed = self._computer.compute(item, slot)
+        except KeyboardInterrupt:
+            self._shared.tasks.put(task)
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised when its turn comes
+            computed = error
+        self._done[ticket] = (ticket, _CALLER, slot, computed, item)
+        return True
+
+    def _collect_all(self, ticket: int) -> bool:
+        """Take results that are there, until the one of a ticket; whether it was among them."""
+        while ticket not in self._done:
+            if not self._collect(0):
+                return False
+        return True
+
     def _collect(self, seconds: float) -> bool:
         """Take one result from the threads, waiting at most so long for it; whether there was one."""
         try:
@@ -167,15 +208,16 @@ class ThreadEngine:
             self._done[outcome[0]] = outcome
         return True
 
-    def _finish(self, outcome: _Outcome) -> Result:
+    def _finish(self, outcome: _Outcome, was_ready: bool) -> Result:
         _, number, slot, computed, item = outcome
         if isinstance(computed, BaseException):
             self._pool.give_back(slot)
             computed.add_note(f"in worker thread {number}, while computing {item}")
             raise computed
-        batch = self._pool.hand_over(slot, computed.layout)
+        self._last_seconds = computed.produce_seconds
+        batches = self._pool.hand_over(slot, computed.layout)
         self._pool.shrink()
-        return Result(batch, number, computed.produce_seconds, computed.cpu_seconds, computed.page_faults)
+        return Result(batches, computed.layout.num_bytes, was_ready, number, *computed[1:])
 
     def _check_open(self) -> None:
         if self._shared.is_closed:

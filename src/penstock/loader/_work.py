@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from penstock.loader._memory import Arena, Batch
+from penstock.loader._memory import Arena, Batch, Template
 from penstock.plan import Plan
-from penstock.schema import dtype_from_name
+
+_KEPT_TEMPLATES = 8
+_STRETCH_BYTES = 2 << 20
+_MAX_STEPS = 8
 
 
 class Item(NamedTuple):
@@ -19,17 +23,53 @@ class Item(NamedTuple):
     world_size: int = 1
     part: int = 0
     num_parts: int = 1
+    next_row: int = -1
+    """Where the batch after it begins: what counts as handed over when its last part is."""
 
     def __str__(self) -> str:
         part = f", part {self.part + 1} of {self.num_parts}" if self.num_parts > 1 else ""
         return f"the batch at row {self.row:,} (rank {self.rank} of {self.world_size}{part})"
 
 
+class Stretch(NamedTuple):
+    """Batches of several steps in a row, computed as one; see NOTE [stretches]."""
+
+    row: int
+    rank: int
+    world_size: int
+    num_parts: int
+    num_steps: int
+    step_rows: int
+    """Rows of a step, over all ranks."""
+    next_row: int
+    """Where the batch after the last begins."""
+
+    def items(self) -> list[Item]:
+        """Its batches, one by one."""
+        edges = [self.row + step * self.step_rows for step in range(self.num_steps)] + [self.next_row]
+        return [
+            Item(row, self.rank, self.world_size, part, self.num_parts, next_row)
+            for row, next_row in itertools.pairwise(edges)
+            for part in range(self.num_parts)
+        ]
+
+    def __str__(self) -> str:
+        return f"the {self.num_steps} batches from row {self.row:,} on (rank {self.rank} of {self.world_size})"
+
+
+# NOTE [stretches]
+#   Around a small batch there is more to do than inside it: find out what is next, take a buffer, hand over,
+#   count, switch threads or processes; and all that code is cold, as the batch has just gone through the
+#   caches. So where several batches side by side are one batch of more rows (`plan.is_rectangular`), they are
+#   computed as one, up to 2 MiB of them, and handed over one by one. They share a buffer, which is free again
+#   when the last of them is. Nothing else is different: the batches, their order, what is counted in the state.
+
+
 class Work(Protocol):
     """Computes items, in any worker, in any order; small enough to be sent there."""
 
     def compute(self, item: Any, arena: Arena) -> Batch:
-        """The batch of one item; arrays asked of `arena` are handed over without a copy."""
+        """What one item holds; arrays asked of `arena` are handed over without a copy."""
         ...
 
     def announce(self, item: Any) -> None:
@@ -37,36 +77,67 @@ class Work(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class PlanWork:
     """Batches of a plan."""
 
-    plan: Plan
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
+        self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.widened)
 
-    def compute(self, item: Item, arena: Arena) -> Batch:
+    def compute(self, item: Item | Stretch, arena: Arena) -> Batch:
         """Read the batch straight into the arena."""
-        out = None
-        if self.plan.next_row(item.row) - item.row == self.plan.global_size:  # not the last, shorter one of an epoch
-            share = self.plan.global_size // item.world_size // item.num_parts
-            shapes = self.plan.output_arrays(share)
-            out = {key: arena.array(shape, dtype_from_name(dtype)) for key, (shape, dtype) in shapes.items()}
-        return self.plan.read_at(
-            item.row, item.rank, item.world_size, part=item.part, num_parts=item.num_parts, out=out
-        )
+        if isinstance(item, Stretch):
+            plan = self._widened(item.num_steps)
+            share = plan.global_size // item.world_size
+            out = arena.arrays(self._template(share, item.num_steps * item.num_parts))
+            return plan.read_at(item.row, item.rank, item.world_size, out=out)
+        row, rank, world_size, part, num_parts, _ = item
+        plan, offer = self.plan, None
+        if plan.next_row(row) - row == plan.global_size:  # not the last, shorter one of an epoch
+            offer = arena.arrays(self._template(plan.global_size // world_size // num_parts, 1))
+        return plan.read_at(row, rank, world_size, part=part, num_parts=num_parts, out=offer)
 
-    def announce(self, item: Item) -> None:
+    def announce(self, item: Item | Stretch) -> None:
         """Tell the kernel which stretches of the shards come next."""
         self.plan.announce(item.row)
 
+    def __reduce__(self) -> tuple[type[PlanWork], tuple[Plan]]:
+        return PlanWork, (self.plan,)
 
-def plan_items(plan: Plan, row: int, end: int | None, *, rank: int, world_size: int, num_parts: int) -> Iterator[Item]:
-    """The items of all batches that start from `row` on and before `end`; without an end, for ever."""
+    def _make_template(self, num_rows: int, num_pieces: int) -> Template:
+        return Template(self.plan.output_arrays(num_rows), num_pieces)
+
+
+def steps_per_stretch(plan: Plan, world_size: int) -> int:
+    """How many steps of a plan make a stretch of a sensible size; 1 where they cannot be computed as one."""
+    if not plan.is_rectangular or plan.global_size % world_size:
+        return 1
+    template = Template(plan.output_arrays(plan.global_size // world_size))
+    return max(1, min(_MAX_STEPS, _STRETCH_BYTES // max(1, template.layout.num_bytes)))
+
+
+def plan_items(
+    plan: Plan, row: int, end: int | None, *, rank: int, world_size: int, num_parts: int, num_steps: int = 1
+) -> Iterator[Item | Stretch]:
+    """The items of all batches that start from `row` on and before `end`, in stretches of up to `num_steps` steps.
+
+    Without an end, for ever.
+    """
     if not has_batches(plan):
         return
+    size = plan.global_size
     while end is None or row < end:
+        steps = num_steps if end is None else min(num_steps, -(-(end - row) // size))
+        if steps > 1 and plan.are_regular(row, steps):
+            next_row = plan.settle(row + steps * size)
+            yield Stretch(row, rank, world_size, num_parts, steps, size, next_row)
+            row = next_row
+            continue
+        next_row = plan.settle(plan.next_row(row))
         for part in range(num_parts):
-            yield Item(row, rank, world_size, part, num_parts)
-        row = plan.settle(plan.next_row(row))
+            yield Item(row, rank, world_size, part, num_parts, next_row)
+        row = next_row
 
 
 def has_batches(plan: Plan) -> bool:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import struct
 import sys
 import traceback
 from typing import Any, NoReturn
 
 from penstock.loader._channel import Channel
-from penstock.loader._compute import compute
-from penstock.loader._memory import Slot
+from penstock.loader._compute import Computer
+from penstock.loader._memory import Layout, Slot
 from penstock.loader._work import Work
+
+KNOWN_LAYOUT = struct.Struct("<qIddq")
+"""A finished item in a few bytes: ticket, number of its layout, seconds to produce, processor seconds, page faults."""
 
 is_importing_main = False
 """Whether the user's script is being imported in a worker: it must not start workers of its own then."""
@@ -42,19 +46,67 @@ def leave_signals_to_trainer() -> None:
 
 def _serve(channel: Channel, work: Work | None) -> None:
     slots: dict[int, Slot] = {}
+    answers: Answers | None = None
     while True:
         message, descriptors = channel.receive()
         kind, *fields = message
         if kind == "work":
             work = _load_work(channel, *fields)
+        elif kind == "begin":
+            assert work is not None
+            _begin(channel, work, *fields)
         else:
             ticket, item, number, dropped = fields
             for old in dropped:
                 del slots[old]
             if descriptors:
                 slots[number] = Slot(number, descriptors[0])
-            assert work is not None
-            _run(channel, work, ticket, item, slots[number])
+            if answers is None:
+                assert work is not None
+                answers = Answers(channel, work)
+            answers.answer(ticket, item, slots[number])
+
+
+class Answers:
+    """What a worker tells the trainer. A layout that comes again and again is sent once, then only its number."""
+
+    def __init__(self, channel: Channel, work: Work) -> None:
+        self._channel = channel
+        self._computer = Computer(work)
+        self._numbers: dict[Layout, int] = {}
+
+    def answer(self, ticket: int, item: Any, slot: Slot) -> None:
+        """Compute an item and say where it lies, or what went wrong."""
+        is_known = False
+        try:
+            layout, *costs = self._computer.compute(item, slot)
+            number = self._numbers.get(layout)
+            is_known = number is not None
+            if is_known:
+                answer = KNOWN_LAYOUT.pack(ticket, number, *costs)
+            else:
+                number = len(self._numbers) if layout.is_lasting else None
+                answer = pickle.dumps(("done", ticket, layout, number, costs))
+                if number is not None:
+                    self._numbers[layout] = number
+        except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
+            answer = pickle.dumps(("failed", ticket, *_describe(error)))
+        sys.stdout.flush()  # what the user's functions print, before a kill can take it along
+        if is_known:
+            self._channel.send_bytes(answer)
+        else:
+            self._channel.send_pickled(answer)
+
+
+def _begin(channel: Channel, work: Work, number: int, num_workers: int) -> None:
+    """Let the work make itself ready in this process, if it wants to."""
+    begin = getattr(work, "begin", None)
+    try:
+        if begin is not None:
+            begin(number, num_workers)
+    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
+        channel.send(("broken", *_describe(error)))
+        raise EOFError from None
 
 
 def _load_work(channel: Channel, preparation: dict[str, Any], pickled: bytes) -> Work:
@@ -71,15 +123,6 @@ def _load_work(channel: Channel, preparation: dict[str, Any], pickled: bytes) ->
     except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
         channel.send(("broken", *_describe(error)))
         raise EOFError from None
-
-
-def _run(channel: Channel, work: Work, ticket: int, item: Any, slot: Slot) -> None:
-    try:
-        answer = pickle.dumps(("done", ticket, compute(work, item, slot)))
-    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
-        answer = pickle.dumps(("failed", ticket, *_describe(error)))
-    sys.stdout.flush()  # what the user's functions print, before a kill can take it along
-    channel.send_pickled(answer)
 
 
 def _describe(error: BaseException) -> tuple[bytes | None, str, str]:

@@ -36,6 +36,7 @@ class MixedRows:
         self._check_alike()
         self.pack_stage = _pack_stage(self.sources[0])
         self.makes_labels = self.sources[0].makes_labels
+        self.is_rectangular = all(source.is_rectangular for source in self.sources)
         self.num_rows = epoch if isinstance(epoch, int) else self._rows_of_one_pass(epoch)
 
     @property

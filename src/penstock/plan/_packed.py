@@ -33,6 +33,7 @@ class PackedRows:
     """Rows of packed documents."""
 
     makes_labels = True
+    is_rectangular = False
 
     def __init__(self, dataset: Dataset, stage: Pack, shuffle: Shuffle | None, index: PackIndex) -> None:
         self.dataset, self.stage, self.index = dataset, stage, index

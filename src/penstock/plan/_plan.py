@@ -82,6 +82,18 @@ class Plan(Staged):
         """Whether a mapped function may touch global state, and so must not run in threads."""
         return any(not is_pure(stage.function) for stage in self._maps)
 
+    @property
+    def is_rectangular(self) -> bool:
+        """Whether several batches side by side are one batch of more rows: nothing in one is about the batch."""
+        return self._rows.is_rectangular and not self._maps and self._batch is not None and self._batch.tail != "pad"
+
+    def widened(self, num_steps: int) -> Plan:
+        """The same rows, `num_steps` batches of them at a time; whoever reads minds where epochs end."""
+        assert self._batch is not None
+        plan = Plan(self.source, (*self.stages[:-1], Batch(global_size=self.global_size * num_steps)))
+        vars(plan)["_rows"] = self._rows
+        return plan
+
     def select_columns(self, names: Iterable[str]) -> Plan:
         """The same samples with only these columns; it comes first, as cast() does."""
         last = next((stage.verb for stage in reversed(self.stages) if not isinstance(stage, Cast)), None)
@@ -106,6 +118,10 @@ class Plan(Staged):
     def settle(self, row: int) -> int:
         """Where the next batch starts when `row` is the next row: with tail="drop", past rows that fill none."""
         return self._steps.settle(row)
+
+    def are_regular(self, row: int, num_steps: int) -> bool:
+        """Whether so many batches from `row` on follow each other with no row cut, repeated or left out."""
+        return self._steps.are_regular(row, num_steps)
 
     def num_batches_between(self, row: int, end: int) -> int:
         """Batches that start from `row` on and before `end`, both absolute, when the first starts at `row`."""

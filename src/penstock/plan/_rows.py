@@ -37,6 +37,8 @@ class RowSource(Protocol):
     """Rows in an epoch."""
     makes_labels: bool
     """Whether its `labels` are targets that it made, and no column that happens to have the name."""
+    is_rectangular: bool
+    """Whether a batch is nothing but its rows, side by side in the arrays that `output_arrays` names."""
 
     @property
     def order_identity(self) -> Any:
@@ -159,6 +161,7 @@ class SampleRows:
         rows_per_window = max(1, STORAGE_WINDOW_BYTES // _sample_bytes(dataset.storage))
         self.epochs = Epochs(even_windows(len(dataset), rows_per_window), shuffle)
         self.num_rows = self.epochs.num_rows
+        self.is_rectangular = not any(column.is_ragged for column in dataset.schema.columns)
 
     @property
     def order_identity(self) -> Any:
@@ -222,6 +225,7 @@ class WindowRows:
     """Rows are `length` tokens of the concatenated documents; the label after the last is read from the next row."""
 
     makes_labels = True
+    is_rectangular = True
 
     def __init__(self, dataset: Dataset, stage: Window, shuffle: Shuffle | None) -> None:
         self.dataset, self.stage = dataset, stage

@@ -79,6 +79,10 @@ class Steps:
             return self._end_of_epoch(row)
         return row
 
+    def are_regular(self, row: int, num_steps: int) -> bool:
+        """Whether so many batches from `row` on follow each other with no row cut, repeated or left out."""
+        return self.tail == "carry" or row + num_steps * self.global_size <= self._end_of_epoch(row)
+
     def num_batches_between(self, row: int, end: int) -> int:
         """Batches that start from `row` on and before `end`, when the first starts at `row`."""
         if self.tail == "carry":

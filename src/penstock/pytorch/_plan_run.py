@@ -11,7 +11,17 @@ from typing import Any
 import torch
 
 from penstock.errors import StateError
-from penstock.loader import Cursor, Item, LoaderStatistics, Pipeline, PlanWork, has_batches, make_engine, plan_items
+from penstock.loader import (
+    Cursor,
+    Item,
+    LoaderStatistics,
+    Pipeline,
+    PlanWork,
+    has_batches,
+    make_engine,
+    plan_items,
+    steps_per_stretch,
+)
 from penstock.plan import Plan
 from penstock.pytorch._ranks import find_rank
 from penstock.pytorch._settings import LoaderSettings
@@ -43,6 +53,7 @@ class PlanRun:
         self._engine: Any = None
         self._loop: _Loop | None = None
         self._is_unfinished = False
+        self._num_steps = 1
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Batches from where the state stands to the end of the epoch."""
@@ -51,9 +62,19 @@ class PlanRun:
         loop = self._next_loop(world_size)
         if loop.end is None and not has_batches(self.plan):
             raise ValueError(f"The plan has no batches ({self.plan.num_rows:,} rows), and epochs=None waits for one.")
+        self._num_steps = self._steps_per_item(world_size)
         pipeline = self._start()
-        row, num_parts = self._cursor.row, loop.num_parts
-        pipeline.start(plan_items(self.plan, row, loop.end, rank=rank, world_size=world_size, num_parts=num_parts))
+        items = plan_items(
+            self.plan,
+            self._cursor.row,
+            loop.end,
+            rank=rank,
+            world_size=world_size,
+            num_parts=loop.num_parts,
+            num_steps=self._num_steps,
+        )
+        pipeline.prefetch = self._num_ahead
+        pipeline.start(items, self._num_steps * loop.num_parts)
         self._loop = loop
         return self._iterate(pipeline, loop)
 
@@ -147,9 +168,8 @@ class PlanRun:
 
     def _hand_over(self, item: Item, loop: _Loop) -> None:
         """Count a step's rows when the last part of it goes to the user."""
-        if item.part == loop.num_parts - 1:
-            row = self.plan.settle(self.plan.next_row(item.row))
-            self._cursor = Cursor(self.plan, max(self._cursor.row, row))
+        if item.part == loop.num_parts - 1 and item.next_row > self._cursor.row:
+            self._cursor = Cursor(self.plan, item.next_row)
         self._is_unfinished = loop.end is None or self._cursor.row < loop.end
 
     def _next_loop(self, world_size: int) -> _Loop:
@@ -162,7 +182,16 @@ class PlanRun:
 
     @property
     def _num_ahead(self) -> int:
-        return self._prefetch or max(1, 2 * self._num_workers)
+        return self._prefetch or max(1, 2 * self._num_workers * self._num_steps)
+
+    def _steps_per_item(self, world_size: int) -> int:
+        """Steps that a worker computes as one, so that two such pieces of work per worker fit into the prefetch."""
+        if self.kind == "inline" or not self.settings.in_order:
+            return 1
+        num_steps = steps_per_stretch(self.plan, world_size)
+        return (
+            num_steps if self._prefetch is None else max(1, min(num_steps, self._prefetch // (2 * self._num_workers)))
+        )
 
     def _start(self) -> Pipeline:
         if self._pipeline is None or not self._pipeline.is_ours:
