@@ -4,7 +4,8 @@
    thread, Penstock with threads and with two processes, torch's DataLoader with 0, 1 and 2 workers.
 2. A training step of 20 ms that leaves a core free: what the loader adds to it.
 3. Time to the first batch with 8 worker processes, Penstock's against torch's with spawn.
-4. JPEGs decoded and cropped in `map`, against the same function called bare on all cores.
+4. What the statistics cost.
+5. JPEGs decoded and cropped in `map`, against the same function called bare on all cores.
 
 All candidates of a question take turns in each round; figures are medians over rounds.
 """
@@ -18,6 +19,7 @@ import shutil
 import statistics
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ import torch
 from _machine import print_result
 
 import penstock
+from penstock.loader import LoaderStatistics, Pipeline, PlanWork, make_engine
 
 ROW, BATCH = 2048, 32
 
@@ -84,7 +87,7 @@ def throughput(folder: Path, rounds: int) -> dict[str, float]:
     bare = folder / "rows.bin"
     plan = penstock.open(folder / "rows").cast(tokens="int64").shuffle(seed=7).batch(BATCH)
     threads = penstock.DataLoader(plan, workers="thread", num_workers=1, epochs=None)
-    processes = penstock.DataLoader(plan, workers="process", num_workers=2, prefetch=8, epochs=None)
+    processes = penstock.DataLoader(plan, workers="process", num_workers=2, epochs=None)
     candidates: dict[str, tuple[Callable[[], Iterator[Any]], int]] = {
         "numpy's bare gather, no prefetch": (lambda: bare_gather(bare), 3000),
         "penstock, 1 thread": (lambda: iter(threads), 3000),
@@ -140,6 +143,21 @@ def step_overhead(folder: Path, rounds: int) -> dict[str, float]:
         "of that in next(), us": 1e6 * stats.wait_seconds / stats.num_batches,
         "batches ready when asked for, %": 100 * stats.ready_share,
     }
+
+
+def statistics_cost(folder: Path, rounds: int) -> dict[str, float]:
+    """What counting adds to a step, and what asking for the figures costs."""
+    plan = penstock.open(folder / "rows").cast(tokens="int64").shuffle(seed=7).batch(BATCH)
+    engine = make_engine(PlanWork(plan), kind="inline", num_workers=0, start_method="fork")
+    pipeline = Pipeline(
+        engine, PlanWork(plan), LoaderStatistics(), convert=lambda batch: batch, prefetch=1, in_order=True
+    )
+    now = time.perf_counter()
+    counting = min(timeit.repeat(lambda: pipeline._count(True, now, now), number=10_000, repeat=rounds)) / 10_000
+    with penstock.DataLoader(plan, workers="thread", num_workers=1) as loader:
+        next(iter(loader))
+        asking = min(timeit.repeat(loader.stats, number=1000, repeat=rounds)) / 1000
+    return {"counting, us per step": 1e6 * counting, "stats(), us per call": 1e6 * asking}
 
 
 def first_batch(folder: Path, rounds: int) -> dict[str, float]:
@@ -205,7 +223,7 @@ def images(folder: Path, rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {"bare": [], "loader": []}
     with (
         multiprocessing.get_context("spawn").Pool(2) as pool,
-        penstock.DataLoader(plan, workers="process", num_workers=2, prefetch=8, epochs=None) as loader,
+        penstock.DataLoader(plan, workers="process", num_workers=2, epochs=None) as loader,
     ):
         batches = iter(loader)
         next(batches), pool.map(decode_many, halves)
@@ -230,10 +248,16 @@ def images(folder: Path, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=["throughput", "step", "first", "images"])
+    parser.add_argument("--only", choices=["throughput", "step", "statistics", "first", "images"])
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-    questions = {"throughput": throughput, "step": step_overhead, "first": first_batch, "images": images}
+    questions = {
+        "throughput": throughput,
+        "step": step_overhead,
+        "statistics": statistics_cost,
+        "first": first_batch,
+        "images": images,
+    }
     figures: dict[str, float] = {}
     make_tokens(folder, 25_000)
     try:
