@@ -20,7 +20,8 @@ from penstock.loader import (
     plan_items,
     steps_per_stretch,
 )
-from penstock.loader._memory import PrivateSlot, SlotPool, Template, private_slot
+from penstock.loader._layout import Template
+from penstock.loader._memory import PrivateSlot, SlotPool, private_slot
 from penstock.plan import Plan
 from penstock.schema import Ragged
 

@@ -7,7 +7,8 @@ May import: `plan` and the lines under it. Imported by: `pytorch`.
 from penstock.loader._cpus import default_workers, usable_cpus
 from penstock.loader._cursor import Cursor
 from penstock.loader._engine import Engine, Result, StartMethod, make_engine
-from penstock.loader._memory import Arena, Batch
+from penstock.loader._layout import Batch
+from penstock.loader._memory import Arena
 from penstock.loader._pipeline import Pipeline
 from penstock.loader._statistics import LoaderStatistics
 from penstock.loader._work import Item, PlanWork, Stretch, Work, has_batches, plan_items, steps_per_stretch

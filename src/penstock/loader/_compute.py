@@ -6,7 +6,8 @@ import resource
 import time
 from typing import Any, NamedTuple
 
-from penstock.loader._memory import Arena, Layout
+from penstock.loader._layout import Layout
+from penstock.loader._memory import Arena
 from penstock.loader._work import Work
 
 _READING_SECONDS = 0.005

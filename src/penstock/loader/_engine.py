@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Literal, NamedTuple, Protocol
 
-from penstock.loader._memory import Batch
+from penstock.loader._layout import Batch
 from penstock.loader._work import Work
 
 WorkerKind = Literal["inline", "thread", "process"]

@@ -17,7 +17,6 @@ Allocating instead would cost a page fault for every 4 KiB of every batch.
 from __future__ import annotations
 
 import ctypes
-import math
 import mmap
 import os
 import resource
@@ -25,143 +24,19 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.schema import Ragged, dtype_from_name, dtype_name
+from penstock.loader._layout import Batch, Layout, Placed, PlacedRagged, Template, place_after
+from penstock.schema import Ragged
 
-Batch = dict[str, Any]
-
-_ALIGNMENT = 64
 _FIRST_BYTES = 1 << 20
 _HUGE_PAGE_BYTES = 2 << 20
 _RESERVED_BYTES = 16 << 30  # address space, not memory
 _MAP_NORESERVE = 0x4000  # Linux; Python names it from 3.13 on
-
-
-class Placed(NamedTuple):
-    """An array in a slot."""
-
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-    end: int
-    """Where its last byte ends."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the array."""
-        return self.end - self.offset
-
-    def view(self, memory: Any) -> NDArray[Any]:
-        """The array, based on `memory`."""
-        return np.ndarray(self.shape, dtype_from_name(self.dtype), memory, self.offset)
-
-
-class PlacedRagged(NamedTuple):
-    """A ragged column in a slot."""
-
-    values: Placed
-    offsets: Placed
-    is_bytes: bool
-
-    @property
-    def end(self) -> int:
-        """Where its last byte ends."""
-        return max(self.values.end, self.offsets.end)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of both arrays."""
-        return self.values.num_bytes + self.offsets.num_bytes
-
-    def view(self, memory: Any) -> Ragged:
-        """The column, based on `memory`."""
-        return Ragged(self.values.view(memory), self.offsets.view(memory), self.is_bytes)
-
-
-class Layout:
-    """What a batch is made of, and where it lies in its slot; or several batches, in equal pieces of its arrays."""
-
-    __slots__ = ("_fixed", "_parts", "end", "is_lasting", "num_bytes", "num_pieces")
-
-    def __init__(self, parts: dict[str, Any], *, is_lasting: bool = False, num_pieces: int = 1) -> None:
-        self._parts = parts
-        self.is_lasting = is_lasting
-        """Whether this very object describes many batches."""
-        self.num_pieces = num_pieces
-        placed = [part for part in parts.values() if isinstance(part, (Placed, PlacedRagged))]
-        self.end = max((part.end for part in placed), default=1)
-        """Where the last byte ends."""
-        self.num_bytes = sum(part.num_bytes for part in placed)
-        self._fixed = _fixed_arrays(parts, num_pieces)
-
-    def pieces(self, memory: Any) -> list[Batch]:
-        """The batches, their arrays based on `memory`."""
-        if self._fixed is None:
-            return [self.view(memory)]
-        return [
-            {key: np.ndarray(shape, dtype, memory, offset) for key, shape, dtype, offset in piece}
-            for piece in self._fixed
-        ]
-
-    def view(self, memory: Any) -> Batch:
-        """All of it, the arrays based on `memory`."""
-        return {
-            key: part.view(memory) if isinstance(part, (Placed, PlacedRagged)) else part
-            for key, part in self._parts.items()
-        }
-
-    def __getitem__(self, key: str) -> Any:
-        return self._parts[key]
-
-    def __reduce__(self) -> tuple[Callable[..., Layout], tuple[Any, ...]]:
-        return _make_layout, (self._parts, self.num_pieces)
-
-
-def _make_layout(parts: dict[str, Any], num_pieces: int) -> Layout:
-    return Layout(parts, num_pieces=num_pieces)
-
-
-_FixedArrays = list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
-"""(key, shape, dtype, offset) of each array of a batch."""
-
-
-def _fixed_arrays(parts: dict[str, Any], num_pieces: int) -> list[_FixedArrays] | None:
-    """The arrays of each piece; None where there is more than arrays."""
-    if not all(isinstance(part, Placed) for part in parts.values()):
-        return None
-    pieces: list[_FixedArrays] = [[] for _ in range(num_pieces)]
-    for key, part in parts.items():
-        shape = (part.shape[0] // num_pieces, *part.shape[1:]) if num_pieces > 1 else part.shape
-        dtype, step = dtype_from_name(part.dtype), part.num_bytes // num_pieces
-        for number, piece in enumerate(pieces):
-            piece.append((key, shape, dtype, part.offset + number * step))
-    return pieces
-
-
-class Template:
-    """The arrays of a batch whose shapes are known before it is computed: placed once, for any number of batches.
-
-    With several pieces, the arrays hold the rows of as many batches, one batch after the other.
-    """
-
-    __slots__ = ("layout",)
-
-    def __init__(self, shapes: Mapping[str, tuple[tuple[int, ...], str]], num_pieces: int = 1) -> None:
-        parts, end = {}, 0
-        for key, (shape, dtype) in shapes.items():
-            parts[key] = _place_after(end, shape, dtype_from_name(dtype))
-            end = parts[key].end
-        self.layout = Layout(parts, is_lasting=True, num_pieces=num_pieces)
-
-
-def _place_after(end: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Placed:
-    begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-    return Placed(begin, shape, dtype_name(dtype), begin + math.prod(shape) * dtype.itemsize)
 
 
 class Arena(ABC):
@@ -194,7 +69,7 @@ class Arena(ABC):
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """A new array in the slot."""
-        placed = _place_after(self._end, shape, dtype)
+        placed = place_after(self._end, shape, dtype)
         self._end = placed.end
         array = placed.view(self.memory(max(self._end, 1)))
         self._placed[id(array)] = array, placed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from penstock.loader._engine import Engine, Result
-from penstock.loader._memory import Batch
+from penstock.loader._layout import Batch
 from penstock.loader._statistics import LoaderStatistics
 from penstock.loader._work import Stretch, Work
 

@@ -21,7 +21,8 @@ from penstock.errors import WorkerDied
 from penstock.loader._compute import Computed
 from penstock.loader._diagnosis import diagnose_death, rebuild_error
 from penstock.loader._engine import Result, StartMethod, patience
-from penstock.loader._memory import Layout, Slot, SlotPool
+from penstock.loader._layout import Layout
+from penstock.loader._memory import Slot, SlotPool
 from penstock.loader._sending import check_not_importing_main, pack_work
 from penstock.loader._starting import ForkServerStarter, ForkStarter, SpawnStarter, Started, Starter
 from penstock.loader._work import Work

@@ -6,7 +6,10 @@ does not import the user's script. It tells the trainer how each of its workers 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import deque
+from collections.abc import Iterator
 from typing import NoReturn
 
 import numpy as np
@@ -26,11 +29,13 @@ def serve(descriptor: int, life_line: int) -> NoReturn:
     channel = Channel.of_descriptor(descriptor)
     _warm_up()
     numbers: dict[int, int] = {}
+    news: deque[tuple[str, int, int]] = deque()
     try:
         while True:
             if channel.has_news(_REAP_SECONDS):
-                _fork(channel, life_line, numbers)
-            _reap(channel, numbers)
+                news.append(_fork(channel, life_line, numbers))
+            news.extend(_reap(numbers))
+            _tell(channel, news)
     except (EOFError, ConnectionError):
         os._exit(0)
 
@@ -46,7 +51,7 @@ def _warm_up() -> None:
     from_arrays({"tokens": tokens}).shuffle(seed=0).window(4).batch(1).read(0)
 
 
-def _fork(channel: Channel, life_line: int, numbers: dict[int, int]) -> None:
+def _fork(channel: Channel, life_line: int, numbers: dict[int, int]) -> tuple[str, int, int]:
     (number,), (descriptor,) = channel.receive()
     pid = os.fork()
     if pid == 0:
@@ -54,12 +59,20 @@ def _fork(channel: Channel, life_line: int, numbers: dict[int, int]) -> None:
         run_worker(Channel.of_descriptor(descriptor), hold_life_line(life_line))
     os.close(descriptor)
     numbers[pid] = number
-    channel.send(("started", number, pid))
+    return "started", number, pid
 
 
-def _reap(channel: Channel, numbers: dict[int, int]) -> None:
+def _reap(numbers: dict[int, int]) -> Iterator[tuple[str, int, int]]:
     while numbers:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        channel.send(("ended", numbers.pop(pid), os.waitstatus_to_exitcode(status)))
+        yield "ended", numbers.pop(pid), os.waitstatus_to_exitcode(status)
+
+
+def _tell(channel: Channel, news: deque[tuple[str, int, int]]) -> None:
+    """Say what the trainer has room for; it reads only when it starts a worker, or misses one."""
+    with contextlib.suppress(BlockingIOError):
+        while news:
+            channel.send(news[0], is_patient=False)
+            news.popleft()

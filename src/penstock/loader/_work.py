@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from penstock.loader._memory import Arena, Batch, Template
+from penstock.loader._layout import Batch, Template
+from penstock.loader._memory import Arena
 from penstock.plan import Plan
 
 _KEPT_TEMPLATES = 8

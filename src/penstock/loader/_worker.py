@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from penstock.loader._channel import Channel
 from penstock.loader._compute import Computer
-from penstock.loader._memory import Layout, Slot
+from penstock.loader._layout import Layout
+from penstock.loader._memory import Slot
 from penstock.loader._work import Work
 
 KNOWN_LAYOUT = struct.Struct("<qIddq")
