@@ -78,7 +78,14 @@ def children() -> set[int]:
 
 def workers() -> list[int]:
     """Worker processes of this process, without the servers that started them."""
-    return [pid for pid in children() if not any(True for _ in psutil.Process(pid).children())]
+    return [pid for pid in children() if _is_childless(pid)]
+
+
+def _is_childless(pid: int) -> bool:
+    try:
+        return not psutil.Process(pid).children()
+    except psutil.NoSuchProcess:  # it ended just now
+        return False
 
 
 def wait_until(is_so: Any, seconds: float = 30.0) -> bool:
