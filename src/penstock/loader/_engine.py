@@ -52,6 +52,10 @@ class Engine(Protocol):
         """Whichever result is there first, with its ticket."""
         ...
 
+    def is_done(self, ticket: int) -> bool:
+        """Whether nobody would have to be waited for."""
+        ...
+
     def forget(self) -> None:
         """Throw away everything submitted so far, without waiting for what is being computed."""
         ...

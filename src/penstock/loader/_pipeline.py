@@ -84,6 +84,13 @@ class Pipeline:
         self._count(was_ready, begin, waited)
         return item, converted
 
+    def is_ready(self) -> bool:
+        """Whether `next` would not wait for a worker."""
+        if self._received or not self._in_flight:
+            return True
+        candidates = itertools.islice(self._in_flight, 1 if self._in_order else None)
+        return any(self._engine.is_done(ticket) for ticket, _ in candidates)
+
     def look(self) -> None:
         """Bring what the statistics say of now up to date; the rest is counted batch by batch."""
         statistics = self._statistics

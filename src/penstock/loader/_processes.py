@@ -86,7 +86,7 @@ class ProcessEngine:
 
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
         """The result of a ticket; raises what its computation raised."""
-        was_ready = ticket in self._done or (self._read(0) and ticket in self._done)
+        was_ready = self.is_done(ticket)
         deadline = None if seconds is None else time.monotonic() + seconds
         while ticket not in self._done:
             self._read(patience(deadline))
@@ -100,6 +100,10 @@ class ProcessEngine:
             self._read(patience(deadline))
         ticket = next(iter(self._done))
         return ticket, self._finish(ticket, was_ready)
+
+    def is_done(self, ticket: int) -> bool:
+        """Whether the result is there; reads what workers have said."""
+        return ticket in self._done or (self._read(0) and ticket in self._done)
 
     def forget(self) -> None:
         """Throw away what was submitted; an answer that nobody wants frees its slot when it comes."""

@@ -97,7 +97,7 @@ class ThreadEngine:
 
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
         """The result of a ticket; raises what its computation raised."""
-        was_ready = self._collect_all(ticket)
+        was_ready = self.is_done(ticket)
         deadline = None if seconds is None else time.monotonic() + seconds
         while ticket not in self._done:
             if not self._help():
@@ -112,6 +112,13 @@ class ThreadEngine:
             self._collect(patience(deadline))
         ticket = next(iter(self._done))
         return ticket, self._finish(self._done.pop(ticket), was_ready)
+
+    def is_done(self, ticket: int) -> bool:
+        """Whether the result is there; takes those that are from the threads."""
+        while ticket not in self._done:
+            if not self._collect(0):
+                return False
+        return True
 
     def forget(self) -> None:
         """Throw away what was submitted; a thread's result that nobody wants frees its slot."""
@@ -186,13 +193,6 @@ class ThreadEngine:
         except BaseException as error:  # noqa: BLE001 - it is raised when its turn comes
             computed = error
         self._done[ticket] = (ticket, _CALLER, slot, computed, item)
-        return True
-
-    def _collect_all(self, ticket: int) -> bool:
-        """Take results that are there, until the one of a ticket; whether it was among them."""
-        while ticket not in self._done:
-            if not self._collect(0):
-                return False
         return True
 
     def _collect(self, seconds: float) -> bool:

@@ -23,6 +23,8 @@ from penstock.loader import (
     steps_per_stretch,
 )
 from penstock.plan import Plan
+from penstock.pytorch._device_feed import make_feed
+from penstock.pytorch._device_lookahead import Source
 from penstock.pytorch._ranks import find_rank
 from penstock.pytorch._settings import LoaderSettings
 from penstock.pytorch._tensors import as_tensors
@@ -41,12 +43,21 @@ class _Loop:
 class PlanRun:
     """Runs a plan ahead of the training loop; what `DataLoader` does when it is given one."""
 
-    def __init__(self, plan: Plan, settings: LoaderSettings, given_rank: tuple[int, int] | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        settings: LoaderSettings,
+        given_rank: tuple[int, int] | None,
+        *,
+        device: torch.device | None = None,
+        pin_memory: bool = False,
+    ) -> None:
         self.plan = plan
         self.settings = settings
         self.kind, self._num_workers = settings.resolve(plan)
         self._prefetch = settings.prefetch
         self._given_rank = given_rank
+        self._device, self._pin_memory = device, pin_memory
         self._cursor = Cursor(plan)
         self._statistics = LoaderStatistics()
         self._pipeline: Pipeline | None = None
@@ -147,11 +158,13 @@ class PlanRun:
             pipeline.close()
 
     def _iterate(self, pipeline: Pipeline, loop: _Loop) -> Iterator[dict[str, Any]]:
+        feed = make_feed(pipeline, device=self._device, pin_memory=self._pin_memory)
+        source = feed or pipeline
         try:
             while True:
                 if self._loop is not loop:
                     raise RuntimeError("This loop is over: another one was begun on the loader, or its state was set.")
-                found = _next_in_profile(pipeline) if torch._C._autograd._profiler_enabled() else pipeline.next()
+                found = _next_in_profile(source) if torch._C._autograd._profiler_enabled() else source.next()
                 if found is None:
                     break
                 self._hand_over(found[0], loop)
@@ -163,6 +176,8 @@ class PlanRun:
                 self._cursor = Cursor(self.plan, max(self._cursor.row, loop.end))
             self._is_unfinished = False
         finally:
+            if feed is not None:
+                feed.close()
             if self._loop is loop:
                 self._loop = None
 
@@ -239,7 +254,7 @@ class PlanRun:
         self._is_unfinished = False
 
 
-def _next_in_profile(pipeline: Pipeline) -> tuple[Any, dict[str, Any]] | None:
+def _next_in_profile(source: Source) -> tuple[Any, dict[str, Any]] | None:
     """The next batch, as a range that torch's profiler shows; entering one costs 20 us even when nobody looks."""
     with torch.profiler.record_function("penstock.wait"):
-        return pipeline.next()
+        return source.next()
