@@ -58,7 +58,8 @@ class PlanRun:
         self._prefetch = settings.prefetch
         self._given_rank = given_rank
         self._device, self._pin_memory = device, pin_memory
-        self._cursor = Cursor(plan)
+        self._row = 0
+        """Absolute number of the next row to hand out."""
         self._statistics = LoaderStatistics()
         self._pipeline: Pipeline | None = None
         self._engine: Any = None
@@ -77,7 +78,7 @@ class PlanRun:
         pipeline = self._start()
         items = plan_items(
             self.plan,
-            self._cursor.row,
+            self._row,
             loop.end,
             rank=rank,
             world_size=world_size,
@@ -173,7 +174,7 @@ class PlanRun:
                 yield batch
                 del batch
             if loop.end is not None:
-                self._cursor = Cursor(self.plan, max(self._cursor.row, loop.end))
+                self._row = max(self._row, loop.end)
             self._is_unfinished = False
         finally:
             if feed is not None:
@@ -183,17 +184,21 @@ class PlanRun:
 
     def _hand_over(self, item: Item, loop: _Loop) -> None:
         """Count a step's rows when the last part of it goes to the user."""
-        if item.part == loop.num_parts - 1 and item.next_row > self._cursor.row:
-            self._cursor = Cursor(self.plan, item.next_row)
-        self._is_unfinished = loop.end is None or self._cursor.row < loop.end
+        if item.part == loop.num_parts - 1 and item.next_row > self._row:
+            self._row = item.next_row
+        self._is_unfinished = loop.end is None or self._row < loop.end
 
     def _next_loop(self, world_size: int) -> _Loop:
-        row = self._cursor.end_of_epoch if self._is_unfinished else self._cursor.row
+        row = self._cursor.end_of_epoch if self._is_unfinished else self._row
         num_parts = self._num_parts(world_size)
         if self.settings.epochs is None:
             return _Loop(None, None, num_parts)
         end = (Cursor(self.plan, row).epoch + self.settings.epochs) * self.plan.num_rows
         return _Loop(end, self.plan.num_batches_between(row, end) * num_parts, num_parts)
+
+    @property
+    def _cursor(self) -> Cursor:
+        return Cursor(self.plan, self._row)
 
     @property
     def _num_ahead(self) -> int:
@@ -245,11 +250,11 @@ class PlanRun:
             "loader.load_state_dict(loader.state_dict()) before the loop.",
             stacklevel=4,
         )
-        self._cursor = Cursor(self.plan, cursor.end_of_epoch)
+        self._row = cursor.end_of_epoch
 
     def _move_to(self, row: int) -> None:
         """Go to a row; a loop that runs is over, and rows that fill no batch are passed by."""
-        self._cursor = Cursor(self.plan, self.plan.settle(row) if self.plan.num_rows else row)
+        self._row = self.plan.settle(row) if self.plan.num_rows else row
         self._loop = None
         self._is_unfinished = False
 
