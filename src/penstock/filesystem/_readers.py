@@ -8,6 +8,7 @@ an error. What `pread` returns is a private copy, so it is never pulled away fro
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -21,6 +22,9 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError, StorageError
 
 _MADV_POPULATE_READ = 22  # Linux 5.14; older kernels answer EINVAL
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class FileReader(Protocol):
@@ -128,9 +132,11 @@ class MappedFile(_OpenFile):
         self._advise(mmap.MADV_WILLNEED, begin, end)
 
     def _advise(self, advice: int, begin: int, end: int) -> None:
-        if isinstance(self._map, mmap.mmap) and begin < end:
-            first = begin - begin % mmap.PAGESIZE
-            self._map.madvise(advice, first, end - first)
+        first, last = begin - begin % mmap.PAGESIZE, min(end, self.size)
+        # Not by `mmap.madvise`: it holds the GIL, and with it all threads, while the disk reads.
+        if begin < last and _madvise(self.address + first, last - first, advice):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
 
 
 class PositionedFile(_OpenFile):

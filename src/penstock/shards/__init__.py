@@ -5,9 +5,10 @@ May import: `penstock.filesystem`, `penstock.schema`, `penstock.errors`. Importe
 """
 
 from penstock.shards._arrays import ArrayStorage, storage_of_arrays
-from penstock.shards._folder import Check, Io, ShardFolder
+from penstock.shards._folder import Check, ShardFolder
 from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
 from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
+from penstock.shards._opening import Io
 from penstock.shards._shard_writer import ShardWriter, convert_columns
 from penstock.shards._spans import Spans
 from penstock.shards._storage import Storage

@@ -10,25 +10,26 @@ the parent would not be released.
 
 from __future__ import annotations
 
-import bisect
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import DatasetChanged, FormatError
-from penstock.filesystem import FileReader, MappedFile, PositionedFile, is_network_filesystem
+from penstock.filesystem import MappedFile
 from penstock.schema import Column, Ragged, Schema
+from penstock.shards._blocks import Checks
 from penstock.shards._layout import offsets_name, values_name
 from penstock.shards._manifest import Manifest, read_manifest
 from penstock.shards._open_files import OPEN_FILES
+from penstock.shards._opening import Io, changed, open_file, resolve_io
+from penstock.shards._places import Places, starts_of
 from penstock.shards._positioned import read_fixed, read_ragged, read_spans, read_stream
-from penstock.shards._shard import Checks, Shard
+from penstock.shards._shard import Shard
 from penstock.shards._spans import Spans
 from penstock.shards._table import (
     COUNT,
@@ -50,7 +51,6 @@ from penstock.shards._table import (
     gather_stream,
 )
 
-Io = Literal["auto", "map", "pread"]
 Check = Literal["window", "open", "never"]
 
 _folders: weakref.WeakSet[ShardFolder] = weakref.WeakSet()
@@ -68,13 +68,13 @@ class ShardFolder:
         self.manifest: Manifest = read_manifest(path)
         self.fingerprint = self.manifest.fingerprint
         if fingerprint is not None and fingerprint != self.fingerprint:
-            raise self._changed(self.fingerprint, fingerprint)
+            raise changed(path, self.fingerprint, fingerprint)
         self.schema: Schema = self.manifest.schema
-        self.io: Literal["map", "pread"] = _resolve(io, path)
+        self.io: Literal["map", "pread"] = resolve_io(io, path)
         self.check: Check = check
-        counts = [shard.num_samples for shard in self.manifest.shards]
-        self.starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self.num_samples = int(self.starts[-1])
+        self.places = Places([shard.num_samples for shard in self.manifest.shards])
+        self.starts: NDArray[np.int64] = self.places.starts
+        self.num_samples = self.places.num_samples
         self.value_starts = {column.name: self._value_starts(column) for column in self.schema.columns}
         self.slots = column_slots(self.schema)
         self._checks: dict[int, Checks] = {}
@@ -137,7 +137,7 @@ class ShardFolder:
 
     def value(self, column: Column, index: int) -> NDArray[Any]:
         """One sample of a column, read-only: a view of the map, or a private copy."""
-        number, sample = self._place(index)
+        number, sample = self.places.place(index)
         shard = self.open_shard(number)
         shard.file.check_size()
         if self.check != "never":
@@ -149,10 +149,10 @@ class ShardFolder:
 
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
-        for number, _, _ in self._spans(begin, end):
+        for number, _, _ in self.places.spans(begin, end):
             self.open_shard(number)  # counts are the manifest's until the files are seen: no memory by them before
         lengths = np.empty(end - begin, np.int64)
-        for number, first, last in self._spans(begin, end):
+        for number, first, last in self.places.spans(begin, end):
             shard = self.open_shard(number)
             shard.file.check_size()
             if self.check != "never":
@@ -163,7 +163,7 @@ class ShardFolder:
 
     def announce(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
-        for number, first, last in self._spans(begin, end):
+        for number, first, last in self.places.spans(begin, end):
             shard = self.open_shard(number)
             shard.file.check_size()
             shard.announce_samples(column, first, last)
@@ -172,19 +172,19 @@ class ShardFolder:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
         if self.check == "never":
             return
-        for number, first, last in self._spans(begin, end):
+        for number, first, last in self.places.spans(begin, end):
             shard = self.open_shard(number)
             shard.check_samples(column, first, last)
-            self._mark(number, shard)
+            self._mark(column, number, shard)
 
     def prepare(self, column: Column, index: int) -> None:
         """Open and check what one sample needs, or raise what is wrong with it."""
-        number, sample = self._place(index)
+        number, sample = self.places.place(index)
         shard = self.open_shard(number)
         shard.file.check_size()
         if self.check != "never":
             shard.check_samples(column, sample, sample + 1)
-            self._mark(number, shard)
+            self._mark(column, number, shard)
         if column.is_ragged:
             shard.offsets(column, sample, sample + 1)
 
@@ -196,7 +196,7 @@ class ShardFolder:
             start, stop = starts[number : number + 2].tolist()
             shard, last = self.open_shard(number), min(end, stop)
             self.check_elements(shard, column, begin - start, last - start)
-            self._mark(number, shard)
+            self._mark(column, number, shard)
             begin = last
 
     def check_elements(self, shard: Shard, column: Column, begin: int, end: int) -> None:
@@ -208,15 +208,6 @@ class ShardFolder:
     def sample_length(self, column: Column, index: int) -> int:
         """Elements of one ragged sample."""
         return int(self.lengths(column, index, index + 1)[0])
-
-    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(shard, sample within the shard) of each index; negative ones count from the end."""
-        indices = np.where(indices < 0, indices + self.num_samples, indices)
-        if len(indices) and not (indices.min() >= 0 and indices.max() < self.num_samples):
-            wrong = indices[(indices < 0) | (indices >= self.num_samples)][0]
-            raise IndexError(f"Index {wrong} is out of range for {self.num_samples:,} samples.")
-        shard_of = np.searchsorted(self.starts, indices, side="right") - 1
-        return shard_of, indices - self.starts[shard_of]
 
     def check_shard(self, shard: Shard, column: Column, begin: int, end: int) -> None:
         """Check the size of the file and, unless checking is off, samples `begin` to `end` of the shard."""
@@ -254,12 +245,14 @@ class ShardFolder:
 
     def _open(self, number: int) -> Shard:
         entry = self.manifest.shards[number]
-        shard = Shard(self._open_file(entry.name), entry, self.schema)
-        known = self._checks.setdefault(number, shard.checks)
-        if known.identity == shard.checks.identity:
-            shard.checks = known
+        file = open_file(self.path, entry.name, io=self.io, fingerprint=self.fingerprint)
+        shard = Shard(file, entry, self.schema)
+        checks = shard.blocks.checks
+        known = self._checks.setdefault(number, checks)
+        if known.identity == checks.identity:
+            shard.blocks.checks = known
         else:
-            self._checks[number] = shard.checks
+            self._checks[number] = checks
         return shard
 
     def _fill_row(self, number: int, shard: Shard) -> None:
@@ -272,24 +265,23 @@ class ShardFolder:
             slot = self.slots[column.name]
             values = shard.layout.tensors[values_name(column)]
             row[slot + VALUES] = data + values.begin
-            row[slot + VALUE_FLAGS] = shard.flags(values).ctypes.data
+            row[slot + VALUE_FLAGS] = shard.blocks.flags(values).ctypes.data
             if column.is_ragged:
                 offsets = shard.layout.tensors[offsets_name(column)]
                 row[slot + OFFSETS] = data + offsets.begin
-                row[slot + OFFSET_FLAGS] = shard.flags(offsets).ctypes.data
+                row[slot + OFFSET_FLAGS] = shard.blocks.flags(offsets).ctypes.data
                 row[slot + COUNT] = shard.entry.num_values[column.name]
         self.table.held[number] = shard
         for column in self.schema.columns:  # last: a reader acts on the state alone
             is_ready = self.check == "never" or shard.is_checked(column)
             row[self.slots[column.name] + STATE] = READY if is_ready else OPEN
 
-    def _mark(self, number: int, shard: Shard) -> None:
+    def _mark(self, column: Column, number: int, shard: Shard) -> None:
         """Let readers know when the last window of a column was checked."""
-        with self._lock:
-            if self._shards.get(number) is shard and self.io == "map":
-                for column in self.schema.columns:
-                    if shard.is_checked(column):
-                        self.table.rows[number, self.slots[column.name] + STATE] = READY
+        if self.io == "map" and shard.is_checked(column):
+            with self._lock:
+                if self._shards.get(number) is shard:
+                    self.table.rows[number, self.slots[column.name] + STATE] = READY
 
     def _check_everything(self) -> None:
         for column in self.schema.columns:
@@ -298,23 +290,7 @@ class ShardFolder:
     def _value_starts(self, column: Column) -> NDArray[np.int64]:
         if not column.is_ragged:
             return self.starts
-        counts = [shard.num_values[column.name] for shard in self.manifest.shards]
-        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-
-    def _place(self, index: int) -> tuple[int, int]:
-        """(shard, sample within the shard) of one index."""
-        number = bisect.bisect_right(self.starts, index) - 1
-        return number, index - int(self.starts[number])
-
-    def _spans(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(shard, first sample, last sample) of each shard that holds samples `begin` to `end`."""
-        number = int(np.searchsorted(self.starts, begin, side="right")) - 1
-        while begin < end:
-            start, stop = self.starts[number : number + 2].tolist()
-            if stop > begin:
-                yield number, begin - start, min(end, stop) - start
-                begin = min(end, stop)
-            number += 1
+        return starts_of([shard.num_values[column.name] for shard in self.manifest.shards])
 
     def _pieces(self, num_indices: int) -> list[tuple[int, int]]:
         """Cut a read so that no piece can need more than a quarter of the shards that may be open."""
@@ -322,42 +298,6 @@ class ShardFolder:
         if num_indices <= size or len(self.manifest.shards) <= size:
             return [(0, num_indices)]
         return [(begin, min(begin + size, num_indices)) for begin in range(0, num_indices, size)]
-
-    def _open_file(self, name: str) -> FileReader:
-        kind = MappedFile if self.io == "map" else PositionedFile
-        try:
-            return kind(self.path / name)
-        except FileNotFoundError:
-            missing = self._missing(name)
-        if isinstance(missing, DatasetChanged):
-            raise missing
-        try:  # the same data may have been written again a moment ago, under the same name
-            return kind(self.path / name)
-        except FileNotFoundError:
-            raise missing from None
-
-    def _missing(self, name: str) -> Exception:
-        try:
-            now = read_manifest(self.path).fingerprint
-        except FileNotFoundError:
-            now = "none"
-        if now != self.fingerprint:
-            return self._changed(now, self.fingerprint)
-        return FormatError(f"{self.path / name}: the shard is missing. Restore it, or prepare the dataset again.")
-
-    def _changed(self, found: str, expected: str) -> DatasetChanged:
-        return DatasetChanged(
-            f"{self.path}: the dataset has the fingerprint {found}, not {expected}: "
-            "it was written again since it was opened. Open it anew."
-        )
-
-
-def _resolve(io: Io, path: Path) -> Literal["map", "pread"]:
-    if io not in ("auto", "map", "pread"):
-        raise ValueError(f"io={io!r}; the choices are 'auto', 'map' and 'pread'.")
-    if io == "auto":
-        return "pread" if is_network_filesystem(path) else "map"
-    return io
 
 
 def _reset_after_fork() -> None:

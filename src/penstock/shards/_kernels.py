@@ -76,6 +76,21 @@ def _can_enter(table: NDArray[np.int64], shard: int, slot: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
+def _enter(table: NDArray[np.int64], starts: NDArray[np.int64], slot: int, index: int, previous: int) -> int:
+    """The shard that holds `index`, or -1 when it cannot be entered; `previous` was entered already."""
+    shard = _find(starts, index)
+    return shard if shard == previous or _can_enter(table, shard, slot) else -1
+
+
+@njit(cache=True, nogil=True)
+def _from_front(index: int, num_samples: int) -> int:
+    """The index counted from the front, or -1 when there is no such sample."""
+    if index < 0:
+        index += num_samples
+    return index if 0 <= index < num_samples else -1
+
+
+@njit(cache=True, nogil=True)
 def _are_checked(flags_address: int, begin: int, end: int) -> bool:
     """Whether the blocks that hold bytes `begin` to `end` of a tensor were checked."""
     first, last = begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
@@ -126,10 +141,8 @@ def gather(
     entered = np.uint64(0)
     previous = -1
     for place in range(begin, len(indices)):
-        index = indices[place]
+        index = _from_front(indices[place], num_samples)
         if index < 0:
-            index += num_samples
-        if index < 0 or index >= num_samples:
             return -2 - place
         shard = _find(starts, index)
         if shard != previous:
@@ -169,15 +182,12 @@ def locate(
     previous = -1
     total = ends[begin - 1] if begin else 0
     for place in range(begin, len(indices)):
-        index = indices[place]
+        index = _from_front(indices[place], num_samples)
         if index < 0:
-            index += num_samples
-        if index < 0 or index >= num_samples:
             return -2 - place
-        shard = _find(starts, index)
-        if shard != previous and not _can_enter(table, shard, slot):
+        previous = _enter(table, starts, slot, index, previous)
+        if previous < 0:
             return place
-        previous = shard
         address, size = _find_sample(table, starts, slot, index, item_bytes)
         if address == 0:
             return place
@@ -199,8 +209,8 @@ def measure(
     """Length of each ragged sample, from its offsets alone. Returns as `locate` does."""
     previous = -1
     for place in range(begin, len(indices)):
-        shard = _find(starts, indices[place])
-        if shard != previous and not _can_enter(table, shard, slot):
+        shard = _enter(table, starts, slot, indices[place], previous)
+        if shard < 0:
             return place
         previous = shard
         at = (indices[place] - starts[shard]) * 8
@@ -245,12 +255,10 @@ def gather_spans(
     """
     previous = -1
     for place in range(begin, len(indices)):
-        index = indices[place]
-        shard = _find(starts, index)
-        if shard != previous and not _can_enter(table, shard, slot):
+        previous = _enter(table, starts, slot, indices[place], previous)
+        if previous < 0:
             return place
-        previous = shard
-        address, size = _find_sample(table, starts, slot, index, like.itemsize)
+        address, size = _find_sample(table, starts, slot, indices[place], like.itemsize)
         first, wanted, target = firsts[place], sizes[place], targets[place]
         if address == 0 or first < 0 or wanted < 0 or first + wanted > size:
             return place
@@ -277,8 +285,8 @@ def gather_stream(
     for place in range(begin, len(firsts)):
         at, done, length = firsts[place], 0, out.shape[1]
         while done < length:
-            shard = _find(value_starts, at)
-            if not _can_enter(table, shard, slot):
+            shard = _enter(table, value_starts, slot, at, -1)
+            if shard < 0:
                 return place
             first = at - value_starts[shard]
             size = min(length - done, value_starts[shard + 1] - at)

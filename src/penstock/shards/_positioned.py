@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schema import Column, Ragged
+from penstock.shards._places import Places
 from penstock.shards._shard import Shard
 from penstock.shards._spans import Spans, check_span
 
@@ -21,9 +22,7 @@ from penstock.shards._spans import Spans, check_span
 class OpensShards(Protocol):
     """What these functions need of a dataset folder."""
 
-    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(shard, sample within the shard) of each index."""
-        ...
+    places: Places
 
     def open_shard(self, number: int) -> Shard:
         """Shard `number`, opened when it is not."""
@@ -66,7 +65,7 @@ def read_ragged(folder: OpensShards, column: Column, indices: NDArray[np.int64])
 
 def read_spans(folder: OpensShards, column: Column, spans: Spans, out: NDArray[Any]) -> None:
     """Copy parts of samples of a ragged column into the flat array `out`."""
-    shard_of, samples = folder.locate(spans.indices)
+    shard_of, samples = folder.places.locate(spans.indices)
     for place in np.lexsort((samples, shard_of)).tolist():
         shard, sample = folder.open_shard(int(shard_of[place])), int(samples[place])
         folder.check_shard(shard, column, sample, sample + 1)
@@ -96,7 +95,7 @@ def _by_shard(
     folder: OpensShards, indices: NDArray[np.int64]
 ) -> Iterator[tuple[Shard, NDArray[np.int64], NDArray[np.int64]]]:
     """(shard, places in the result, samples in the shard) of each shard, in file order."""
-    shard_of, samples = folder.locate(indices)
+    shard_of, samples = folder.places.locate(indices)
     order = np.lexsort((samples, shard_of))
     edges = np.flatnonzero(np.diff(shard_of[order])) + 1
     for places in np.split(order, edges) if len(order) else []:

@@ -1,10 +1,6 @@
-"""One open shard: its tensors, and which of their blocks were checked.
+"""One open shard: its tensors, as the manifest says they lie in the file.
 
-A block is checked once, before its first use, outside the gather. Where blocks are met in order, the
-rest of a window of eight (4 MiB) is checked with it, so that the bookkeeping is far below the cost of
-the checksum; where they are met at random only the block itself is, so that a sample pulls half a
-megabyte from disk and not a shard. When all blocks of a column are checked, one flag says so and
-nothing is looked at again.
+When all blocks of a column were checked (`_blocks`), one flag says so and nothing is looked at again.
 """
 
 from __future__ import annotations
@@ -17,27 +13,10 @@ from numpy.typing import NDArray
 from penstock.errors import CorruptionError, FormatError
 from penstock.filesystem import FileReader
 from penstock.schema import Column, Schema
-from penstock.shards._checksums import BLOCK_BYTES, checksum, num_blocks
-from penstock.shards._layout import (
-    CHECKSUMS,
-    Tensor,
-    offsets_name,
-    plan_layout,
-    read_header,
-    values_name,
-)
+from penstock.shards._blocks import Blocks
+from penstock.shards._checksums import checksum
+from penstock.shards._layout import offsets_name, plan_layout, read_header, values_name
 from penstock.shards._manifest import ShardEntry
-
-WINDOW_BYTES = 4 << 20
-
-
-class Checks:
-    """What was checked of one shard. Outlives the open file, and is dropped when the file changed."""
-
-    def __init__(self, identity: tuple[int, ...]) -> None:
-        self.identity = identity
-        self.flags: dict[str, NDArray[np.bool_]] = {}
-        """For each tensor, which of its blocks were checked."""
 
 
 class Shard:
@@ -57,19 +36,13 @@ class Shard:
         file.populate(0, entry.header_bytes)
         header = file.read(0, entry.header_bytes).tobytes()
         self._check_header(header)
-        self._table_checksum = read_header(header, self.layout, self._where)
-        self._table: NDArray[np.uint32] | None = None
-        self.checks = Checks(file.identity)
-
-    def tensor_bytes(self, tensor: Tensor, begin: int, end: int) -> NDArray[np.uint8]:
-        """Bytes `begin` to `end` of a tensor."""
-        start = self.entry.header_bytes + tensor.begin
-        return self.file.read(start + begin, start + end)
+        table_checksum = read_header(header, self.layout, self._where)
+        self.blocks = Blocks(file, entry.header_bytes, self.layout, table_checksum)
 
     def values(self, column: Column, begin: int, end: int) -> NDArray[Any]:
         """Samples `begin` to `end` of a fixed column, or elements of a ragged one."""
         tensor = self.layout.tensors[values_name(column)]
-        raw = self.tensor_bytes(tensor, begin * column.item_bytes, end * column.item_bytes)
+        raw = self.blocks.read(tensor, begin * column.item_bytes, end * column.item_bytes)
         return raw.view(column.dtype).reshape(end - begin, *column.shape)
 
     def offsets(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
@@ -79,7 +52,7 @@ class Shard:
             FormatError: they fall, or leave the values.
         """
         tensor = self.layout.tensors[offsets_name(column)]
-        offsets = self.tensor_bytes(tensor, begin * 8, (end + 1) * 8).view("<i8")
+        offsets = self.blocks.read(tensor, begin * 8, (end + 1) * 8).view("<i8")
         count = self.entry.num_values[column.name]
         # Compared, not subtracted: differences of hostile offsets wrap around and look sound.
         if offsets[0] < 0 or offsets[-1] > count or (offsets[1:] < offsets[:-1]).any():
@@ -109,23 +82,16 @@ class Shard:
     def check_values(self, column: Column, begin: int, end: int) -> None:
         """Check samples of a fixed column, or elements of a ragged one."""
         tensor = self.layout.tensors[values_name(column)]
-        self._check_bytes(tensor, begin * column.item_bytes, end * column.item_bytes)
+        self.blocks.check_bytes(tensor, begin * column.item_bytes, end * column.item_bytes)
 
     def check_offsets(self, column: Column, begin: int, end: int) -> None:
         """Check only where samples `begin` to `end` of a ragged column lie."""
-        self._check_bytes(self.layout.tensors[offsets_name(column)], begin * 8, (end + 1) * 8)
+        self.blocks.check_bytes(self.layout.tensors[offsets_name(column)], begin * 8, (end + 1) * 8)
 
     def is_checked(self, column: Column) -> bool:
         """Whether every block of a column was checked."""
         names = [values_name(column), *([offsets_name(column)] if column.is_ragged else [])]
-        return all(bool(self.flags(self.layout.tensors[name]).all()) for name in names)
-
-    def flags(self, tensor: Tensor) -> NDArray[np.bool_]:
-        """Which blocks of a tensor were checked."""
-        flags = self.checks.flags.get(tensor.name)
-        if flags is None:
-            flags = self.checks.flags.setdefault(tensor.name, np.zeros(num_blocks(tensor.num_bytes), np.bool_))
-        return flags
+        return all(bool(self.blocks.flags(self.layout.tensors[name]).all()) for name in names)
 
     def announce_samples(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of the shard are needed soon."""
@@ -135,44 +101,6 @@ class Shard:
             begin, end = int(edges[0]), int(edges[-1])
         start = self.entry.header_bytes + tensor.begin
         self.file.announce(start + begin * column.item_bytes, start + end * column.item_bytes)
-
-    def check_block(self, tensor: Tensor, block: int) -> None:
-        """Check one block of a tensor, whatever was checked before."""
-        begin, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, tensor.num_bytes)
-        if checksum(self.tensor_bytes(tensor, begin, end)) != self._checksums()[tensor.first_block + block]:
-            start = self.entry.header_bytes + tensor.begin
-            raise CorruptionError(
-                f"{self._where}: block {block} of tensor {tensor.name!r} (bytes {start + begin:,} to {start + end:,} "
-                "of the file) does not match its checksum. Restore the file from a copy; "
-                f"`penstock verify {self.file.path.parent}` lists all that is damaged."
-            )
-
-    def _check_bytes(self, tensor: Tensor, begin: int, end: int) -> None:
-        flags = self.flags(tensor)
-        first, last = begin // BLOCK_BYTES, num_blocks(end)
-        if flags[first:last].all():
-            return
-        is_in_order = first == 0 or flags[first - 1]
-        if is_in_order:
-            last = max(last, first + WINDOW_BYTES // BLOCK_BYTES)
-        start = self.entry.header_bytes + tensor.begin
-        self.file.populate(start + first * BLOCK_BYTES, start + min(last * BLOCK_BYTES, tensor.num_bytes))
-        for block in (first + np.flatnonzero(~flags[first:last])).tolist():
-            self.check_block(tensor, block)
-            flags[block] = True
-
-    def _checksums(self) -> NDArray[np.uint32]:
-        if self._table is None:
-            tensor = self.layout.tensors[CHECKSUMS]
-            start = self.entry.header_bytes + tensor.begin
-            self.file.populate(start, start + tensor.num_bytes)
-            raw = self.tensor_bytes(tensor, 0, tensor.num_bytes)
-            if checksum(raw) != self._table_checksum:
-                raise CorruptionError(
-                    f"{self._where}: tensor {CHECKSUMS!r}, the table of checksums, is damaged. Restore the file."
-                )
-            self._table = raw.view("<u4").copy()
-        return self._table
 
     def _check_size(self) -> None:
         expected = self.entry.header_bytes + self.layout.data_bytes

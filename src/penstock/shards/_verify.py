@@ -11,10 +11,11 @@ from typing import Any
 from penstock.errors import FormatError, PenstockError
 from penstock.filesystem import PositionedFile
 from penstock.schema import Schema
+from penstock.shards._blocks import WINDOW_BYTES
 from penstock.shards._checksums import num_blocks
 from penstock.shards._layout import CHECKSUMS
 from penstock.shards._manifest import ShardEntry, read_manifest
-from penstock.shards._shard import WINDOW_BYTES, Shard
+from penstock.shards._shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def _verify_blocks(shard: Shard) -> Iterator[str]:
             continue
         for block in range(num_blocks(tensor.num_bytes)):
             try:
-                shard.check_block(tensor, block)
+                shard.blocks.check_block(tensor, block)
             except (PenstockError, OSError) as error:
                 yield str(error)
 

@@ -1,0 +1,152 @@
+"""Which blocks of a shard were checked, and checking them.
+
+A block is checked once, before its first use, outside the gather. Where blocks are met in order, the
+rest of a window of eight (4 MiB) is checked with it, by one call over all of it; where they are met at
+random only the block itself is, so that a sample pulls half a megabyte from disk and not a shard. Behind
+a whole window that was checked, the next ones are checked ahead of the reader (`_look_ahead`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import CorruptionError, PenstockError
+from penstock.filesystem import FileReader
+from penstock.shards._checksums import BLOCK_BYTES, checksum, join_checksums, num_blocks
+from penstock.shards._layout import CHECKSUMS, Layout, Tensor
+from penstock.shards._look_ahead import LOOK_AHEAD, Stretch
+
+WINDOW_BYTES = 4 << 20
+_WINDOW = WINDOW_BYTES // BLOCK_BYTES
+_STRETCH = 2 * _WINDOW
+
+
+class Checks:
+    """What was checked of one shard. Outlives the open file, and is dropped when the file changed."""
+
+    def __init__(self, identity: tuple[int, ...]) -> None:
+        self.identity = identity
+        self.flags: dict[str, NDArray[np.bool_]] = {}
+        """For each tensor, which of its blocks were checked."""
+
+
+class Blocks:
+    """The blocks of one open shard; `data_start` is where its tensors begin in the file."""
+
+    def __init__(self, file: FileReader, data_start: int, layout: Layout, table_checksum: int) -> None:
+        self.checks = Checks(file.identity)
+        self._file = file
+        self._data_start = data_start
+        self._layout = layout
+        self._table_checksum = table_checksum
+        self._table: list[int] | None = None
+        self._ahead: dict[str, Stretch] = {}
+
+    def flags(self, tensor: Tensor) -> NDArray[np.bool_]:
+        """Which blocks of a tensor were checked."""
+        flags = self.checks.flags.get(tensor.name)
+        if flags is None:
+            flags = self.checks.flags.setdefault(tensor.name, np.zeros(num_blocks(tensor.num_bytes), np.bool_))
+        return flags
+
+    def read(self, tensor: Tensor, begin: int, end: int) -> NDArray[np.uint8]:
+        """Bytes `begin` to `end` of a tensor."""
+        start = self._data_start + tensor.begin
+        return self._file.read(start + begin, start + end)
+
+    def check_block(self, tensor: Tensor, block: int) -> None:
+        """Check one block of a tensor, whatever was checked before."""
+        begin, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, tensor.num_bytes)
+        if checksum(self.read(tensor, begin, end)) != self._checksums()[tensor.first_block + block]:
+            start = self._data_start + tensor.begin
+            raise CorruptionError(
+                f"{self._file.path}: block {block} of tensor {tensor.name!r} (bytes {start + begin:,} to "
+                f"{start + end:,} of the file) does not match its checksum. Restore the file from a copy; "
+                f"`penstock verify {self._file.path.parent}` lists all that is damaged."
+            )
+
+    def check_bytes(self, tensor: Tensor, begin: int, end: int) -> None:
+        """Check the blocks that hold bytes `begin` to `end` of a tensor, as far as they were not yet.
+
+        Raises:
+            CorruptionError: a block differs from its checksum; the message names it.
+        """
+        flags = self.flags(tensor)
+        first, last = begin // BLOCK_BYTES, num_blocks(end)
+        if flags[first:last].all() or self._were_checked_ahead(tensor, first, last):
+            return
+        window = last
+        if first == 0 or flags[first - 1]:
+            window = max(last, min(first + _WINDOW, len(flags)))
+        if window == last or not self._are_sound(tensor, first, window):
+            window = last  # damage behind what is wanted waits for its own reader
+            self._check(tensor, first, last)
+        flags[first:window] = True
+        if first >= _WINDOW and flags[first - _WINDOW : first].all():
+            self._look_ahead(tensor, window)
+
+    def _check(self, tensor: Tensor, first: int, last: int) -> None:
+        """Check blocks `first` to `last`, a window at a time."""
+        flags, start = self.flags(tensor), self._data_start + tensor.begin
+        for begin in range(first, last, _WINDOW):
+            end = min(begin + _WINDOW, last)
+            self._file.populate(start + begin * BLOCK_BYTES, start + min(end * BLOCK_BYTES, tensor.num_bytes))
+            if flags[begin:end].any() or not self._match(tensor, begin, end):
+                for block in (begin + np.flatnonzero(~flags[begin:end])).tolist():
+                    self.check_block(tensor, block)
+
+    def _match(self, tensor: Tensor, first: int, last: int) -> bool:
+        """Whether whole blocks match their checksums, by one call that holds no GIL; False when one is not whole."""
+        if last * BLOCK_BYTES > tensor.num_bytes:
+            return False
+        expected = self._checksums()[tensor.first_block + first : tensor.first_block + last]
+        found = checksum(self.read(tensor, first * BLOCK_BYTES, last * BLOCK_BYTES))
+        return found == join_checksums(expected)
+
+    def _were_checked_ahead(self, tensor: Tensor, first: int, last: int) -> bool:
+        """Whether blocks `first` to `last` were checked ahead; the first reader to ask has the next ones checked."""
+        stretch = self._ahead.get(tensor.name)
+        if stretch is None or not stretch.overlaps(first, last):
+            return False
+        flags, is_sound = self.flags(tensor), stretch.is_sound_by_now()
+        if self._ahead.get(tensor.name) is stretch and self._ahead.pop(tensor.name, None) is stretch and is_sound:
+            flags[stretch.first] = True
+            self._look_ahead(tensor, stretch.last)
+        return bool(flags[first:last].all())
+
+    def _look_ahead(self, tensor: Tensor, first: int) -> None:
+        last = min(first + _STRETCH, num_blocks(tensor.num_bytes))
+        if first < last:
+            job = LOOK_AHEAD.start(lambda: self._check_ahead(tensor, first, last))
+            if job is not None:
+                self._ahead[tensor.name] = Stretch(first, last, job)
+
+    def _check_ahead(self, tensor: Tensor, first: int, last: int) -> bool:
+        flags = self.flags(tensor)
+        for begin in range(first, last, _WINDOW):
+            end = min(begin + _WINDOW, last)
+            if not self._are_sound(tensor, begin, end):
+                return False
+            flags[max(begin, first + 1) : end] = True  # NOTE [nothing is lost ahead]
+        return True
+
+    def _are_sound(self, tensor: Tensor, first: int, last: int) -> bool:
+        try:
+            self._check(tensor, first, last)
+        except (PenstockError, OSError, MemoryError):
+            return False
+        return True
+
+    def _checksums(self) -> list[int]:
+        if self._table is None:
+            tensor = self._layout.tensors[CHECKSUMS]
+            start = self._data_start + tensor.begin
+            self._file.populate(start, start + tensor.num_bytes)
+            raw = self.read(tensor, 0, tensor.num_bytes)
+            if checksum(raw) != self._table_checksum:
+                raise CorruptionError(
+                    f"{self._file.path}: tensor {CHECKSUMS!r}, the table of checksums, is damaged. Restore the file."
+                )
+            self._table = raw.view("<u4").tolist()
+        return self._table
