@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.preparation import is_stale as is_stale
     from penstock.preparation import prepare as prepare
     from penstock.pytorch import DataLoader as DataLoader
+    from penstock.pytorch import stream as stream
     from penstock.schema import Ragged as Ragged
     from penstock.schema import Schema as Schema
     from penstock.shards import DatasetWriter as DatasetWriter
@@ -53,6 +54,7 @@ _HOME_OF_NAME = {
     "Ragged": ("penstock.schema", "Ragged"),
     "Schema": ("penstock.schema", "Schema"),
     "SourceOptions": ("penstock.sources", "SourceOptions"),
+    "stream": ("penstock.pytorch", "stream"),
     "Tokenize": ("penstock.preparation", "Tokenize"),
     "verify": ("penstock.shards", "verify"),
 }

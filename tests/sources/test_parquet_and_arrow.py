@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import FormatError, PenstockError, SchemaError
-from penstock.sources import SourceOptions, list_files, plan_splits
+from penstock.sources import SourceOptions, list_files, plan_splits, read_split
 
 from .gathering import gather, values
 
@@ -159,3 +159,21 @@ def test_a_saved_dataset_cannot_name_files_outside_its_folder(tmp_path: Path) ->
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "../secret.arrow"}]}')
     with pytest.raises(FormatError, match="outside the folder"):
         gather(tmp_path)
+
+
+@each_format
+def test_a_damaged_file_may_be_kept_as_one_split_that_fails_when_it_is_read(
+    tmp_path: Path, write: Writer, suffix: str
+) -> None:
+    path, options = tmp_path / f"a.{suffix}", SourceOptions()
+    write(path, table_of(50), 10)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    files = list_files(path, options)
+    with pytest.raises(FormatError, match="truncated or damaged"):
+        plan_splits(files, options, 1)
+    [split] = plan_splits(files, options, 1, keep_damaged=True)
+    with pytest.raises(FormatError, match="truncated or damaged"):
+        list(read_split(split, options))
+    path.write_bytes(whole)
+    assert sum(records.num_rows for records in read_split(split, options)) == 50

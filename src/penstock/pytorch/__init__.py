@@ -11,5 +11,6 @@ except ImportError as error:
     raise MissingExtra("penstock.DataLoader needs PyTorch: pip install 'penstock[torch]'") from error
 
 from penstock.pytorch._dataloader import DataLoader
+from penstock.pytorch._stream import Stream, stream
 
-__all__ = ["DataLoader"]
+__all__ = ["DataLoader", "Stream", "stream"]

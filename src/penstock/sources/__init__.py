@@ -2,14 +2,16 @@
 
     list_files -> plan_splits -> read_split, one split at a time, in any process -> Records
 
-May import: `penstock.errors`, `penstock.schema`, `penstock.filesystem`. Imported by: `preparation`.
+May import: `penstock.errors`, `penstock.schema`, `penstock.filesystem`. Imported by: `preparation`, `streams`.
 """
 
+from penstock.sources._formats import format_of
 from penstock.sources._listing import Source, list_files
 from penstock.sources._model import Records, RowError, SourceFile, Split
 from penstock.sources._objects import IterableSource
 from penstock.sources._options import Format, SourceOptions, TextUnit
 from penstock.sources._reading import read_split
+from penstock.sources._rows import Rows, read_rows, why_whole
 from penstock.sources._splitting import class_names, plan_splits
 
 __all__ = [
@@ -17,13 +19,17 @@ __all__ = [
     "IterableSource",
     "Records",
     "RowError",
+    "Rows",
     "Source",
     "SourceFile",
     "SourceOptions",
     "Split",
     "TextUnit",
     "class_names",
+    "format_of",
     "list_files",
     "plan_splits",
+    "read_rows",
     "read_split",
+    "why_whole",
 ]

@@ -38,7 +38,7 @@ def read_csv_blocks(blocks: Iterator[Block], header: Header, path: str, options:
     for block in blocks:
         if block.dropped_bytes:
             yield numbering.too_long(block)
-        elif block.data.strip():
+        elif block.data.strip(b"\r\n"):
             numbering.base = numbering.next_row
             table = arrow("csv").read_csv(
                 arrow().BufferReader(block.data),

@@ -29,8 +29,9 @@ class LocalFile:
 
     def read(self, num_bytes: int = -1, /) -> bytes:
         """At most `num_bytes`, and none only at the end."""
+        most = self.size + 1  # Python takes the memory it is asked for, and one byte more shows a file that has grown
         with _disk_errors(self.path):
-            return self._file.read(num_bytes) or b""
+            return self._file.read(min(num_bytes, most) if num_bytes >= 0 else num_bytes) or b""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         """Go on from byte `offset`."""

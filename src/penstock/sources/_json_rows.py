@@ -20,12 +20,12 @@ def parse_lines(data: bytes, offset: int, path: str, first_row: int) -> Records:
         end = data.find(b"\n", begin)
         end = len(data) if end < 0 else end
         try:
-            value = _parse_object(data, begin, end)
+            value = parse_object(data, begin, end)
             if value is not None:
                 objects.append(value)
                 rows.append(row)
                 row += 1
-        except _BadLine as bad:
+        except BadLine as bad:
             errors.append(RowError(path, row, bad.reason, f"the line at byte {offset + begin:,} {bad}."))
             row += 1
         begin = end + 1
@@ -55,13 +55,15 @@ def array_or_list(values: list[Any]) -> Any:
         return values
 
 
-class _BadLine(Exception):
+class BadLine(Exception):
+    """A line that holds no object, and one word for why."""
+
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-def _parse_object(data: bytes, begin: int, end: int) -> dict[str, Any] | None:
+def parse_object(data: bytes, begin: int, end: int) -> dict[str, Any] | None:
     """The object of one line, or None for a blank one."""
     try:
         text = str(memoryview(data)[begin:end], "utf-8")  # without a copy of the line
@@ -72,15 +74,15 @@ def _parse_object(data: bytes, begin: int, end: int) -> dict[str, Any] | None:
         if data.find(b"\\u", begin, end) >= 0:
             _check_surrogates(value)
     except UnicodeDecodeError as error:
-        raise _BadLine("invalid_utf8", f"is not valid UTF-8 ({error.reason} at its byte {error.start})") from None
+        raise BadLine("invalid_utf8", f"is not valid UTF-8 ({error.reason} at its byte {error.start})") from None
     except UnicodeEncodeError:
-        raise _BadLine("invalid_utf8", "holds half of a surrogate pair, which is no character") from None
+        raise BadLine("invalid_utf8", "holds half of a surrogate pair, which is no character") from None
     except RecursionError:
-        raise _BadLine("bad_json", "nests too deeply") from None
+        raise BadLine("bad_json", "nests too deeply") from None
     except ValueError as error:
-        raise _BadLine("bad_json", f"is not JSON: {error}") from None
+        raise BadLine("bad_json", f"is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise _BadLine("not_an_object", f"holds {type(value).__name__}, not an object with named fields")
+        raise BadLine("not_an_object", f"holds {type(value).__name__}, not an object with named fields")
     return value
 
 

@@ -101,7 +101,8 @@ class Records:
 
     A column is a pyarrow Array (one chunk, no dictionary, no views) or a Python list: of bytes for files
     and tar members, of anything for values that have no common Arrow type. A value that is missing is
-    null, or None. A column of nothing but nulls may have Arrow's `null` type.
+    null, or None. A column of nothing but nulls may have Arrow's `null` type. Arrow strings are valid UTF-8: every
+    reader has checked them, so that nobody need check again.
     """
 
     columns: Mapping[str, Any]

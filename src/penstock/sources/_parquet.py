@@ -33,10 +33,10 @@ def split_parquet(file: SourceFile, options: SourceOptions, target_bytes: int) -
 
 
 def read_parquet(split: Split, options: SourceOptions) -> Iterator[Records]:
-    """Records of a run of row groups."""
+    """Records of a run of row groups; an `end` of -1 is the end of the file."""
     row = 0
     with _open(split.path, options) as parquet:
-        for group in range(split.begin, split.end):
+        for group in range(split.begin, parquet.num_row_groups if split.end < 0 else split.end):
             if group >= parquet.num_row_groups:
                 raise StorageError(
                     f"{split.path}: row group {group} is gone. The file changed; list the sources again."

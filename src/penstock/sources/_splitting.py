@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from penstock.errors import FormatError
 from penstock.sources._csv import has_line_records
 from penstock.sources._cutting import byte_ranges, runs
 from penstock.sources._formats import compression_of, format_of
@@ -31,11 +32,15 @@ def class_names(files: Sequence[SourceFile]) -> tuple[str, ...]:
     return tuple(sorted({file.class_name for file in files if file.class_name}))
 
 
-def plan_splits(files: Sequence[SourceFile], options: SourceOptions, target_bytes: int) -> list[Split]:
+def plan_splits(
+    files: Sequence[SourceFile], options: SourceOptions, target_bytes: int, *, keep_damaged: bool = False
+) -> list[Split]:
     """Splits of about `target_bytes` that together hold every record of `files` once, in order.
 
+    With `keep_damaged`, a file that cannot be cut because it is damaged is one split, which says so when it is read.
+
     Raises:
-        FormatError: a parquet or Arrow file is damaged.
+        FormatError: a parquet or Arrow file is damaged, unless those are kept.
         SchemaError: a file lacks a column of `options.columns`.
         StorageError: a file cannot be read.
     """
@@ -48,8 +53,17 @@ def plan_splits(files: Sequence[SourceFile], options: SourceOptions, target_byte
             splits += _group(list(run), labels, options, target_bytes)
         else:
             for file in run:
-                splits += _split_file(file, options, target_bytes)
+                splits += _split_or_keep(file, options, target_bytes, keep_damaged)
     return splits
+
+
+def _split_or_keep(file: SourceFile, options: SourceOptions, target_bytes: int, keep_damaged: bool) -> list[Split]:
+    try:
+        return _split_file(file, options, target_bytes)
+    except FormatError:
+        if not keep_damaged:
+            raise
+        return [Split(str(format_of(file.path, options)), file.path, 0, -1, max(file.num_bytes, 0))]
 
 
 def _is_one_record(file: SourceFile, options: SourceOptions) -> bool:

@@ -46,7 +46,7 @@ def _read_block(block: Block, row: int, path: str, options: SourceOptions) -> Re
     if block.dropped_bytes:
         message = f"the document at byte {block.offset:,} has {block.dropped_bytes:,} bytes, over max_record_bytes."
         return Records({}, row, 0, (RowError(path, row, "too_long", message),), None, block.dropped_bytes)
-    data = _without_mark(block.data, path) if block.offset == 0 else block.data
+    data = without_mark(block.data, path) if block.offset == 0 else block.data
     texts = as_text(_split(data, separator_of(options)), options.encoding)
     return records_of_batch(_with_paths(texts, [path] * len(texts)), row, path, num_bytes=len(block.data))
 
@@ -66,7 +66,7 @@ def _split(data: bytes, separator: bytes) -> Any:
 
 def _records_of_files(batch: FileBatch, split: Split, options: SourceOptions) -> Records:
     paths = [split.paths[row] for row in batch.rows]
-    contents = [_without_mark(content, path) for content, path in zip(batch.contents, paths, strict=True)]
+    contents = [without_mark(content, path) for content, path in zip(batch.contents, paths, strict=True)]
     texts = as_text(arrow().array(contents, arrow().large_binary()), options.encoding)
     table = _with_paths(texts, paths)
     records = records_of_batch(
@@ -80,7 +80,7 @@ def _with_paths(texts: Any, paths: list[str]) -> Any:
     return arrow().RecordBatch.from_arrays([texts, arrow().array(paths, arrow().string())], names=["text", "path"])
 
 
-def _without_mark(data: bytes, path: str) -> bytes:
+def without_mark(data: bytes, path: str) -> bytes:
     """The start of a file without its byte-order mark."""
     if data.startswith(_UTF16_MARKS):
         raise FormatError(f"{path}: the file is UTF-16. Convert it first: iconv -f utf-16 -t utf-8.")

@@ -1,0 +1,202 @@
+"""`penstock.stream`: an `IterableDataset` over files that are read as they are, split over ranks and workers.
+
+Which part of the files a process reads is asked when it hands out its first record, from torch's worker
+information and the rank. What it reads, and how it goes on, is `penstock.streams`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from penstock.errors import StateError
+from penstock.pytorch._epochs import SharedEpochs
+from penstock.pytorch._ranks import find_rank
+from penstock.sources import Format, SourceOptions, TextUnit, why_whole
+from penstock.streams import OnError, PartRun, Recipe, check_state, make_recipe, start_state
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Record = dict[str, Any]
+
+
+class Stream(IterableDataset[Any]):
+    """Records of files in one pass per epoch; `penstock.stream` makes it.
+
+    Each `iter()` is the next epoch, in every worker, unless `set_epoch` or `load_state_dict` says where to go.
+    """
+
+    def __init__(
+        self, recipe: Recipe, *, transform: Callable[[Record], Any] | None, rank: tuple[int, int] | None
+    ) -> None:
+        self._recipe = recipe
+        self._transform = transform
+        self._rank = rank
+        self._epochs = SharedEpochs()
+        self._run: PartRun | None = None
+        self._owner = os.getpid()
+        self._loaded: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Records of this process's part: from a state that was loaded, or from the start of the next epoch."""
+        records = itertools.chain.from_iterable(self._runs())
+        transform = self._transform
+        return records if transform is None else (transform(record) for record in records)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the latest iterator of this process has handed out, as plain data of about half a KB.
+
+        Raises:
+            StateError: the records are read in workers, which alone know.
+        """
+        info = get_worker_info()
+        if (due := self._due_state(0 if info is None else info.id)) is not None:
+            return dict(due)
+        if info is None and self._epochs.is_used_elsewhere:
+            raise StateError(
+                "This stream is read by the workers of a loader, so it does not know where they are. Ask a loader that "
+                "collects their states: penstock.DataLoader(stream, ...).state_dict()."
+            )
+        if self._run is not None and self._owner == os.getpid():
+            return self._run.state()
+        return start_state(self._recipe, self._epochs.next_epoch(0 if info is None else info.id))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a state stands, at the next record that is asked for; a running iterator goes there too.
+
+        Raises:
+            StateError: the state is of other files or settings; the message says what differs. One of another part
+                or number of parts is refused when iteration begins.
+        """
+        check_state(state, self._recipe)
+        self._loaded = dict(state)
+        if self._run is not None:
+            self._run.stop()
+            self._run = None
+        info = get_worker_info()
+        self._epochs.set_next(state["epoch"], worker=None if info is None else info.id)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next `iter()` in this process, or in worker 0, begins."""
+        return self._epochs.next_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the next `iter()` begin this epoch, also in workers that run already.
+
+        A state loaded for the same epoch stays loaded.
+        """
+        if type(epoch) is not int or epoch < 0:
+            raise ValueError(f"set_epoch({epoch!r}): epochs count from 0.")
+        self._loaded = self._due_state(0)
+        self._epochs.set_next(epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker that is not forked cannot ask for the rank: there is no process group in it.
+        rank = find_rank()
+        found = rank if self._rank is None and rank[1] > 1 else self._rank
+        return {**self.__dict__, "_rank": found, "_run": None}
+
+    def _due_state(self, worker: int) -> dict[str, Any] | None:
+        """The state that this worker goes on from; each uses one that was loaded before they began once."""
+        is_due = self._loaded is not None and self._loaded["epoch"] == self._epochs.next_epoch(worker)
+        return self._loaded if is_due else None
+
+    def _runs(self) -> Iterator[PartRun]:
+        """The run of this iterator, and after a state was loaded the one that goes on from it."""
+        yield self._begin()
+        while self._loaded is not None:
+            yield self._begin()
+
+    def _begin(self) -> PartRun:
+        info = get_worker_info()
+        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        rank, world_size = self._rank or find_rank()
+        part, num_parts = rank * num_workers + worker, world_size * num_workers
+        epoch, state = self._epochs.next_epoch(worker), self._due_state(worker)
+        self._run = PartRun(self._recipe, part=part, num_parts=num_parts, epoch=epoch, state=state)
+        self._owner, self._loaded = os.getpid(), None
+        self._epochs.begin(worker, self._run.epoch)
+        if part == 0 and self._epochs.speaks_first():
+            _say_what_is_whole(self._recipe, num_parts)
+        return self._run
+
+
+def stream(
+    paths: Paths,
+    *,
+    format: Format | None = None,
+    columns: Sequence[str] | None = None,
+    text_unit: TextUnit | None = None,
+    shuffle_buffer: int = 0,
+    seed: int = 0,
+    transform: Callable[[Record], Any] | None = None,
+    on_error: OnError = "raise",
+    rank: int | None = None,
+    world_size: int | None = None,
+    reading: SourceOptions | None = None,
+) -> Stream:
+    """An `IterableDataset` over CSV, TSV, JSONL, text or parquet files, as they are.
+
+    Nothing is read before the first record is asked for, and nothing is counted. With several ranks or workers each
+    reads its own bytes or row groups, and every record comes exactly once. Files that cannot be entered in
+    their middle (compressed ones, CSV whose quoted fields may hold newlines) are split file by file.
+
+    Args:
+        paths: A path, glob, folder or URL, or a list of them.
+        format: "csv", "jsonl", "text" or "parquet", where the names do not tell.
+        columns: Which fields a record has; None is all.
+        text_unit: What is a record of text: "line" (default), "separator" (with `reading`'s), or "file".
+        shuffle_buffer: Records to draw the next one from; 0 keeps the order of the files.
+        seed: Chooses the shuffle, together with the epoch.
+        transform: Called with each record; what it returns is handed out instead.
+        on_error: "raise" stops at a bad record, "skip" leaves bad records out, counts and logs them.
+        rank, world_size: This training process among all; by default from torch.distributed, torchrun or Slurm.
+        reading: How files are read: delimiter, quotes, encoding, credentials.
+
+    Raises:
+        FileNotFoundError: a path matches nothing.
+        ValueError: a file has a format that cannot be streamed, or a choice does not exist.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "numbers.jsonl"
+    >>> _ = path.write_text('{"n": 1}\\n{"n": 2}\\n{"n": 3}\\n')
+    >>> numbers = stream(path)
+    >>> [record["n"] for record in numbers]
+    [1, 2, 3]
+    """
+    if (rank is None) != (world_size is None):
+        raise ValueError("Give both rank and world_size, or neither.")
+    if rank is not None and world_size is not None and not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank} of world_size={world_size}; ranks count from 0.")
+    recipe = make_recipe(
+        paths,
+        format=format,
+        columns=columns,
+        text_unit=text_unit,
+        reading=reading,
+        shuffle_buffer=shuffle_buffer,
+        seed=seed,
+        on_error=on_error,
+    )
+    given = None if rank is None or world_size is None else (rank, world_size)
+    return Stream(recipe, transform=transform, rank=given)
+
+
+def _say_what_is_whole(recipe: Recipe, num_parts: int) -> None:
+    """Say once that files are split by file, when that leaves parts without work."""
+    reasons = {file.path: why_whole(file, recipe.options) for file in recipe.files}
+    whole = [path for path, reason in reasons.items() if reason]
+    if not whole or len(whole) >= num_parts or num_parts == 1:
+        return
+    told = ", ".join(f"{path} {reasons[path]}" for path in whole[:3]) + (", …" if len(whole) > 3 else "")
+    warnings.warn(
+        f"{len(whole)} of {len(recipe.files)} files must be read from their start, each by one worker of one rank, and "
+        f"there are {num_parts} of those: some get none of them ({told}). Use fewer workers or more files; for CSV "
+        "whose fields hold no newlines pass reading=penstock.SourceOptions(quoted_newlines=False).",
+        stacklevel=4,
+    )

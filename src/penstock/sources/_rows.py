@@ -1,0 +1,170 @@
+"""One split in, records as Python dicts out, from any block on.
+
+A block's place is enough to begin there again: a byte of the (uncompressed) file, or for parquet the
+number of its first row within the split. Records are the same wherever reading begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from penstock.errors import FormatError, SchemaError
+from penstock.sources._blocks import Block, ByteStream, SeekableBytes, read_exactly
+from penstock.sources._chain import blocks_of_range, blocks_to_end, last_border_of
+from penstock.sources._csv import has_line_records, read_csv_blocks
+from penstock.sources._csv_header import Header, delimiter_of, read_header
+from penstock.sources._files import open_stream
+from penstock.sources._formats import compression_of, format_of
+from penstock.sources._json_objects import read_objects
+from penstock.sources._model import Records, RowError, SourceFile, Split
+from penstock.sources._options import SourceOptions
+from penstock.sources._quotes import ends_in_quotes, last_quoted_border
+from penstock.sources._reading import read_split
+from penstock.sources._text import separator_of
+from penstock.sources._text_rows import read_document, read_documents
+
+_HEADER_BYTES = (4 << 10, 64 << 10, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Records of one block."""
+
+    place: int
+    """Where the block begins: what `read_rows` can begin at."""
+    values: list[dict[str, Any]]
+    errors: tuple[RowError, ...] = ()
+    """Rows that are not among the values."""
+
+
+def read_rows(split: Split, options: SourceOptions, place: int | None = None) -> Iterator[Rows]:
+    """Records of a split in order, from the block at `place` on, or from its start.
+
+    The split is a range of bytes or a whole file (jsonl, csv, text), or row groups (parquet).
+
+    Raises:
+        FormatError: the file is truncated or damaged, or a record is longer than `max_record_bytes`.
+        SchemaError: it lacks a column of `options.columns`.
+        StorageError: it is gone, or shorter than when it was listed.
+        DatasetChanged: no record begins at `place`.
+    """
+    return _READERS[split.format](split, options, place)
+
+
+def why_whole(file: SourceFile, options: SourceOptions) -> str:
+    """Why a file cannot be entered in its middle, in a few words; "" when it can."""
+    kind = format_of(file.path, options)
+    if compression_of(file.path) is not None and kind != "parquet":
+        return "is compressed"
+    if not file.is_seekable or file.num_bytes < 0:
+        return "is on a server that gives no ranges"
+    if kind == "csv" and not has_line_records(options):
+        return "may have newlines in quoted fields"
+    return "is one record" if kind == "text" and options.text_unit == "file" else ""
+
+
+def _read_jsonl(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+    for block in _line_blocks(split, options, b"\n", place):
+        yield Rows(block.offset, *read_objects(block, split.path, options.columns))
+
+
+def _read_text(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+    if options.text_unit == "file":
+        with open_stream(split.path, options) as stream:
+            yield Rows(0, *read_document(stream, split.path, options))
+        return
+    for block in _line_blocks(split, options, separator_of(options), place):
+        yield Rows(block.offset, *read_documents(block, split.path, options))
+
+
+def _read_csv(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+    with open_stream(split.path, options) as stream:
+        header = _read_header(stream, split.path, options)
+    if not header.names:
+        return
+    if has_line_records(options):
+        begin = max(split.begin, header.num_bytes)
+        first = begin if place is None and split.begin < header.num_bytes else place
+        blocks = _line_blocks(replace(split, begin=begin), options, b"\n", first)
+    else:
+        blocks = _quoted_blocks(split.path, options, header.num_bytes if place is None else place)
+    for block in blocks:
+        yield from _rows_of_csv(block, header, split.path, options)
+
+
+def _read_parquet(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+    place = place or 0
+    for records in read_split(split, options):
+        if records.first_row >= place:
+            yield Rows(records.first_row, _as_dicts(records), records.errors)
+        elif records.first_row + records.num_rows + len(records.errors) > place:  # blocks were cut in another way
+            is_due = (records.row_numbers() >= place).tolist()
+            errors = tuple(error for error in records.errors if error.row >= place)
+            yield Rows(place, list(itertools.compress(_as_dicts(records), is_due)), errors)
+
+
+def _rows_of_csv(block: Block, header: Header, path: str, options: SourceOptions) -> Iterator[Rows]:
+    values: list[dict[str, Any]] = []
+    errors: list[RowError] = []
+    for records in read_csv_blocks(iter([block]), header, path, options):
+        values += _as_dicts(records)
+        where = f" Rows are counted from byte {block.offset:,}."
+        errors += [replace(error, message=error.message + where) for error in records.errors]
+    yield Rows(block.offset, values, tuple(errors))
+
+
+def _as_dicts(records: Records) -> list[dict[str, Any]]:
+    names = tuple(records.columns)
+    columns = [column if isinstance(column, list) else column.to_pylist() for column in records.columns.values()]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _line_blocks(split: Split, options: SourceOptions, separator: bytes, place: int | None) -> Iterator[Block]:
+    with open_stream(split.path, options) as stream:
+        if not hasattr(stream, "seek"):
+            yield from blocks_to_end(stream, split.path, options, place or 0, last_border_of(separator))
+        elif max(split.begin, place or 0) < split.end:
+            file = cast(SeekableBytes, stream)
+            yield from blocks_of_range(file, options, split.begin, split.end, separator, place)
+
+
+def _quoted_blocks(path: str, options: SourceOptions, place: int) -> Iterator[Block]:
+    """Blocks that end outside of quotes."""
+    assert options.quote is not None
+    marks = options.quote.encode(), delimiter_of(path, options).encode()
+    data = b""
+    with open_stream(path, options) as stream:
+        for block in blocks_to_end(stream, path, options, place, lambda data: last_quoted_border(data, *marks)):
+            data = block.data
+            yield block
+    if ends_in_quotes(data, *marks):
+        raise FormatError(
+            f"{path}: the last record opens a quote that is never closed, and took the rest of the file with it. "
+            "Repair that record, or pass quote=None when quotes are ordinary characters."
+        )
+
+
+def _read_header(stream: ByteStream, path: str, options: SourceOptions) -> Header:
+    """The header, from as little of the file as holds it."""
+    data = b""
+    for size in _HEADER_BYTES:
+        data += read_exactly(stream, size - len(data))
+        is_all = len(data) < size or size == _HEADER_BYTES[-1]
+        with contextlib.suppress(*(() if is_all else (FormatError, SchemaError))):  # of a header that goes on
+            header = read_header(io.BytesIO(data), path, options)
+            if is_all or header.rest:
+                return header
+    raise AssertionError("the last size takes what comes")
+
+
+_READERS: dict[str, Callable[[Split, SourceOptions, int | None], Iterator[Rows]]] = {
+    "csv": _read_csv,
+    "jsonl": _read_jsonl,
+    "parquet": _read_parquet,
+    "text": _read_text,
+}

@@ -1,0 +1,23 @@
+"""Records of files with no random access, in order or through a shuffle buffer, each in exactly one part.
+
+    Recipe -> share_of, a part's bytes -> PartRun, its records, with a state at every one
+
+Knows no torch and no processes. May import: `sources`, `order`, and the lines under them. Imported by: `pytorch`.
+"""
+
+from penstock.streams._recipe import OnError, Recipe, make_recipe
+from penstock.streams._run import PartRun
+from penstock.streams._shares import Piece, share_of
+from penstock.streams._state import check_part, check_state, start_state
+
+__all__ = [
+    "OnError",
+    "PartRun",
+    "Piece",
+    "Recipe",
+    "check_part",
+    "check_state",
+    "make_recipe",
+    "share_of",
+    "start_state",
+]

@@ -1,0 +1,111 @@
+"""What a stream is: files, how they are read, and how their records are shuffled."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import posixpath
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from penstock.errors import SchemaError
+from penstock.sources import Format, Source, SourceFile, SourceOptions, TextUnit, format_of, list_files
+
+OnError = Literal["raise", "skip"]
+
+_FORMATS = ("csv", "jsonl", "parquet", "text")
+_LOCAL_BLOCK_BYTES = 256 << 10  # records of a block stay in the processor's cache: 4 MB take half as long again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that decides which records come, and in which order."""
+
+    files: tuple[SourceFile, ...]
+    options: SourceOptions
+    shuffle_buffer: int = 0
+    """Records held back to draw from; 0 keeps the order of the files. Costs their memory, and their reading at the
+    start and at a resume."""
+    seed: int = 0
+    """Chooses the shuffle, together with the epoch and the part."""
+    on_error: OnError = "raise"
+    """What a bad record does: "raise" stops and names it, "skip" leaves it out, counts it, and logs."""
+
+    def __post_init__(self) -> None:
+        if type(self.shuffle_buffer) is not int or self.shuffle_buffer < 0:
+            raise ValueError(f"shuffle_buffer={self.shuffle_buffer!r}; a number of records, or 0 for no shuffle.")
+        if type(self.seed) is not int:
+            raise TypeError(f"seed={self.seed!r}; an integer is needed.")
+        if self.on_error not in get_args(OnError):
+            raise ValueError(f"on_error={self.on_error!r}; the choices are 'raise' and 'skip'.")
+
+    @functools.cached_property
+    def facts(self) -> dict[str, Any]:
+        """What a state must agree with, short enough to be part of it. Files are known by name and size."""
+        names = [(posixpath.basename(file.path), file.num_bytes) for file in self.files]
+        return {
+            "files": f"{len(self.files):,} files of {sum(size for _, size in names):,} bytes ({_digest(names)})",
+            "reading": {name: value for name, value in self.options.identity.items() if value is not None},
+            "shuffle_buffer": self.shuffle_buffer,
+            "seed": self.seed,
+            "on_error": self.on_error,
+        }
+
+    @functools.cached_property
+    def writing(self) -> str:
+        """Changes when a file is written again, even with the same size."""
+        return _digest(file.identity for file in self.files)
+
+
+def make_recipe(
+    paths: Source,
+    *,
+    format: Format | None,
+    columns: Sequence[str] | None,
+    text_unit: TextUnit | None,
+    reading: SourceOptions | None,
+    shuffle_buffer: int,
+    seed: int,
+    on_error: OnError,
+) -> Recipe:
+    """List the files, and put all choices together.
+
+    Raises:
+        FileNotFoundError: a path matches nothing.
+        SchemaError: a text file was asked for another column than "text".
+        ValueError: a file is of a format that has no streams, or a choice does not exist.
+    """
+    options = reading or SourceOptions()
+    if isinstance(columns, str):
+        raise TypeError(f"columns={columns!r} is one string; give a list, as in [{columns!r}].")
+    options = dataclasses.replace(
+        options,
+        format=format or options.format,
+        columns=options.columns if columns is None else tuple(columns),
+        text_unit=text_unit or ("separator" if options.separator else "line"),
+    )
+    files = tuple(list_files(paths, options))
+    _check_formats(files, options)
+    if not any("://" in file.path for file in files):
+        options = dataclasses.replace(options, batch_bytes=min(options.batch_bytes, _LOCAL_BLOCK_BYTES))
+    return Recipe(files=files, options=options, shuffle_buffer=shuffle_buffer, seed=seed, on_error=on_error)
+
+
+def _check_formats(files: Iterable[SourceFile], options: SourceOptions) -> None:
+    for file in files:
+        kind = format_of(file.path, options)
+        if kind not in _FORMATS:
+            raise ValueError(
+                f"{file.path} is {kind}; a stream reads {', '.join(_FORMATS)}. `penstock.prepare` takes the others too."
+            )
+        if kind == "text" and options.columns not in (None, ("text",)):
+            raise SchemaError(f"{file.path}: columns={list(options.columns)}; records of text have 'text' and no more.")
+
+
+def _digest(parts: Iterable[Any]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(repr(part).encode() + b"\n")
+    return digest.hexdigest()

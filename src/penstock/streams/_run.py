@@ -1,0 +1,197 @@
+"""One pass of one part: its records, and at every one of them a state to go on from.
+
+A state is two counts and one mark: how many records were handed out, how many were read by then, and where a
+block begins from which on every record that was not handed out yet can be read again. To go on, reading
+begins at that block; records that were handed out before are passed over, and those that were in the shuffle
+buffer take their slots again, which `_shuffle` computes. A resume decodes a block or two in order, and about
+ln(shuffle_buffer) times the buffer with one.
+
+Records are handed out a list at a time by iterators written in C, which know how far they are: no Python runs
+for a single record, and no counter is kept.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import operator
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.errors import DatasetChanged, FormatError
+from penstock.order import derive_key
+from penstock.sources import Rows, Split, read_rows
+from penstock.streams._recipe import Recipe
+from penstock.streams._shares import Piece, share_of, splits_of
+from penstock.streams._shuffle import ShuffleBuffer, permutation
+from penstock.streams._state import check_part, start_state
+
+Record = dict[str, Any]
+
+_log = logging.getLogger(__name__)
+_CHUNK_BYTES = 32 << 20
+"""Ranges are visited in a shuffled order by chunks of this: what a buffer alone cannot mix."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where a block begins."""
+
+    record: int
+    """Records of the part before it."""
+    skipped: int
+    """Bad records of the part before it."""
+    piece: int
+    split: int
+    place: int | None
+    """What `read_rows` begins at; None for the start of the split."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Handful:
+    """Records that are being handed out."""
+
+    values: list[Record]
+    iterator: Iterator[Record]
+    first: int
+    """Records of the part that were handed out before these."""
+    num_read: int
+    """Records of the part that were read before the last of these is handed out."""
+    mark: _Mark
+    """A block from which on everything that is not handed out yet can be read again."""
+
+    @property
+    def num_out(self) -> int:
+        """Records of the part that were handed out so far."""
+        return self.first + len(self.values) - operator.length_hint(self.iterator)
+
+
+class PartRun:
+    """Records of part `part` of `num_parts` in one epoch, from its start or from a state.
+
+    Iterate over it once. `state` is right at any time between two records.
+
+    Raises:
+        StateError: the state is of another part, or of another number of parts.
+    """
+
+    def __init__(
+        self, recipe: Recipe, *, part: int, num_parts: int, epoch: int, state: dict[str, Any] | None = None
+    ) -> None:
+        state = start_state(recipe, epoch) if state is None else state
+        check_part(state, part, num_parts)
+        self.epoch: int = state["epoch"]
+        self._recipe = recipe
+        self._part, self._num_parts = part, num_parts
+        self._facts = {name: state[name] for name in ("version", "facts", "writing")}
+        mark = _Mark(**state["from"])
+        self._num_skipped = mark.skipped
+        self._hand = _Handful([], iter([]), state["num_records"], state["num_read"], mark)
+        self._is_stopped = False
+
+    def state(self) -> dict[str, Any]:
+        """Where the run stands, as plain data of about half a KB: what was handed out, not what was read ahead."""
+        num_out = self._hand.num_out
+        return {
+            **self._facts,
+            "part": self._part,
+            "num_parts": self._num_parts,
+            "epoch": self.epoch,
+            "num_records": num_out,
+            "num_read": min(num_out + self._recipe.shuffle_buffer, self._hand.num_read),
+            "num_skipped": self._num_skipped,
+            "from": asdict(self._hand.mark),
+        }
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records that are left.
+
+        Raises:
+            FormatError: a bad record, unless such are skipped, or a damaged file.
+            SchemaError: a file lacks a column.
+            StorageError, DatasetChanged: a file is gone, or is not what it was.
+        """
+        return itertools.chain.from_iterable(self._hand_out())
+
+    def stop(self) -> None:
+        """Hand out no more."""
+        self._is_stopped = True
+        collections.deque(self._hand.iterator, maxlen=0)
+
+    def _hand_out(self) -> Iterator[Iterator[Record]]:
+        num_out = self._hand.num_out
+        for mark, values, num_read in self._shuffled() if self._recipe.shuffle_buffer else self._in_order():
+            self._hand = _Handful(values, iter(values), num_out, num_read, mark)
+            yield self._hand.iterator
+            if self._is_stopped:
+                return
+            num_out += len(values)
+        if self._num_skipped:
+            _log.warning("Part %d: epoch %d left out %d bad records.", self._part, self.epoch, self._num_skipped)
+
+    def _in_order(self) -> Iterator[tuple[_Mark, list[Record], int]]:
+        num_out = self._hand.num_out
+        for mark, values in self._read(self._hand.mark):
+            values = values[max(num_out - mark.record, 0) :]
+            num_out += len(values)
+            yield mark, values, num_out
+
+    def _shuffled(self) -> Iterator[tuple[_Mark, list[Record], int]]:
+        hand, size = self._hand, self._recipe.shuffle_buffer
+        buffer = ShuffleBuffer(self._key("draws"), size, hand.num_out, hand.num_read)
+        marks = collections.deque([hand.mark])
+        for mark, values in self._read(hand.mark):
+            marks.append(mark)
+            while len(marks) > 1 and marks[1].record <= buffer.oldest:
+                marks.popleft()
+            yield marks[0], buffer.take(mark.record, values), buffer.num_in
+        yield marks[0], buffer.drain(), buffer.num_in
+
+    def _read(self, start: _Mark) -> Iterator[tuple[_Mark, list[Record]]]:
+        """Blocks of the part from a mark on."""
+        record, skipped, place = start.record, start.skipped, start.place
+        num_expected = self._hand.num_read
+        pieces = self._pieces()
+        for piece in range(start.piece, len(pieces)):
+            splits = self._splits(pieces[piece], piece)
+            for split in range(start.split if piece == start.piece else 0, len(splits)):
+                for rows in read_rows(splits[split], self._recipe.options, place):
+                    mark = _Mark(record, skipped, piece, split, rows.place)
+                    skipped += len(rows.errors)
+                    self._account(rows, skipped)
+                    yield mark, rows.values
+                    record += len(rows.values)
+                place = None
+        if record < num_expected:
+            raise DatasetChanged(
+                f"The files hold {record:,} records for this part, and {num_expected:,} were read before the state was "
+                "saved. They changed; start the epoch again, or restore them."
+            )
+
+    def _pieces(self) -> list[Piece]:
+        pieces = share_of(self._recipe.files, self._recipe.options, self._part, self._num_parts)
+        return [pieces[number] for number in self._order(len(pieces), "pieces")]
+
+    def _splits(self, piece: Piece, number: int) -> list[Split]:
+        chunk_bytes = _CHUNK_BYTES if self._recipe.shuffle_buffer else None
+        splits = splits_of(piece, self._recipe.options, self._num_parts, chunk_bytes)
+        return [splits[each] for each in self._order(len(splits), "splits", number)]
+
+    def _order(self, size: int, *labels: int | str) -> list[int]:
+        return permutation(self._key(*labels), size) if self._recipe.shuffle_buffer else list(range(size))
+
+    def _key(self, *labels: int | str) -> int:
+        return derive_key(self._recipe.seed, "stream", self.epoch, self._part, *labels)
+
+    def _account(self, rows: Rows, num_skipped: int) -> None:
+        """Refuse or count bad records."""
+        if rows.errors and self._recipe.on_error == "raise":
+            raise FormatError(
+                f"{rows.errors[0]} (reason: {rows.errors[0].reason}). "
+                "Repair or remove it, or leave such records out: on_error='skip'."
+            )
+        for error in rows.errors:
+            _log.info("left out: %s", error)
+        self._num_skipped = num_skipped

@@ -1,0 +1,86 @@
+"""What a saved state must agree with before anyone goes on from it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import StateError
+from penstock.streams._recipe import Recipe
+
+STATE_VERSION = 1
+_FIELDS = {"version", "facts", "writing", "part", "num_parts", "epoch", "num_records", "num_read", "from"}
+_START = {"record": 0, "skipped": 0, "piece": 0, "split": 0, "place": None}
+
+
+def start_state(recipe: Recipe, epoch: int) -> dict[str, Any]:
+    """The state before the first record of an epoch; any part may begin with it."""
+    return {
+        "version": STATE_VERSION,
+        "facts": recipe.facts,
+        "writing": recipe.writing,
+        "part": None,
+        "num_parts": None,
+        "epoch": epoch,
+        "num_records": 0,
+        "num_read": 0,
+        "num_skipped": 0,
+        "from": dict(_START),
+    }
+
+
+def check_state(state: Mapping[str, Any], recipe: Recipe) -> None:
+    """Raise `StateError` when the state is not one of this stream; warn when files were written again since."""
+    if not isinstance(state, Mapping) or not state.keys() >= _FIELDS:
+        raise StateError(f"Not the state of a stream: {str(state)[:100]!r} lacks {', '.join(sorted(_FIELDS))}.")
+    if state["version"] != STATE_VERSION:
+        raise StateError(f"The state has version {state['version']!r}; this Penstock reads version {STATE_VERSION}.")
+    if state["facts"] != recipe.facts:
+        raise StateError(f"The state belongs to another stream. {_difference(state['facts'], recipe.facts)}")
+    _check_numbers(state)
+    if state["writing"] != recipe.writing:
+        warnings.warn(
+            "The files of this stream were written again since the state was saved, with the same names and sizes. "
+            "If their content changed as well, the stream goes on at the wrong records.",
+            stacklevel=3,
+        )
+
+
+def check_part(state: Mapping[str, Any], part: int, num_parts: int) -> None:
+    """Raise `StateError` when the state is of another part (rank and worker), or of another number of them."""
+    if state["part"] is None:
+        return
+    if state["num_parts"] != num_parts:
+        raise StateError(
+            f"The state was saved with the files split into {state['num_parts']} parts (ranks x workers), and now "
+            f"there are {num_parts}. A stream goes on with as many ranks and workers as before; "
+            "`penstock.prepare` makes data that can be split anew at any time."
+        )
+    if state["part"] != part:
+        raise StateError(
+            f"The state is that of part {state['part']} of {num_parts}, and this is part {part}. "
+            "Each rank, and each worker, loads the state that it saved."
+        )
+
+
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    mark = state["from"]
+    numbers = {name: state[name] for name in ("epoch", "num_records", "num_read")}
+    if isinstance(mark, Mapping) and mark.keys() == _START.keys():
+        numbers |= {name: 0 if number is None else number for name, number in mark.items()}
+    else:
+        numbers["from"] = mark
+    for name, number in numbers.items():
+        if type(number) is not int or number < 0:
+            raise StateError(f"The state is damaged: {name} is {number!r:.100}. Go on from another one.")
+
+
+def _difference(theirs: Any, ours: Mapping[str, Any]) -> str:
+    names = [name for name in ours if not isinstance(theirs, Mapping) or theirs.get(name) != ours[name]]
+    told = "; ".join(f"{name} was {_told(theirs, name)}, is {ours[name]}" for name in names)
+    return f"Different: {told}."
+
+
+def _told(theirs: Any, name: str) -> Any:
+    return theirs.get(name, "unknown") if isinstance(theirs, Mapping) else "unknown"

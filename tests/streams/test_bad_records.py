@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import gzip
+import logging
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import FormatError, SchemaError, StorageError
+from penstock.streams import PartRun
+
+from .examples import read_all, recipe_of
+
+BAD = {
+    "a.jsonl": (b'{"n": 1}\nno json\n[2]\n{"n": "\\ud800"}\n{"n": 4}\n{"n":\n5}\n\xff\n', [{"n": 1}, {"n": 4}], 6),
+    "a.csv": (b"x,y\n1,2\n3\n\xff,4\n5,6,7\n8,9\n", [{"x": "1", "y": "2"}, {"x": "8", "y": "9"}], 3),
+    "a.txt": (b"one\n\xff\xfe\ntwo", [{"text": "one"}, {"text": "two"}], 1),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_record_stops_the_stream_or_is_left_out_and_counted(tmp_path: Path, name: str, caplog) -> None:
+    content, good, num_bad = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FormatError, match=rf"{name}: .*byte .*on_error='skip'"):
+        read_all(recipe_of(tmp_path))
+    for block in (1, 1 << 20):
+        run = PartRun(recipe_of(tmp_path, on_error="skip", block_bytes=block), part=0, num_parts=1, epoch=0)
+        with caplog.at_level(logging.WARNING):
+            assert list(run) == good
+        assert run.state()["num_skipped"] == num_bad
+        assert f"left out {num_bad} bad records" in caplog.text
+
+
+def test_a_record_over_the_limit_is_an_error_that_names_its_byte(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("short\n" + "x" * 5000)
+    with pytest.raises(FormatError, match=r"a\.txt: the record at byte 6 does not end within max_record_bytes=100"):
+        read_all(recipe_of(tmp_path, block_bytes=50, reading={"max_record_bytes": 100}))
+
+
+def test_a_quote_that_is_never_closed_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('x,y\n1,"open\n' + "2,b\n" * 100)
+    with pytest.raises(FormatError, match=r"a\.csv: the last record opens a quote that is never closed"):
+        read_all(recipe_of(tmp_path, block_bytes=20))
+
+
+def test_files_that_change_or_go_while_reading_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("line\n" * 100)
+    recipe = recipe_of(path)
+    path.write_text("line\n")
+    with pytest.raises(StorageError, match=r"a\.txt: the file has 5 bytes, and had at least 500"):
+        read_all(recipe)
+    path.unlink()
+    with pytest.raises(StorageError, match=r"a\.txt: the file is gone"):
+        read_all(recipe)
+
+
+def test_a_truncated_gzip_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"line\n" * 10_000)[:-20])
+    with pytest.raises(FormatError, match="truncated or damaged"):
+        read_all(recipe_of(path))
+
+
+def test_a_column_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(SchemaError, match=r"no column 'z'; the header has 'x', 'y'"):
+        read_all(recipe_of(tmp_path, columns=["z"]))
+
+
+def test_text_has_one_column(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    assert read_all(recipe_of(tmp_path, columns=["text"])) == [{"text": "x"}]
+    with pytest.raises(SchemaError, match="records of text have 'text' and no more"):
+        recipe_of(tmp_path, columns=["path"])
+
+
+def test_only_formats_that_can_be_streamed_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"a\.tar is webdataset; a stream reads csv, jsonl, parquet, text"):
+        recipe_of(tmp_path)
+    with pytest.raises(ValueError, match="is object; a stream reads"):
+        recipe_of([{"n": 1}])
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        recipe_of(tmp_path / "*.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"shuffle_buffer": -1}, ValueError, "shuffle_buffer=-1; a number of records"),
+        ({"seed": 1.5}, TypeError, "seed=1.5; an integer"),
+        ({"on_error": "ignore"}, ValueError, "the choices are 'raise' and 'skip'"),
+        ({"columns": "text"}, TypeError, r"give a list, as in \['text'\]"),
+        ({"format": "xml"}, ValueError, "format='xml'; the choices are"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, settings: dict, error: type, message: str) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(error, match=message):
+        recipe_of(tmp_path, **settings)
