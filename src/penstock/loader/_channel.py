@@ -20,6 +20,13 @@ _DONTWAIT = int(socket.MSG_DONTWAIT)
 _RIGHTS_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
+class _Socket(socket.socket):
+    """A socket that is closed when it is collected: with an error that refers to it, nobody can say when that is."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Channel:
     """One end of a connection."""
 
@@ -30,12 +37,13 @@ class Channel:
     def pair(cls) -> tuple[Channel, Channel]:
         """Two connected ends; neither is inherited by programs that are started."""
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return cls(ends[0]), cls(ends[1])
+        ours, theirs = (_Socket(fileno=end.detach()) for end in ends)
+        return cls(ours), cls(theirs)
 
     @classmethod
     def of_descriptor(cls, descriptor: int) -> Channel:
         """The end that was inherited as a descriptor."""
-        return cls(socket.socket(fileno=descriptor))
+        return cls(_Socket(fileno=descriptor))
 
     def fileno(self) -> int:
         """The descriptor, for `poll` and for passing it on."""

@@ -2,95 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.loader import LoaderStatistics
-from penstock.plan import Plan
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import Sampler
+
+from penstock.loader import LoaderStatistics, StartMethod
+from penstock.plan import Dataset, Plan
+from penstock.pytorch._plan_face import PlanSampler, find_plan, plan_attributes
 from penstock.pytorch._plan_run import PlanRun
-from penstock.pytorch._settings import LoaderSettings, Workers
+from penstock.pytorch._settings import LoaderSettings, Workers, check_torch_arguments
+from penstock.pytorch._torch_run import TorchRun
+from penstock.pytorch._warnings import warn_odd_batch_size, warn_too_many_workers
 
 
-class DataLoader:
-    """Runs a plan ahead of the training loop and hands over batches as dicts of tensors.
+class DataLoader(TorchDataLoader[Any]):
+    """Loads a plan, a Penstock dataset or any torch dataset ahead of the training loop.
 
-    `for batch in loader` runs to the end of the epoch and continues where the state stands: after a full
-    pass with the next epoch, after `load_state_dict` with the rest of the epoch.
+    With a torch dataset every argument means what it means in `torch.utils.data.DataLoader`, and the same seeds
+    give the same batches. With a plan, `for batch in loader` runs to the end of the epoch and continues where
+    the state stands: after a full pass with the next epoch, after `load_state_dict` with the rest of the epoch.
+    A Penstock dataset with torch's arguments becomes a plan, unless they ask for Python per sample.
 
     Args:
-        plan: What to load; it ends with `batch()`.
-        workers: "thread", "process", "inline", or "auto".
-        num_workers: How many; "auto" starts from the processors that this job may use.
-        prefetch: Batches computed ahead; two per worker by default.
-        in_order: Hand batches over in order.
-        rank, world_size: This training process among all; by default from torch.distributed, torchrun or Slurm.
-        micro_batch: Hand a step's rows out in pieces of this many.
-        epochs: Epochs in one `for` loop; None never stops.
-        start_method: How worker processes start.
+        dataset: What to load; a plan ends with `batch()`.
+        batch_size, shuffle, sampler, batch_sampler, collate_fn, drop_last, timeout, worker_init_fn,
+            multiprocessing_context, generator: torch's; a plan has its own ways for them.
+        pin_memory, prefetch_factor, persistent_workers, pin_memory_device, in_order: torch's.
+        num_workers: How many. By default none for torch datasets, and for plans "auto", which starts from the
+            processors that this job may use.
+        workers: For plans: "thread", "process", "inline", or "auto".
+        prefetch: For plans: batches computed ahead; two per worker by default.
+        rank, world_size: For plans: this training process among all; by default from torch.distributed, torchrun
+            or Slurm.
+        micro_batch: For plans: hand a step's rows out in pieces of this many.
+        epochs: For plans: epochs in one `for` loop; None never stops.
+        start_method: For plans: how worker processes start.
 
     >>> import numpy as np, penstock
     >>> plan = penstock.from_arrays({"x": np.arange(6)}).batch(2)
     >>> with DataLoader(plan) as loader:
     ...     [batch["x"].tolist() for batch in loader]
     [[0, 1], [2, 3], [4, 5]]
+    >>> [batch.tolist() for batch in DataLoader(range(5), batch_size=2)]
+    [[0, 1], [2, 3], [4]]
     """
 
     def __init__(
         self,
-        plan: Plan,
+        dataset: Plan | Dataset | TorchDataset[Any] | Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | Literal["auto"] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
         *,
-        workers: Workers = "auto",
-        num_workers: int | Literal["auto"] = "auto",
-        prefetch: int | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
         in_order: bool = True,
+        workers: Workers = "auto",
+        prefetch: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         micro_batch: int | None = None,
         epochs: int | None = 1,
-        start_method: Literal["forkserver", "spawn", "fork"] = "forkserver",
+        start_method: StartMethod = "forkserver",
     ) -> None:
-        if not isinstance(plan, Plan):
-            raise TypeError(
-                f"DataLoader takes a plan, as in ds.shuffle(seed=7).batch(32); this is {type(plan).__name__}."
-            )
         if (rank is None) != (world_size is None):
             raise ValueError("Give both rank and world_size, or neither.")
-        self.settings = LoaderSettings(
-            workers=workers,
-            num_workers=num_workers,
-            prefetch=prefetch,
+        self.workers, self.prefetch, self.rank, self.world_size = workers, prefetch, rank, world_size
+        self.micro_batch, self.epochs, self.start_method = micro_batch, epochs, start_method
+        torch_arguments: dict[str, Any] = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "sampler": sampler,
+            "batch_sampler": batch_sampler,
+            "collate_fn": collate_fn,
+            "drop_last": drop_last,
+            "timeout": timeout,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "generator": generator,
+        }
+        self._source = find_plan(dataset, torch_arguments, world_size)
+        if self._source is None:
+            check_torch_arguments(num_workers, workers, prefetch, rank, world_size, micro_batch, epochs, start_method)
+            num_workers = num_workers or 0
+        else:
+            plan = self._source.make()
+            self.settings = LoaderSettings(
+                workers=workers,
+                num_workers="auto" if num_workers is None else num_workers,
+                prefetch=prefetch,
+                in_order=in_order,
+                micro_batch=micro_batch,
+                epochs=epochs,
+                start_method=start_method,
+            ).with_prefetch_factor(plan, prefetch_factor)
+            _, num_workers = self.settings.resolve(plan)
+            torch_arguments = plan_attributes(self._source, micro_batch, world_size)
+            prefetch_factor = prefetch_factor if num_workers else None
+            persistent_workers = persistent_workers and num_workers > 0
+        super().__init__(
+            dataset,  # type: ignore[arg-type]
+            **torch_arguments,
+            num_workers=num_workers,  # type: ignore[arg-type]
+            pin_memory=pin_memory,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
             in_order=in_order,
-            micro_batch=micro_batch,
-            epochs=epochs,
-            start_method=start_method,
         )
-        given_rank = None if rank is None or world_size is None else (rank, world_size)
-        self._run = PlanRun(plan, self.settings, given_rank)
+        self._run = self._make_run()
+        if self.batch_size is not None:
+            warn_odd_batch_size(self.batch_size)
 
     @property
     def kind(self) -> str:
         """What computes: "inline", "thread" or "process"."""
         return self._run.kind
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Batches from where the state stands to the end of the epoch."""
-        return self._run.__iter__()
+        self._meet_ranks()
+        return iter(self._run)
 
     def __len__(self) -> int:
-        """Batches of the loop that runs, and outside of one, of the next."""
-        return len(self._run)
+        """Batches of an epoch; with a plan, of the loop that runs, and outside of one, of the next."""
+        self._meet_ranks()
+        return len(self._run) if isinstance(self._run, PlanRun) else super().__len__()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands: rows handed over, not rows computed ahead. Under 1 KB.
+        """Where the run stands: what was handed over, not what was computed ahead. Under 1 KB for a plan.
 
         Raises:
-            StateError: batches do not come in order, so no row says what was handed over.
+            StateError: batches do not come in order, so nothing says what was handed over.
         """
         return self._run.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a state stands; batch size, ranks, workers and maps may differ from when it was saved.
+        """Continue where a state stands.
+
+        With a plan, batch size, ranks, workers and maps may differ from when it was saved; with a torch map-style
+        dataset the number of workers may. An iterable dataset is asked for its own state; one that has none is read
+        again from the beginning.
 
         Raises:
             StateError: the state belongs to another order of the data.
@@ -98,15 +166,16 @@ class DataLoader:
         self._run.load_state_dict(state)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the epoch that runs is not rewound."""
+        """Go to the start of an epoch of a plan, unless it runs; with a torch dataset, tell it and the sampler."""
         self._run.set_epoch(epoch)
 
     def set_workers(self, num_workers: int) -> None:
-        """Use more or fewer workers from now on; no batch changes."""
+        """Use more or fewer workers from now on; no batch changes. For plans."""
         self._run.set_workers(num_workers)
+        self.num_workers = num_workers
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Compute more or fewer batches ahead from now on; no batch changes."""
+        """Compute more or fewer batches ahead from now on; no batch changes. For plans."""
         self._run.set_prefetch(prefetch)
 
     def stats(self) -> LoaderStatistics:
@@ -117,6 +186,11 @@ class DataLoader:
         """Stop the workers. The next `for` loop starts them again."""
         self._run.close()
 
+    def check_worker_number_rationality(self) -> None:
+        """Torch calls this when a loader is made, and when a loop begins."""
+        if self._source is None:
+            warn_too_many_workers(self.num_workers)
+
     def __enter__(self) -> Self:
         return self
 
@@ -124,3 +198,31 @@ class DataLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, in this process or another, is a loader that has not begun."""
+        return {name: value for name, value in vars(self).items() if name != "_run"} | {"_iterator": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._run = self._make_run()
+
+    def _make_run(self) -> PlanRun | TorchRun:
+        if self._source is None:
+            return TorchRun(self)
+        self._is_accelerate_prepared = True  # else Accelerate would give each rank a share of its share
+        assert isinstance(self.sampler, PlanSampler)
+        self.sampler.belong_to(self)
+        given_rank = None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
+        return PlanRun(self._source.make(), self.settings, given_rank)
+
+    def _meet_ranks(self) -> None:
+        """A dataset's plan depends on the number of ranks, and loaders are often made before ranks know each other."""
+        if not isinstance(self._run, PlanRun) or self._source is None or self._source.is_fixed:
+            return
+        if self._run.plan.global_size != self._source.make().global_size:
+            state = self._run.state_dict() if self.in_order else None
+            self._run.close()
+            self._run = self._make_run()
+            if state is not None:
+                self._run.load_state_dict(state)

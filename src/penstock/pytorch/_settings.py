@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.loader import default_workers
 from penstock.plan import Plan
@@ -42,6 +43,13 @@ class LoaderSettings:
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name}={value!r}; give a number from 1 on.")
 
+    def with_prefetch_factor(self, plan: Plan, prefetch_factor: int | None) -> LoaderSettings:
+        """The same with torch's number of batches ahead per worker, unless their number in all is given."""
+        _, num_workers = self.resolve(plan)
+        if prefetch_factor is None or self.prefetch is not None or not num_workers:
+            return self
+        return dataclasses.replace(self, prefetch=prefetch_factor * num_workers)
+
     def resolve(self, plan: Plan) -> tuple[Literal["inline", "thread", "process"], int]:
         """(kind, number) of the workers for a plan."""
         kind = self.workers
@@ -57,3 +65,24 @@ class LoaderSettings:
                 "Use workers='process', give it (row, rng), or mark it with @penstock.pure."
             )
         return kind, default_workers(kind) if self.num_workers == "auto" else self.num_workers
+
+
+def check_torch_arguments(num_workers: Any, workers: Any, *others: Any) -> None:
+    """Refuse arguments of plans for a torch dataset."""
+    if num_workers == "auto":
+        raise ValueError("num_workers='auto' is for plans; with a torch dataset it decides on random numbers.")
+    if workers not in ("auto", "process"):
+        raise ValueError(f"workers={workers!r} is for plans; samples of a torch dataset are computed in processes.")
+    for name, value in zip(_PLAN_ONLY, others, strict=True):
+        if value != _PLAN_ONLY[name][0]:
+            raise ValueError(f"{name}={value!r} is for plans; with a torch dataset use {_PLAN_ONLY[name][1]}.")
+
+
+_PLAN_ONLY: dict[str, tuple[Any, str]] = {
+    "prefetch": (None, "prefetch_factor, per worker"),
+    "rank": (None, "sampler=DistributedSampler(...)"),
+    "world_size": (None, "sampler=DistributedSampler(...)"),
+    "micro_batch": (None, "batch_size"),
+    "epochs": (1, "a loop around the loop"),
+    "start_method": ("forkserver", "multiprocessing_context"),
+}

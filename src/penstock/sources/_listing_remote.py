@@ -8,7 +8,7 @@ from typing import Any
 from penstock.sources._listing_local import first_folder, is_wanted_name
 from penstock.sources._model import SourceFile
 from penstock.sources._options import SourceOptions
-from penstock.sources._remote import RemoteStore, has_ranges
+from penstock.sources._remote import RemoteStore
 
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "Last-Modified", "mtime", "created")
 
@@ -57,4 +57,4 @@ def _describe(store: RemoteStore, info: dict[str, Any], class_name: str | None =
     num_bytes = -1 if size is None else int(size)
     version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
     folder = posixpath.basename(posixpath.dirname(path)) if class_name is None else class_name
-    return SourceFile(path, num_bytes, f"{num_bytes}-{version}", folder, has_ranges(info))
+    return SourceFile(path, num_bytes, f"{num_bytes}-{version}", folder, store.has_ranges(info["name"], info))

@@ -20,6 +20,7 @@ from penstock.sources._options import SourceOptions
 from penstock.sources._retry import persist
 
 _SKIP_BYTES = 1 << 20
+_PARTIAL_CONTENT = 206
 
 
 def is_remote(path: str) -> bool:
@@ -38,6 +39,7 @@ class RemoteStore:
     def __init__(self, url: str, options: SourceOptions) -> None:
         self.url = url
         self.options = options
+        self._gives_ranges: bool | None = None
         protocol = url.split("://", 1)[0]
         try:
             core = importlib.import_module("fsspec.core")
@@ -70,14 +72,25 @@ class RemoteStore:
     def open(self) -> RangeFile | ForwardFile:
         """The file, by ranges where the store has them."""
         info = self.info()
-        if has_ranges(info):
+        if self.has_ranges(self.path, info):
             return RangeFile(self, int(info["size"]))
         return ForwardFile(self, info.get("size"))
 
+    def has_ranges(self, path: str, info: dict[str, Any]) -> bool:
+        """Whether the store gives parts of a file. Only a web server may not, and what it says of that is no guide."""
+        if not info.get("size") or info.get("partial") is False:
+            return False
+        if not self.url.startswith("http"):
+            return True
+        if self._gives_ranges is None:  # one file of a server is like another
+            self._gives_ranges = persist(self.url, self.options, lambda: self.in_time(self._ask_for_a_byte, path))
+        return self._gives_ranges
 
-def has_ranges(info: dict[str, Any]) -> bool:
-    """Whether a store that says `info` of a file gives parts of it. Only web servers may not."""
-    return info.get("size") is not None and bool(info.get("partial", "mimetype" not in info))
+    async def _ask_for_a_byte(self, path: str) -> bool:
+        session, settings = await self.filesystem.set_session(), dict(self.filesystem.kwargs)
+        headers = {**settings.pop("headers", {}), "Range": "bytes=0-0"}
+        async with session.get(self.filesystem.encode_url(path), headers=headers, **settings) as answer:
+            return bool(answer.status == _PARTIAL_CONTENT)
 
 
 def _connection_options(protocol: str, options: SourceOptions) -> dict[str, Any]:

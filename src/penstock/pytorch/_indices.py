@@ -1,0 +1,194 @@
+"""What the trainer draws in an epoch: the sampler's indices and the workers' seed, as torch draws them.
+
+A sampler is a function of what it draws from generators when it is started, so that is what a state keeps:
+the generators as they were when the epoch began, and how many batches were handed over. Resuming starts the
+sampler from there and passes over as many batches of indices; no sample is read. A sampler with a `state_dict`
+of its own is asked instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _InfiniteConstantSampler
+
+from penstock.errors import StateError
+from penstock.pytorch._datapipes import draw_shared_seed, is_iterable_pipe
+from penstock.pytorch._stateful import has_state
+
+_DRAW_NOTHING = (SequentialSampler, DistributedSampler, _InfiniteConstantSampler, list, tuple, range)
+_DRAW_FROM_TORCH = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class Indices:
+    """The indices of one epoch, one batch at a time. It refers to the sampler only: the loader refers to its loop."""
+
+    def __init__(self, loader: Any, *, draws_seed: bool, saved: dict[str, Any] | None = None) -> None:
+        self._ahead: list[Any] = []
+        self.base_seed: int | None = None
+        self.shared_seed: int | None = None
+        if saved is None:
+            self.draws = current_draws(loader)
+            self._start(loader, draws_seed)
+            return
+        self.draws = saved["draws"]
+        with _drawn_again(loader, self.draws):
+            self._resume(loader, draws_seed, saved)
+
+    def next(self) -> tuple[Any, Any]:
+        """(index, the sampler's own state after it, if it has one). Raises StopIteration at the end."""
+        index = self._ahead.pop() if self._ahead else next(self._iterator)
+        return index, copy.deepcopy(self._stateful.state_dict()) if self._stateful is not None else None
+
+    def _start(self, loader: Any, draws_seed: bool) -> None:
+        if is_iterable_pipe(loader.dataset):
+            self.shared_seed = draw_shared_seed(loader.generator)
+        self._iterator = iter(loader._index_sampler)  # before the seed: so does torch
+        if draws_seed:
+            self.base_seed = draw_seed(loader.generator)
+        self._stateful = self._iterator if has_state(self._iterator) else stateful_sampler(loader)
+
+    def _resume(self, loader: Any, draws_seed: bool, saved: dict[str, Any]) -> None:
+        sampler, own = innermost_sampler(loader), saved["sampler_state"]
+        if saved["sampler_epoch"] is not None and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(saved["sampler_epoch"])
+        stateful = stateful_sampler(loader)
+        if own is not None and stateful is not None:
+            stateful.load_state_dict(own)
+        self._start(loader, draws_seed)
+        if draws_seed:
+            is_read_again = any(isinstance(state, int) for state in saved.get("workers", ()))
+            self.base_seed = saved["base_seed"] if is_read_again else _seed_from(saved["base_seed"], saved["position"])
+        if own is None:
+            self._skip(saved["position"])
+        elif self._stateful is None:
+            raise StateError("The state was saved with a sampler that has a state of its own; this one has none.")
+        elif self._stateful is not stateful:
+            self._stateful.load_state_dict(own)
+
+    def _skip(self, num_batches: int) -> None:
+        for done in range(num_batches):
+            if next(self._iterator, self) is self:
+                raise StateError(
+                    f"The state stands at batch {num_batches:,} of the epoch; the sampler gives {done:,}. "
+                    "It is not the sampler, or not the data, that the state was saved with."
+                )
+        # One more, so that a sampler that draws when it is first asked does so from the old generators.
+        self._ahead = [index for index in [next(self._iterator, self)] if index is not self]
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """The seed that workers derive theirs from; one draw, as torch draws it."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def innermost_sampler(loader: Any) -> Any:
+    """The sampler that decides on the order: not the one that only cuts it into batches."""
+    sampler = loader._index_sampler
+    return sampler.sampler if isinstance(sampler, BatchSampler) and hasattr(sampler, "sampler") else sampler
+
+
+def stateful_sampler(loader: Any) -> Any:
+    """The sampler that has a state of its own, if one has."""
+    for sampler in (loader._index_sampler, innermost_sampler(loader)):
+        if has_state(sampler):
+            return sampler
+    return None
+
+
+def sampler_epoch(loader: Any) -> int | None:
+    """The epoch that the sampler was set to, if it counts epochs."""
+    epoch = getattr(innermost_sampler(loader), "epoch", None)
+    return epoch if type(epoch) is int else None
+
+
+def current_draws(loader: Any) -> dict[str, Any]:
+    """The generators that this loader's sampler draws from, as they are now."""
+    draws: dict[str, Any] = {"generators": [_encode(generator.get_state()) for generator in _generators(loader)]}
+    sampler = innermost_sampler(loader)
+    if type(sampler) in _DRAW_NOTHING:
+        return draws
+    if type(sampler) not in _DRAW_FROM_TORCH:  # a sampler of the user's: it may draw from anything
+        name, keys, *rest = np.random.get_state(legacy=True)
+        draws["numpy"] = [name, np.asarray(keys).tolist(), *rest]
+        version, numbers, gauss = random.getstate()
+        draws["python"] = [version, list(numbers), gauss]
+    if getattr(sampler, "generator", None) is None:
+        draws["torch"] = _encode(torch.get_rng_state())
+    return draws
+
+
+def restore_generators(loader: Any, draws: dict[str, Any]) -> None:
+    """Set the generators that were given to the loader or its sampler."""
+    generators, saved = _generators(loader), draws["generators"]
+    if len(generators) != len(saved):
+        raise StateError(
+            f"The state was saved with {len(saved)} generators given to the loader and its sampler; "
+            f"here there are {len(generators)}, so the order of the data would be another."
+        )
+    for generator, state in zip(generators, saved, strict=True):
+        generator.set_state(_decode(state))
+
+
+@contextmanager
+def _drawn_again(loader: Any, draws: dict[str, Any]) -> Iterator[None]:
+    """All generators as they were then; the global ones only inside the block, for they belong to the user."""
+    restore_generators(loader, draws)
+    with global_generators_kept():
+        if "torch" in draws:
+            torch.set_rng_state(_decode(draws["torch"]))
+        if "numpy" in draws:
+            np.random.set_state(tuple(draws["numpy"]))
+        if "python" in draws:
+            version, numbers, gauss = draws["python"]
+            random.setstate((version, tuple(numbers), gauss))
+        yield
+
+
+@contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Whatever is drawn in the block, afterwards the global generators are as before."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    found: list[torch.Generator] = []
+    for owner in (loader, loader._index_sampler, innermost_sampler(loader)):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator) and not any(generator is known for known in found):
+            found.append(generator)
+    return found
+
+
+def _seed_from(base_seed: int, position: int) -> int:
+    """Seed of workers that start in mid-epoch: not the one they began the epoch with, whose numbers are used up."""
+    return (base_seed + position * 0x9E3779B97F4A7C15) % (1 << 63)
+
+
+def _encode(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _decode(state: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8)

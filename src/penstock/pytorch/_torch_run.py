@@ -1,0 +1,227 @@
+"""Loading a torch dataset: starts loops, and knows where the last one stands."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import multiprocessing
+import pickle
+import weakref
+from typing import Any, cast
+
+from torch.utils.data.dataloader import _DatasetKind
+
+from penstock.errors import StateError
+from penstock.loader import LoaderStatistics, StartMethod, make_engine
+from penstock.pytorch._datapipes import is_iterable_pipe, is_pipe, reseed_pipe, split_over_ranks, with_sharding
+from penstock.pytorch._indices import Indices, current_draws, innermost_sampler, restore_generators, sampler_epoch
+from penstock.pytorch._torch_loop import InlineLoop, Loop, Progress
+from penstock.pytorch._torch_work import TorchTask, TorchWork
+from penstock.pytorch._warnings import warn_pinning, warn_reading_again
+from penstock.pytorch._worker_loop import WorkerLoop
+
+_STATE_VERSION = 1
+
+
+class TorchRun:
+    """What `DataLoader` does when it is given a torch dataset. All settings are the loader's attributes, read late."""
+
+    def __init__(self, loader: Any) -> None:
+        self._find_loader = weakref.ref(loader)
+        self._statistics = LoaderStatistics()
+        self._progress: Progress | None = None
+        self._saved: dict[str, Any] | None = None
+        self._base_seed: int | None = None
+        self._find_loop: weakref.ref[Loop] | None = None
+
+    @property
+    def kind(self) -> str:
+        """What computes: "inline" or "process"."""
+        return "process" if self._loader.num_workers else "inline"
+
+    def __iter__(self) -> Loop:
+        """A loop over one epoch, or over the rest of one after `load_state_dict`."""
+        loader = self._loader
+        warn_pinning(loader.pin_memory, loader.pin_memory_device)
+        saved, self._saved = self._saved, None
+        earlier = loader._iterator if loader.persistent_workers else None
+        indices = Indices(loader, draws_seed=earlier is None, saved=saved)
+        if indices.base_seed is not None:
+            self._base_seed = indices.base_seed
+        task, progress = _task_of(loader), self._start_progress(indices, saved)
+        if isinstance(earlier, WorkerLoop):
+            earlier.restart(loader, task, indices, progress, self._statistics)
+            return earlier
+        loop = self._start_loop(task, indices, progress)
+        if loader.persistent_workers:
+            loader._iterator = loop
+        self._find_loop = weakref.ref(loop)
+        return loop
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the last loop stands, as plain data: batches handed over, not batches computed ahead.
+
+        Raises:
+            StateError: batches do not come in order.
+        """
+        loader, progress = self._loader, self._progress
+        if self._saved is not None:
+            return copy.deepcopy(self._saved)
+        if not loader.in_order and loader.num_workers:
+            raise StateError("With in_order=False no single position says which batches were handed over.")
+        state = _description(loader)
+        if progress is None or progress.is_finished:
+            return state | {"position": None, "draws": {"generators": current_draws(loader)["generators"]}}
+        state |= {
+            "position": progress.position,
+            "draws": copy.deepcopy(progress.draws),
+            "base_seed": progress.base_seed,
+            "sampler_epoch": progress.sampler_epoch,
+            "sampler_state": copy.deepcopy(progress.sampler_state),
+        }
+        if _is_iterable(loader):
+            states = [pickle.loads(one) if isinstance(one, bytes) else one for one in progress.worker_states]  # noqa: S301
+            state |= {"workers": states, "next_worker": progress.next_worker, "ended": sorted(progress.ended)}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next loop continue where a state stands.
+
+        Raises:
+            StateError: it belongs to other data, another sampler, or for iterable data to another number of workers.
+        """
+        loader = self._loader
+        if not isinstance(state, dict) or state.get("version") != _STATE_VERSION or "position" not in state:
+            raise StateError(f"This is no state of version {_STATE_VERSION} of a loader of a torch dataset.")
+        for key, here in _description(loader).items():
+            if state.get(key) != here:
+                raise StateError(f"The state was saved with {key}={state.get(key)!r}; here it is {here!r}.")
+        restore_generators(loader, state["draws"])
+        num_again = sum(one for one in state.get("workers", ()) if isinstance(one, int))
+        if num_again:
+            warn_reading_again(type(loader.dataset).__name__, num_again)
+        self._progress = None
+        self._saved = None if state["position"] is None else copy.deepcopy(state)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the epoch to whatever wants to know it: the sampler, the batch sampler, the dataset."""
+        loader = self._loader
+        for owner in {id(o): o for o in (innermost_sampler(loader), loader._index_sampler, loader.dataset)}.values():
+            if callable(getattr(owner, "set_epoch", None)):
+                owner.set_epoch(epoch)
+
+    def set_workers(self, num_workers: int) -> None:
+        """Not for torch datasets: which worker computes a batch decides on its random numbers."""
+        raise ValueError(f"set_workers({num_workers}): workers of a torch dataset have state and cannot change.")
+
+    def set_prefetch(self, prefetch: int) -> None:
+        """Not for torch datasets: set `loader.prefetch_factor`, which the next loop takes."""
+        raise ValueError(f"set_prefetch({prefetch}): for a torch dataset set loader.prefetch_factor, per worker.")
+
+    def stats(self) -> LoaderStatistics:
+        """What was measured so far."""
+        statistics, loader = self._statistics, self._loader
+        loop = None if self._find_loop is None else self._find_loop()
+        if isinstance(loop, WorkerLoop):
+            statistics.num_buffers, statistics.num_buffers_in_use = loop.num_buffers
+        statistics.num_workers = loader.num_workers
+        statistics.prefetch = loader.num_workers * (loader.prefetch_factor or 0)
+        return dataclasses.replace(statistics)
+
+    def close(self) -> None:
+        """Stop the workers of the last loop."""
+        loop = None if self._find_loop is None else self._find_loop()
+        self._find_loop = None
+        self._loader._iterator = None
+        if loop is not None:
+            loop.close()
+
+    @property
+    def _loader(self) -> Any:
+        loader = self._find_loader()
+        assert loader is not None
+        return loader
+
+    def _start_progress(self, indices: Indices, saved: dict[str, Any] | None) -> Progress:
+        loader = self._loader
+        assert self._base_seed is not None
+        progress = Progress(
+            draws=indices.draws,
+            base_seed=self._base_seed if saved is None else saved["base_seed"],
+            num_workers=loader.num_workers,
+            sampler_epoch=sampler_epoch(loader),
+            worker_states=[None] * max(1, loader.num_workers),
+        )
+        if saved is not None:
+            progress.position, progress.sampler_state = saved["position"], saved["sampler_state"]
+            if "workers" in saved:
+                states = saved["workers"]
+                progress.worker_states = [pickle.dumps(one) if isinstance(one, dict) else one for one in states]
+                progress.next_worker, progress.ended = saved["next_worker"], frozenset(saved["ended"])
+        self._progress = progress
+        return progress
+
+    def _start_loop(self, task: TorchTask, indices: Indices, progress: Progress) -> Loop:
+        loader = self._loader
+        if is_iterable_pipe(task.dataset):
+            assert indices.shared_seed is not None
+            reseed_pipe(task.dataset, indices.shared_seed)
+        if not loader.num_workers:
+            if loader.timeout != 0:
+                raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+            if is_pipe(task.dataset):
+                split_over_ranks(task.dataset)
+            return InlineLoop(loader, task, indices, progress, self._statistics)
+        if loader.prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
+        loader.check_worker_number_rationality()
+        assert self._base_seed is not None
+        init = with_sharding(loader.worker_init_fn) if is_pipe(task.dataset) else loader.worker_init_fn
+        engine = make_engine(
+            TorchWork(task, self._base_seed, init),
+            kind="process",
+            num_workers=loader.num_workers,
+            start_method=_start_method(loader),
+            is_assigned=True,
+        )
+        return WorkerLoop(loader, task, indices, progress, self._statistics, engine)
+
+
+def _task_of(loader: Any) -> TorchTask:
+    return TorchTask(
+        dataset=loader.dataset,
+        is_iterable=_is_iterable(loader),
+        auto_collation=loader._auto_collation,
+        collate_fn=loader.collate_fn,
+        drop_last=loader.drop_last,
+    )
+
+
+def _is_iterable(loader: Any) -> bool:
+    return bool(loader._dataset_kind == _DatasetKind.Iterable)
+
+
+def _description(loader: Any) -> dict[str, Any]:
+    """What a state must agree with to be honoured."""
+    if _is_iterable(loader):
+        return {
+            "version": _STATE_VERSION,
+            "kind": "iterable",
+            "dataset": type(loader.dataset).__qualname__,
+            "batch_size": loader.batch_size,
+            "num_workers": loader.num_workers,
+        }
+    return {
+        "version": _STATE_VERSION,
+        "kind": "map",
+        "length": len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
+        "batch_size": loader.batch_size,
+        "sampler": type(innermost_sampler(loader)).__qualname__,
+    }
+
+
+def _start_method(loader: Any) -> StartMethod:
+    """The loader's, or the interpreter's default: on Linux before 3.14 that is to fork."""
+    context = loader.multiprocessing_context
+    method = multiprocessing.get_start_method() if context is None else context.get_start_method()
+    return cast(StartMethod, method)

@@ -1,0 +1,103 @@
+"""What people want to be told, once, in plain words."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+
+from penstock.loader import usable_cpus
+
+_PACKAGE = str(Path(__file__).parent)
+_SLOW_SECONDS = 2.0
+_FAST_MULTIPLE = 8
+_said: set[str] = set()
+
+
+def warn_once(key: str, message: str) -> None:
+    """Warn the first time in this process that something with this key is to be said."""
+    if key not in _said:
+        _said.add(key)
+        torch_package = str(Path(torch.__file__).parent / "utils" / "data")
+        _warn_outside((_PACKAGE, torch_package), message)
+
+
+def warn_too_many_workers(num_workers: int) -> None:
+    """More workers than processors slow each other, and the training loop, down."""
+    cpus = usable_cpus()
+    if num_workers > cpus:
+        warn_once(
+            f"workers {num_workers}",
+            f"This DataLoader will create {num_workers} worker processes in total, and this job may use {cpus} "
+            f"processor{'s' if cpus > 1 else ''}. They would take turns, also with the training loop: "
+            f"num_workers={max(1, cpus - 1)} or {cpus} is likely to be faster, unless they mostly wait for a network.",
+        )
+
+
+def warn_odd_batch_size(batch_size: int) -> None:
+    """Matrix units of accelerators take 8 rows at a time; small batches do not fill them anyway."""
+    if batch_size > 2 * _FAST_MULTIPLE and batch_size % _FAST_MULTIPLE and torch.accelerator.is_available():
+        lower = batch_size // _FAST_MULTIPLE * _FAST_MULTIPLE
+        warn_once(
+            f"batch {batch_size}",
+            f"batch_size={batch_size} is not a multiple of {_FAST_MULTIPLE}, which matrix units work in: "
+            f"{lower} or {lower + _FAST_MULTIPLE} costs about the same time or less per sample.",
+        )
+
+
+def warn_slow_pickling(seconds: float, num_bytes: int, name: str) -> None:
+    """A large dataset that is copied into each worker."""
+    if seconds > _SLOW_SECONDS:
+        warn_once(
+            f"pickle {name}",
+            f"Sending {name} to the workers took {seconds:.1f} s ({num_bytes / 1e6:,.0f} MB, and each worker has "
+            "a copy). Keep the data in arrays in files (np.load(mmap_mode='r'), penstock.open) and open them in "
+            "the worker, or use multiprocessing_context='fork', which copies nothing.",
+        )
+
+
+def warn_repeating_workers(name: str, workers: tuple[int, int]) -> None:
+    """Each worker goes through the whole of an iterable dataset."""
+    warn_once(
+        f"repeats {name}",
+        f"Workers {workers[0]} and {workers[1]} began with the same batches, and {name} did not ask which worker it "
+        "is in: every sample will come once per worker. Let its __iter__ take a share by "
+        "torch.utils.data.get_worker_info().id and .num_workers, or use penstock.stream, or num_workers=1.",
+    )
+
+
+def warn_reading_again(name: str, num_batches: int) -> None:
+    """An iterable dataset without a state is resumed by reading it from its beginning."""
+    warn_once(
+        f"again {name}",
+        f"{name} has no state_dict(): to go on where the state stands it is read again from the beginning, and "
+        f"{num_batches:,} batches are passed over. That is exact only if it yields the same samples again. Give it, "
+        "or the iterator that its __iter__ returns, state_dict() and load_state_dict(); penstock.stream has them.",
+    )
+
+
+def warn_pinning(pin_memory: bool, pin_memory_device: str) -> None:
+    """Torch's words about pinned memory."""
+    if pin_memory and pin_memory_device:
+        warn_once(
+            "pin device",
+            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device='{pin_memory_device}'.",
+        )
+    if pin_memory and not torch.accelerator.is_available():
+        warn_once(
+            "pin",
+            "'pin_memory' argument is set as true but no accelerator is found, "
+            "then device pinned memory won't be used.",
+        )
+
+
+def _warn_outside(packages: tuple[str, ...], message: str) -> None:
+    """Warn at the innermost line that is not of these packages: the user's."""
+    import sys
+
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(packages):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
