@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.pytorch import _warnings
 from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._pinning import PinningFeed, wants_pinning
 from pytorch.examples import wait_until
@@ -222,7 +223,10 @@ def test_the_interpreter_exits_with_a_feed_open(ending: str, code: int) -> None:
     assert done.stdout == ""
 
 
-def test_pin_memory_without_an_accelerator_warns_as_torch_does_and_does_nothing() -> None:
+def test_pin_memory_without_an_accelerator_warns_as_torch_does_and_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_warnings, "_said", set())
     if torch.accelerator.is_available():
         pytest.skip("there is one here")
     with pytest.warns(UserWarning, match="'pin_memory' argument is set as true but no accelerator is found") as ours:
@@ -235,7 +239,8 @@ def test_pin_memory_without_an_accelerator_warns_as_torch_does_and_does_nothing(
     assert nothing_runs()
 
 
-def test_pin_memory_device_is_ignored_with_a_warning() -> None:
+def test_pin_memory_device_is_ignored_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_warnings, "_said", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         wants_pinning(True, "cuda")

@@ -61,7 +61,7 @@ def test_another_number_of_workers_is_refused(numbers: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("stop", [5, 12])
+@pytest.mark.parametrize("stop", [0, 1, 5, 12])
 def test_a_later_epoch_goes_on_and_so_do_those_after_it(numbers: Path, num_workers: int, stop: int) -> None:
     with load(numbers, num_workers) as loader:
         epochs = [values(loader) for _ in range(3)]

@@ -344,3 +344,11 @@ def test_a_dataset_that_cannot_be_sent_to_a_spawned_worker_says_so() -> None:
     with pytest.raises((TypeError, AttributeError), match="Local"):
         iter(loader)
     assert np.array_equal(next(iter(penstock.DataLoader(Local()))), [0])
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one here")
+def test_a_device_that_is_not_there_is_refused_at_once() -> None:
+    for data in (Numbers(), numbers().batch(4)):
+        with pytest.raises(RuntimeError, match="finds no accelerator here"):
+            penstock.DataLoader(data, device="cuda")
+        assert len(list(penstock.DataLoader(data, device="cpu"))) > 0

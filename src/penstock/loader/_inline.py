@@ -44,8 +44,8 @@ class InlineEngine:
         return ticket, self.wait(ticket)
 
     def is_done(self, ticket: int) -> bool:
-        """Always: there is nobody else to wait for."""
-        return True
+        """Never: nothing is computed ahead."""
+        return False
 
     def forget(self) -> None:
         """Compute nothing of what was submitted."""

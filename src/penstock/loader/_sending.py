@@ -24,8 +24,9 @@ def pack_work(work: Work) -> tuple[Any, ...]:
         pickled = pickle.dumps(work)
     except Exception as error:
         raise TypeError(
-            f"The plan cannot be sent to worker processes: {error}. Put mapped functions at the top of a module, "
-            "or use workers='thread' with @penstock.pure, or start_method='fork'."
+            f"What worker processes are to do cannot be sent to them: {error}. Put functions and classes at the top "
+            "of a module, or let them be forked: start_method='fork' for a plan, multiprocessing_context='fork' for a "
+            "torch dataset. A plan may also use workers='thread' with @penstock.pure."
         ) from error
     return "work", {"sys_path": list(sys.path)} | (_where_main_is() if b"__main__" in pickled else {}), pickled
 

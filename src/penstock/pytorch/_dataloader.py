@@ -14,6 +14,8 @@ from torch.utils.data import Sampler
 
 from penstock.loader import LoaderStatistics, StartMethod
 from penstock.plan import Dataset, Plan
+from penstock.pytorch._device import find_device
+from penstock.pytorch._pinning import wants_pinning
 from penstock.pytorch._plan_face import PlanSampler, find_plan, plan_attributes
 from penstock.pytorch._plan_run import PlanRun
 from penstock.pytorch._settings import LoaderSettings, Workers, check_torch_arguments
@@ -43,6 +45,8 @@ class DataLoader(TorchDataLoader[Any]):
         micro_batch: For plans: hand a step's rows out in pieces of this many.
         epochs: For plans: epochs in one `for` loop; None never stops.
         start_method: For plans: how worker processes start.
+        device: Hand batches over on this device: copied from pinned memory, on a stream of their own, one batch
+            ahead of the training loop.
 
     >>> import numpy as np, penstock
     >>> plan = penstock.from_arrays({"x": np.arange(6)}).batch(2)
@@ -80,11 +84,14 @@ class DataLoader(TorchDataLoader[Any]):
         micro_batch: int | None = None,
         epochs: int | None = 1,
         start_method: StartMethod = "forkserver",
+        device: str | int | torch.device | None = None,
     ) -> None:
         if (rank is None) != (world_size is None):
             raise ValueError("Give both rank and world_size, or neither.")
         self.workers, self.prefetch, self.rank, self.world_size = workers, prefetch, rank, world_size
         self.micro_batch, self.epochs, self.start_method = micro_batch, epochs, start_method
+        self.device = device
+        find_device(device)  # one that is not there is an error here, not at the first batch
         torch_arguments: dict[str, Any] = {
             "batch_size": batch_size,
             "shuffle": shuffle,
@@ -141,7 +148,7 @@ class DataLoader(TorchDataLoader[Any]):
         return iter(self._run)
 
     def __len__(self) -> int:
-        """Batches of an epoch; with a plan, of the loop that runs, and outside of one, of the next."""
+        """Batches of an epoch; with a plan, of the epoch that runs, and outside of one, of the next."""
         self._meet_ranks()
         return len(self._run) if isinstance(self._run, PlanRun) else super().__len__()
 
@@ -214,7 +221,8 @@ class DataLoader(TorchDataLoader[Any]):
         assert isinstance(self.sampler, PlanSampler)
         self.sampler.belong_to(self)
         given_rank = None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
-        return PlanRun(self._source.make(), self.settings, given_rank)
+        pins = self.device is None and wants_pinning(self.pin_memory, self.pin_memory_device)
+        return PlanRun(self._source.make(), self.settings, given_rank, device=find_device(self.device), pin_memory=pins)
 
     def _meet_ranks(self) -> None:
         """A dataset's plan depends on the number of ranks, and loaders are often made before ranks know each other."""

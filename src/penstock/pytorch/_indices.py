@@ -117,6 +117,12 @@ def sampler_epoch(loader: Any) -> int | None:
     return epoch if type(epoch) is int else None
 
 
+def dataset_epoch(loader: Any) -> int | None:
+    """The epoch that the dataset was set to, or begins next, if it counts epochs."""
+    epoch = getattr(loader.dataset, "epoch", None)
+    return epoch if type(epoch) is int else None
+
+
 def current_draws(loader: Any) -> dict[str, Any]:
     """The generators that this loader's sampler draws from, as they are now."""
     draws: dict[str, Any] = {"generators": [_encode(generator.get_state()) for generator in _generators(loader)]}

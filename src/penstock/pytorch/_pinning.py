@@ -10,7 +10,6 @@ finish when the interpreter exits; the thread itself refers to neither feed nor 
 from __future__ import annotations
 
 import os
-import warnings
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ import torch
 
 from penstock.pytorch._device_batches import pin_batch
 from penstock.pytorch._device_lookahead import Lookahead, Source
+from penstock.pytorch._warnings import warn_once
 
 _CLOSE_SECONDS = 5.0
 _NUM_BEGUN = 2  # the one that is taken, and one that is pinned during the step
@@ -96,18 +96,15 @@ class PinningFeed:
             raise RuntimeError("This loop was closed. Begin a new one.")
 
 
-def wants_pinning(pin_memory: bool, pin_memory_device: str = "", *, stacklevel: int = 1) -> bool:
-    """Whether batches are to be pinned, given torch's arguments; warns, as torch does, of what has no effect.
-
-    `stacklevel` counts as it would for a `warnings.warn` in the place of the call.
-    """
+def wants_pinning(pin_memory: bool, pin_memory_device: str = "") -> bool:
+    """Whether batches are to be pinned, given torch's arguments; warns, in torch's words, of what has no effect."""
     if not pin_memory:
         return False
     if pin_memory_device:
-        warnings.warn(
+        warn_once(
+            "pin device",
             "pin_memory_device is deprecated, the current accelerator will be used as the device, "
             f"ignore pin_memory_device='{pin_memory_device}'.",
-            stacklevel=stacklevel + 1,
         )
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
@@ -116,10 +113,7 @@ def wants_pinning(pin_memory: bool, pin_memory_device: str = "", *, stacklevel: 
         reason = "not supported on MPS now,"
     else:
         return True
-    warnings.warn(
-        f"'pin_memory' argument is set as true but {reason} device pinned memory won't be used.",
-        stacklevel=stacklevel + 1,
-    )
+    warn_once("pin", f"'pin_memory' argument is set as true but {reason} device pinned memory won't be used.")
     return False
 
 

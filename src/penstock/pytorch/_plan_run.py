@@ -37,6 +37,7 @@ class _Loop:
     end: int | None
     """Row before which its last batch starts."""
     num_batches: int | None
+    """Those that an earlier run handed over counted in."""
     num_parts: int
 
 
@@ -91,7 +92,7 @@ class PlanRun:
         return self._iterate(pipeline, loop)
 
     def __len__(self) -> int:
-        """Batches of the loop that runs, and outside of one, of the next."""
+        """Batches of the epoch that runs, or comes next, all of them: as in torch, also after a resume."""
         loop = self._loop
         if loop is None:
             _, world_size = self._given_rank or find_rank()
@@ -193,8 +194,10 @@ class PlanRun:
         num_parts = self._num_parts(world_size)
         if self.settings.epochs is None:
             return _Loop(None, None, num_parts)
-        end = (Cursor(self.plan, row).epoch + self.settings.epochs) * self.plan.num_rows
-        return _Loop(end, self.plan.num_batches_between(row, end) * num_parts, num_parts)
+        epoch, num_rows = Cursor(self.plan, row).epoch, self.plan.num_rows
+        end = (epoch + self.settings.epochs) * num_rows
+        num_before = (row - epoch * num_rows) // self.plan.global_size
+        return _Loop(end, (num_before + self.plan.num_batches_between(row, end)) * num_parts, num_parts)
 
     @property
     def _cursor(self) -> Cursor:

@@ -21,7 +21,7 @@ class LoaderSettings:
     num_workers: int | Literal["auto"] = "auto"
     """More workers produce more and leave less of the processors to the training thread."""
     prefetch: int | None = None
-    """Batches computed ahead: hides uneven workers, costs the memory of as many batches. Two per worker if None."""
+    """Batches computed ahead: hides uneven workers, costs memory. None: two per worker, more of small ones."""
     in_order: bool = True
     """Hand batches over in order. Without it a slow one holds up nothing, and there is no state to save."""
     micro_batch: int | None = None

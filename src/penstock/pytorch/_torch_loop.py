@@ -24,6 +24,7 @@ class Progress:
     base_seed: int
     num_workers: int
     sampler_epoch: int | None = None
+    dataset_epoch: int | None = None
     position: int = 0
     sampler_state: Any = None
     worker_states: list[WorkerState] = field(default_factory=list)

@@ -14,10 +14,21 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.errors import StateError
 from penstock.loader import LoaderStatistics, StartMethod, make_engine
 from penstock.pytorch._datapipes import is_iterable_pipe, is_pipe, reseed_pipe, split_over_ranks, with_sharding
-from penstock.pytorch._indices import Indices, current_draws, innermost_sampler, restore_generators, sampler_epoch
+from penstock.pytorch._device import find_device
+from penstock.pytorch._device_feed import make_feed
+from penstock.pytorch._fed_loop import FedLoop
+from penstock.pytorch._indices import (
+    Indices,
+    current_draws,
+    dataset_epoch,
+    innermost_sampler,
+    restore_generators,
+    sampler_epoch,
+)
+from penstock.pytorch._pinning import wants_pinning
 from penstock.pytorch._torch_loop import InlineLoop, Loop, Progress
 from penstock.pytorch._torch_work import TorchTask, TorchWork
-from penstock.pytorch._warnings import warn_pinning, warn_reading_again
+from penstock.pytorch._warnings import warn_reading_again
 from penstock.pytorch._worker_loop import WorkerLoop
 
 _STATE_VERSION = 1
@@ -39,10 +50,15 @@ class TorchRun:
         """What computes: "inline" or "process"."""
         return "process" if self._loader.num_workers else "inline"
 
-    def __iter__(self) -> Loop:
+    def __iter__(self) -> Loop | FedLoop:
         """A loop over one epoch, or over the rest of one after `load_state_dict`."""
+        loader, loop = self._loader, self._next_loop()
+        pins = loader.device is None and wants_pinning(loader.pin_memory, loader.pin_memory_device)
+        feed = make_feed(loop, device=find_device(loader.device), pin_memory=pins)
+        return loop if feed is None else FedLoop(loop, feed)
+
+    def _next_loop(self) -> Loop:
         loader = self._loader
-        warn_pinning(loader.pin_memory, loader.pin_memory_device)
         saved, self._saved = self._saved, None
         earlier = loader._iterator if loader.persistent_workers else None
         indices = Indices(loader, draws_seed=earlier is None, saved=saved)
@@ -71,12 +87,14 @@ class TorchRun:
             raise StateError("With in_order=False no single position says which batches were handed over.")
         state = _description(loader)
         if progress is None or progress.is_finished:
-            return state | {"position": None, "draws": {"generators": current_draws(loader)["generators"]}}
+            draws = {"generators": current_draws(loader)["generators"]}
+            return state | {"position": None, "draws": draws, "dataset_epoch": dataset_epoch(loader)}
         state |= {
             "position": progress.position,
             "draws": copy.deepcopy(progress.draws),
             "base_seed": progress.base_seed,
             "sampler_epoch": progress.sampler_epoch,
+            "dataset_epoch": progress.dataset_epoch,
             "sampler_state": copy.deepcopy(progress.sampler_state),
         }
         if _is_iterable(loader):
@@ -97,6 +115,8 @@ class TorchRun:
             if state.get(key) != here:
                 raise StateError(f"The state was saved with {key}={state.get(key)!r}; here it is {here!r}.")
         restore_generators(loader, state["draws"])
+        if state["dataset_epoch"] is not None and callable(getattr(loader.dataset, "set_epoch", None)):
+            loader.dataset.set_epoch(state["dataset_epoch"])
         num_again = sum(one for one in state.get("workers", ()) if isinstance(one, int))
         if num_again:
             warn_reading_again(type(loader.dataset).__name__, num_again)
@@ -150,6 +170,7 @@ class TorchRun:
             base_seed=self._base_seed if saved is None else saved["base_seed"],
             num_workers=loader.num_workers,
             sampler_epoch=sampler_epoch(loader),
+            dataset_epoch=dataset_epoch(loader),
             worker_states=[None] * max(1, loader.num_workers),
         )
         if saved is not None:

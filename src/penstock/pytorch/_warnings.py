@@ -37,7 +37,7 @@ def warn_too_many_workers(num_workers: int) -> None:
 
 def warn_odd_batch_size(batch_size: int) -> None:
     """Matrix units of accelerators take 8 rows at a time; small batches do not fill them anyway."""
-    if batch_size > 2 * _FAST_MULTIPLE and batch_size % _FAST_MULTIPLE and torch.accelerator.is_available():
+    if batch_size > _FAST_MULTIPLE and batch_size % _FAST_MULTIPLE:
         lower = batch_size // _FAST_MULTIPLE * _FAST_MULTIPLE
         warn_once(
             f"batch {batch_size}",
@@ -75,22 +75,6 @@ def warn_reading_again(name: str, num_batches: int) -> None:
         f"{num_batches:,} batches are passed over. That is exact only if it yields the same samples again. Give it, "
         "or the iterator that its __iter__ returns, state_dict() and load_state_dict(); penstock.stream has them.",
     )
-
-
-def warn_pinning(pin_memory: bool, pin_memory_device: str) -> None:
-    """Torch's words about pinned memory."""
-    if pin_memory and pin_memory_device:
-        warn_once(
-            "pin device",
-            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
-            f"ignore pin_memory_device='{pin_memory_device}'.",
-        )
-    if pin_memory and not torch.accelerator.is_available():
-        warn_once(
-            "pin",
-            "'pin_memory' argument is set as true but no accelerator is found, "
-            "then device pinned memory won't be used.",
-        )
 
 
 def _warn_outside(packages: tuple[str, ...], message: str) -> None:
