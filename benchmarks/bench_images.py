@@ -1,18 +1,25 @@
-"""How much of Pillow's own speed is left inside the transform `DecodeImage`?
+"""How much of Pillow's own speed is left in preparing images, and inside the transform `DecodeImage`?
 
-    python benchmarks/bench_images.py              about 30 seconds on one core
+    python benchmarks/bench_images.py              about a minute on two cores
 
 1,280 JPEGs of 500x375 (quality 90, made of gradients, edges and noise so that they weigh about what photographs do) to
-224x224x3 uint8, in one process. "bare" is the shortest loop that does it with the same decoder: open, convert,
-resize, as an array. They take turns, batch by batch; figures are the sum over all batches.
-Large photographs (3000x2250) show what draft decoding gains.
+224x224x3 uint8. "bare" is the shortest loop that does it with the same decoder: open, convert, resize, as an array.
+First a folder of classes with `penstock.prepare` on all cores, from file to shard, against the bare loop on all cores
+with the files in memory, which keeps nothing; they take turns, and start-up is told apart. Then the transform in this
+process, in turns batch by batch. Large photographs (3000x2250) show what draft decoding gains.
 """
 
 from __future__ import annotations
 
 import io
+import os
+import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +27,7 @@ from _machine import print_result
 from numpy.typing import NDArray
 from PIL import Image
 
-from penstock.preparation import DecodeImage
+from penstock.preparation import DecodeImage, prepare
 from penstock.sources import Records
 
 SIZE = 224
@@ -29,6 +36,10 @@ NUM_DIFFERENT = 64
 NUM_LARGE = 12
 BATCH = 64
 QUALITY = 90
+NUM_CLASSES = 4
+ROUNDS = 3
+WORKERS = len(os.sched_getaffinity(0))
+START_SECONDS = 4.0
 
 
 def make_photo(width: int, height: int, rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -89,13 +100,64 @@ def compare(opened: Any, encoded: list[bytes], number: int) -> dict[str, float]:
     }
 
 
+def write_folder(folder: Path, encoded: list[bytes]) -> None:
+    for number in range(NUM_IMAGES):
+        path = folder / f"class-{number % NUM_CLASSES}" / f"{number:05d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encoded[number % len(encoded)])
+
+
+def decode_share(encoded: list[bytes], number: int, begin_at: float) -> tuple[float, float, float]:
+    """When the bare loop began and ended with a share of the images, and its processor time."""
+    decode_bare(encoded[:4])
+    shares = list(batches(encoded, number))
+    time.sleep(max(0.0, begin_at - time.time()))
+    begin, processor = time.time(), time.process_time()
+    for batch in shares:
+        decode_bare(batch)
+    return begin, time.time(), time.process_time() - processor
+
+
+def time_bare(encoded: list[bytes]) -> tuple[float, float]:
+    """Seconds by the clock, and processor time, of the bare loop on all cores."""
+    begin_at = time.time() + START_SECONDS
+    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
+        runs = [pool.submit(decode_share, encoded, NUM_IMAGES // WORKERS, begin_at) for _ in range(WORKERS)]
+        spans = [run.result() for run in runs]
+    seconds = max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
+    return seconds, sum(processor for _, _, processor in spans)
+
+
+def measure_folder(encoded: list[bytes]) -> dict[str, float]:
+    """`prepare` of an image folder against the bare loop, both on all cores, in turns."""
+    bare, prepared = [], []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        (Path(name) / "images").mkdir()
+        write_folder(Path(name) / "images", encoded)
+        for number in range(ROUNDS):
+            bare.append(time_bare(encoded))
+            transform, destination = DecodeImage(size=SIZE), Path(name) / f"data-{number}"
+            prepared.append(prepare(Path(name) / "images", destination, transform=transform, workers=WORKERS))
+    seconds = statistics.median(run.seconds["work"] + run.seconds["commit"] for run in prepared)
+    processor = statistics.median(sum(run.processor_seconds.values()) for run in prepared)
+    median = prepared[ROUNDS // 2]
+    return {
+        "prepare, images/s": NUM_IMAGES / seconds,
+        "bare, images/s": NUM_IMAGES / statistics.median(clock for clock, _ in bare),
+        "share of bare, by the clock": statistics.median(clock for clock, _ in bare) / seconds,
+        "share of bare, by processor time": statistics.median(spent for _, spent in bare) / processor,
+        "start-up of prepare, s": statistics.median(run.seconds["start_up"] for run in prepared),
+        **{f"workers: {stage}, processor s": spent for stage, spent in median.processor_seconds.items()},
+    }
+
+
 def main() -> None:
     small, large = make_jpegs(NUM_DIFFERENT, 500, 375), make_jpegs(NUM_LARGE, 3000, 2250)
     opened, crop = DecodeImage(size=SIZE, keep=()).open(), DecodeImage(size=SIZE, mode="crop", keep=()).open()
     plain = DecodeImage(size=SIZE, draft=False, keep=()).open()
     for warm in (opened, crop, plain):
         warm(Records({"image": small[:4]}, 0, 4))
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {f"folder, all cores: {key}": value for key, value in measure_folder(small).items()}
     for name, transform, encoded, number in (
         ("500x375, resize", opened, small, NUM_IMAGES),
         ("500x375, crop", crop, small, NUM_IMAGES // 4),
@@ -107,10 +169,10 @@ def main() -> None:
         "images": NUM_IMAGES,
         "mean_bytes": sum(map(len, small)) // len(small),
         "size": SIZE,
-        "processes": 1,
+        "workers": WORKERS,
         "filter": "bilinear",
     }
-    print_result("How much of Pillow's speed is left inside DecodeImage?", settings, figures, "pillow")
+    print_result("How much of Pillow's speed is left in preparing images?", settings, figures, "pillow")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@
 
 Documents are the Python files of the standard library, copied with one word in fourteen changed, differently in
 each copy, so that no cache of words helps; stored as parquet, as `penstock prepare` usually gets them. The tokenizer
-is a byte-level BPE of 32,000. "gigatoken alone" has the same documents in memory as a list of bytes and keeps no
-result: the better of one process with two threads, and two processes with one. The two take turns in each round.
-`penstock prepare` is the command, on two workers, with its start-up told apart; the time of its workers is told by
-stage. On a machine that others use too, processor time is the steadier measure, and stands beside the other.
-`datasets.map` with `tokenizers` gets a smaller slice of the same files and two processes, and the time that it takes
-for a handful of documents is taken off.
+is a byte-level BPE of 32,000. "gigatoken alone" has the same documents in memory as a list of bytes, keeps no result
+and remembers words without a limit: the better of one process with two threads, and two processes with one. The two
+take turns in each round. `penstock prepare` is the command, on two workers, with its start-up told apart; the time of
+its workers is told by stage, and what they do beside tokenizing by its price for each GB of text. On a machine that
+others use too, processor time is the steadier measure, and stands beside the other.
+`datasets.map` with `tokenizers` and two processes gets some of the plain files, as they are in the library, and so
+does `prepare`, for itself; both without their start-up, which for `datasets.map` is what a handful of documents takes.
 """
 
 from __future__ import annotations
@@ -177,18 +178,28 @@ def time_prepare(source: str, destination: Path, tokenizer: Path) -> dict[str, A
     return summary
 
 
-def time_datasets(paths: list[Path], tokenizer: Path, num_bytes: int, cache: Path) -> float:
+def compare_plain(texts: list[str], tokenizer: Path, num_bytes: int, folder: Path) -> dict[str, float]:
+    """Both on the library's files as they are; `prepare` on all of them, `datasets.map` on the first of them."""
+    (folder / "plain").mkdir(exist_ok=True)
+    total = write_file(folder / "plain", 0, texts, "parquet")
+    run = time_prepare(f"{folder}/plain/*", folder / "data", tokenizer)
+    own = total / 1e6 / (run["seconds"]["work"] + run["seconds"]["commit"])
+    with tempfile.TemporaryDirectory() as cache:  # a result of an earlier run would be found, and taken
+        rate = time_datasets(texts, tokenizer, num_bytes, Path(cache))
+    return {
+        "plain files: prepare, MB/s": own,
+        "plain files: datasets.map with tokenizers, MB/s": rate,
+        "plain files: prepare against datasets.map": own / rate,
+    }
+
+
+def time_datasets(texts: list[str], tokenizer: Path, num_bytes: int, cache: Path) -> float:
     """MB/s of `datasets.map` with `tokenizers` on two processes, start-up taken off."""
     import datasets
     from tokenizers import Tokenizer
 
     datasets.disable_progress_bars()
     engine = Tokenizer.from_file(str(tokenizer))
-    texts: list[str] = []
-    for path in paths:
-        texts += [document.decode() for document in load(path)]
-        if sum(map(len, texts)) >= num_bytes:
-            break
     chosen = texts[: int(np.searchsorted(np.cumsum([len(text) for text in texts]), num_bytes)) + 1]
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
@@ -211,13 +222,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--format", choices=("parquet", "jsonl"), default="parquet")
     parser.add_argument("--slice-megabytes", type=float, default=20, help="for datasets.map; 0 leaves it out")
-    parser.add_argument("--folder", type=Path, help="where the corpus goes (default: a temporary folder)")
+    parser.add_argument("--folder", type=Path, help="where the corpus is kept, for other runs (default: nowhere)")
     arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-", dir=arguments.folder))
-    try:
-        figures = measure(folder, arguments)
-    finally:
-        shutil.rmtree(folder)
+    if arguments.folder is not None:
+        figures = measure(arguments.folder, arguments)
+    else:
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            figures = measure(Path(folder), arguments)
     settings = {
         "gigabytes": arguments.gigabytes,
         "format": arguments.format,
@@ -227,15 +238,25 @@ def main() -> None:
     print_result("penstock prepare against gigatoken alone", settings, figures, "gigatoken", "pyarrow", "tokenizers")
 
 
+def find_corpus(folder: Path, texts: list[str], arguments: argparse.Namespace) -> tuple[list[Path], int]:
+    """The files of the corpus and the bytes of its documents; made, unless an earlier run has left it."""
+    corpus, note = folder / "corpus", folder / "corpus.json"
+    wanted = {"gigabytes": arguments.gigabytes, "format": arguments.format}
+    found = json.loads(note.read_text()) if note.exists() else {}
+    if {name: found.get(name) for name in wanted} != wanted:
+        shutil.rmtree(corpus, ignore_errors=True)
+        corpus.mkdir(parents=True)
+        train(texts, folder / "tokenizer.json")
+        found = {**wanted, "bytes": write_corpus(corpus, texts, int(arguments.gigabytes * 1e9), arguments.format)}
+        note.write_text(json.dumps(found))
+    return sorted(corpus.iterdir()), found["bytes"]
+
+
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     texts, tokenizer = read_library(), folder / "tokenizer.json"
-    train(texts, tokenizer)
-    (folder / "corpus").mkdir()
-    num_bytes = write_corpus(folder / "corpus", texts, int(arguments.gigabytes * 1e9), arguments.format)
-    paths = sorted((folder / "corpus").iterdir())
+    paths, num_bytes = find_corpus(folder, texts, arguments)
     begin = time.perf_counter()
-    for path in paths[:1]:
-        load(path)
+    load(paths[0])
     load_seconds = (time.perf_counter() - begin) * len(paths) + 2
     alone: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
     runs: list[dict[str, Any]] = []
@@ -245,9 +266,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         runs.append(time_prepare(f"{folder}/corpus/*", folder / "data", tokenizer))
     figures = summarise(num_bytes, alone, runs)
     if arguments.slice_megabytes:
-        rate = time_datasets(paths, tokenizer, int(arguments.slice_megabytes * 1e6), folder)
-        figures["datasets.map with tokenizers, MB/s"] = rate
-        figures["prepare against datasets.map"] = figures["prepare, MB/s"] / rate
+        figures |= compare_plain(texts, tokenizer, int(arguments.slice_megabytes * 1e6), folder)
     return figures
 
 
@@ -257,26 +276,35 @@ def summarise(
     megabytes = num_bytes / 1e6
     walls = {count: statistics.median(seconds for seconds, _ in times) for count, times in alone.items()}
     processor = min(statistics.median(spent for _, spent in times) for times in alone.values())
-    own = statistics.median(run["processor_seconds"] for run in runs)
-    best = min(walls.values())
-    busy = [run["seconds"]["work"] + run["seconds"]["commit"] for run in runs]
-    median = sorted(runs, key=lambda run: run["seconds"]["work"])[len(runs) // 2]
-    stages, total = median["worker_seconds"], WORKERS * median["seconds"]["work"]
+    own = statistics.median(sum(run["processor_seconds"].values()) for run in runs)
+    busy = statistics.median(run["seconds"]["work"] + run["seconds"]["commit"] for run in runs)
     figures = {
         "documents, MB": megabytes,
         "gigatoken alone, 2 threads, MB/s": megabytes / walls[1],
         "gigatoken alone, 2 processes, MB/s": megabytes / walls[2],
-        "prepare, MB/s": megabytes / statistics.median(busy),
-        "prepare as a share of gigatoken alone": best / statistics.median(busy),
+        "prepare, MB/s": megabytes / busy,
+        "prepare as a share of gigatoken alone": min(walls.values()) / busy,
         "gigatoken alone, MB per second of processor time": megabytes / processor,
         "prepare, MB per second of processor time": megabytes / own,
         "share in processor time": processor / own,
         "start-up of prepare, s": statistics.median(run["seconds"]["start_up"] for run in runs),
         "commit, s": statistics.median(run["seconds"]["commit"] for run in runs),
     }
-    figures |= {f"workers: {name}, % of their time": 100 * seconds / total for name, seconds in stages.items()}
-    figures["workers: idle or starting, % of their time"] = 100 * (1 - sum(stages.values()) / total)
+    median = sorted(runs, key=lambda run: run["seconds"]["work"])[len(runs) // 2]
+    figures |= explain_rest(num_bytes / 1e9, processor, median)
     figures["memory of a worker at most, MB"] = max(run["peak_worker_bytes"] for run in runs) / 1e6
+    return figures
+
+
+def explain_rest(gigabytes: float, alone: float, run: dict[str, Any]) -> dict[str, float]:
+    """Where the workers' time went by the clock, and what each stage cost in processor time, a GB of text."""
+    clock, spent, total = run["worker_seconds"], run["processor_seconds"], WORKERS * run["seconds"]["work"]
+    figures = {f"workers: {name}, % of their time": 100 * seconds / total for name, seconds in clock.items()}
+    figures["workers: idle or starting, % of their time"] = 100 * (1 - sum(clock.values()) / total)
+    figures["processor s per GB: gigatoken alone"] = alone / gigabytes
+    figures["processor s per GB: read, decompress, check"] = spent["read"] / gigabytes
+    figures["processor s per GB: tokenize, EOS, spot checks"] = spent["transform"] / gigabytes
+    figures["processor s per GB: copy, checksum, write, sync"] = spent["write"] / gigabytes
     return figures
 
 

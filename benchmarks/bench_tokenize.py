@@ -118,7 +118,7 @@ def time_parts(transform: Tokenize, texts: list[str]) -> dict[str, float]:
     places = np.arange(len(rows))
     ids, offsets = maker.encode(rows, batch, places)
     parts: dict[str, Callable[[], object]] = {
-        "read and check UTF-8, ms": lambda: read_text(batch, "text", BadRows(batch)),
+        "read the column, ms": lambda: read_text(batch, "text", BadRows(batch)),
         "encode and choose what to check, ms": lambda: maker.encode(rows, batch, places),
         "EOS and dtype, ms": lambda: maker.frame(ids, offsets),
     }

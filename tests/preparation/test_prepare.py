@@ -64,6 +64,7 @@ def test_the_summary_counts_what_was_done(corpus: tuple[Path, list[str]], tmp_pa
     assert done.tasks_kept == 0
     assert set(done.worker_seconds) == {"read", "transform", "write"}
     assert all(seconds > 0 for seconds in done.worker_seconds.values())
+    assert all(0 < done.processor_seconds[stage] < done.seconds["total"] for stage in done.worker_seconds)
     assert 0 < done.peak_worker_bytes < 1 << 30
     assert seen[-1].tasks == seen[-1].total_tasks == done.tasks_run
     assert seen[-1].documents == done.num_samples

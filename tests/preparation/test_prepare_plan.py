@@ -5,6 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.preparation import DecodeImage, Tokenize
+from penstock.preparation._inputs import least_task_bytes
 from penstock.preparation._plan import MIN_TASK_BYTES, choose_task_bytes, group_splits, name_tasks
 from penstock.sources import SourceFile, Split
 
@@ -70,3 +72,9 @@ def test_little_data_is_cut_finer_so_that_every_core_has_work() -> None:
     assert choose_task_bytes(400 * MB, 256 * MB, 0.5) == MIN_TASK_BYTES
     assert MIN_TASK_BYTES < choose_task_bytes(4000 * MB, 256 * MB, 0.5) < 512 * MB
     assert choose_task_bytes(4000 * MB, 1000, 0.5) == 2000
+
+
+def test_images_are_cut_finer_than_text_because_they_take_longer() -> None:
+    text, images = least_task_bytes(Tokenize("bytes")), least_task_bytes(DecodeImage(size=8))
+    assert text == MIN_TASK_BYTES == 8 * images
+    assert choose_task_bytes(80 * MB, 256 * MB, 1.0, images) == images

@@ -217,16 +217,34 @@ def test_without_gigatoken_the_reference_runs_and_names_the_extra(monkeypatch: p
     assert "pip install 'penstock[text]'" in ready.notes[0]
 
 
-def test_gigatoken_is_loaded_anew_when_its_memory_of_words_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = GigatokenEngine(load_tokenizer(hf_tokenizer()))
-    first = engine._tokenizer
-    rows = join_texts(list(library_texts()))
-    before = engine.encode(rows.values, rows.offsets)
-    assert engine._tokenizer is first
-    monkeypatch.setattr(_gigatoken, "anonymous_bytes", lambda: engine._limit_bytes + 1)
-    after = engine.encode(rows.values, rows.offsets)
-    assert engine._tokenizer is not first
-    assert np.array_equal(before[0], after[0])
+class TestMemoryOfWords:
+    """gigatoken remembers every word, so it is loaded anew; see NOTE [when gigatoken is loaded anew]."""
+
+    def loads(self, monkeypatch: pytest.MonkeyPatch, used_bytes: list[int]) -> list[bool]:
+        """Whether gigatoken is loaded anew before each of some equal batches, with this much memory in use."""
+        monkeypatch.setattr(_gigatoken, "anonymous_bytes", lambda: 0)  # the limits move up with a large process
+        engine = GigatokenEngine(load_tokenizer(hf_tokenizer()))
+        rows = join_texts(list(library_texts()))
+        expected = engine.encode(rows.values, rows.offsets)[0]
+        seen = []
+        for used in used_bytes:
+            before = engine._tokenizer
+            monkeypatch.setattr(_gigatoken, "anonymous_bytes", lambda used=used: used)
+            assert np.array_equal(engine.encode(rows.values, rows.offsets)[0], expected)
+            seen.append(engine._tokenizer is not before)
+        return seen
+
+    def test_below_the_soft_limit_it_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.loads(monkeypatch, [_gigatoken._SOFT_LIMIT_BYTES] * 6) == [False] * 6
+
+    def test_over_it_nearly_as_much_text_again_goes_through(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # The fourth batch is the first that finds too much; 0.8 of four batches more are allowed.
+        used = [_gigatoken._SOFT_LIMIT_BYTES] * 2 + [_gigatoken._SOFT_LIMIT_BYTES + 1] * 6
+        assert self.loads(monkeypatch, used) == [False] * 6 + [True, False]
+
+    def test_over_the_hard_limit_it_goes_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hard = _gigatoken._SOFT_LIMIT_BYTES + _gigatoken._HARD_EXTRA_BYTES
+        assert self.loads(monkeypatch, [hard, hard + 1]) == [False, True]
 
 
 def test_the_battery_holds_the_tokenizers_own_tokens() -> None:

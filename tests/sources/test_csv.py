@@ -79,6 +79,19 @@ def test_a_quote_that_is_never_closed_is_an_error_and_not_one_long_value(tmp_pat
         gather(path, columns=("x",))
 
 
+def test_bad_rows_after_a_value_with_newlines_are_bad_rows_and_no_open_quote(tmp_path: Path) -> None:
+    for end in (b"bad\n", b"b\n", b"a\nb", b"bad\n" * 50):
+        rows, errors = gather(write(tmp_path / "a.csv", b'x,y\n1,"a\nb"\n' + end))
+        assert values(rows, "y") == ["a\nb"]
+        assert {error.reason for error in errors} == {"wrong_fields"}
+
+
+@pytest.mark.parametrize("value", [b"open\nto the end", b'say ""so""\nand go on\n', b"a\n" + b"long\n" * 100])
+def test_an_open_quote_is_found_whatever_it_swallowed(tmp_path: Path, value: bytes) -> None:
+    with pytest.raises(FormatError, match="never closed"):
+        gather(write(tmp_path / "a.csv", b'x,y\n1,2\n3,"' + value))
+
+
 def test_a_record_larger_than_a_block_is_read_whole_and_no_row_comes_twice(tmp_path: Path) -> None:
     content = b"x,y\n" + b"1,2\n" * 50 + b"bad\n" + b'3,"' + b"long\n" * 2000 + b'"\n' + b"4,5\n" * 50
     rows, [error] = gather(write(tmp_path / "a.csv", content), batch_bytes=64)

@@ -20,11 +20,17 @@ from numpy.typing import NDArray
 from penstock.preparation._tokenizer_engines import Bounds, EngineFailed, Ids, panics_named, tile
 from penstock.preparation._tokenizer_source import TokenizerSource, import_text
 
-# gigatoken 0.10.0 remembers every word it has met, without a limit: about 95 bytes for each, and a table that doubles.
-# It is loaded anew (0.3 s for 32,000 tokens) when this process is past the limit and has grown by this much since the
-# last time. Python source with new words took 78 MB for its first 34 MB, then 0.1 MB for each MB more.
-_MEMORY_LIMIT_BYTES = 512 << 20
-_MEMORY_GROWTH_BYTES = 192 << 20
+# NOTE [when gigatoken is loaded anew]
+# gigatoken 0.10.0 remembers every word it has met, without a limit, in a table that doubles. Beginning again costs
+# 0.4 s (loading, then meeting the frequent words once more); doubling from 128 to 256 MB costs 1 s, and takes both for
+# a moment. A process over the soft limit has most likely just doubled, so its table is half empty and paid for: it is
+# used for nearly as much text again, which the next doubling cannot come before unless the text changes. Over the hard
+# limit it goes at once. Limits move up with what the process has when gigatoken is loaded, its shard included.
+# Python source with a new word in fourteen: 292 MB after 0.3 GB of text, 416 after 0.8, 553 after 1.6, 808 at the peak.
+_SOFT_LIMIT_BYTES = 512 << 20
+_SOFT_GROWTH_BYTES = 128 << 20
+_HARD_EXTRA_BYTES = 192 << 20
+_TEXT_AGAIN = 0.8
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 # tiktoken keeps its split pattern as text; gigatoken has each of these as code. Equality is tested, so a wrong
 # entry costs speed, never a token.
@@ -58,13 +64,24 @@ class GigatokenEngine:
         self._tokenizer: Any = None  # the old one goes first: two would be the peak
         with panics_named("gigatoken", self._source.name):
             self._tokenizer = _load_gigatoken(self._gigatoken, self._source)
-        self._limit_bytes = max(_MEMORY_LIMIT_BYTES, anonymous_bytes() + _MEMORY_GROWTH_BYTES)
+        self._soft_limit_bytes = max(_SOFT_LIMIT_BYTES, anonymous_bytes() + _SOFT_GROWTH_BYTES)
+        self._text_bytes = 0
+        self._most_text_bytes: float | None = None
+
+    def _limit_memory(self, num_bytes: int) -> None:
+        """Load gigatoken anew before it outgrows the worker; see NOTE [when gigatoken is loaded anew]."""
+        used_bytes, self._text_bytes = anonymous_bytes(), self._text_bytes + num_bytes
+        if used_bytes <= self._soft_limit_bytes:
+            return
+        if self._most_text_bytes is None:
+            self._most_text_bytes = self._text_bytes * (1 + _TEXT_AGAIN)
+        if used_bytes > self._soft_limit_bytes + _HARD_EXTRA_BYTES or self._text_bytes > self._most_text_bytes:
+            _log.info("gigatoken is loaded anew: this process has %d MB", used_bytes >> 20)
+            self._load()
 
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
         """Ids of documents that are valid UTF-8."""
-        if anonymous_bytes() > self._limit_bytes:
-            _log.info("gigatoken is loaded anew: this process has passed %d MB", self._limit_bytes >> 20)
-            self._load()
+        self._limit_memory(len(values))
         with panics_named("gigatoken", self._source.name):
             layout = self._tokenizer.encode_batch(self._wrap(values, offsets), parallel=False).layout
         ids, ends = np.asarray(layout.content.data), np.asarray(layout.offsets.data)

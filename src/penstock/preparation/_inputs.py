@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.preparation._plan import MIN_IMAGE_TASK_BYTES, MIN_TASK_BYTES
 from penstock.preparation._transforms import Transform
 from penstock.sources import SourceFile, SourceOptions, class_names
 
@@ -29,6 +30,11 @@ def expected_ratio(transform: Transform) -> float:
     width = widths.get(columns.get("tokens", ""))
     is_bytes = transform.attributes.get("tokenizer", {}).get("kind") == "bytes"
     return 1.0 if width is None else width * (1.0 if is_bytes else 0.25)
+
+
+def least_task_bytes(transform: Transform) -> int:
+    """Input below which a task is not worth cutting: decoding an image takes eight times as long a byte as text."""
+    return MIN_IMAGE_TASK_BYTES if "images" in transform.attributes else MIN_TASK_BYTES
 
 
 def patterns_of(sources: Any) -> tuple[str, ...]:

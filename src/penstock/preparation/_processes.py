@@ -11,6 +11,9 @@ from multiprocessing import Pipe
 from penstock.preparation._stages import Keyed
 
 _THREAD_SETTINGS = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# pyarrow's allocator gives memory back 10 ms after it was freed. A worker wants it again at the next batch, and pages
+# that are new to a process cost as much as reading parquet into them: 2.2 s a GB when they are kept, 3.4 when not.
+_MEMORY_SETTINGS = {"MIMALLOC_PURGE_DELAY": "-1"}
 _STOP_SECONDS = 5.0
 
 
@@ -67,9 +70,10 @@ def _start_code(connection_descriptor: int, lifeline: int) -> str:
 
 
 def _environment(num_threads: int) -> dict[str, str]:
-    """Ours, with libraries told how many threads are theirs: workers are the parallelism here."""
-    threads = {name: str(num_threads) for name in _THREAD_SETTINGS if name not in os.environ}
-    return {**os.environ, "TOKENIZERS_PARALLELISM": "true" if num_threads > 1 else "false", **threads}
+    """Ours, with libraries told how many threads are theirs (workers are the parallelism here) and to keep memory."""
+    threads = {name: str(num_threads) for name in _THREAD_SETTINGS}
+    parallelism = {"TOKENIZERS_PARALLELISM": "true" if num_threads > 1 else "false"}
+    return {**_MEMORY_SETTINGS, **threads, **os.environ, **parallelism}
 
 
 def explain_death(name: str, pid: int, how: str, doing: str, count: int) -> str:

@@ -28,8 +28,10 @@ class Counts:
     """Time in which workers tokenised, decoded, or ran a function."""
     write_seconds: float = 0.0
     """Time in which workers copied, checksummed and wrote shards."""
-    processor_seconds: float = 0.0
-    """Processor time in all of that; much less means waiting, for a disk or for other processes."""
+    read_processor_seconds: float = 0.0
+    """Processor time in each of these; much less means waiting, for a disk or for other processes."""
+    transform_processor_seconds: float = 0.0
+    write_processor_seconds: float = 0.0
 
     def add(self, other: Counts) -> None:
         """Add what another has counted."""

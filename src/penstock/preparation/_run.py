@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,27 +21,22 @@ from penstock.preparation._commit import (
 from penstock.preparation._decide import Basis, find_basis, wanted_recipe
 from penstock.preparation._earlier import MadeTask
 from penstock.preparation._gather import GatherJob, plan_gathering
-from penstock.preparation._inputs import expected_ratio, patterns_of, pin_reading
-from penstock.preparation._local import Engine, InlineEngine, LocalEngine, Lost
-from penstock.preparation._messages import Done, Opened, Told
+from penstock.preparation._inputs import expected_ratio, least_task_bytes, patterns_of, pin_reading
 from penstock.preparation._packs import check_packable, pack_attributes
 from penstock.preparation._plan import Task, choose_task_bytes, group_splits, name_tasks
 from penstock.preparation._probe import Probe, probe
-from penstock.preparation._progress import Meter, OnProgress
-from penstock.preparation._ray import RayEngine
+from penstock.preparation._progress import OnProgress
 from penstock.preparation._recipe import Recipe
 from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import Settings
-from penstock.preparation._skipping import check_skipped
-from penstock.preparation._stages import AnyJob, Keyed
+from penstock.preparation._stages import Keyed
 from penstock.preparation._summary import Prepared, RunLedger, describe_run
 from penstock.preparation._tasks import Job
 from penstock.preparation._transforms import Transform
 from penstock.preparation._work import WORK_NAME, WorkFolder, write_json
+from penstock.preparation._workforce import Workforce
 from penstock.shards import Manifest, Workspace
 from penstock.sources import SourceFile, SourceOptions, Split, list_files, plan_splits
-
-_log = logging.getLogger(__name__)
 
 
 class Preparation:
@@ -52,11 +45,9 @@ class Preparation:
     def __init__(self, destination: Path, settings: Settings, on_progress: OnProgress | None) -> None:
         self._destination = destination
         self._settings = settings
-        self._on_progress = on_progress
         self._work = WorkFolder(destination)
         self._ledger = RunLedger()
-        self._stack = contextlib.ExitStack()
-        self._engine: Engine | None = None
+        self._workforce = Workforce(settings, self._work, self._ledger, on_progress)
         self._workspace = Workspace(destination, "overwrite", known_names=frozenset({WORK_NAME}))
 
     def __enter__(self) -> Self:
@@ -66,7 +57,7 @@ class Preparation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._stack.close()
+            self._workforce.close()
             self._work.remove_if_idle()
         finally:
             self._workspace.close()
@@ -101,13 +92,13 @@ class Preparation:
     ) -> Prepared:
         self._ledger.num_kept = sum(not task.is_dead for task in kept)
         task_bytes = basis.recipe.task_bytes if basis.recipe else self._choose_task_bytes(transform, files)
-        groups = group_splits(plan_splits(waiting, reading, task_bytes), task_bytes) if waiting else []
+        groups = group_splits(self._cut(waiting, reading, task_bytes), task_bytes) if waiting else []
         first_split = sum(len(task.splits) for task in kept)
         recipe, ready = basis.recipe, transform
         if recipe is None or not self._is_all_done(recipe, groups, files, first_split):
             if groups:
                 local_only = any(split.needs_this_process for group in groups for split in group)
-                self._start_engine(len(groups), local_only=local_only)
+                self._workforce.start(len(groups), local_only=local_only)
             looked = self._look(transform, reading, files, groups, task_bytes)
             recipe, ready = self._settle(basis.recipe, looked, transform, reading, task_bytes), looked.transform
         check_packable(recipe.schema, self._settings.pack)
@@ -124,9 +115,13 @@ class Preparation:
         fresh = self._make(job, tasks, kept)
         return self._commit(recipe, ready, sources, files, kept, fresh)
 
+    def _cut(self, files: Sequence[SourceFile], reading: SourceOptions, task_bytes: int) -> list[Split]:
+        return plan_splits(files, reading, task_bytes, keep_damaged=self._settings.on_error == "skip")
+
     def _choose_task_bytes(self, transform: Transform, files: Sequence[SourceFile]) -> int:
         total = sum(max(0, file.num_bytes) for file in files)
-        return choose_task_bytes(total, self._settings.shard_bytes, expected_ratio(transform))
+        ratio, least = expected_ratio(transform), least_task_bytes(transform)
+        return choose_task_bytes(total, self._settings.shard_bytes, ratio, least)
 
     def _name(
         self, recipe: Recipe, groups: Sequence[tuple[Split, ...]], files: Sequence[SourceFile], first_split: int
@@ -163,7 +158,7 @@ class Preparation:
         """Look at the first rows of all sources, whatever is left to do, so that a rerun sees the same."""
         splits = [split for group in groups for split in group]
         if not splits or splits[0].path != files[0].path:
-            splits = plan_splits(files[:1], reading, task_bytes) + splits
+            splits = self._cut(files[:1], reading, task_bytes) + splits
         return probe(transform, splits, reading, self._settings)
 
     def _settle(
@@ -185,20 +180,6 @@ class Preparation:
             )
         return recipe if found is None else found
 
-    def _start_engine(self, num_tasks: int, *, local_only: bool) -> Engine:
-        """The engine of this run, begun early so that workers import while the parent plans."""
-        if self._engine is None:
-            self._engine = self._stack.enter_context(self._choose_engine(num_tasks, local_only))
-        return self._engine
-
-    def _choose_engine(self, num_tasks: int, local_only: bool) -> Engine:
-        settings = self._settings
-        if local_only:
-            return InlineEngine()
-        if settings.engine == "ray":
-            return RayEngine(None if settings.workers == "auto" else settings.workers, settings.address)
-        return LocalEngine(max(1, min(settings.num_workers, num_tasks)), self._work)
-
     def _make(self, job: Job, tasks: list[Task], kept: Sequence[MadeTask]) -> list[MadeTask]:
         """Do what is not done, and return all new tasks with what they made."""
         if not tasks:
@@ -211,7 +192,7 @@ class Preparation:
         self._work.sweep([*finished.values(), *self._work.records(task.key for task in gather).values()])
         skipped = sum(count for task in kept for count in task.skipped.values())
         stage = "prepare" if job.recipe.shuffle is None else "deal"
-        self._execute(stage, job, tasks, finished, skipped)
+        self._workforce.execute(stage, job, tasks, finished, skipped)
         made = [made_task(task, finished[task.key]) for task in tasks]
         return made if job.recipe.shuffle is None else [self._gather(job, tasks, finished, made)]
 
@@ -220,44 +201,10 @@ class Preparation:
     ) -> MadeTask:
         buckets = plan_gathering(self._destination, job.recipe, [dealt[task.key] for task in tasks])
         finished = self._work.records(bucket.key for bucket in buckets)
-        self._execute("gather", GatherJob(destination=self._destination, recipe=job.recipe), buckets, finished, 0)
+        self._workforce.execute(
+            "gather", GatherJob(destination=self._destination, recipe=job.recipe), buckets, finished, 0
+        )
         return shuffled_task(made, [finished[bucket.key] for bucket in buckets])
-
-    def _execute(
-        self, stage: str, job: AnyJob, tasks: Sequence[Keyed], finished: dict[str, TaskRecord], skipped: int
-    ) -> None:
-        """Do the tasks that are not in `finished`, and add their records to it."""
-        left = [task for task in tasks if task.key not in finished]
-        meter = Meter(stage, sum(task.num_bytes for task in tasks), len(tasks), self._on_progress)
-        meter.kept_bytes = sum(task.num_bytes for task in tasks if task.key in finished)
-        meter.tasks = len(finished)
-        meter.tell(now=True)
-
-        def listen(event: Opened | Told | Done | Lost) -> None:
-            self._ledger.mark_ready()
-            if isinstance(event, Told):
-                meter.add(event.key, event.counts)
-            elif isinstance(event, Lost):
-                _log.warning("%s %s; trying again", event.worker, event.how)
-                meter.fail(event.keys, event.worker)
-            elif isinstance(event, Done):
-                finished[event.record.key] = event.record
-                self._ledger.records.append(event.record)
-                meter.finish(event.record.key, event.record.counts)
-                self._check_skipped(finished, skipped)
-
-        if left:
-            local_only = any(task.needs_this_process for task in left)
-            self._start_engine(len(left), local_only=local_only).run(job, left, listen)
-        self._check_skipped(finished, skipped)
-        self._ledger.failures.update(meter.failures)
-
-    def _check_skipped(self, finished: Mapping[str, TaskRecord], skipped: int) -> None:
-        by_reason: dict[str, int] = {}
-        for record in finished.values():
-            for reason, count in record.skipped.items():
-                by_reason[reason] = by_reason.get(reason, 0) + count
-        check_skipped(skipped + sum(by_reason.values()), self._settings.max_skipped, by_reason)
 
     def _commit(
         self,

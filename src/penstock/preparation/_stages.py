@@ -84,9 +84,9 @@ class Clock:
     def charge(self, stage: Literal["read", "transform", "write"]) -> None:
         """End a stage."""
         now, processor = time.perf_counter(), time.process_time()
-        name = f"{stage}_seconds"
-        setattr(self.counts, name, getattr(self.counts, name) + now - self._last)
-        self.counts.processor_seconds += processor - self._processor
+        spent = {f"{stage}_seconds": now - self._last, f"{stage}_processor_seconds": processor - self._processor}
+        for name, seconds in spent.items():
+            setattr(self.counts, name, getattr(self.counts, name) + seconds)
         self._last, self._processor = now, processor
 
 

@@ -14,6 +14,8 @@ from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import Settings
 from penstock.shards import Manifest
 
+STAGES = ("read", "transform", "write")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -41,8 +43,8 @@ class Prepared:
     """Of this run: "total", "start_up" (until the first task could begin), "work", "commit"."""
     worker_seconds: Mapping[str, float]
     """Of all workers together: "read", "transform", "write"."""
-    processor_seconds: float
-    """Processor time of all workers together; much less than the above means that they waited."""
+    processor_seconds: Mapping[str, float]
+    """Processor time in the same stages; much less than the above means that they waited."""
     peak_worker_bytes: int
     """Most memory that a worker had; 0 when none ran."""
     failures: Mapping[str, int]
@@ -99,12 +101,8 @@ class RunLedger:
             raw_bytes=total.raw_bytes,
             skipped=dict(skipped),
             seconds=self._seconds(),
-            worker_seconds={
-                "read": total.read_seconds,
-                "transform": total.transform_seconds,
-                "write": total.write_seconds,
-            },
-            processor_seconds=total.processor_seconds,
+            worker_seconds={stage: getattr(total, f"{stage}_seconds") for stage in STAGES},
+            processor_seconds={stage: getattr(total, f"{stage}_processor_seconds") for stage in STAGES},
             peak_worker_bytes=max((record.peak_bytes for record in self.records), default=0),
             failures=dict(self.failures),
             notes=tuple(notes),

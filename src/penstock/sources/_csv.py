@@ -24,6 +24,7 @@ from penstock.sources._model import Records, RowError
 from penstock.sources._options import SourceOptions
 
 _BLOCK_GROWTH = 4
+_TAIL_BYTES = 64
 _SMALLEST_BLOCK_BYTES = 16
 
 
@@ -94,9 +95,14 @@ def _read_stream(
 
 
 def _is_unclosed(last_value: bytes, tail: bytes, options: SourceOptions) -> bool:
-    """Whether the file ended inside a quoted field: it holds newlines, and no quote is at the end."""
+    """Whether the file ended inside a quoted field: the field holds newlines, the file ends as it does, with no quote."""
     assert options.quote is not None
-    return b"\n" in last_value and not tail.rstrip(b"\r\n").endswith(options.quote.encode())
+    quote = options.quote.encode()
+    value, end = last_value.rstrip(b"\r\n"), tail.rstrip(b"\r\n")
+    if b"\n" not in last_value or end.endswith(quote):
+        return False
+    end = end.replace(2 * quote, quote)
+    return value.endswith(end) or end.endswith(quote + value)
 
 
 def _unreadable(path: str, row: int, error: Exception, options: SourceOptions) -> FormatError:
@@ -231,7 +237,7 @@ class _Rest:
         if data.endswith(b"\r") and len(data) > 1:
             data = data[:-1]
         self._first = self._first[len(data) :]
-        self.tail = (self.tail + data[-4:])[-4:]
+        self.tail = (self.tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
         return data
 
     def readable(self) -> bool:

@@ -1,0 +1,90 @@
+"""The engine of one run: chosen and started early, given the tasks that are not done, listened to while it works."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+
+from penstock.preparation._local import Engine, InlineEngine, LocalEngine, Lost
+from penstock.preparation._messages import Done, Opened, Told
+from penstock.preparation._progress import Meter, OnProgress
+from penstock.preparation._ray import RayEngine
+from penstock.preparation._record import TaskRecord
+from penstock.preparation._settings import Settings
+from penstock.preparation._skipping import check_skipped
+from penstock.preparation._stages import AnyJob, Keyed
+from penstock.preparation._summary import RunLedger
+from penstock.preparation._work import WorkFolder
+
+_log = logging.getLogger(__name__)
+
+
+class Workforce:
+    """Gets tasks done on the engine that the settings ask for; `close` ends it."""
+
+    def __init__(self, settings: Settings, work: WorkFolder, ledger: RunLedger, on_progress: OnProgress | None) -> None:
+        self._settings = settings
+        self._work = work
+        self._ledger = ledger
+        self._on_progress = on_progress
+        self._stack = contextlib.ExitStack()
+        self._engine: Engine | None = None
+
+    def close(self) -> None:
+        """End the engine and all its workers."""
+        self._stack.close()
+
+    def start(self, num_tasks: int, *, local_only: bool) -> Engine:
+        """The engine of this run, begun early so that workers import while the parent plans."""
+        if self._engine is None:
+            self._engine = self._stack.enter_context(self._choose_engine(num_tasks, local_only))
+        return self._engine
+
+    def _choose_engine(self, num_tasks: int, local_only: bool) -> Engine:
+        settings = self._settings
+        if local_only:
+            return InlineEngine()
+        if settings.engine == "ray":
+            return RayEngine(None if settings.workers == "auto" else settings.workers, settings.address)
+        return LocalEngine(max(1, min(settings.num_workers, num_tasks)), self._work)
+
+    def execute(
+        self, stage: str, job: AnyJob, tasks: Sequence[Keyed], finished: dict[str, TaskRecord], skipped: int
+    ) -> None:
+        """Do the tasks that are not in `finished`, and add their records to it.
+
+        Args:
+            skipped: Rows that parts of the dataset which are kept have skipped before.
+        """
+        left = [task for task in tasks if task.key not in finished]
+        meter = Meter(stage, sum(task.num_bytes for task in tasks), len(tasks), self._on_progress)
+        meter.kept_bytes = sum(task.num_bytes for task in tasks if task.key in finished)
+        meter.tasks = len(finished)
+        meter.tell(now=True)
+
+        def listen(event: Opened | Told | Done | Lost) -> None:
+            self._ledger.mark_ready()
+            if isinstance(event, Told):
+                meter.add(event.key, event.counts)
+            elif isinstance(event, Lost):
+                _log.warning("%s %s; trying again", event.worker, event.how)
+                meter.fail(event.keys, event.worker)
+            elif isinstance(event, Done):
+                finished[event.record.key] = event.record
+                self._ledger.records.append(event.record)
+                meter.finish(event.record.key, event.record.counts)
+                self._check_skipped(finished, skipped)
+
+        if left:
+            local_only = any(task.needs_this_process for task in left)
+            self.start(len(left), local_only=local_only).run(job, left, listen)
+        self._check_skipped(finished, skipped)
+        self._ledger.failures.update(meter.failures)
+
+    def _check_skipped(self, finished: Mapping[str, TaskRecord], skipped: int) -> None:
+        by_reason: dict[str, int] = {}
+        for record in finished.values():
+            for reason, count in record.skipped.items():
+                by_reason[reason] = by_reason.get(reason, 0) + count
+        check_skipped(skipped + sum(by_reason.values()), self._settings.max_skipped, by_reason)
