@@ -95,7 +95,7 @@ def _read_stream(
 
 
 def _is_unclosed(last_value: bytes, tail: bytes, options: SourceOptions) -> bool:
-    """Whether the file ended inside a quoted field: the field holds newlines, the file ends as it does, with no quote."""
+    """Whether the file ended inside a quoted field: it holds newlines, and the file ends as it does, with no quote."""
     assert options.quote is not None
     quote = options.quote.encode()
     value, end = last_value.rstrip(b"\r\n"), tail.rstrip(b"\r\n")
