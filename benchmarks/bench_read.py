@@ -70,10 +70,12 @@ def compare_gathers(dataset: Path, bare: Path, num_rows: int, rounds: int) -> di
         for begin in range(0, num_rows, BATCH):
             reader(np.arange(begin, min(begin + BATCH, num_rows))) if begin + BATCH <= num_rows else None
     times: dict[str, list[float]] = {name: [] for name in readers}
+    order = list(readers)
     for _ in range(rounds):
-        batches = [rng.integers(0, num_rows, BATCH) for _ in range(200)]
-        for name, reader in readers.items():
-            times[name].append(seconds_per_batch(reader, batches))
+        order.append(order.pop(0))  # each is first as often as last
+        for name in order:  # other rows for each: the ones of the reader before are in the processor's cache
+            batches = [rng.integers(0, num_rows, BATCH) for _ in range(200)]
+            times[name].append(seconds_per_batch(readers[name], batches))
     medians = {name: statistics.median(values) for name, values in times.items()}
     figures = {f"{name}, Mtok/s": BATCH * ROW / value / 1e6 for name, value in medians.items()}
     figures["share of numpy's gather"] = medians["numpy"] / medians["penstock"]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import CorruptionError
-from penstock.shards import ShardFolder
+from penstock.shards import ShardFolder, _blocks
 from penstock.shards._checksums import BLOCK_BYTES, block_checksums, checksum, join_checksums
 from penstock.shards._look_ahead import LOOK_AHEAD, LookAhead
 
@@ -46,6 +46,7 @@ def long() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(_blocks, "_STRETCH", 16)  # several to a shard of 33 MiB
     LOOK_AHEAD.stop()
     yield
     LOOK_AHEAD.stop()

@@ -2,8 +2,8 @@
 
 A block is checked once, before its first use, outside the gather. Where blocks are met in order, the
 rest of a window of eight (4 MiB) is checked with it, by one call over all of it; where they are met at
-random only the block itself is, so that a sample pulls half a megabyte from disk and not a shard. Behind
-a whole window that was checked, the next ones are checked ahead of the reader (`_look_ahead`).
+random only the block itself is, so that a sample pulls half a megabyte from disk and not a shard. Once
+windows follow each other, the next ones are checked ahead of the reader (`_look_ahead`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from penstock.shards._look_ahead import LOOK_AHEAD, Stretch
 
 WINDOW_BYTES = 4 << 20
 _WINDOW = WINDOW_BYTES // BLOCK_BYTES
-_STRETCH = 2 * _WINDOW
+_STRETCH = 8 * _WINDOW
+_SHORTEST_RUN = 2  # windows in order, from which on a reader is taken to go on
 
 
 class Checks:
@@ -42,6 +43,8 @@ class Blocks:
         self._table_checksum = table_checksum
         self._table: list[int] | None = None
         self._ahead: dict[str, Stretch] = {}
+        self._runs: dict[str, tuple[int, int]] = {}
+        """For each tensor, the block that would go on with the last check, and how many checks did so before it."""
 
     def flags(self, tensor: Tensor) -> NDArray[np.bool_]:
         """Which blocks of a tensor were checked."""
@@ -83,8 +86,8 @@ class Blocks:
             window = last  # damage behind what is wanted waits for its own reader
             self._check(tensor, first, last)
         flags[first:window] = True
-        if first >= _WINDOW and flags[first - _WINDOW : first].all():
-            self._look_ahead(tensor, window)
+        if self._length_of_run(tensor, first, window) >= _SHORTEST_RUN:
+            self._look_ahead(tensor, window + _WINDOW)  # the window between keeps the reader busy meanwhile
 
     def _check(self, tensor: Tensor, first: int, last: int) -> None:
         """Check blocks `first` to `last`, a window at a time."""
@@ -104,31 +107,43 @@ class Blocks:
         found = checksum(self.read(tensor, first * BLOCK_BYTES, last * BLOCK_BYTES))
         return found == join_checksums(expected)
 
+    def _length_of_run(self, tensor: Tensor, first: int, last: int) -> int:
+        """How many checks, the one of blocks `first` to `last` included, began where the one before ended."""
+        expected, length = self._runs.get(tensor.name, (0, 0))
+        length = length + 1 if first == expected else 1
+        self._runs[tensor.name] = (last, length)
+        return length
+
     def _were_checked_ahead(self, tensor: Tensor, first: int, last: int) -> bool:
-        """Whether blocks `first` to `last` were checked ahead; the first reader to ask has the next ones checked."""
+        """Whether blocks `first` to `last` were checked ahead; once all of a stretch were, the next one is begun."""
         stretch = self._ahead.get(tensor.name)
         if stretch is None or not stretch.overlaps(first, last):
             return False
-        flags, is_sound = self.flags(tensor), stretch.is_sound_by_now()
-        if self._ahead.get(tensor.name) is stretch and self._ahead.pop(tensor.name, None) is stretch and is_sound:
-            flags[stretch.first] = True
+        is_mine = stretch.is_over_by_now() and self._ahead.pop(tensor.name, None) is stretch
+        if is_mine and stretch.job.result():
+            self.flags(tensor)[stretch.trip] = True
             self._look_ahead(tensor, stretch.last)
-        return bool(flags[first:last].all())
+        return bool(self.flags(tensor)[first:last].all())
 
     def _look_ahead(self, tensor: Tensor, first: int) -> None:
+        earlier = self._ahead.get(tensor.name)
         last = min(first + _STRETCH, num_blocks(tensor.num_bytes))
-        if first < last:
-            job = LOOK_AHEAD.start(lambda: self._check_ahead(tensor, first, last))
-            if job is not None:
-                self._ahead[tensor.name] = Stretch(first, last, job)
+        if first >= last or (earlier is not None and (earlier.last > first or not earlier.job.done())):
+            return
+        trip = (first + last) // 2
+        job = LOOK_AHEAD.start(lambda: self._check_ahead(tensor, first, last, trip))
+        if job is not None:
+            self._ahead[tensor.name] = Stretch(first, last, trip, job)
 
-    def _check_ahead(self, tensor: Tensor, first: int, last: int) -> bool:
+    def _check_ahead(self, tensor: Tensor, first: int, last: int, trip: int) -> bool:
+        """Check and flag blocks `first` to `last`, all but `trip`: NOTE [nothing is lost ahead]."""
         flags = self.flags(tensor)
         for begin in range(first, last, _WINDOW):
             end = min(begin + _WINDOW, last)
             if not self._are_sound(tensor, begin, end):
                 return False
-            flags[max(begin, first + 1) : end] = True  # NOTE [nothing is lost ahead]
+            flags[begin : min(trip, end)] = True
+            flags[max(begin, trip + 1) : end] = True
         return True
 
     def _are_sound(self, tensor: Tensor, first: int, last: int) -> bool:

@@ -10,7 +10,8 @@ with the readers, where a queue would not. A process with one CPU never starts t
 # NOTE [nothing is lost ahead]
 #   A stretch that is damaged or cannot be read stays unchecked, and that is all. The reader who comes to
 #   it checks again, and raises there: the error names file and block, and comes only with their first use.
-#   The flag of a stretch's first block is left to that reader, so that it stops there and orders the next.
+#   The flag of a block in a stretch's middle is left to that reader, so that it stops there and orders the next
+#   stretch, long before it comes to the end of this one.
 #   A reader who comes early waits no longer than its own check would take, then checks for itself.
 
 # NOTE [fork and exit]
@@ -37,18 +38,21 @@ class Stretch:
 
     first: int
     last: int
+    trip: int
+    """The block that was checked and not flagged: who comes to it stops, and learns that all of them were."""
     job: Future[bool]
 
     def overlaps(self, first: int, last: int) -> bool:
         """Whether any of the blocks `first` to `last` is among them."""
         return self.first < last and first < self.last
 
-    def is_sound_by_now(self) -> bool:
-        """Whether all of them were checked; waits no longer than the reader would take for a window."""
+    def is_over_by_now(self) -> bool:
+        """Whether they were checked as far as they can be; waits no longer than a reader takes for a window."""
         try:
-            return self.job.result(_PATIENCE_SECONDS)
+            self.job.result(_PATIENCE_SECONDS)
         except TimeoutError:
             return False
+        return True
 
 
 class LookAhead:
