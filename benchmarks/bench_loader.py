@@ -120,21 +120,22 @@ def step_overhead(folder: Path, rounds: int) -> dict[str, float]:
     torch.set_num_threads(1)
     matrix = torch.randn(600, 600)
 
-    def step() -> None:
+    def work(count: int) -> None:
         result = matrix
-        for _ in range(8):
+        for _ in range(count):
             result = result @ matrix * 1e-3
 
+    count = max(1, round(0.02 / (min(timeit.repeat(lambda: work(10), number=1, repeat=5)) / 10)))
     times: dict[str, list[float]] = {"alone": [], "loaded": []}
     with penstock.DataLoader(plan, workers="thread", num_workers=1, epochs=None) as loader:
         batches = iter(loader)
-        for _ in range(rounds):
+        for _ in range(12 * rounds):  # short turns, so that both sides meet the same neighbours
             for name, take in (("alone", lambda: None), ("loaded", lambda: next(batches))):
                 begin = time.perf_counter()
-                for _ in range(25):
+                for _ in range(8):
                     take()
-                    step()
-                times[name].append((time.perf_counter() - begin) / 25)
+                    work(count)
+                times[name].append((time.perf_counter() - begin) / 8)
         stats = loader.stats()
     alone, loaded = (statistics.median(times[name]) for name in ("alone", "loaded"))
     return {
