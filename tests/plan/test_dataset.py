@@ -483,7 +483,7 @@ def test_arrays_that_make_no_dataset_are_refused(arrays: Any, message: str) -> N
         penstock.from_arrays(arrays)
 
 
-@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+@pytest.mark.parametrize("context", [None, "fork", pytest.param("spawn", marks=pytest.mark.stress)])
 def test_it_works_in_torchs_own_data_loader(context: str | None, folder: Path) -> None:
     ds = penstock.open(folder).select_columns(["label", "image", "large"])
     ds.read([0])  # opened before the workers start

@@ -81,6 +81,7 @@ CASES = [
     *[("arrow", damage) for damage in (half, junk)],
     ("tar", half),
 ]
+FEW = [pytest.param(*case, marks=() if case[1] is half else pytest.mark.stress) for case in CASES]
 
 
 def write_pair(folder: Path, ending: str, damage: Callable[[bytes], bytes]) -> Path:
@@ -107,7 +108,7 @@ def test_a_damaged_file_stops_the_run_and_is_named(
     assert not (tmp_path / "data" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(("ending", "damage"), CASES)
+@pytest.mark.parametrize(("ending", "damage"), FEW)
 def test_a_damaged_file_can_be_skipped_from_the_damage_on_and_prepared_once_it_is_repaired(
     tmp_path: Path, ending: str, damage: Callable[[bytes], bytes]
 ) -> None:

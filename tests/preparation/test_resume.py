@@ -88,7 +88,9 @@ def disturb(source: Path, destination: Path, rng: random.Random, kills: int, *mo
     return hit
 
 
-@pytest.mark.parametrize(("kind", "more"), [("plain", ()), ("shuffled", ("--shuffle", "3"))])
+@pytest.mark.parametrize(
+    ("kind", "more"), [("plain", ()), pytest.param("shuffled", ("--shuffle", "3"), marks=pytest.mark.stress)]
+)
 def test_kills_at_random_moments_change_no_byte(
     corpus: tuple[Path, list[str]],
     references: dict[str, dict[str, str]],

@@ -119,7 +119,9 @@ def end_scripts() -> Iterator[None]:
         script.process.communicate()
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending", ["exception", *(pytest.param(ending, marks=pytest.mark.stress) for ending in ("break", "forgotten"))]
+)
 def test_a_script_that_ends_without_close_ends_at_once_and_quietly(tmp_path: Path, ending: str) -> None:
     """Threads and processes of each kind run in one script."""
     statement, expected_code = ENDINGS[ending]
@@ -308,7 +310,7 @@ def test_functions_of_the_script_itself_run_in_processes(tmp_path: Path) -> None
             return {"x": row["x"] * 2}
 
         if __name__ == "__main__":
-            plain = penstock.from_arrays({"x": np.arange(40)}).map(double).batch(10)
+            plain = penstock.from_arrays({"x": np.arange(40)}).map(double).batch(8)
             for method in ("forkserver", "spawn"):
                 loader = penstock.DataLoader(plain, workers="process", num_workers=1, start_method=method)
                 try:
@@ -321,7 +323,7 @@ def test_functions_of_the_script_itself_run_in_processes(tmp_path: Path) -> None
     )
     code, out, err = script.finish(40)
     assert (code, err) == (0, "")
-    assert out.split("\n") == ["0", "20", "40", "MyError thirty"] * 2 + [""]
+    assert out.split("\n") == ["0", "16", "32", "MyError thirty"] * 2 + [""]
 
 
 def test_a_script_run_as_a_module_works_too(tmp_path: Path) -> None:
@@ -354,11 +356,11 @@ def test_the_script_is_not_imported_when_no_function_lives_in_it(tmp_path: Path)
         """
         with open("runs.txt", "a") as file:
             file.write("ran\\n")
-        loader = penstock.DataLoader(plan.batch(100), workers="process", num_workers=2)
+        loader = penstock.DataLoader(plan.batch(80), workers="process", num_workers=2)
         print(sum(1 for _ in loader))
         """,
     )
-    assert script.finish(40) == (0, "40\n", "")
+    assert script.finish(40) == (0, "50\n", "")
     assert (tmp_path / "runs.txt").read_text() == "ran\n"
 
 

@@ -215,7 +215,9 @@ feed.next()
 """
 
 
-@pytest.mark.parametrize(("ending", "code"), [("", 0), ("raise SystemExit(3)", 3), ("1 / 0", 1)])
+@pytest.mark.parametrize(
+    ("ending", "code"), [("", 0), pytest.param("raise SystemExit(3)", 3, marks=pytest.mark.stress), ("1 / 0", 1)]
+)
 def test_the_interpreter_exits_with_a_feed_open(ending: str, code: int) -> None:
     script = EXITING.format(path=sys.path, ending=ending)
     done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True, text=True)

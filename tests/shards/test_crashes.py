@@ -130,7 +130,7 @@ def recover(path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "step"),
-    [("create", 40), ("append", 40), ("overwrite", 20)]
+    [("create", 40), ("append", 60), ("overwrite", 60)]
     + [pytest.param(mode, 1, marks=[pytest.mark.stress, pytest.mark.timeout(1200)]) for mode in CHANGES],
 )
 def test_a_writer_killed_while_it_cleans_up_after_a_killed_one_changes_nothing(room, mode, step):
