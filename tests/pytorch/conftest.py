@@ -1,3 +1,9 @@
 """Scripts are run by a test, not imported to look for doctests."""
 
+from torch.utils.data import _utils
+
 collect_ignore = ["scripts"]
+
+# Torch's own loaders wait so long for each worker when they are collected late, after an error: 5 s in a test that
+# compares with them, or in whichever comes next.
+_utils.MP_STATUS_CHECK_INTERVAL = 0.5

@@ -9,12 +9,14 @@ import signal
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import WorkerDied
+from penstock.errors import CorruptionError, WorkerDied
 from pytorch.examples import NUM_ROWS, children, numbers, open_descriptors, rows_of, wait_until, workers
 from pytorch.functions import be_slow, die_at_20, fail_at_20, stop_at_20
 
@@ -41,7 +43,7 @@ def test_an_error_arrives_with_type_line_row_and_worker_and_the_loader_lives_on(
         where = str(caught.value.__cause__) if options["workers"] == "process" else _traceback(caught.value)
         assert "the line that a traceback must show" in where
         if options["workers"] != "inline":
-            assert f"in worker {options['workers']}" in notes
+            assert options["workers"] in notes  # a thread of the loader, or the one that waits and helps
         state = loader.state_dict()
         assert state["row"] == 20
         loader.load_state_dict(state | {"row": 24})  # past the row that fails
@@ -52,6 +54,25 @@ def _traceback(error: BaseException) -> str:
     import traceback
 
     return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("options", [*WORKERS[:2], WORKERS[3]], ids=[*IDS[:2], IDS[3]])
+def test_a_damaged_block_comes_after_every_batch_before_it_and_the_state_stands_there(
+    options: Any, tmp_path: Path
+) -> None:
+    with penstock.DatasetWriter(tmp_path / "data", {"x": "int64"}) as writer:
+        writer.write_batch({"x": np.arange(200_000)})
+    (shard,) = (tmp_path / "data").glob("*.safetensors")
+    contents = bytearray(shard.read_bytes())
+    contents[len(contents) // 2] ^= 1  # of 200,000 rows in blocks of 65,536: in the second block
+    shard.write_bytes(contents)
+    with penstock.DataLoader(penstock.open(tmp_path / "data").as_plan().batch(1000), **options) as loader:
+        got = []
+        with pytest.raises(CorruptionError, match="block 1 of tensor 'x'"):  # noqa: PT012
+            for batch in loader:
+                got += batch["x"].tolist()
+        assert loader.state_dict()["row"] == 65_000
+    assert got == list(range(65_000))
 
 
 @pytest.mark.parametrize("options", WORKERS[:2], ids=IDS[:2])
@@ -189,4 +210,4 @@ def test_errors_and_kills_leave_no_descriptors_threads_or_processes() -> None:
     gc.collect()
     assert wait_until(lambda: children() <= before)
     assert threading.active_count() == threads
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors  # what an earlier test left may go meanwhile

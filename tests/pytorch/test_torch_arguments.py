@@ -8,7 +8,7 @@ import multiprocessing
 import pickle
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import numpy as np
 import pytest
@@ -77,6 +77,11 @@ ATTRIBUTES = [
     "_IterableDataset_len_called",
     "_iterator",
 ]
+
+
+def test_it_takes_a_type_argument_as_annotations_of_typed_scripts_give_it() -> None:
+    assert get_origin(penstock.DataLoader[torch.Tensor]) is penstock.DataLoader
+    assert len(penstock.DataLoader[torch.Tensor](Numbers(3))) == 3
 
 
 @pytest.mark.parametrize(

@@ -185,13 +185,15 @@ def test_gradients_are_asked_for_where_they_were() -> None:
 
 def test_tensors_and_arrays_from_workers_can_be_written_to() -> None:
     def collate(samples: list[Any]) -> Any:
-        return np.zeros(3), torch.zeros(3), default_collate(samples)
+        return np.zeros(3), torch.zeros(3), default_collate(samples), np.frombuffer(bytes(3), np.uint8)
 
-    array, tensor, stacked = next(iter(penstock.DataLoader(Numbers(), num_workers=1, collate_fn=collate)))
+    arrived = next(iter(penstock.DataLoader(Numbers(), num_workers=1, collate_fn=collate)))
+    array, tensor, stacked, was_read_only = arrived
     array += 1
     tensor += 1
     stacked += 1
-    assert (array.sum(), tensor.sum()) == (3, 3)
+    was_read_only += 1
+    assert (array.sum(), tensor.sum(), was_read_only.sum()) == (3, 3, 3)
 
 
 def test_a_tensor_that_a_batch_has_twice_is_one_tensor_there() -> None:

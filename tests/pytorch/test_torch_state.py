@@ -237,6 +237,21 @@ def test_a_state_of_another_order_is_refused(options: dict[str, Any], match: str
         penstock.DataLoader(Numbers(), **options).load_state_dict(state)
 
 
+def test_a_state_of_one_rank_fits_all_ranks_but_no_other_number_of_them() -> None:
+    def loader(rank: int, world_size: int, seed: int = 0) -> penstock.DataLoader[Any]:
+        sampler: DistributedSampler[Any] = DistributedSampler(Numbers(), world_size, rank, seed=seed)
+        return penstock.DataLoader(Numbers(), batch_size=2, sampler=sampler)
+
+    first, second = loader(0, 2), loader(1, 2)
+    next(iter(first))
+    second.load_state_dict(first.state_dict())
+    assert plain(second) == plain(loader(1, 2))[1:]
+    with pytest.raises(StateError, match="num_replicas=2; here it is 4"):
+        loader(1, 4).load_state_dict(first.state_dict())
+    with pytest.raises(StateError, match="seed=0; here it is 7"):
+        loader(0, 2, seed=7).load_state_dict(first.state_dict())
+
+
 def test_states_of_other_data_are_refused() -> None:
     state = penstock.DataLoader(Numbers()).state_dict()
     with pytest.raises(StateError, match="length=20; here it is 19"):

@@ -52,7 +52,7 @@ def test_without_workers_everything_happens_here_and_objects_are_the_datasets_ow
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_start_anew_each_epoch_unless_they_are_persistent(persistent: bool) -> None:
-    loader = penstock.DataLoader(WhereAmI(), batch_size=10, num_workers=2, persistent_workers=persistent)
+    loader = penstock.DataLoader(WhereAmI(), batch_size=8, num_workers=2, persistent_workers=persistent)
     first, second = workers_of(loader), workers_of(loader)
     assert (first == second) == persistent
 
@@ -164,6 +164,42 @@ def test_a_sample_that_exits_is_an_error_and_does_not_end_the_trainer() -> None:
         list(penstock.DataLoader(Failing(lambda: SystemExit(3)), num_workers=1))
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_after_a_sample_that_exits_the_loop_goes_on(in_order: bool, error: type[BaseException]) -> None:
+    loader = penstock.DataLoader(Failing(error), batch_size=4, num_workers=1, in_order=in_order)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(batches)
+    assert plain(batches) == [[8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_after_a_workers_death_the_loop_says_so_again_and_does_not_wait(in_order: bool) -> None:
+    batches = iter(penstock.DataLoader(Killing(), batch_size=4, num_workers=1, in_order=in_order))
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    for _ in range(3):
+        with pytest.raises(WorkerDied, match=r"SIGKILL.*samples 4, 5, 6, 7"):
+            next(batches)
+
+
+def test_after_a_workers_death_the_next_loop_has_new_persistent_workers(tmp_path: Path) -> None:
+    class KillingOnce(Numbers):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 5 and not (tmp_path / "killed").exists():
+                (tmp_path / "killed").touch()
+                os.kill(os.getpid(), 9)
+            return super().__getitem__(index)
+
+    before = children()
+    with penstock.DataLoader(KillingOnce(8), batch_size=2, num_workers=2, persistent_workers=True) as loader:
+        with pytest.raises(WorkerDied):
+            list(loader)
+        assert plain(loader) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        assert wait_until(lambda: len(children() - before) == 2)
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_killed_worker_is_named_with_its_signal_and_its_samples(method: str) -> None:
     batches = iter(penstock.DataLoader(Killing(), batch_size=2, num_workers=2, multiprocessing_context=method))
@@ -247,6 +283,19 @@ def test_close_stops_persistent_workers_and_the_next_loop_starts_others() -> Non
     loader.close()
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loop_whose_loader_is_closed_does_not_end_as_if_it_were_complete(persistent: bool) -> None:
+    loader = penstock.DataLoader(Numbers(8), batch_size=2, num_workers=1, persistent_workers=persistent)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        next(batches)
+    assert loader.state_dict()["position"] == 1
+    assert len(list(loader)) == 4
+    loader.close()
+
+
 def test_nothing_is_made_in_dev_shm() -> None:
     class Shared(Numbers):
         def __getitem__(self, index: int) -> Any:
@@ -284,6 +333,21 @@ def test_a_loop_belongs_to_the_process_that_began_it() -> None:
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert len(list(batches)) == 19
+
+
+def test_in_a_forked_child_a_loader_with_persistent_workers_starts_its_own() -> None:
+    with penstock.DataLoader(WhereAmI(4), batch_size=2, num_workers=1, persistent_workers=True) as loader:
+        (ours,) = set(workers_of(loader))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                theirs = set(workers_of(loader))
+                loader.close()
+                os._exit(int(ours in theirs or len(theirs) != 1))
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert set(workers_of(loader)) == {ours}
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

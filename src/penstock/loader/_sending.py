@@ -38,9 +38,11 @@ def _where_main_is() -> dict[str, str]:
     if name is not None:
         return {"init_main_from_name": name}
     path = getattr(main, "__file__", None)
-    if path is None:
+    if path is None or not os.path.exists(path):  # "<stdin>"
         raise TypeError(
-            "A mapped function lives in a notebook or an interactive session, where worker processes cannot find it. "
-            "Put it into a module, or use workers='thread' with @penstock.pure, or start_method='fork'."
+            "A function or class lives in a notebook or an interactive session, where worker processes cannot find it. "
+            "Put it into a module, or let workers be forked: start_method='fork' for a plan, "
+            "multiprocessing_context='fork' for a torch dataset. "
+            "A plan may also use workers='thread' with @penstock.pure."
         )
     return {"init_main_from_path": os.path.abspath(path)}

@@ -212,7 +212,8 @@ class ThreadEngine:
         _, number, slot, computed, item = outcome
         if isinstance(computed, BaseException):
             self._pool.give_back(slot)
-            computed.add_note(f"in worker thread {number}, while computing {item}")
+            where = "the waiting thread" if number == _CALLER else f"worker thread {number}"
+            computed.add_note(f"in {where}, while computing {item}")
             raise computed
         self._last_seconds = computed.produce_seconds
         batches = self._pool.hand_over(slot, computed.layout)

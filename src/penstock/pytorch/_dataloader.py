@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler
+from typing_extensions import TypeVar  # torch needs it, too; defaults are in `typing` from 3.13 on
 
 from penstock.loader import LoaderStatistics, StartMethod
 from penstock.plan import Dataset, Plan
@@ -22,8 +23,10 @@ from penstock.pytorch._settings import LoaderSettings, Workers, check_torch_argu
 from penstock.pytorch._torch_run import TorchRun
 from penstock.pytorch._warnings import warn_odd_batch_size, warn_too_many_workers
 
+BatchType = TypeVar("BatchType", covariant=True, default=Any)
 
-class DataLoader(TorchDataLoader[Any]):
+
+class DataLoader(TorchDataLoader[BatchType]):
     """Loads a plan, a Penstock dataset or any torch dataset ahead of the training loop.
 
     With a torch dataset every argument means what it means in `torch.utils.data.DataLoader`, and the same seeds

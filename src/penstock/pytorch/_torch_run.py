@@ -9,6 +9,7 @@ import pickle
 import weakref
 from typing import Any, cast
 
+from torch.utils.data import DistributedSampler
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.errors import StateError
@@ -60,12 +61,12 @@ class TorchRun:
     def _next_loop(self) -> Loop:
         loader = self._loader
         saved, self._saved = self._saved, None
-        earlier = loader._iterator if loader.persistent_workers else None
+        earlier = self._living_loop()
         indices = Indices(loader, draws_seed=earlier is None, saved=saved)
         if indices.base_seed is not None:
             self._base_seed = indices.base_seed
         task, progress = _task_of(loader), self._start_progress(indices, saved)
-        if isinstance(earlier, WorkerLoop):
+        if earlier is not None:
             earlier.restart(loader, task, indices, progress, self._statistics)
             return earlier
         loop = self._start_loop(task, indices, progress)
@@ -162,6 +163,16 @@ class TorchRun:
         assert loader is not None
         return loader
 
+    def _living_loop(self) -> WorkerLoop | None:
+        """The loop whose persistent workers run another epoch; one of which has died, all start anew."""
+        loop = self._loader._iterator if self._loader.persistent_workers else None
+        if not isinstance(loop, WorkerLoop):
+            return None
+        if not loop.can_restart:
+            loop.close()
+            return None
+        return loop
+
     def _start_progress(self, indices: Indices, saved: dict[str, Any] | None) -> Progress:
         loader = self._loader
         assert self._base_seed is not None
@@ -232,13 +243,20 @@ def _description(loader: Any) -> dict[str, Any]:
             "batch_size": loader.batch_size,
             "num_workers": loader.num_workers,
         }
+    sampler = innermost_sampler(loader)
     return {
         "version": _STATE_VERSION,
         "kind": "map",
         "length": len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
         "batch_size": loader.batch_size,
-        "sampler": type(innermost_sampler(loader)).__qualname__,
-    }
+        "sampler": type(sampler).__qualname__,
+    } | _order_of_ranks(sampler)
+
+
+def _order_of_ranks(sampler: Any) -> dict[str, Any]:
+    """What decides on the order of a sampler that splits over ranks; all of them may load the state of one."""
+    names = ("num_replicas", "shuffle", "seed") if isinstance(sampler, DistributedSampler) else ()
+    return {name: getattr(sampler, name, None) for name in names}
 
 
 def _start_method(loader: Any) -> StartMethod:

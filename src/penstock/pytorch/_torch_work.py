@@ -107,9 +107,8 @@ class TorchWork:
             return self._compute(item, arena)
         except Exception:  # noqa: BLE001 - it is raised in the trainer's next()
             return _carry(self._wrapped())
-        except SystemExit as error:
-            message = f"DataLoader worker {self._worker} exited unexpectedly: the dataset called sys.exit({error})."
-            raise RuntimeError(message) from error
+        except BaseException as error:  # noqa: BLE001 - it would end the trainer
+            return _carry(self._wrapped_end(error))
 
     def announce(self, item: TorchItem) -> None:
         """Nobody knows what a dataset will read."""
@@ -162,6 +161,14 @@ class TorchWork:
     def _wrapped(self) -> ExceptionWrapper:
         where = f"in DataLoader worker process {self._worker}"
         return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+
+    def _wrapped_end(self, error: BaseException) -> ExceptionWrapper:
+        """What would end a process is an error of this batch, and the worker goes on."""
+        ended = f"called sys.exit({error})" if isinstance(error, SystemExit) else f"raised {error!r}"
+        try:
+            raise RuntimeError(f"DataLoader worker {self._worker} exited unexpectedly: the dataset {ended}.") from error
+        except RuntimeError:
+            return self._wrapped()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled here, once for all workers, to be able to say when it takes long."""

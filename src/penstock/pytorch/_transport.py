@@ -135,6 +135,8 @@ class _Pickler(pickle.Pickler):
         """Which array of the slot a buffer is, by the buffer's place in the list."""
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and not value.flags.writeable:  # as of an image; what arrives is the user's
+            return value.copy().__reduce_ex__(5)
         if type(value) is not torch.Tensor or not _is_plain(value):
             return NotImplemented
         number = self._tensors.number_of(value)

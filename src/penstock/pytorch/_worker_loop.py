@@ -13,6 +13,7 @@ import time
 from collections import deque
 from typing import Any
 
+from penstock.errors import WorkerDied
 from penstock.loader import Engine, LoaderStatistics, Result
 from penstock.pytorch._indices import Indices
 from penstock.pytorch._torch_loop import Loop, Mark, Progress
@@ -40,6 +41,8 @@ class WorkerLoop(Loop):
         self._name_to_watch = type(task.dataset).__name__ if is_watched else None
         self._next_ticket = 0
         self._epoch = -1
+        self._death: str | None = None
+        """How a worker died: no batch of this loop comes after that, for those of the dead one would be missing."""
         self._first_batches: dict[Any, int] = {}
         self._max_tasks = loader.prefetch_factor * loader.num_workers
         self.restart(loader, task, indices, progress, statistics)
@@ -53,6 +56,7 @@ class WorkerLoop(Loop):
         self._indices = indices
         self._epoch += 1
         self._tasks: deque[tuple[int, TorchItem, Any]] = deque()
+        self._was_cut_short = False
         self._num_tasks = [0] * progress.num_workers
         self._num_put = progress.position
         self._turn, self._ended = progress.next_worker, progress.ended
@@ -60,10 +64,19 @@ class WorkerLoop(Loop):
         for _ in range(self._max_tasks):
             self._put()
 
+    @property
+    def can_restart(self) -> bool:
+        """Whether all workers are there for another epoch, and belong to this process."""
+        return self._death is None and os.getpid() == self._pid
+
     def next(self) -> tuple[Mark, Any] | None:
         """Wait for the next batch, in order or not."""
         if os.getpid() != self._pid:
             raise RuntimeError("This loop was begun before a fork; its workers belong to the parent.")
+        if self._death is not None:
+            raise WorkerDied(self._death)
+        if self._was_cut_short:
+            raise RuntimeError("The loader was closed. A new `for` loop starts it again.")
         begin = time.perf_counter()
         while self._tasks:
             item, sampler_state, result = self._receive()
@@ -86,11 +99,14 @@ class WorkerLoop(Loop):
 
     def is_ready(self) -> bool:
         """Whether an answer is there: a batch, or that a worker has ended, of which there are few."""
+        if self._death is not None or not self._tasks:  # it says so at once
+            return True
         candidates = itertools.islice(self._tasks, 1 if self._in_order else None)
-        return not self._tasks or any(self._engine.is_done(ticket) for ticket, *_ in candidates)
+        return any(self._engine.is_done(ticket) for ticket, *_ in candidates)
 
     def close(self) -> None:
         """Stop the workers."""
+        self._was_cut_short = self._was_cut_short or bool(self._tasks)
         self._tasks.clear()
         if os.getpid() == self._pid:
             self._engine.close()
@@ -145,6 +161,9 @@ class WorkerLoop(Loop):
             ticket, result = self._engine.wait_any(seconds)
         except TimeoutError as error:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+        except WorkerDied as error:
+            self._death = str(error)
+            raise
         found = next(task for task in self._tasks if task[0] == ticket)
         self._tasks.remove(found)
         return found[1], found[2], result
