@@ -37,6 +37,9 @@ def test_more_workers_than_processors_are_warned_of_once_at_the_users_line(monke
     assert caught[0].filename == __file__
     assert said(lambda: list(penstock.DataLoader(Numbers(), num_workers=3))) == []
     assert said(lambda: penstock.DataLoader(Numbers(), num_workers=2)) == []
+    plan = numbers().batch(8)
+    assert len(said(lambda: penstock.DataLoader(plan, workers="process", num_workers=5))) == 1
+    assert said(lambda: penstock.DataLoader(plan, workers="thread", num_workers=6)) == []
 
 
 def test_an_odd_batch_size_is_warned_of_once() -> None:

@@ -137,6 +137,8 @@ class DataLoader(TorchDataLoader[BatchType]):
             in_order=in_order,
         )
         self._run = self._make_run()
+        if self._source is not None and self._run.kind == "process":
+            warn_too_many_workers(self.num_workers)
         if self.batch_size is not None:
             warn_odd_batch_size(self.batch_size)
 
