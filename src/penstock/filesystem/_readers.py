@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, StorageError
 
+_LARGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_READ = 22  # Linux 5.14; older kernels answer EINVAL
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -50,6 +51,16 @@ class FileReader(Protocol):
     def announce(self, begin: int, end: int) -> None:
         """Tell the kernel that these bytes are needed soon."""
         ...
+
+    def release(self, begin: int, end: int) -> None:
+        """Tell the kernel that these bytes are done with, by this process at least."""
+        ...
+
+
+def _drop(descriptor: int, begin: int, end: int) -> None:
+    """Let bytes of a file leave the page cache, with what shares a large page with them and is mapped by nobody."""
+    first, last = begin - begin % _LARGE_PAGE_BYTES, end + -end % _LARGE_PAGE_BYTES
+    os.posix_fadvise(descriptor, first, last - first, os.POSIX_FADV_DONTNEED)
 
 
 def open_regular(path: Path) -> int:
@@ -131,6 +142,10 @@ class MappedFile(_OpenFile):
     def announce(self, begin: int, end: int) -> None:
         self._advise(mmap.MADV_WILLNEED, begin, end)
 
+    def release(self, begin: int, end: int) -> None:
+        self._advise(mmap.MADV_DONTNEED, begin, end)  # the kernel keeps pages that anybody has mapped
+        _drop(self.descriptor, begin, end)
+
     def _advise(self, advice: int, begin: int, end: int) -> None:
         first, last = begin - begin % mmap.PAGESIZE, min(end, self.size)
         # Not by `mmap.madvise`: it holds the GIL, and with it all threads, while the disk reads.
@@ -166,3 +181,6 @@ class PositionedFile(_OpenFile):
 
     def announce(self, begin: int, end: int) -> None:
         os.posix_fadvise(self.descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
+
+    def release(self, begin: int, end: int) -> None:
+        _drop(self.descriptor, begin, end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from penstock.loader._layout import Batch, Template
@@ -81,13 +81,20 @@ class Work(Protocol):
 class PlanWork:
     """Batches of a plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, drops_consumed: bool = False) -> None:
         self.plan = plan
+        self._drops_consumed = drops_consumed
         self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
         self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.widened)
 
     def compute(self, item: Item | Stretch, arena: Arena) -> Batch:
         """Read the batch straight into the arena."""
+        batch = self._read(item, arena)
+        if self._drops_consumed:
+            self.plan.release(item.row)
+        return batch
+
+    def _read(self, item: Item | Stretch, arena: Arena) -> Batch:
         if isinstance(item, Stretch):
             plan = self._widened(item.num_steps)
             share = plan.global_size // item.world_size
@@ -103,11 +110,15 @@ class PlanWork:
         """Tell the kernel which stretches of the shards come next."""
         self.plan.announce(item.row)
 
-    def __reduce__(self) -> tuple[type[PlanWork], tuple[Plan]]:
-        return PlanWork, (self.plan,)
+    def __reduce__(self) -> tuple[Callable[..., PlanWork], tuple[Plan, bool]]:
+        return _make_plan_work, (self.plan, self._drops_consumed)
 
     def _make_template(self, num_rows: int, num_pieces: int) -> Template:
         return Template(self.plan.output_arrays(num_rows), num_pieces)
+
+
+def _make_plan_work(plan: Plan, drops_consumed: bool) -> PlanWork:
+    return PlanWork(plan, drops_consumed=drops_consumed)
 
 
 def steps_per_stretch(plan: Plan, world_size: int) -> int:

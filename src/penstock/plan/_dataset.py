@@ -208,6 +208,12 @@ class Dataset(Staged):
             for name in columns:
                 self.storage.announce(self.schema[name], begin, end)
 
+    def release(self, begin: int, end: int, columns: tuple[str, ...]) -> None:
+        """Tell the kernel that samples `begin` to `end` are done with; chosen samples are left to it."""
+        if self._chosen is None:
+            for name in columns:
+                self.storage.release(self.schema[name], begin, end)
+
     def stream(self, column: Column) -> Stream:
         """A column's samples, one behind the other."""
         if self._chosen is None:

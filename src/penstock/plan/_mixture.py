@@ -73,6 +73,11 @@ class MixedRows:
         for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
             source.announce(position)
 
+    def release(self, row: int) -> None:
+        """What each source is done with."""
+        for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
+            source.release(position)
+
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each row of a packed mixture."""
         counts = np.zeros(len(rows), np.int64)

@@ -71,9 +71,17 @@ class PackedRows:
         """The storage windows of the row's group, and of the next."""
         self.epochs.announce(row, self._announce_window)
 
+    def release(self, row: int) -> None:
+        """The storage windows of the group before the row's."""
+        self.epochs.release(row, lambda number: self.dataset.release(*self._samples_of(number)))
+
     def _announce_window(self, number: int) -> None:
+        self.dataset.announce(*self._samples_of(number))
+
+    def _samples_of(self, number: int) -> tuple[int, int, tuple[str, ...]]:
+        """(first sample, end, columns) of a storage window."""
         begin, end = self.index.window_starts[number : number + 2].tolist()
-        self.dataset.announce(begin, end, (self.column.name,))
+        return begin, end, (self.column.name,)
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each row: tokens that the loss is taken over."""

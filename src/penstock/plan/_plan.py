@@ -189,6 +189,13 @@ class Plan(Staged):
         """Tell the kernel which data the batch at a row, and those after it, will need."""
         self._rows.announce(row)
 
+    def release(self, row: int) -> None:
+        """Tell the kernel which data is done with, when batches are read in order up to the one at a row.
+
+        It leaves the page cache once no process has it mapped. Costs who reads it again, another run for one.
+        """
+        self._rows.release(row)
+
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
         """What a batch was made of: every document with its place in the batch, its file and its row in it."""
         rows, _ = self._steps.rows_at(self._steps.row_of(step, epoch))

@@ -57,6 +57,10 @@ class RowSource(Protocol):
         """Tell the kernel which data an absolute row and those after it need."""
         ...
 
+    def release(self, row: int) -> None:
+        """Tell the kernel which data is done with, once rows are read in order up to an absolute row."""
+        ...
+
 
 class Epochs:
     """The orders of the epochs of a row source, made when first needed."""
@@ -68,6 +72,8 @@ class Epochs:
         self.shuffle = shuffle
         self._announced: set[tuple[int, int]] = set()
         self._announced_rows = range(0)
+        self._released: tuple[int, int] | None = None
+        """(epoch, group) up to which groups were released."""
         self.order = functools.lru_cache(_KEPT_EPOCHS)(self._order)
 
     def _order(self, epoch: int) -> Order:
@@ -120,6 +126,24 @@ class Epochs:
                 )
                 for window in order.windows_of_group(number).tolist():
                     announce_window(window)
+
+    def release(self, row: int, release_window: Callable[[int], None]) -> None:
+        """Call `release_window` for each storage window of the groups between the last row's and this row's."""
+        if self.shuffle is None or self.shuffle.mode != "windows" or not self.num_rows:
+            return
+        epoch, position = divmod(row, self.num_rows)
+        order = self.order(epoch)
+        assert isinstance(order, WindowedOrder)
+        group = order.group_of(position)
+        before, here = self._released, (epoch, group)
+        if before == (epoch, group + 1):  # another thread is ahead
+            return
+        self._released = here
+        if before is None or before > here:  # the run begins, or begins again
+            return
+        for number in range(before[1] if before[0] == epoch else 0, group):
+            for window in order.windows_of_group(number).tolist():
+                release_window(window)
 
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """The row of the data behind each row of the run."""
@@ -192,9 +216,17 @@ class SampleRows:
         """The storage windows of the row's group, and of the next."""
         self.epochs.announce(row, self._announce_window)
 
+    def release(self, row: int) -> None:
+        """The storage windows of the group before the row's."""
+        self.epochs.release(row, lambda number: self.dataset.release(*self._samples_of(number)))
+
     def _announce_window(self, number: int) -> None:
+        self.dataset.announce(*self._samples_of(number))
+
+    def _samples_of(self, number: int) -> tuple[int, int, tuple[str, ...]]:
+        """(first sample, end, columns) of a storage window."""
         begin = int(self.epochs.window_starts[number])
-        self.dataset.announce(begin, begin + int(self.epochs.window_rows[number]), tuple(self.dataset.schema))
+        return begin, begin + int(self.epochs.window_rows[number]), tuple(self.dataset.schema)
 
     def sample_indices(self, rows: Rows) -> NDArray[np.int64]:
         """The sample behind each row."""
@@ -254,6 +286,9 @@ class WindowRows:
 
     def announce(self, row: int) -> None:
         """Left to the kernel's own read-ahead: windows of a stream are read in long runs."""
+
+    def release(self, row: int) -> None:
+        """Left to the kernel as well."""
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """`input_ids` and `labels`, int64 [rows, length]; the stream's very last label is -100."""

@@ -48,6 +48,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         micro_batch: For plans: hand a step's rows out in pieces of this many.
         epochs: For plans: epochs in one `for` loop; None never stops.
         start_method: For plans: how worker processes start.
+        drop_consumed: For plans: let data that was read leave the page cache.
         device: Hand batches over on this device: copied from pinned memory, on a stream of their own, one batch
             ahead of the training loop.
 
@@ -87,13 +88,14 @@ class DataLoader(TorchDataLoader[BatchType]):
         micro_batch: int | None = None,
         epochs: int | None = 1,
         start_method: StartMethod = "forkserver",
+        drop_consumed: bool = False,
         device: str | int | torch.device | None = None,
     ) -> None:
         if (rank is None) != (world_size is None):
             raise ValueError("Give both rank and world_size, or neither.")
         self.workers, self.prefetch, self.rank, self.world_size = workers, prefetch, rank, world_size
         self.micro_batch, self.epochs, self.start_method = micro_batch, epochs, start_method
-        self.device = device
+        self.drop_consumed, self.device = drop_consumed, device
         find_device(device)  # one that is not there is an error here, not at the first batch
         torch_arguments: dict[str, Any] = {
             "batch_size": batch_size,
@@ -109,7 +111,8 @@ class DataLoader(TorchDataLoader[BatchType]):
         }
         self._source = find_plan(dataset, torch_arguments, world_size)
         if self._source is None:
-            check_torch_arguments(num_workers, workers, prefetch, rank, world_size, micro_batch, epochs, start_method)
+            plan_only = (prefetch, rank, world_size, micro_batch, epochs, start_method, drop_consumed)
+            check_torch_arguments(num_workers, workers, *plan_only)
             num_workers = num_workers or 0
         else:
             plan = self._source.make()
@@ -121,6 +124,7 @@ class DataLoader(TorchDataLoader[BatchType]):
                 micro_batch=micro_batch,
                 epochs=epochs,
                 start_method=start_method,
+                drop_consumed=drop_consumed,
             ).with_prefetch_factor(plan, prefetch_factor)
             _, num_workers = self.settings.resolve(plan)
             torch_arguments = plan_attributes(self._source, micro_batch, world_size)

@@ -218,7 +218,7 @@ class PlanRun:
 
     def _start(self) -> Pipeline:
         if self._pipeline is None or not self._pipeline.is_ours:
-            work = PlanWork(self.plan)
+            work = PlanWork(self.plan, drops_consumed=self.settings.drop_consumed)
             self._engine = make_engine(
                 work, kind=self.kind, num_workers=self._num_workers, start_method=self.settings.start_method
             )

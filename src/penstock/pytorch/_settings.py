@@ -28,6 +28,8 @@ class LoaderSettings:
     """Hand a step's rows out in pieces of this many, for accumulating gradients."""
     epochs: int | None = 1
     """Epochs that one `for` loop runs through; None never stops."""
+    drop_consumed: bool = False
+    """Let data that was read leave the page cache: for data far larger than memory, which nobody else reads."""
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
     """How worker processes start. "fork" takes lambdas along, and every lock and thread of the trainer too."""
 
@@ -85,4 +87,5 @@ _PLAN_ONLY: dict[str, tuple[Any, str]] = {
     "micro_batch": (None, "batch_size"),
     "epochs": (1, "a loop around the loop"),
     "start_method": ("forkserver", "multiprocessing_context"),
+    "drop_consumed": (False, "a dataset that drops what it has read"),
 }

@@ -133,6 +133,9 @@ class ArrayStorage:
     def announce(self, column: Column, begin: int, end: int) -> None:
         """Nothing to announce: arrays in RAM are here, and foreign files are left to the kernel."""
 
+    def release(self, column: Column, begin: int, end: int) -> None:
+        """Nothing to release: what is in RAM stays there."""
+
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Nothing to check: neither RAM nor foreign files carry checksums."""
 

@@ -168,6 +168,11 @@ class ShardFolder:
             shard.file.check_size()
             shard.announce_samples(column, first, last)
 
+    def release(self, column: Column, begin: int, end: int) -> None:
+        """Tell the kernel that samples `begin` to `end` of a column are done with."""
+        for number, first, last in self.places.spans(begin, end):
+            self.open_shard(number).release_samples(column, first, last)
+
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
         if self.check == "never":

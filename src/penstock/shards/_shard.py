@@ -95,12 +95,20 @@ class Shard:
 
     def announce_samples(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of the shard are needed soon."""
+        self.file.announce(*self._bytes_of(column, begin, end))
+
+    def release_samples(self, column: Column, begin: int, end: int) -> None:
+        """Tell the kernel that samples `begin` to `end` of the shard are done with."""
+        self.file.release(*self._bytes_of(column, begin, end))
+
+    def _bytes_of(self, column: Column, begin: int, end: int) -> tuple[int, int]:
+        """Where the values of samples `begin` to `end` lie in the file."""
         tensor = self.layout.tensors[values_name(column)]
         if column.is_ragged:
             edges = self.offsets(column, begin, end)
             begin, end = int(edges[0]), int(edges[-1])
         start = self.entry.header_bytes + tensor.begin
-        self.file.announce(start + begin * column.item_bytes, start + end * column.item_bytes)
+        return start + begin * column.item_bytes, start + end * column.item_bytes
 
     def _check_size(self) -> None:
         expected = self.entry.header_bytes + self.layout.data_bytes

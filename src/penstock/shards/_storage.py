@@ -69,6 +69,10 @@ class Storage(Protocol):
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
         ...
 
+    def release(self, column: Column, begin: int, end: int) -> None:
+        """Tell the kernel that samples `begin` to `end` of a column are done with."""
+        ...
+
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
         ...
