@@ -251,7 +251,11 @@ def test_a_child_of_the_users_function_does_not_hide_its_workers_death() -> None
     engine.close()
 
 
-@pytest.mark.parametrize("kind", [("process", "forkserver"), ("process", "fork")], ids=["forkserver", "fork"])
+@pytest.mark.parametrize(
+    "kind",
+    [("process", "forkserver"), pytest.param(("process", "fork"), marks=pytest.mark.stress)],
+    ids=["forkserver", "fork"],
+)
 def test_workers_that_leave_finish_what_they_have_and_are_reaped(kind: tuple[str, str]) -> None:
     before = children()
     processes = make(kind)

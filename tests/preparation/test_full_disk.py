@@ -76,6 +76,7 @@ def test_a_full_disk_is_named_with_its_bytes_and_a_rerun_gives_the_same_bytes(
     assert_holds(destination, corpus[1])
 
 
+@pytest.mark.stress
 def test_finished_tasks_survive_a_full_disk(
     corpus: tuple[Path, list[str]], reference: dict[str, str], small_disk: Path
 ) -> None:

@@ -89,7 +89,11 @@ def disturb(source: Path, destination: Path, rng: random.Random, kills: int, *mo
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"), [("plain", ()), pytest.param("shuffled", ("--shuffle", "3"), marks=pytest.mark.stress)]
+    ("kind", "more"),
+    [
+        ("plain", ()),
+        pytest.param("shuffled", ("--shuffle", "3"), marks=pytest.mark.stress),
+    ],
 )
 def test_kills_at_random_moments_change_no_byte(
     corpus: tuple[Path, list[str]],

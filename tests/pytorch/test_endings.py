@@ -326,6 +326,7 @@ def test_functions_of_the_script_itself_run_in_processes(tmp_path: Path) -> None
     assert out.split("\n") == ["0", "16", "32", "MyError thirty"] * 2 + [""]
 
 
+@pytest.mark.stress
 def test_a_script_run_as_a_module_works_too(tmp_path: Path) -> None:
     package = tmp_path / "job"
     package.mkdir()

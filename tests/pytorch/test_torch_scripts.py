@@ -33,7 +33,11 @@ def losses(script: subprocess.Popen[str]) -> list[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "num_losses"),
-    [("text", 50), ("images", 16), ("table", 60), pytest.param("distributed", 42, marks=pytest.mark.stress)],
+    [
+        ("text", 50),
+        ("images", 16),
+        *(pytest.param(*case, marks=pytest.mark.stress) for case in (("table", 60), ("distributed", 42))),
+    ],
 )
 def test_losses_equal_torchs(name: str, num_losses: int, tmp_path: Path) -> None:
     script = SCRIPTS / f"{name}.py"

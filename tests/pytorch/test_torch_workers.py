@@ -200,7 +200,7 @@ def test_after_a_workers_death_the_next_loop_has_new_persistent_workers(tmp_path
         assert wait_until(lambda: len(children() - before) == 2)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.stress)])
 def test_a_killed_worker_is_named_with_its_signal_and_its_samples(method: str) -> None:
     batches = iter(penstock.DataLoader(Killing(), batch_size=2, num_workers=2, multiprocessing_context=method))
     begin = time.monotonic()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from penstock.preparation._progress import Counts
@@ -91,8 +91,9 @@ class Clock:
 
 
 def peak_memory() -> int:
-    """Most memory this process ever had, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    """Most memory this process ever had, in bytes; `ru_maxrss` would count that of the process that started it."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) << 10
 
 
 def no_store(name: str, chunks: list[memoryview | bytes]) -> int:
