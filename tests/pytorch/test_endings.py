@@ -212,9 +212,9 @@ def test_a_caught_ctrl_c_leaves_a_loader_that_works(tmp_path: Path) -> None:
         """
         if __name__ == "__main__":
             signal.signal(signal.SIGALRM, signal.default_int_handler)
-            whole = [x for step in range(80) for x in plan.batch(50).read(step)["x"].tolist()]
+            whole = [x for step in range(100) for x in plan.batch(40).read(step)["x"].tolist()]
             for options in ({"workers": "thread"}, {"workers": "process", "start_method": "fork"}):
-                loader = penstock.DataLoader(plan.map(slow).batch(50), num_workers=2, **options)
+                loader = penstock.DataLoader(plan.map(slow).batch(40), num_workers=2, **options)
                 got, interrupts = [], 0
                 while len(got) < 4000:
                     try:
