@@ -22,6 +22,18 @@ from .corpora import make_corpus, write_jsonl
 TYPES = {"length": "int64"}
 
 
+def children() -> set[int]:
+    """The processes below this one; tests of other rooms leave a fork server there, which lives as long as it does."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def shared_memory() -> set[str]:
+    """What lies in /dev/shm but for what tests running beside these put there."""
+    return {
+        name for name in os.listdir("/dev/shm") if not name.startswith(("penstock-test-", "torch_", "psm_", "sem."))
+    }
+
+
 def test_a_killed_worker_costs_its_task_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = make_corpus(tmp_path / "src", 4, 60)
     monkeypatch.setenv("PENSTOCK_TEST_MARK", str(tmp_path / "mark"))
@@ -44,15 +56,16 @@ def test_a_killed_worker_costs_its_task_only(tmp_path: Path, monkeypatch: pytest
 def test_a_task_that_kills_every_worker_stops_the_run_and_is_named(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", 20, 1)
     transform = FunctionTransform("preparation.functions:suicidal", types=TYPES)
+    before = children()
     with pytest.raises(WorkerDied, match=r"killed by SIGKILL \(out of memory\?\) while preparing .*a\.jsonl.*3\. time"):
         prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=transform, workers=2)
-    assert psutil.Process().children(recursive=True) == []
+    assert children() == before
     assert not (tmp_path / "data").exists()
 
 
 def test_nothing_is_left_of_a_run(tmp_path: Path) -> None:
     make_corpus(tmp_path / "src", 3, 50)
-    shared = set(os.listdir("/dev/shm"))
+    before, shared = children(), shared_memory()
     descriptors = len(os.listdir("/proc/self/fd"))
     threads = threading.active_count()
     for turn in range(2):
@@ -62,9 +75,8 @@ def test_nothing_is_left_of_a_run(tmp_path: Path) -> None:
         if turn == 0:  # whatever libraries open once and keep
             descriptors = len(os.listdir("/proc/self/fd"))
             threads = threading.active_count()
-    assert psutil.Process().children(recursive=True) == []
-    # Other tests, running beside this one, keep their scratch folders there.
-    assert {name for name in os.listdir("/dev/shm") if not name.startswith("penstock-test-")} <= shared
+    assert children() == before
+    assert shared_memory() <= shared
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert threading.active_count() == threads
 
