@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, FormatError
 from penstock.shards import ShardFolder, _blocks
 from penstock.shards._checksums import BLOCK_BYTES, block_checksums, checksum, join_checksums
 from penstock.shards._look_ahead import LOOK_AHEAD, LookAhead
@@ -43,10 +43,23 @@ def long() -> Iterator[Path]:
         yield folder / "ds"
 
 
+@pytest.fixture(scope="module")
+def chain() -> Iterator[Path]:
+    """The same rows in four shards."""
+    with scratch() as folder:
+        columns = {"x": f"uint8[{ROW_BYTES}]"}
+        with penstock.DatasetWriter(folder / "ds", columns, shard_bytes=NUM_ROWS * ROW_BYTES // 4 + 4096) as writer:
+            rows = (np.arange(NUM_ROWS) % 251).astype(np.uint8)
+            writer.write_batch({"x": np.repeat(rows, ROW_BYTES).reshape(NUM_ROWS, ROW_BYTES)})
+        assert len(shard_paths(folder / "ds")) > 3
+        yield folder / "ds"
+
+
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(_blocks, "_STRETCH", 16)  # several to a shard of 33 MiB
+    monkeypatch.setattr(_blocks, "_FIRST_STRETCH", 8)  # several to a shard of 33 MiB
+    monkeypatch.setattr(_blocks, "_LONGEST_STRETCH", 16)
     LOOK_AHEAD.stop()
     yield
     LOOK_AHEAD.stop()
@@ -87,6 +100,34 @@ def test_damage_comes_with_the_first_read_that_needs_it_and_no_sooner(io: Any, b
             with pytest.raises(CorruptionError, match=rf"shard-.*block {block} of tensor 'x'"):
                 ds.read([first_row])
         assert read_in_order(ds, min(first_row + BLOCK_BYTES // ROW_BYTES, NUM_ROWS)) == NUM_ROWS
+
+
+def test_a_reader_who_goes_on_to_the_next_shard_finds_it_checked(chain: Path) -> None:
+    ds = penstock.open(chain, io="map")
+    assert isinstance(ds.storage, ShardFolder)
+    second = int(ds.storage.starts[1])
+    read_in_order(ds, 0, second - 1)
+    LOOK_AHEAD.stop()  # waits for what is in hand, and ends it
+    assert ds.storage.open_shard(1).blocks.flags(ds.storage.open_shard(1).layout.tensors["x"]).any()
+    assert read_in_order(ds, second - 1) == NUM_ROWS
+    for number in range(len(ds.storage.manifest.shards)):
+        assert ds.storage.open_shard(number).is_checked(ds.schema["x"])
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_a_next_shard_that_is_gone_is_told_to_who_reads_there(io: Any, chain: Path) -> None:
+    ds = penstock.open(chain, io=io)
+    assert isinstance(ds.storage, ShardFolder)
+    second = int(ds.storage.starts[1])
+    shard = chain / ds.storage.manifest.shards[1].name
+    shard.rename(chain / "away")
+    try:
+        assert read_in_order(ds, 0, second) == second
+        with pytest.raises(FormatError, match="missing"):
+            ds.read([second])
+    finally:
+        (chain / "away").rename(shard)
+    assert read_in_order(ds, second) == NUM_ROWS
 
 
 def test_when_all_was_read_all_is_known_to_be_checked(long: Path) -> None:

@@ -19,7 +19,7 @@ from penstock.shards._look_ahead import LOOK_AHEAD, Stretch
 
 WINDOW_BYTES = 4 << 20
 _WINDOW = WINDOW_BYTES // BLOCK_BYTES
-_STRETCH = 8 * _WINDOW
+_FIRST_STRETCH, _LONGEST_STRETCH = 8 * _WINDOW, 32 * _WINDOW  # each is twice as long as the one before
 _SHORTEST_RUN = 2  # windows in order, from which on a reader is taken to go on
 
 
@@ -43,6 +43,8 @@ class Blocks:
         self._table_checksum = table_checksum
         self._table: list[int] | None = None
         self._ahead: dict[str, Stretch] = {}
+        self._through: dict[str, int] = {}
+        """Tensors that were checked ahead to their end, and how long the next stretch would have been."""
         self._runs: dict[str, tuple[int, int]] = {}
         """For each tensor, the block that would go on with the last check, and how many checks did so before it."""
 
@@ -87,7 +89,28 @@ class Blocks:
             self._check(tensor, first, last)
         flags[first:window] = True
         if self._length_of_run(tensor, first, window) >= _SHORTEST_RUN:
-            self._look_ahead(tensor, window + _WINDOW)  # the window between keeps the reader busy meanwhile
+            # The window between keeps the reader busy meanwhile.
+            self.look_ahead(tensor, window + _WINDOW, _FIRST_STRETCH)
+
+    def take_through(self) -> dict[str, int]:
+        """Tensors whose reader will go on in the next shard, each told once, with the length of its next stretch."""
+        through, self._through = self._through, {}
+        return through
+
+    def look_ahead(self, tensor: Tensor, first: int, length: int) -> None:
+        """Begin to check about `length` blocks from `first` on in the background, if that can be done now."""
+        earlier = self._ahead.get(tensor.name)
+        end = num_blocks(tensor.num_bytes)
+        last = end if first + length + length // 2 > end else first + length  # no short stretch at the end
+        if first >= last:
+            self._through[tensor.name] = length
+            return
+        if earlier is not None and (earlier.last > first or not earlier.job.done()):
+            return
+        trip = (first + last) // 2
+        job = LOOK_AHEAD.start(lambda: self._check_ahead(tensor, first, last, trip))
+        if job is not None:
+            self._ahead[tensor.name] = Stretch(first, last, trip, length, job)
 
     def _check(self, tensor: Tensor, first: int, last: int) -> None:
         """Check blocks `first` to `last`, a window at a time."""
@@ -122,25 +145,15 @@ class Blocks:
         is_mine = stretch.is_over_by_now() and self._ahead.pop(tensor.name, None) is stretch
         if is_mine and stretch.job.result():
             self.flags(tensor)[stretch.trip] = True
-            self._look_ahead(tensor, stretch.last)
+            self.look_ahead(tensor, stretch.last, min(2 * stretch.length, _LONGEST_STRETCH))
         return bool(self.flags(tensor)[first:last].all())
-
-    def _look_ahead(self, tensor: Tensor, first: int) -> None:
-        earlier = self._ahead.get(tensor.name)
-        last = min(first + _STRETCH, num_blocks(tensor.num_bytes))
-        if first >= last or (earlier is not None and (earlier.last > first or not earlier.job.done())):
-            return
-        trip = (first + last) // 2
-        job = LOOK_AHEAD.start(lambda: self._check_ahead(tensor, first, last, trip))
-        if job is not None:
-            self._ahead[tensor.name] = Stretch(first, last, trip, job)
 
     def _check_ahead(self, tensor: Tensor, first: int, last: int, trip: int) -> bool:
         """Check and flag blocks `first` to `last`, all but `trip`: NOTE [nothing is lost ahead]."""
         flags = self.flags(tensor)
         for begin in range(first, last, _WINDOW):
             end = min(begin + _WINDOW, last)
-            if not self._are_sound(tensor, begin, end):
+            if LOOK_AHEAD.is_stopping or not self._are_sound(tensor, begin, end):
                 return False
             flags[begin : min(trip, end)] = True
             flags[max(begin, trip + 1) : end] = True

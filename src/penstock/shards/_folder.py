@@ -10,6 +10,7 @@ the parent would not be released.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -20,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import PenstockError
 from penstock.filesystem import MappedFile
 from penstock.schema import Column, Ragged, Schema
 from penstock.shards._blocks import Checks
@@ -180,7 +182,7 @@ class ShardFolder:
         for number, first, last in self.places.spans(begin, end):
             shard = self.open_shard(number)
             shard.check_samples(column, first, last)
-            self._mark(column, number, shard)
+            self._note_checked(column, number, shard)
 
     def prepare(self, column: Column, index: int) -> None:
         """Open and check what one sample needs, or raise what is wrong with it."""
@@ -189,7 +191,7 @@ class ShardFolder:
         shard.file.check_size()
         if self.check != "never":
             shard.check_samples(column, sample, sample + 1)
-            self._mark(column, number, shard)
+            self._note_checked(column, number, shard)
         if column.is_ragged:
             shard.offsets(column, sample, sample + 1)
 
@@ -201,7 +203,7 @@ class ShardFolder:
             start, stop = starts[number : number + 2].tolist()
             shard, last = self.open_shard(number), min(end, stop)
             self.check_elements(shard, column, begin - start, last - start)
-            self._mark(column, number, shard)
+            self._note_checked(column, number, shard)
             begin = last
 
     def check_elements(self, shard: Shard, column: Column, begin: int, end: int) -> None:
@@ -281,12 +283,21 @@ class ShardFolder:
             is_ready = self.check == "never" or shard.is_checked(column)
             row[self.slots[column.name] + STATE] = READY if is_ready else OPEN
 
-    def _mark(self, column: Column, number: int, shard: Shard) -> None:
-        """Let readers know when the last window of a column was checked."""
+    def _note_checked(self, column: Column, number: int, shard: Shard) -> None:
+        """Let readers know when the last window of a column was checked, and look ahead into the next shard."""
         if self.io == "map" and shard.is_checked(column):
             with self._lock:
                 if self._shards.get(number) is shard:
                     self.table.rows[number, self.slots[column.name] + STATE] = READY
+        self._go_on(number, shard.blocks.take_through())
+
+    def _go_on(self, number: int, through: dict[str, int]) -> None:
+        """Look ahead from the end of a shard into the next one."""
+        if through and number + 1 < len(self.manifest.shards):
+            with contextlib.suppress(PenstockError, OSError):  # whoever reads there will be told
+                shard = self.open_shard(number + 1)
+                for name, length in through.items():
+                    shard.blocks.look_ahead(shard.layout.tensors[name], 0, length)
 
     def _check_everything(self) -> None:
         for column in self.schema.columns:

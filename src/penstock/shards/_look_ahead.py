@@ -1,4 +1,4 @@
-"""One background thread that checks blocks ahead of a reader who goes through a shard in order.
+"""One background thread that checks blocks ahead of a reader who goes through shards in order.
 
 Checking waits for memory, copying for its own writes. The bare copy and the bare checksums of 1 GB in two
 threads on two idle cores took 1.1 times the copy alone; what a reader gets of it is what
@@ -11,7 +11,7 @@ with the readers, where a queue would not. A process with one CPU never starts t
 #   A stretch that is damaged or cannot be read stays unchecked, and that is all. The reader who comes to
 #   it checks again, and raises there: the error names file and block, and comes only with their first use.
 #   The flag of a block in a stretch's middle is left to that reader, so that it stops there and orders the next
-#   stretch, long before it comes to the end of this one.
+#   stretch, long before it comes to the end of this one. At the end of a shard the next stretch is in the next.
 #   A reader who comes early waits no longer than its own check would take, then checks for itself.
 
 # NOTE [fork and exit]
@@ -40,6 +40,8 @@ class Stretch:
     last: int
     trip: int
     """The block that was checked and not flagged: who comes to it stops, and learns that all of them were."""
+    length: int
+    """How many blocks were asked for; the end of the tensor may have come before."""
     job: Future[bool]
 
     def overlaps(self, first: int, last: int) -> bool:
@@ -64,6 +66,8 @@ class LookAhead:
     def reset(self) -> None:
         """Forget the thread (in a forked child)."""
         self._lock = threading.Lock()
+        self.is_stopping = False
+        """A job asks now and then, and ends when it is so."""
         self._executor: ThreadPoolExecutor | None = None
         self._job: Future[bool] | None = None
 
@@ -83,11 +87,13 @@ class LookAhead:
             return self._job
 
     def stop(self) -> None:
-        """End the thread once its job is done; the next `start` makes another."""
+        """End the thread as soon as its job lets it; the next `start` makes another."""
         with self._lock:
             executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown()
+            if executor is not None:
+                self.is_stopping = True
+                executor.shutdown()
+                self.is_stopping = False
 
 
 LOOK_AHEAD = LookAhead()
