@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock.plan import Plan
 
-from .examples import make_documents, tokens_dataset, write_tokens
+from .examples import add_provenance, make_documents, tokens_dataset, write_tokens
 
 LENGTHS = [5, 12, 0, 3, 30, 1, 8]
 ORIGINS = {"files": ["a.jsonl", "b.jsonl"], "splits": [[0, 0, 900, 4, None], [1, 10, 20, 3, [[0, 5, 1], [2, 9, 2]]]]}
@@ -62,7 +62,8 @@ def test_windows_of_a_raw_file_are_traced_by_their_first_token(tmp_path: Path) -
 
 
 def test_the_file_and_row_of_a_document_are_told(tmp_path: Path) -> None:
-    path = write_tokens(tmp_path / "data", make_documents(LENGTHS), attributes={"origins": ORIGINS})
+    path = write_tokens(tmp_path / "data", make_documents(LENGTHS))
+    add_provenance(path, {"origins": ORIGINS})
     expected = ["a.jsonl [0:900], row 0", "a.jsonl [0:900], row 1", "", "a.jsonl [0:900], row 3",
                 "b.jsonl [10:20], row 5", "b.jsonl [10:20], row 6", "b.jsonl [10:20], row 9"]  # fmt: skip
     data = penstock.open(path)

@@ -7,9 +7,10 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import penstock
-from penstock.shards import read_manifest
+from penstock.shards import read_manifest, read_provenance
 
 WORDS = ["def", "return", "pen", "stock", "water", "naïve", "日本", "0x1f", "\n", "   ", "🙂", "e" * 30]
 
@@ -42,8 +43,13 @@ def contents(folder: Path) -> dict[str, str]:
 
 def stray_files(folder: Path) -> set[str]:
     """Names in a dataset folder that do not belong there."""
-    shards = read_manifest(folder).shard_names
-    return {path.name for path in folder.iterdir()} - shards - {"manifest.json", "run.json"}
+    files = read_manifest(folder).file_names
+    return {path.name for path in folder.iterdir()} - files - {"manifest.json", "run.json"}
+
+
+def provenance(folder: Path) -> dict[str, Any]:
+    """Where the samples of a dataset came from."""
+    return read_provenance(folder, read_manifest(folder))
 
 
 def decoded(folder: Path) -> list[str]:

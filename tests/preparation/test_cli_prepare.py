@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import penstock
 from penstock.cli import main
@@ -37,6 +39,24 @@ def test_json_lines_tell_progress_and_end_with_the_summary(tmp_path: Path, capsy
     assert "packing" in penstock.shards.read_manifest(tmp_path / "data").attributes
 
 
+@pytest.mark.parametrize(
+    ("flags", "columns"),
+    [
+        (["--image-size", "20x30"], {"image": "uint8[20,30,3]", "label": "int64"}),
+        (["--image-size", "16", "--image-mode", "crop", "--image-store", "jpeg"], {"image": "bytes", "label": "int64"}),
+        (["--image-store", "as_is", "--keep", "class"], {"image": "bytes", "class": "bytes"}),
+    ],
+)
+def test_images_are_decoded_as_flags_say(tmp_path: Path, flags: list[str], columns: dict[str, str]) -> None:
+    for number, name in enumerate(("cat", "dog")):
+        (tmp_path / "src" / name).mkdir(parents=True)
+        pixels = np.full((40, 50, 3), 50 * number, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "src" / name / "0.jpg")
+    assert main(["prepare", str(tmp_path / "src"), str(tmp_path / "data"), "--workers", "1", *flags]) == 0
+    ds = penstock.open(tmp_path / "data")
+    assert (len(ds), ds.schema.to_json()) == (2, columns)
+
+
 def test_skipped_rows_are_shown_by_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(tmp_path / "a.jsonl", 5, 1)
     with open(tmp_path / "a.jsonl", "a") as file:
@@ -60,7 +80,11 @@ def test_an_error_is_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--max-skipped", "3"], "--max-skipped limits --on-error skip"),
         (["--address", "here:1"], "--address is for --engine ray"),
         (["--separator", "x"], "--text-unit separator and --separator go together"),
-        (["--tokenizer", "bytes", "--function", "a:b"], "two transforms; give one"),
+        (["--tokenizer", "bytes", "--function", "a:b"], "--tokenizer and --function are 2 transforms"),
+        (["--tokenizer", "bytes", "--image-mode", "keep"], "--tokenizer and --image-mode are 2 transforms"),
+        (["--image-mode", "crop"], "--image-mode crop needs --image-size"),
+        (["--image-size", "8", "--image-mode", "keep"], "--image-size changes images"),
+        (["--image-size", "8", "--image-store", "as_is"], "--image-size changes images"),
     ],
 )
 def test_flags_that_do_not_go_together_are_wrong_usage(
@@ -70,7 +94,9 @@ def test_flags_that_do_not_go_together_are_wrong_usage(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--workers", "0"], ["--shard-bytes", "big"], ["--shard-bytes", "0MB"]])
+@pytest.mark.parametrize(
+    "flags", [["--workers", "0"], ["--shard-bytes", "big"], ["--shard-bytes", "0MB"], ["--image-size", "9x"]]
+)
 def test_values_that_are_none_are_wrong_usage(tmp_path: Path, flags: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["prepare", "a", str(tmp_path / "data"), *flags])

@@ -16,7 +16,7 @@ from penstock.plan import build_pack_index, index_name
 from penstock.preparation import FunctionTransform, Progress, Tokenize, prepare
 from penstock.shards import read_manifest
 
-from .corpora import assert_holds, contents, decoded, make_corpus, stray_files, write_jsonl
+from .corpora import assert_holds, contents, decoded, make_corpus, provenance, stray_files, write_jsonl
 
 SHARD = 20_000
 BYTES = Tokenize("bytes")
@@ -82,7 +82,7 @@ def test_nothing_of_time_host_or_workers_is_in_the_manifest(reference: Path) -> 
 
 
 def test_each_sample_can_be_traced_to_its_row(corpus: tuple[Path, list[str]], reference: Path) -> None:
-    origins = read_manifest(reference).attributes["origins"]
+    origins = provenance(reference)["origins"]
     texts = decoded(reference)
     first = 0
     for file, begin, end, num_samples, rows in origins["splits"]:
@@ -160,7 +160,7 @@ def test_a_shuffle_permutes_all_documents_and_keeps_their_origins(
 
 
 def _assert_origins_lead_to_the_text(folder: Path, texts: list[str]) -> None:
-    section = read_manifest(folder).attributes["origins"]
+    section = provenance(folder)["origins"]
     numbers = {path: number for number, path in enumerate(section["files"])}
     ds = penstock.open(folder)
     for index in range(0, len(ds), 37):
@@ -267,7 +267,7 @@ class TestBadRows:
     def test_rows_behind_a_skipped_one_are_traced_rightly(self, tmp_path: Path) -> None:
         self.corpus(tmp_path)
         prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=BYTES, workers=1, on_error="skip")
-        (split,) = read_manifest(tmp_path / "data").attributes["origins"]["splits"]
+        (split,) = provenance(tmp_path / "data")["origins"]["splits"]
         assert split[3:] == [30, [[0, 0, 1], [4, 6, 1]]]
 
     def test_more_than_allowed_stop_the_run(self, tmp_path: Path) -> None:

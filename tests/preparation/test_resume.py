@@ -20,10 +20,10 @@ import psutil
 import pytest
 
 import penstock
-from penstock.errors import DatasetExists, IncompleteDataset, StorageError, WriterBusy
+from penstock.errors import CorruptionError, DatasetExists, IncompleteDataset, StorageError, WriterBusy
 from penstock.preparation import Tokenize, is_stale, prepare
 
-from .corpora import assert_holds, contents, decoded, make_corpus, write_jsonl
+from .corpora import assert_holds, contents, decoded, make_corpus, provenance, write_jsonl
 
 SHARD = 20_000
 BYTES = Tokenize("bytes")
@@ -336,7 +336,7 @@ class TestIncremental:
         }
         for turn in range(3):
             run_library(tmp_path / "src", tmp_path / "data", origins="column")
-            section = penstock.shards.read_manifest(tmp_path / "data").attributes["origins"]
+            section = provenance(tmp_path / "data")["origins"]
             ds = penstock.open(tmp_path / "data")
             assert len(ds) == sum(map(len, texts.values()))
             for index, text in enumerate(decoded(tmp_path / "data")):
@@ -346,6 +346,18 @@ class TestIncremental:
                 assert begin or texts[name][row] == text
             name = f"{turn}.jsonl"
             texts[name] = write_jsonl(tmp_path / "src" / name, 150 + turn, 50 + turn)
+
+    def test_notes_of_the_sources_that_are_damaged_are_an_error_that_overwriting_mends(self, tmp_path: Path) -> None:
+        (tmp_path / "src").mkdir()
+        texts = write_jsonl(tmp_path / "src" / "a.jsonl", 50, 1)
+        run_library(tmp_path / "src", tmp_path / "data")
+        (notes,) = (tmp_path / "data").glob("provenance-*.json")
+        os.truncate(notes, 10)
+        with pytest.raises(CorruptionError, match=rf"{notes}: the file has 10 bytes"):
+            run_library(tmp_path / "src", tmp_path / "data")
+        assert not penstock.verify(tmp_path / "data").is_sound
+        run_library(tmp_path / "src", tmp_path / "data", overwrite=True)
+        assert_holds(tmp_path / "data", texts)
 
     def test_with_a_shuffle_it_says_why_it_cannot(self, tmp_path: Path) -> None:
         make_corpus(tmp_path / "src", 2, 50)

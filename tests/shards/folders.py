@@ -64,7 +64,7 @@ def assert_tidy(path: Path) -> None:
     """The folder holds the manifest and the shards it names, or nothing."""
     found = sorted(os.listdir(path))
     try:
-        assert found == sorted(["manifest.json", *read_manifest(path).shard_names])
+        assert found == sorted(["manifest.json", *read_manifest(path).file_names])
     except IncompleteDataset:
         assert found == []
 

@@ -43,6 +43,7 @@ class Description:
             "shards": len(manifest.shards),
             "bytes": manifest.num_bytes,
             "attributes": dict(manifest.attributes),
+            "provenance": manifest.provenance.name if manifest.provenance is not None else None,
             "lengths": {name: lengths.to_json() for name, lengths in self.histograms.items()},
             "first_samples": list(self.samples),
             "staleness": self.staleness,

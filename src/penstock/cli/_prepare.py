@@ -1,4 +1,4 @@
-"""Turn raw data into a dataset: tokenise or copy columns, in parallel, resumable, the same bytes every time."""
+"""Turn raw data into a dataset: tokenise, decode or copy, in parallel, resumable, the same bytes every time."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--prepend-bos", metavar="TOKEN", help="token to begin each document with")
     what.add_argument("--keep", action="append", default=[], metavar="NAME", help="other column to store")
     what.add_argument("--chat-template", metavar="PATH", help="Jinja file for conversations")
+    what.add_argument(
+        "--image-size", type=_image_size, metavar="SIZE", help="pixels, as in 224 or 256x192 (height x width)"
+    )
+    what.add_argument(
+        "--image-mode", choices=("resize", "crop", "keep"), help="how images get their size (default: resize)"
+    )
+    what.add_argument("--image-store", choices=("pixels", "jpeg", "as_is"), help="what is stored (default: pixels)")
     what.add_argument("--function", metavar="MODULE:NAME", help="any Python function of a batch")
 
 
@@ -87,12 +94,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _wrong_usage(arguments: argparse.Namespace) -> str | None:
-    if arguments.tokenizer and arguments.function:
-        return "--tokenizer and --function are two transforms; give one."
+    transforms = ("tokenizer", "image_size", "image_mode", "image_store", "function")
+    kinds = {name.split("_")[0]: _flag(name) for name in transforms if getattr(arguments, name)}
+    if len(kinds) > 1:
+        return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give one."
     needs_tokenizer = ("column", "append_eos", "prepend_bos", "chat_template")
-    given = [f"--{name.replace('_', '-')}" for name in needs_tokenizer if getattr(arguments, name)]
+    given = [_flag(name) for name in needs_tokenizer if getattr(arguments, name)]
     if given and not arguments.tokenizer:
         return f"{', '.join(given)} belong to --tokenizer, which is missing."
+    if arguments.image_mode in ("resize", "crop") and not arguments.image_size:
+        return f"--image-mode {arguments.image_mode} needs --image-size."
+    if arguments.image_size and (arguments.image_mode == "keep" or arguments.image_store == "as_is"):
+        return "--image-size changes images, which --image-mode keep and --image-store as_is leave alone."
     if arguments.max_skipped is not None and arguments.on_error != "skip":
         return "--max-skipped limits --on-error skip, which is missing."
     if arguments.address and arguments.engine != "ray":
@@ -100,6 +113,10 @@ def _wrong_usage(arguments: argparse.Namespace) -> str | None:
     if (arguments.text_unit == "separator") != bool(arguments.separator):
         return "--text-unit separator and --separator go together."
     return None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _transform(arguments: argparse.Namespace) -> Transform | None:
@@ -113,6 +130,14 @@ def _transform(arguments: argparse.Namespace) -> Transform | None:
             prepend_bos=arguments.prepend_bos,
             keep=arguments.keep,
             chat_template=arguments.chat_template,
+        )
+    if arguments.image_size or arguments.image_mode or arguments.image_store:
+        size, mode, store = arguments.image_size, arguments.image_mode, arguments.image_store
+        return preparation.DecodeImage(
+            size=size,
+            mode=mode or ("resize" if size else "keep"),
+            store=store or "pixels",
+            keep=arguments.keep or None,
         )
     if arguments.function:
         return preparation.FunctionTransform(arguments.function)
@@ -226,6 +251,13 @@ def _workers(text: str) -> int | str:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a count from 1, or 'auto'")
     return int(text)
+
+
+def _image_size(text: str) -> int | tuple[int, int]:
+    match = re.fullmatch(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in pixels, as in 224 or 256x192")
+    return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
 def _size(text: str) -> int:

@@ -184,7 +184,7 @@ class Dataset(Staged):
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """What is known beside the data: provenance, tokenizer, packing."""
+        """What is known beside the data: tokenizer, packing, what was skipped."""
         return self.storage.attributes
 
     def origin(self, index: int) -> str | None:

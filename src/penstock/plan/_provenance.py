@@ -1,6 +1,6 @@
 """From a sample back to the file and row it was prepared from.
 
-`penstock prepare` notes in the manifest which stretch of which file each stretch of samples came from:
+`penstock prepare` notes beside the manifest which stretch of which file each stretch of samples came from:
 `origins = {"files": [path, ...], "splits": [[file, begin, end, samples, rows], ...]}`. `rows` is null where
 sample k of a split is its row k; else runs `[first sample, first row, stride]`. A sixth element, the number of
 files, says that the split is a group of files from `file` on, one row each. A dataset that was shuffled has a
@@ -23,7 +23,7 @@ class Provenance:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        origins = storage.attributes.get("origins") or {}
+        origins = storage.provenance().get("origins") or {}
         self._files: list[str] = origins.get("files", [])
         self._splits: list[list[Any]] = origins.get("splits", [])
         self._ends = np.cumsum([split[3] for split in self._splits], dtype=np.int64)

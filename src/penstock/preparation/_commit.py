@@ -78,30 +78,37 @@ def sum_skipped(tasks: Iterable[MadeTask]) -> dict[str, int]:
 def build_manifest(
     recipe: Recipe,
     tasks: Sequence[MadeTask],
-    files: Sequence[SourceFile],
     *,
+    num_files: int,
     patterns: Sequence[str],
     pack: Sequence[int],
     transform_attributes: Mapping[str, Any],
 ) -> Manifest:
-    """The manifest of the finished dataset, pack counts aside."""
+    """The manifest of the finished dataset, pack counts and provenance aside."""
     plain = recipe.to_json()
     kept = {name: value for name, value in plain.items() if name not in ("transform", "columns")}
     attributes = {
         **transform_attributes,
         "transform": plain["transform"],
-        "sources": [[file.path, file.num_bytes, file.identity] for file in files],
         "skipped": _skipped(tasks),
-        "origins": origins_to_json(split for task in tasks for split in task.splits),
         "preparation": {
             "recipe": kept,
             "patterns": list(patterns),
+            "files": num_files,
             "pack": list(pack),
             "tasks": [task.to_json() for task in tasks],
         },
     }
     shards = tuple(shard for task in tasks for shard in task.shards)
     return Manifest(recipe.schema, shards, attributes)
+
+
+def describe_origins(tasks: Sequence[MadeTask], files: Sequence[SourceFile]) -> dict[str, Any]:
+    """The provenance of the finished dataset: which files there were, and which samples came from where."""
+    return {
+        "sources": [[file.path, file.num_bytes, file.identity] for file in files],
+        "origins": origins_to_json(split for task in tasks for split in task.splits),
+    }
 
 
 def _skipped(tasks: Sequence[MadeTask]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import DatasetExists
+from penstock.errors import DatasetExists, FormatError
 from penstock.preparation._earlier import Earlier, read_earlier
 from penstock.preparation._recipe import RECIPE_VERSION, Recipe, differences
 from penstock.preparation._settings import Settings
@@ -48,8 +48,9 @@ def find_basis(
     Raises:
         DatasetExists: what is there was made in another way, and `overwrite` is not given.
     """
-    earlier, unfinished = read_earlier(previous), WorkFolder(destination).recipe()
+    unfinished = WorkFolder(destination).recipe()
     if previous is not None:
+        earlier = _earlier(destination, previous, overwrite)
         reasons = _reasons(earlier, wanted, files)
         if not reasons:
             assert earlier is not None
@@ -63,6 +64,15 @@ def find_basis(
         if not overwrite and previous is None:
             raise DatasetExists(_refuse(f"{destination}: an unfinished preparation is there, made", reasons))
     return Basis(None, None)
+
+
+def _earlier(destination: Path, previous: Manifest, overwrite: bool) -> Earlier | None:
+    try:
+        return read_earlier(destination, previous)
+    except FormatError:
+        if overwrite:  # what is damaged goes
+            return None
+        raise
 
 
 def _reasons(earlier: Earlier | None, wanted: Mapping[str, Any], files: list[SourceFile]) -> list[str]:

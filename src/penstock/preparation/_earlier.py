@@ -1,4 +1,4 @@
-"""What an earlier preparation left in a manifest, and which of its tasks still hold.
+"""What an earlier preparation noted of itself, and which of its tasks still hold.
 
 A task holds as long as every file it read is there, unchanged. The others are dropped whole: their files, if
 they still exist, are prepared again, together with new ones, in tasks behind the kept ones.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from penstock.preparation._origins import SplitOrigin, origins_from_json
 from penstock.preparation._plan import unchanged_files
 from penstock.preparation._recipe import Recipe
-from penstock.shards import Manifest, ShardEntry
+from penstock.shards import Manifest, ShardEntry, read_provenance
 from penstock.sources import SourceFile
 
 Example = tuple[str, int, str, str]
@@ -70,18 +71,25 @@ class Earlier:
         return [[file.path, file.num_bytes, file.identity] for file in files] == [list(each) for each in self.sources]
 
 
-def read_earlier(manifest: Manifest | None) -> Earlier | None:
-    """What the manifest says of its preparation; None when something else made the dataset."""
+def read_earlier(folder: Path, manifest: Manifest | None) -> Earlier | None:
+    """What a dataset says of its preparation; None when something else made it.
+
+    Raises:
+        FormatError: the file that names the sources is damaged or missing.
+    """
     attributes = manifest.attributes if manifest is not None else {}
     section = attributes.get("preparation")
     if manifest is None or not isinstance(section, dict) or "transform" not in attributes:
         return None
     columns = manifest.schema.to_json()
     recipe = Recipe.from_json({**section["recipe"], "transform": attributes["transform"], "columns": columns})
-    origins = tuple(origins_from_json(attributes["origins"]))
+    provenance = read_provenance(folder, manifest)
+    if not provenance.keys() >= {"sources", "origins"}:
+        return None
+    origins = tuple(origins_from_json(provenance["origins"]))
     return Earlier(
         recipe=recipe,
-        sources=attributes["sources"],
+        sources=provenance["sources"],
         patterns=tuple(section["patterns"]),
         tasks=tuple(_read_tasks(section["tasks"], origins, manifest.shards)),
         pack=tuple(section["pack"]),

@@ -13,6 +13,7 @@ from penstock.filesystem import remove_if_present
 from penstock.preparation._commit import (
     adopt_shards,
     build_manifest,
+    describe_origins,
     made_task,
     next_number,
     shuffled_task,
@@ -35,7 +36,7 @@ from penstock.preparation._tasks import Job
 from penstock.preparation._transforms import Transform
 from penstock.preparation._work import WORK_NAME, WorkFolder, write_json
 from penstock.preparation._workforce import Workforce
-from penstock.shards import Manifest, Workspace
+from penstock.shards import Manifest, Workspace, pack_provenance
 from penstock.sources import SourceFile, SourceOptions, Split, list_files, plan_splits
 
 
@@ -221,12 +222,12 @@ class Preparation:
         manifest = build_manifest(
             recipe,
             tasks,
-            files,
+            num_files=len(files),
             patterns=patterns_of(sources),
             pack=self._settings.pack,
             transform_attributes=transform.attributes,
         )
-        manifest = self._with_packing(manifest)
+        manifest = self._with_provenance(self._with_packing(manifest), describe_origins(tasks, files))
         summary: list[Prepared] = []
 
         def finish() -> None:
@@ -242,6 +243,11 @@ class Preparation:
     def _with_packing(self, manifest: Manifest) -> Manifest:
         packing = pack_attributes(self._workspace, manifest, self._settings.pack)
         return dataclasses.replace(manifest, attributes={**manifest.attributes, **packing})
+
+    def _with_provenance(self, manifest: Manifest, provenance: Mapping[str, Any]) -> Manifest:
+        entry, data = pack_provenance(provenance)
+        self._workspace.add_file(entry.name, [data])
+        return dataclasses.replace(manifest, provenance=entry)
 
     def _summarise(
         self, manifest: Manifest, files: Sequence[SourceFile], tasks: Sequence[MadeTask], notes: Sequence[str]

@@ -65,7 +65,7 @@ def is_stale(
         IncompleteDataset: no finished dataset is there, or `prepare` did not make it.
     """
     path = Path(destination).absolute()
-    earlier = read_earlier(read_manifest(path))
+    earlier = read_earlier(path, read_manifest(path))
     if earlier is None:
         raise IncompleteDataset(f"{path}: not made by `penstock prepare`, so it has no sources to compare with.")
     changed = () if transform is None else tuple(_transform_changes(earlier, transform))

@@ -9,6 +9,7 @@ from penstock.shards._folder import Check, ShardFolder
 from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
 from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
 from penstock.shards._opening import Io
+from penstock.shards._provenance import pack_provenance, read_provenance
 from penstock.shards._shard_writer import ShardWriter, convert_columns
 from penstock.shards._spans import Spans
 from penstock.shards._storage import Storage
@@ -36,7 +37,9 @@ __all__ = [
     "open_megatron",
     "open_npy",
     "open_raw",
+    "pack_provenance",
     "read_manifest",
+    "read_provenance",
     "storage_of_arrays",
     "verify",
 ]

@@ -101,6 +101,10 @@ class ArrayStorage:
         """Nothing is known beside the data."""
         return {}
 
+    def provenance(self) -> Mapping[str, Any]:
+        """Nobody noted it."""
+        return {}
+
     def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copy a row of consecutive elements from each of `firsts`, over the borders of samples."""
         gather_stream(self, column, firsts, out)

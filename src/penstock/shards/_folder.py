@@ -31,6 +31,7 @@ from penstock.shards._open_files import OPEN_FILES
 from penstock.shards._opening import Io, changed, open_file, resolve_io
 from penstock.shards._places import Places, starts_of
 from penstock.shards._positioned import read_fixed, read_ragged, read_spans, read_stream
+from penstock.shards._provenance import read_provenance
 from penstock.shards._shard import Shard
 from penstock.shards._spans import Spans
 from penstock.shards._table import (
@@ -132,6 +133,17 @@ class ShardFolder:
     def attributes(self) -> Mapping[str, Any]:
         """What the manifest says beside the data."""
         return self.manifest.attributes
+
+    def provenance(self) -> Mapping[str, Any]:
+        """Where the samples came from.
+
+        Raises:
+            DatasetChanged: the dataset was overwritten since it was opened.
+        """
+        manifest = read_manifest(self.path)  # as it is now: the same samples may have been prepared from other files
+        if manifest.fingerprint != self.fingerprint:
+            raise changed(self.path, manifest.fingerprint, self.fingerprint)
+        return read_provenance(self.path, manifest)
 
     def num_elements(self, column: Column) -> int:
         """Elements of a column in all samples."""

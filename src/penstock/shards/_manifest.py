@@ -30,6 +30,7 @@ VERSION = 1
 MAX_MANIFEST_BYTES = 256 << 20  # 100,000 shards take about 20 MB
 _MAX_COUNT = 1 << 48  # far above any dataset, far below what overflows an int64
 _SHARD_NAME = re.compile(r"shard-[0-9]{6,12}-[0-9a-f]{16}\.safetensors", re.ASCII)
+_PROVENANCE_NAME = re.compile(r"provenance-[0-9a-f]{16}\.json", re.ASCII)
 _CHECKSUM = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _CLOSING = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _CLOSING_BYTES = 26
@@ -61,13 +62,28 @@ class ShardEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class FileEntry:
+    """What the manifest says of a file that is no shard."""
+
+    name: str
+    num_bytes: int
+    checksum: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Its entry in the manifest."""
+        return {"name": self.name, "bytes": self.num_bytes, "crc32c": f"{self.checksum:08x}"}
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Schema, shards in order, and what else is known of the data."""
 
     schema: Schema
     shards: tuple[ShardEntry, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Free-form JSON: provenance, tokenizer, what was skipped."""
+    """Free-form JSON: tokenizer, packing, what was skipped."""
+    provenance: FileEntry | None = None
+    """Where the samples came from, in a file of its own (`_provenance`)."""
 
     @property
     def num_samples(self) -> int:
@@ -80,13 +96,14 @@ class Manifest:
         return sum(shard.num_bytes for shard in self.shards)
 
     @property
-    def shard_names(self) -> frozenset[str]:
-        """Names of all shards."""
-        return frozenset(shard.name for shard in self.shards)
+    def file_names(self) -> frozenset[str]:
+        """Names of all files of the dataset but the manifest."""
+        names = frozenset(shard.name for shard in self.shards)
+        return names if self.provenance is None else names | {self.provenance.name}
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the data: schema and shards, not the attributes."""
+        """Identity of the data: schema and shards, not what is known beside them."""
         lines = [json.dumps(self.schema.to_json())]
         lines += [
             f"{shard.name} {shard.num_samples} {shard.num_bytes} {shard.header_checksum}" for shard in self.shards
@@ -95,13 +112,15 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file: JSON whose last line is the checksum of all before it."""
-        head = {
+        head: dict[str, Any] = {
             "format": "penstock",
             "version": VERSION,
             "columns": self.schema.to_json(),
             "samples": self.num_samples,
             "attributes": dict(self.attributes),
         }
+        if self.provenance is not None:
+            head["provenance"] = self.provenance.to_json()
         lines = [f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in head.items()]
         shards = ",\n".join(f"  {json.dumps(shard.to_json())}" for shard in self.shards)
         lines.append(f' "shards": [\n{shards}\n ]')
@@ -161,8 +180,13 @@ def _check_manifest(fields: Any, where: str) -> Manifest:
     except SchemaError as error:
         raise FormatError(f"{where}: {error}") from None
     ragged = {column.name for column in schema.columns if column.is_ragged}
-    manifest = Manifest(schema, tuple(_check_shard(entry, ragged, where) for entry in shards), attributes)
-    if len(manifest.shard_names) != len(shards):
+    manifest = Manifest(
+        schema,
+        tuple(_check_shard(entry, ragged, where) for entry in shards),
+        attributes,
+        _check_provenance(fields.get("provenance"), where),
+    )
+    if len({shard.name for shard in manifest.shards}) != len(shards):
         raise FormatError(f"{where}: a shard is named twice.")
     samples = fields.get("samples")
     if type(samples) is not int or samples != manifest.num_samples or samples > _MAX_COUNT:
@@ -203,6 +227,18 @@ def _check_shard(entry: Any, ragged: set[str], where: str) -> ShardEntry:
             f"it is a multiple of {ALIGNMENT:,}, and {MAX_HEADER_BYTES:,} is the limit."
         )
     return shard
+
+
+def _check_provenance(entry: Any, where: str) -> FileEntry | None:
+    if entry is None:
+        return None
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not _PROVENANCE_NAME.fullmatch(name):
+        raise FormatError(f"{where}: the provenance is called {reprlib.repr(name)}; no such file is.")
+    try:
+        return FileEntry(name, _count(entry["bytes"]), _checksum(entry["crc32c"]))
+    except (KeyError, ValueError) as error:
+        raise FormatError(f"{where}: the entry of {name} is not complete ({type(error).__name__}: {error}).") from None
 
 
 def _count(value: object) -> int:

@@ -25,7 +25,11 @@ class Storage(Protocol):
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """What is known beside the data: provenance, tokenizer, packing."""
+        """What is known beside the data: tokenizer, packing, what was skipped."""
+        ...
+
+    def provenance(self) -> Mapping[str, Any]:
+        """Where the samples came from, read from disk each time; empty when nobody noted it."""
         ...
 
     @property

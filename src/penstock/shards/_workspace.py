@@ -1,11 +1,11 @@
 """From the old dataset to the new one, so that every instant shows one of the two.
 
     dest/.lock                      held by the one writer, signed with its name
-    dest/.writing/shard-*           finished shards, synced, not yet visible
+    dest/.writing/shard-*           finished shards, synced, not yet visible; provenance-* too
     dest/.writing/manifest.json     the new manifest, synced, not yet in force
     dest/.writing/previous.json     the manifest it will replace
 
-    commit: write both manifests -> rename the shards -> rename the manifest -> unlink what only the
+    commit: write both manifests -> rename the files -> rename the manifest -> unlink what only the
             previous manifest names -> remove .writing
 
 The rename of the manifest is the one instant at which the dataset changes. Whatever a killed writer
@@ -72,8 +72,8 @@ class Workspace:
         """Whether this process may write: not after `close`, and not in a forked copy."""
         return self._lock.is_held
 
-    def add_shard(self, name: str, chunks: list[memoryview | bytes]) -> int:
-        """Write and sync a shard that will appear with the commit; return its size."""
+    def add_file(self, name: str, chunks: list[memoryview | bytes]) -> int:
+        """Write and sync a file that will appear with the commit; return its size."""
         num_bytes = create_file(self._folder / name, chunks)
         self._added.append(name)
         return num_bytes
@@ -164,13 +164,13 @@ def _recover(directory: Path) -> Manifest | None:
 
 
 def _clean(directory: Path) -> None:
-    """Remove `.writing`, and first the shards that only a manifest in there names."""
+    """Remove `.writing`, and first the files that only a manifest in there names."""
     folder = directory / WORK_FOLDER
     if not folder.is_dir():
         return
     current = _manifest_or_none(directory)
-    kept = current.shard_names if current is not None else frozenset()
-    leftovers = (_shard_names(folder / MANIFEST_NAME) | _shard_names(folder / _PREVIOUS_NAME)) - kept
+    kept = current.file_names if current is not None else frozenset()
+    leftovers = (_file_names(folder / MANIFEST_NAME) | _file_names(folder / _PREVIOUS_NAME)) - kept
     if leftovers:
         sync_directory(directory)  # the manifest that does not name them is there to stay
         for name in leftovers:
@@ -179,8 +179,8 @@ def _clean(directory: Path) -> None:
     remove_tree(folder)
 
 
-def _shard_names(path: Path) -> frozenset[str]:
-    """Shards that the manifest at `path` names; none when it is absent or was cut short by a crash."""
+def _file_names(path: Path) -> frozenset[str]:
+    """Files that the manifest at `path` names; none when it is absent or was cut short by a crash."""
     try:
         descriptor = open_regular(path)
     except FileNotFoundError:
@@ -188,7 +188,7 @@ def _shard_names(path: Path) -> frozenset[str]:
     with storage_errors(path, doing="read"), os.fdopen(descriptor, "rb") as file:
         raw = file.read()
     try:
-        return parse_manifest(raw, str(path)).shard_names
+        return parse_manifest(raw, str(path)).file_names
     except FormatError:  # not synced, so nothing was renamed yet
         return frozenset()
 
@@ -210,7 +210,7 @@ def _check_mode(directory: Path, mode: Mode, previous: Manifest | None, known_na
             f"{directory}: a dataset of {previous.num_samples:,} samples is there. "
             "Use mode='append', mode='overwrite', or another path."
         )
-    known = _OWN_NAMES | known_names | (previous.shard_names if previous is not None else frozenset())
+    known = _OWN_NAMES | known_names | (previous.file_names if previous is not None else frozenset())
     with storage_errors(directory, doing="listed"):
         strange = sorted(name for name in os.listdir(directory) if name not in known)
     if strange:

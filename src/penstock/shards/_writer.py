@@ -16,7 +16,7 @@ from typing import Any, Self
 from penstock.errors import SchemaError
 from penstock.schema import Schema
 from penstock.shards._convert import convert_sample
-from penstock.shards._manifest import Manifest, ShardEntry
+from penstock.shards._manifest import FileEntry, Manifest, ShardEntry
 from penstock.shards._shard_writer import ShardWriter, check_names, convert_columns
 from penstock.shards._workspace import Mode, Workspace
 
@@ -65,8 +65,9 @@ class DatasetWriter:
         self.schema = Schema.parse(columns)
         self._attributes = _check_attributes(attributes)
         self._workspace: Workspace | None = Workspace(Path(path).absolute(), mode)
-        self._writer = ShardWriter(self.schema, shard_bytes, self._workspace.add_shard)
+        self._writer = ShardWriter(self.schema, shard_bytes, self._workspace.add_file)
         self._previous: tuple[ShardEntry, ...] = ()
+        self._provenance: FileEntry | None = None
         self._is_torn = False  # true once a write failed half way: columns may have got different samples
         if mode == "append":
             self._continue(self._workspace)
@@ -103,7 +104,7 @@ class DatasetWriter:
         try:
             self._check_usable()
             shards = (*self._previous, *self._writer.finish())
-            self._workspace.commit(Manifest(self.schema, shards, self._attributes))
+            self._workspace.commit(Manifest(self.schema, shards, self._attributes, self._provenance))
         finally:
             self.abort()
 
@@ -131,8 +132,9 @@ class DatasetWriter:
             self.abort()
             raise SchemaError(f"The dataset has the columns {previous.schema}; {self.schema} cannot be appended to it.")
         self._previous = previous.shards
-        self._writer.restart(workspace.add_shard, first_number=len(previous.shards))
+        self._writer.restart(workspace.add_file, first_number=len(previous.shards))
         self._attributes = {**previous.attributes, **self._attributes}
+        self._provenance = previous.provenance
 
     def _check_usable(self) -> None:
         if self._workspace is None:

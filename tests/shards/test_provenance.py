@@ -1,0 +1,146 @@
+"""The file that says where samples came from: written with the dataset, read by who asks, checked like all else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import CorruptionError, DatasetChanged, DatasetExists, FormatError
+from penstock.shards import Workspace, pack_provenance, read_manifest, read_provenance
+from penstock.shards._manifest import parse_manifest
+
+from .folders import COLUMNS, make_samples, samples_of, write
+from .test_corruption import flip
+
+CONTENT = {"sources": [["a.jsonl", 12, "x"]], "origins": {"files": ["a.jsonl"], "splits": []}}
+
+
+def note(path: Path, content: dict[str, Any]) -> Path:
+    """Write provenance for the dataset at `path`, and give its file."""
+    workspace = Workspace(path, "append")
+    entry, data = pack_provenance(content)
+    workspace.add_file(entry.name, [data])
+    assert workspace.previous is not None
+    workspace.commit(dataclasses.replace(workspace.previous, provenance=entry))
+    return path / entry.name
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> Path:
+    write(tmp_path / "ds", make_samples(1, 9))
+    note(tmp_path / "ds", CONTENT)
+    return tmp_path / "ds"
+
+
+def file_of(path: Path) -> Path:
+    (file,) = path.glob("provenance-*.json")
+    return file
+
+
+def test_it_is_read_back_and_changes_no_fingerprint(tmp_path: Path) -> None:
+    write(tmp_path / "ds", make_samples(1, 9))
+    ds = penstock.open(tmp_path / "ds")
+    assert ds.storage.provenance() == {}
+    note(tmp_path / "ds", CONTENT)
+    assert ds.storage.provenance() == CONTENT
+    assert penstock.open(tmp_path / "ds").fingerprint == ds.fingerprint
+    assert penstock.verify(tmp_path / "ds").is_sound
+
+
+def test_opening_and_reading_do_without_it(noted: Path) -> None:
+    file_of(noted).unlink()
+    assert samples_of(penstock.open(noted)) == make_samples(1, 9)
+    with pytest.raises(FormatError, match=r"provenance-.*: the file is missing\. Restore it to trace"):
+        penstock.open(noted).storage.provenance()
+
+
+def test_a_flipped_bit_and_a_cut_are_found_and_named(noted: Path) -> None:
+    file = file_of(noted)
+    for position in range(file.stat().st_size):
+        flip(file, position, position % 8)
+        with pytest.raises(CorruptionError, match=f"{file}: the file does not match its checksum"):
+            read_provenance(noted, read_manifest(noted))
+        assert [str(file) in fault for fault in penstock.verify(noted).faults] == [True]
+        flip(file, position, position % 8)
+    os.truncate(file, 5)
+    with pytest.raises(CorruptionError, match=f"{file}: the file has 5 bytes"):
+        read_provenance(noted, read_manifest(noted))
+
+
+def test_appending_keeps_it_and_overwriting_removes_it(noted: Path) -> None:
+    write(noted, make_samples(2, 3), mode="append")
+    assert read_provenance(noted, read_manifest(noted)) == CONTENT
+    write(noted, make_samples(3, 3), mode="overwrite")
+    assert list(noted.glob("provenance-*")) == []
+    assert read_provenance(noted, read_manifest(noted)) == {}
+
+
+def test_another_takes_its_place_and_the_old_file_goes(noted: Path) -> None:
+    old, reader = file_of(noted), penstock.open(noted)
+    new = note(noted, CONTENT | {"sources": []})
+    assert file_of(noted) == new != old
+    assert reader.storage.provenance() == CONTENT | {"sources": []}  # of the same samples, as it is now
+    assert note(noted, CONTENT | {"sources": []}) == new
+    assert penstock.verify(noted).is_sound
+
+
+def test_a_reader_of_a_dataset_that_is_gone_is_told(noted: Path) -> None:
+    reader = penstock.open(noted)
+    write(noted, make_samples(4, 3), mode="overwrite")
+    with pytest.raises(DatasetChanged):
+        reader.storage.provenance()
+
+
+def test_one_that_no_manifest_names_is_a_strange_file(noted: Path) -> None:
+    (noted / "provenance-0123456789abcdef.json").write_text("{}")
+    with (
+        pytest.raises(DatasetExists, match="1 other files are there"),
+        penstock.DatasetWriter(noted, COLUMNS, mode="overwrite"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"name": "../provenance-0123456789abcdef.json"}, "no such file is"),
+        ({"name": "provenance-0123456789ABCDEF.json"}, "no such file is"),
+        ("provenance-0123456789abcdef.json", "no such file is"),
+        ({"name": "provenance-0123456789abcdef.json", "bytes": -1, "crc32c": "00000000"}, "not a count"),
+        ({"name": "provenance-0123456789abcdef.json", "bytes": 1, "crc32c": "0"}, "not a checksum"),
+        ({"name": "provenance-0123456789abcdef.json", "bytes": 1}, "KeyError"),
+    ],
+)
+def test_a_manifest_that_names_it_wrongly_is_refused(noted: Path, entry: Any, message: str) -> None:
+    class Forged:
+        def to_json(self) -> Any:
+            return entry
+
+    forged = dataclasses.replace(read_manifest(noted), provenance=Forged())  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match=message):
+        parse_manifest(forged.to_bytes(), "manifest.json")
+
+
+@pytest.mark.parametrize("data", [b"[1]", b"{", b"[" * 100_000])
+def test_content_that_is_no_object_is_refused(noted: Path, data: bytes) -> None:
+    from penstock.shards._checksums import checksum
+
+    file = file_of(noted)
+    file.write_bytes(data)
+    manifest = read_manifest(noted)
+    assert manifest.provenance is not None
+    entry = dataclasses.replace(manifest.provenance, num_bytes=len(data), checksum=checksum(data))
+    with pytest.raises(FormatError, match=str(file)):
+        read_provenance(noted, dataclasses.replace(manifest, provenance=entry))
+
+
+def test_the_manifest_stays_small_however_many_files_there_are(noted: Path) -> None:
+    note(noted, {"sources": [[f"/data/train/{number}.jpg", 1, "x"] for number in range(100_000)]})
+    assert (noted / "manifest.json").stat().st_size < 5_000
+    assert json.loads((noted / "manifest.json").read_text())["provenance"]["name"] == file_of(noted).name
