@@ -25,7 +25,6 @@ from penstock.errors import PenstockError
 from penstock.filesystem import MappedFile
 from penstock.schema import Column, Ragged, Schema
 from penstock.shards._blocks import Checks
-from penstock.shards._layout import offsets_name, values_name
 from penstock.shards._manifest import Manifest, read_manifest
 from penstock.shards._open_files import OPEN_FILES
 from penstock.shards._opening import Io, changed, open_file, resolve_io
@@ -33,18 +32,11 @@ from penstock.shards._places import Places, starts_of
 from penstock.shards._positioned import read_fixed, read_ragged, read_spans, read_stream
 from penstock.shards._provenance import read_provenance
 from penstock.shards._shard import Shard
+from penstock.shards._shard_row import fill_row
 from penstock.shards._spans import Spans
 from penstock.shards._table import (
-    COUNT,
-    FILE,
-    OFFSET_FLAGS,
-    OFFSETS,
-    OPEN,
     READY,
-    SIZE,
     STATE,
-    VALUE_FLAGS,
-    VALUES,
     Table,
     column_slots,
     gather_fixed,
@@ -250,7 +242,7 @@ class ShardFolder:
                     shard = self._open(number)
                     self._shards[number] = shard
                     OPEN_FILES.opened(self, number)
-                    self._fill_row(number, shard)
+                    self._enter_row(number, shard)
         return shard
 
     def close_shards(self, numbers: set[int]) -> None:
@@ -274,26 +266,10 @@ class ShardFolder:
             self._checks[number] = checks
         return shard
 
-    def _fill_row(self, number: int, shard: Shard) -> None:
-        if not isinstance(shard.file, MappedFile):
-            return
-        row = self.table.rows[number]
-        row[FILE], row[SIZE] = shard.file.descriptor, shard.file.size
-        data = shard.file.address + shard.entry.header_bytes
-        for column in self.schema.columns:
-            slot = self.slots[column.name]
-            values = shard.layout.tensors[values_name(column)]
-            row[slot + VALUES] = data + values.begin
-            row[slot + VALUE_FLAGS] = shard.blocks.flags(values).ctypes.data
-            if column.is_ragged:
-                offsets = shard.layout.tensors[offsets_name(column)]
-                row[slot + OFFSETS] = data + offsets.begin
-                row[slot + OFFSET_FLAGS] = shard.blocks.flags(offsets).ctypes.data
-                row[slot + COUNT] = shard.entry.num_values[column.name]
-        self.table.held[number] = shard
-        for column in self.schema.columns:  # last: a reader acts on the state alone
-            is_ready = self.check == "never" or shard.is_checked(column)
-            row[self.slots[column.name] + STATE] = READY if is_ready else OPEN
+    def _enter_row(self, number: int, shard: Shard) -> None:
+        """Let readers find the shard in the table."""
+        if isinstance(shard.file, MappedFile):
+            fill_row(self.table, number, shard, self.slots, is_trusted=self.check == "never")
 
     def _note_checked(self, column: Column, number: int, shard: Shard) -> None:
         """Let readers know when the last window of a column was checked, and look ahead into the next shard."""
