@@ -5,7 +5,6 @@ Every token is another number, so "exactly once" is a matter of counting.
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.plan import Dataset, DocumentTrace, Plan
-from penstock.shards import Workspace, pack_provenance
 
 IGNORED = -100
 Documents = list[np.ndarray]
@@ -50,15 +48,6 @@ def write_tokens(
         for number, document in enumerate(documents):
             writer.write({"tokens": document} | {name: values[number] for name, (_, values) in columns.items()})
     return path
-
-
-def add_provenance(path: Path, content: dict[str, Any]) -> None:
-    """Note where the samples of a dataset came from, as `prepare` does."""
-    workspace = Workspace(path, "append")
-    entry, data = pack_provenance(content)
-    workspace.add_file(entry.name, [data])
-    assert workspace.previous is not None
-    workspace.commit(dataclasses.replace(workspace.previous, provenance=entry))
 
 
 @contextmanager

@@ -9,8 +9,9 @@ import pytest
 
 import penstock
 from penstock.plan import Plan
+from shards.folders import add_provenance
 
-from .examples import add_provenance, make_documents, tokens_dataset, write_tokens
+from .examples import make_documents, tokens_dataset, write_tokens
 
 LENGTHS = [5, 12, 0, 3, 30, 1, 8]
 ORIGINS = {"files": ["a.jsonl", "b.jsonl"], "splits": [[0, 0, 900, 4, None], [1, 10, 20, 3, [[0, 5, 1], [2, 9, 2]]]]}

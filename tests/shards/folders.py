@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import numpy as np
 
 import penstock
 from penstock.errors import IncompleteDataset
-from penstock.shards import DatasetWriter, read_manifest, verify
+from penstock.shards import DatasetWriter, Workspace, pack_provenance, read_manifest, verify
 
 COLUMNS = {"tokens": "uint16[*]", "label": "int64", "blob": "bytes"}
 SHARD_BYTES = 400
@@ -38,6 +39,16 @@ def write(
     with DatasetWriter(path, columns, mode=mode, shard_bytes=shard_bytes) as writer:
         for tokens, label, blob in samples:
             writer.write({"tokens": tokens, "label": label, "blob": blob})
+
+
+def add_provenance(path: Path, content: dict[str, Any]) -> Path:
+    """Note where the samples of the dataset at `path` came from, as `prepare` does, and give the file."""
+    workspace = Workspace(path, "append")
+    entry, data = pack_provenance(content)
+    workspace.add_file(entry.name, [data])
+    assert workspace.previous is not None
+    workspace.commit(dataclasses.replace(workspace.previous, provenance=entry))
+    return path / entry.name
 
 
 def contents(path: Path, io: Any = "map") -> list[Sample] | None:

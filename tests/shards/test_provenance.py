@@ -12,29 +12,19 @@ import pytest
 
 import penstock
 from penstock.errors import CorruptionError, DatasetChanged, DatasetExists, FormatError
-from penstock.shards import Workspace, pack_provenance, read_manifest, read_provenance
+from penstock.shards import read_manifest, read_provenance
 from penstock.shards._manifest import parse_manifest
 
-from .folders import COLUMNS, make_samples, samples_of, write
+from .folders import COLUMNS, add_provenance, make_samples, samples_of, write
 from .test_corruption import flip
 
 CONTENT = {"sources": [["a.jsonl", 12, "x"]], "origins": {"files": ["a.jsonl"], "splits": []}}
 
 
-def note(path: Path, content: dict[str, Any]) -> Path:
-    """Write provenance for the dataset at `path`, and give its file."""
-    workspace = Workspace(path, "append")
-    entry, data = pack_provenance(content)
-    workspace.add_file(entry.name, [data])
-    assert workspace.previous is not None
-    workspace.commit(dataclasses.replace(workspace.previous, provenance=entry))
-    return path / entry.name
-
-
 @pytest.fixture
 def noted(tmp_path: Path) -> Path:
     write(tmp_path / "ds", make_samples(1, 9))
-    note(tmp_path / "ds", CONTENT)
+    add_provenance(tmp_path / "ds", CONTENT)
     return tmp_path / "ds"
 
 
@@ -47,7 +37,7 @@ def test_it_is_read_back_and_changes_no_fingerprint(tmp_path: Path) -> None:
     write(tmp_path / "ds", make_samples(1, 9))
     ds = penstock.open(tmp_path / "ds")
     assert ds.storage.provenance() == {}
-    note(tmp_path / "ds", CONTENT)
+    add_provenance(tmp_path / "ds", CONTENT)
     assert ds.storage.provenance() == CONTENT
     assert penstock.open(tmp_path / "ds").fingerprint == ds.fingerprint
     assert penstock.verify(tmp_path / "ds").is_sound
@@ -83,10 +73,10 @@ def test_appending_keeps_it_and_overwriting_removes_it(noted: Path) -> None:
 
 def test_another_takes_its_place_and_the_old_file_goes(noted: Path) -> None:
     old, reader = file_of(noted), penstock.open(noted)
-    new = note(noted, CONTENT | {"sources": []})
+    new = add_provenance(noted, CONTENT | {"sources": []})
     assert file_of(noted) == new != old
     assert reader.storage.provenance() == CONTENT | {"sources": []}  # of the same samples, as it is now
-    assert note(noted, CONTENT | {"sources": []}) == new
+    assert add_provenance(noted, CONTENT | {"sources": []}) == new
     assert penstock.verify(noted).is_sound
 
 
@@ -141,6 +131,6 @@ def test_content_that_is_no_object_is_refused(noted: Path, data: bytes) -> None:
 
 
 def test_the_manifest_stays_small_however_many_files_there_are(noted: Path) -> None:
-    note(noted, {"sources": [[f"/data/train/{number}.jpg", 1, "x"] for number in range(100_000)]})
+    add_provenance(noted, {"sources": [[f"/data/train/{number}.jpg", 1, "x"] for number in range(100_000)]})
     assert (noted / "manifest.json").stat().st_size < 5_000
     assert json.loads((noted / "manifest.json").read_text())["provenance"]["name"] == file_of(noted).name
