@@ -133,18 +133,22 @@ def step_overhead(folder: Path, rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {"alone": [], "loaded": []}
     with penstock.DataLoader(plan, workers="thread", num_workers=1, epochs=None) as loader:
         batches = iter(loader)
+        turns = [("alone", lambda: None), ("loaded", lambda: next(batches))]
         for _ in range(12 * rounds):  # short turns, so that both sides meet the same neighbours
-            for name, take in (("alone", lambda: None), ("loaded", lambda: next(batches))):
+            turns.reverse()
+            for name, take in turns:
                 begin = time.perf_counter()
                 for _ in range(8):
                     take()
                     work(count)
                 times[name].append((time.perf_counter() - begin) / 8)
         stats = loader.stats()
-    alone, loaded = (statistics.median(times[name]) for name in ("alone", "loaded"))
+    added = [loaded / alone - 1 for alone, loaded in zip(times["alone"], times["loaded"], strict=True)]
+    low, _, high = statistics.quantiles(added)
     return {
-        "step alone, ms": 1000 * alone,
-        "loader adds to the step, %": 100 * (loaded / alone - 1),
+        "step alone, ms": 1000 * statistics.median(times["alone"]),
+        "loader adds to the step, %": 100 * statistics.median(added),
+        "uncertain by, %": 100 * (high - low) / len(added) ** 0.5,  # about one standard error of a median
         "of that in next(), us": 1e6 * stats.wait_seconds / stats.num_batches,
         "batches ready when asked for, %": 100 * stats.ready_share,
     }
