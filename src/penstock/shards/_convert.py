@@ -6,6 +6,7 @@ an error that names the column. Floats are rounded to the column's precision.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.schema import Column, Ragged
+from penstock.schema import Column, Ragged, dtype_from_name
 
 _ZERO = np.zeros(1, np.int64)
 
@@ -82,7 +83,7 @@ def _convert_dtype(column: Column, value: Any) -> NDArray[Any]:
 
 def _as_array(column: Column, value: Any) -> NDArray[Any]:
     try:
-        array = np.asarray(value)
+        array = np.asarray(_from_tensor(value) if _is_tensor(value) else value)
     except (ValueError, TypeError, RuntimeError) as error:  # torch tensors refuse by the latter two
         raise SchemaError(f"Column {column.name!r}: no array can be made of this value: {error}") from None
     if array.dtype.kind not in "biufcV" or array.dtype.type is np.void:
@@ -90,6 +91,22 @@ def _as_array(column: Column, value: Any) -> NDArray[Any]:
             f"Column {column.name!r} holds {column.dtype.name}; "
             f"{type(value).__name__} is not a number, or not one of 64 bits."
         )
+    return array
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _from_tensor(tensor: Any) -> NDArray[Any]:
+    """A torch tensor as an array: from any device, also of the dtypes that torch does not give to numpy."""
+    tensor = tensor.detach().cpu()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name == "bfloat16" or name.startswith("float8"):
+        raw: NDArray[Any] = tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
+        return raw.view(dtype_from_name(name)).reshape(tuple(tensor.shape))
+    array: NDArray[Any] = tensor.numpy()
     return array
 
 
