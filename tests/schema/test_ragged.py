@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.schema import Ragged
 
@@ -49,3 +50,10 @@ def test_it_prints_counts_not_contents() -> None:
         "Ragged(1 samples, 1000000 values of uint16)"
     )
     assert "of bytes" in repr(Ragged(np.zeros(2, np.uint8), np.array([0, 2]), is_bytes=True))
+
+
+def test_tensors_are_as_good_as_arrays() -> None:
+    ragged = Ragged(torch.arange(5, dtype=torch.bfloat16), torch.tensor([0, 2, 5]))  # type: ignore[arg-type]
+    assert repr(ragged) == "Ragged(2 samples, 5 values of bfloat16)"
+    assert ragged.lengths.tolist() == [2, 3]
+    assert [sample.tolist() for sample in ragged] == [[0, 1], [2, 3, 4]]

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 class Ragged:
     """Sample `i` is `values[offsets[i]:offsets[i + 1]]`; byte strings come out as `bytes`.
 
+    Values and offsets are arrays; in batches of a DataLoader, tensors.
+
     >>> ragged = Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
     >>> [sample.tolist() for sample in ragged]
     [[5, 6], [], [7]]
@@ -26,7 +28,8 @@ class Ragged:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Length of each sample."""
-        return np.diff(self.offsets)
+        lengths: NDArray[np.int64] = self.offsets[1:] - self.offsets[:-1]
+        return lengths
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -42,5 +45,5 @@ class Ragged:
         return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
-        dtype = "bytes" if self.is_bytes else self.values.dtype.name
+        dtype = "bytes" if self.is_bytes else str(self.values.dtype).removeprefix("torch.")
         return f"Ragged({len(self)} samples, {len(self.values)} values of {dtype})"
