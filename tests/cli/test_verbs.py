@@ -32,9 +32,27 @@ def flip_a_bit(path: Path, at: int) -> None:
 def test_inspect_shows_columns_counts_attributes_lengths_and_samples(dataset, capsys):
     assert main(["inspect", str(dataset), "--samples", "2"]) == 0
     shown = capsys.readouterr().out
-    for part in ("20 samples in 1 shards", "uint16[*]", "licence: CC0", "Lengths of tokens: 0 to 19, mean 9.5"):
+    for part in (
+        "20 samples in 1 shards",
+        "uint16[*]",
+        "licence              CC0",
+        "Lengths of tokens: 0 to 19, mean 9.5",
+    ):
         assert part in shown
     assert "b'document [1]'" in shown
+
+
+def test_inspect_tells_what_is_known_beside_the_data_in_words(tmp_path, capsys):
+    known = {"tokenizer": {"name": "mine", "sha256": "0123456789abcdef" * 4, "size": 50257, "chat": None}, "empty": {}}
+    with penstock.DatasetWriter(tmp_path / "data", {"x": "int64"}, attributes={**known, "list": [1, {"a": {"b": 2}}]}):
+        pass
+    assert main(["inspect", str(tmp_path / "data")]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert lines[1:] == [
+        ["tokenizer", "name mine, sha256 0123456789ab…, size 50,257"],
+        ["empty", "nothing"],
+        ["list", "[1, a (b 2)]"],
+    ]
 
 
 def test_inspect_as_json_is_one_object_with_the_same_facts(dataset, capsys):

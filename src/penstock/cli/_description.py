@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ _CHUNK = 1 << 22
 _SHOWN_ITEMS = 12
 _SHOWN_BYTES = 48
 _SHOWN_ATTRIBUTE = 200
+_HASH = re.compile("[0-9a-f]{32,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +78,10 @@ def print_description(description: Description) -> None:
         out.print(f"Sources: {description.staleness}\n", markup=False)
     for column in manifest.schema.columns:
         out.print(f"  {column.name:<20} {column.spec:<20} {_size(manifest, column)}", markup=False)
+    if manifest.attributes:
+        out.print()
     for key, value in manifest.attributes.items():
-        out.print(f"\n  {key}: {_shorten(str(value))}", markup=False)
+        out.print(f"  {key:<20} {_shorten(_in_words(value))}", markup=False)
     for name, lengths in description.histograms.items():
         out.print(f"\nLengths of {name}: {lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}")
         for line in lengths.lines():
@@ -86,6 +90,22 @@ def print_description(description: Description) -> None:
         out.print(f"\nSample {index}")
         for name, preview in sample.items():
             out.print(f"  {name:<20} {preview}", markup=False)
+
+
+def _in_words(value: Any) -> str:
+    """JSON on one line for people: what is empty is left out, and hashes are cut."""
+    if isinstance(value, Mapping):
+        present = {key: part for key, part in value.items() if part not in (None, {}, [], "")}
+        parts = [
+            f"{key} ({_in_words(part)})" if isinstance(part, Mapping) else f"{key} {_in_words(part)}"
+            for key, part in present.items()
+        ]
+        return ", ".join(parts) if parts else "nothing"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_in_words, value))}]"
+    if isinstance(value, str):
+        return f"{value[:12]}…" if _HASH.fullmatch(value) else value
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def _shorten(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what becomes of a row (default: its columns are kept)")
     what.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json, a folder, tiktoken:NAME, or bytes")
-    what.add_argument("--column", metavar="NAME", help="column with the text")
+    what.add_argument("--column", metavar="NAME", help="column with the text or the images")
     what.add_argument("--append-eos", metavar="TOKEN", help="token to end each document with")
     what.add_argument("--prepend-bos", metavar="TOKEN", help="token to begin each document with")
     what.add_argument("--keep", action="append", default=[], metavar="NAME", help="other column to store")
@@ -58,6 +59,8 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--format", metavar="NAME", help="parquet, jsonl, csv, text, images, webdataset, arrow")
     how.add_argument("--text-unit", choices=("file", "line", "separator"), help="what a document of a text file is")
     how.add_argument("--separator", metavar="TEXT", help="between two documents of a text file")
+    how.add_argument("--delimiter", type=_delimiter, metavar="CHARACTER", help="between two fields of a CSV file")
+    how.add_argument("--encoding", metavar="NAME", help="of text and CSV files (default: utf-8)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -98,10 +101,14 @@ def _wrong_usage(arguments: argparse.Namespace) -> str | None:
     kinds = {name.split("_")[0]: _flag(name) for name in transforms if getattr(arguments, name)}
     if len(kinds) > 1:
         return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give one."
-    needs_tokenizer = ("column", "append_eos", "prepend_bos", "chat_template")
+    needs_tokenizer = ("append_eos", "prepend_bos", "chat_template")
     given = [_flag(name) for name in needs_tokenizer if getattr(arguments, name)]
     if given and not arguments.tokenizer:
         return f"{', '.join(given)} belong to --tokenizer, which is missing."
+    if arguments.column and not kinds.keys() & {"tokenizer", "image"}:
+        return "--column is what --tokenizer or --image-size reads; both are missing. Columns are kept with --keep."
+    if arguments.function and arguments.keep:
+        return "--keep goes with other transforms: a function returns the columns to keep."
     if arguments.image_mode in ("resize", "crop") and not arguments.image_size:
         return f"--image-mode {arguments.image_mode} needs --image-size."
     if arguments.image_size and (arguments.image_mode == "keep" or arguments.image_store == "as_is"):
@@ -137,9 +144,11 @@ def _transform(arguments: argparse.Namespace) -> Transform | None:
             size=size,
             mode=mode or ("resize" if size else "keep"),
             store=store or "pixels",
+            column=arguments.column or "image",
             keep=arguments.keep or None,
         )
     if arguments.function:
+        sys.path.insert(0, os.getcwd())  # as for `python -m`: the function is often in a file that is right here
         return preparation.FunctionTransform(arguments.function)
     return preparation.KeepColumns(arguments.keep) if arguments.keep else None
 
@@ -147,8 +156,9 @@ def _transform(arguments: argparse.Namespace) -> Transform | None:
 def _reading(arguments: argparse.Namespace) -> Any:
     from penstock.sources import SourceOptions
 
-    unit = {"text_unit": arguments.text_unit} if arguments.text_unit else {}
-    return SourceOptions(format=arguments.format, separator=arguments.separator, **unit)
+    names = ("format", "text_unit", "separator", "delimiter", "encoding")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return SourceOptions(**given)
 
 
 @contextmanager
@@ -251,6 +261,10 @@ def _workers(text: str) -> int | str:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a count from 1, or 'auto'")
     return int(text)
+
+
+def _delimiter(text: str) -> str:
+    return "\t" if text in ("\\t", "tab") else text
 
 
 def _image_size(text: str) -> int | tuple[int, int]:
