@@ -21,6 +21,7 @@ import pytest
 from loader.works import Awkward, Returned, Square, a_lambda, odd_arrays
 from penstock.errors import WorkerDied
 from penstock.loader import Engine, make_engine
+from penstock.loader._channel import Channel
 from penstock.loader._sending import pack_work
 
 KINDS = [("inline", "fork"), ("thread", "fork"), ("process", "forkserver"), ("process", "spawn"), ("process", "fork")]
@@ -347,6 +348,49 @@ def test_with_few_descriptors_held_batches_become_copies() -> None:
             engine.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_many_workers_share_few_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 64, hard))
+    try:
+        engine = make(("process", "forkserver"), num_workers=4)
+        held = []
+        for ticket in range(8):
+            engine.submit(ticket, ticket)
+        for ticket in range(200):
+            held.append(engine.wait(ticket).batch["square"])
+            engine.submit(ticket + 8, ticket + 8)
+        assert [array[0] for array in held] == [ticket**2 for ticket in range(200)]
+        engine.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_ctrl_c_while_an_item_is_being_sent_leaves_nothing_behind(
+    is_sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(("process", "fork"), num_workers=1)
+    engine.submit(0, 0)
+    engine.wait(0)
+    send = Channel.send
+
+    def be_interrupted(channel: Channel, *arguments: Any, **options: Any) -> None:
+        if is_sent:
+            send(channel, *arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Channel, "send", be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.submit(1, 1)
+    monkeypatch.setattr(Channel, "send", send)
+    engine.forget()
+    for ticket in range(2, 50):
+        engine.submit(ticket, ticket)
+        assert engine.wait(ticket).batch["number"] == ticket
+    assert engine.num_buffers()[1] <= 1
+    engine.close()
 
 
 def test_a_forgotten_engine_takes_its_workers_along() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,3 +234,46 @@ def test_repeated_rows_are_mapped_as_the_rows_they_repeat() -> None:
     first = numbers(5).map(with_generator).batch(4, tail="pad").read(0)
     assert batch["is_repeated"].tolist() == [False, True, True, True]
     assert batch["whole"][1:].tolist() == first["whole"][:3].tolist()
+
+
+def test_an_error_says_which_row_and_sample_it_was() -> None:
+    def fail(row: Row, rng: np.random.Generator) -> Row:
+        raise LookupError
+
+    few = penstock.from_arrays({"x": np.arange(5)})
+    plan = few.shuffle(seed=3).map(fail).batch(2)
+    sample = int(few.shuffle(seed=3).batch(2).read_at(2)["x"][0])
+    with pytest.raises(LookupError) as caught:
+        plan.read_at(2)
+    assert f"at row 2 (sample {sample})" in caught.value.__notes__[0]
+    mixture = penstock.mix({"few": (few.shuffle(seed=3), 1)}, seed=1, rows=10).map(fail).batch(2)
+    with pytest.raises(LookupError) as caught:
+        mixture.read_at(2)
+    sample = int(penstock.mix({"few": (few.shuffle(seed=3), 1)}, seed=1, rows=10).batch(2).read_at(2)["x"][0])
+    assert f"(sample {sample}) of 'few'" in caught.value.__notes__[0]
+
+
+def test_the_file_behind_a_row_at_fault_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
+    penstock.prepare(str(tmp_path / "a.jsonl"), tmp_path / "data")
+
+    def fail(row: Row, rng: np.random.Generator) -> Row:
+        raise LookupError
+
+    with pytest.raises(LookupError) as caught:
+        penstock.open(tmp_path / "data").map(fail).batch(1).read(1)
+    assert re.search(r"at row 1 \(sample 1, from \S*a.jsonl", caught.value.__notes__[0])
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_tensors_that_a_function_returns_become_arrays(batched: bool) -> None:
+    def use_torch(row: Row, rng: np.random.Generator) -> Row:
+        v = torch.as_tensor(row["v"])
+        return {"v": v, "half": v.bfloat16() / 2, "learned": torch.nn.Parameter(v.float())}
+
+    batch = numbers().map(use_torch, batched=batched).batch(4).read(1)
+    assert all(isinstance(value, np.ndarray) for value in batch.values())
+    assert batch["v"].tolist() == numbers()[4:8]["v"].tolist()
+    assert batch["half"].dtype.name == "bfloat16"
+    assert batch["half"].astype(float).tolist() == (batch["v"] / 2).tolist()
+    assert batch["learned"].dtype == np.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -121,3 +122,21 @@ def test_going_from_batch_to_batch_meets_the_steps_of_every_epoch(steps: Steps, 
 def test_parts_of_a_share_are_stretches_that_together_are_the_share(size: int, num_parts: int) -> None:
     parts = [Steps.part(np.arange(size), part, num_parts) for part in range(num_parts)]
     assert np.concatenate(parts).tolist() == list(range(size))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(steps, st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 40))
+def test_parts_are_as_many_on_every_rank_none_too_large_and_counted_before_they_come(
+    steps: Steps, world_size: int, size: int, num_parts: int, row: int
+) -> None:
+    steps = dataclasses.replace(steps, global_size=world_size * size * num_parts)
+    end = (row // steps.num_rows + 2) * steps.num_rows
+    starts = batches_from(steps, row, end)
+    assert steps.num_parts_between(row, end, num_parts) == sum(steps.num_parts(at, num_parts) for at in starts)
+    for at in starts:
+        shares = [steps.share(steps.rows_at(at)[0], rank, world_size) for rank in range(world_size)]
+        parts = steps.num_parts(at, num_parts)
+        sizes = [[len(steps.part(share, part, parts)) for part in range(parts)] for share in shares]
+        assert max(map(max, sizes)) <= size
+        assert min(sizes[0]) > 0
+        assert parts == num_parts or parts == -(-len(shares[0]) // size)

@@ -159,16 +159,27 @@ def test_arrow_messages_lose_the_fields_that_arrow_filled_with_nulls() -> None:
     assert bytes(token_lists(ready(output))[0]) == b"user:aassistant:b!"
 
 
+def test_arguments_of_tools_lose_the_fields_that_arrow_filled_with_nulls() -> None:
+    calls = [{"arguments": {"city": "Bern"}}, {"arguments": {"path": "x", "content": "y"}}]
+    talks = [[{"role": "assistant", "content": None, "tool_calls": [call]}] for call in calls]
+    template = "{{ messages[0].content is none }}{{ messages[0].tool_calls | tojson }}{{ tools | tojson }}"
+    ready = Tokenize("bytes", chat_template=template, tools_column="tools", loss_mask=False).open()
+    output = ready(make_records({"messages": pa.array(talks), "tools": pa.array([[call] for call in calls])}))
+    expected = [f"True{json.dumps([call])}{json.dumps([call])}" for call in calls]
+    assert [bytes(tokens).decode() for tokens in token_lists(output)] == expected
+
+
 def test_messages_may_be_json_text() -> None:
     assert token_lists(run([json.dumps(TALK)])) == token_lists(run([TALK]))
 
 
 def test_rows_that_are_no_conversations_are_bad_rows() -> None:
-    talks = [None, [], "not json", 7, ["hi"], [{"content": "no role"}], TALK, [{"role": "user", "content": "\ud800"}]]
+    talks = [None, [], "not json", 7, ["hi"], [{"content": "no role"}], [{"role": "user"}], TALK]
+    talks += [[{"role": "user", "content": "\ud800"}]]
     output = run(talks)
-    expected = ["null", "empty", "wrong_type", "wrong_type", "wrong_type", "wrong_type", "invalid_utf8"]
-    assert reasons(output) == list(zip([0, 1, 2, 3, 4, 5, 7], expected, strict=True))
-    assert output.sources.tolist() == [6]
+    expected = ["null", "empty", "wrong_type", "wrong_type", "wrong_type", "wrong_type", "empty", "invalid_utf8"]
+    assert reasons(output) == list(zip([0, 1, 2, 3, 4, 5, 6, 8], expected, strict=True))
+    assert output.sources.tolist() == [7]
 
 
 def test_a_template_that_raises_is_a_bad_row_with_its_message() -> None:

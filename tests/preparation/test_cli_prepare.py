@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 import penstock
 from penstock.cli import main
 
-from .corpora import assert_holds, make_corpus, write_jsonl
+from .corpora import assert_holds, decoded, make_corpus, write_jsonl
 
 
 def test_the_usual_call_says_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,6 +62,35 @@ def test_images_are_decoded_as_flags_say(tmp_path: Path, flags: list[str], colum
     assert (len(ds), ds.schema.to_json()) == (2, columns)
 
 
+def test_images_may_be_in_any_column(tmp_path: Path) -> None:
+    encoded = io.BytesIO()
+    Image.new("RGB", (9, 7)).save(encoded, "png")
+    pq.write_table(pa.table({"photo": [encoded.getvalue()], "n": [3]}), tmp_path / "a.parquet")
+    flags = ["--image-size", "8", "--column", "photo", "--keep", "n", "--workers", "1"]
+    assert main(["prepare", str(tmp_path / "a.parquet"), str(tmp_path / "data"), *flags]) == 0
+    assert penstock.open(tmp_path / "data").schema.to_json() == {"photo": "uint8[8,8,3]", "n": "int64"}
+
+
+@pytest.mark.parametrize(("flag", "delimiter"), [(";", ";"), ("\\t", "\t"), ("tab", "\t")])
+def test_csv_files_are_read_as_flags_say(tmp_path: Path, flag: str, delimiter: str) -> None:
+    (tmp_path / "a.csv").write_text(f"n{delimiter}text\n1{delimiter}café, au lait\n", "latin-1")
+    flags = ["--tokenizer", "bytes", "--delimiter", flag, "--encoding", "latin-1", "--workers", "1"]
+    assert main(["prepare", str(tmp_path / "a.csv"), str(tmp_path / "data"), *flags]) == 0
+    assert decoded(tmp_path / "data") == ["café, au lait"]
+
+
+def test_a_function_may_be_in_a_file_right_here(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 5, 1)
+    (tmp_path / "right_here.py").write_text("def ids(batch): return {'id': batch['id']}")
+    command = [sys.executable, "-P", "-m", "penstock.cli", "prepare", "a.jsonl", "data", "--workers", "1", "--function"]
+    done = subprocess.run([*command, "right_here:ids"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [sample["id"] for sample in penstock.open(tmp_path / "data")] == list(range(5))
+    done = subprocess.run([*command, "not_here:ids"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No module 'not_here' for the function 'not_here:ids'" in done.stderr
+
+
 def test_skipped_rows_are_shown_by_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(tmp_path / "a.jsonl", 5, 1)
     with open(tmp_path / "a.jsonl", "a") as file:
@@ -77,6 +111,8 @@ def test_an_error_is_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("flags", "message"),
     [
         (["--append-eos", "x"], "--append-eos belong to --tokenizer"),
+        (["--column", "x"], "--column is what --tokenizer or --image-size reads"),
+        (["--function", "a:b", "--keep", "x"], "--keep goes with other transforms"),
         (["--max-skipped", "3"], "--max-skipped limits --on-error skip"),
         (["--address", "here:1"], "--address is for --engine ray"),
         (["--separator", "x"], "--text-unit separator and --separator go together"),

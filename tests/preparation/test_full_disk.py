@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from filesystem.disks import mounted_disk
 from penstock.preparation import Tokenize, prepare
 
 from .corpora import assert_holds, contents, make_corpus
@@ -35,18 +36,8 @@ def reference(corpus: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount command")
-    if done.returncode:
-        pytest.skip(f"mounting a tmpfs needs root: {done.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with mounted_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        yield disk
 
 
 def run_command(corpus: Path, destination: Path) -> subprocess.CompletedProcess[str]:

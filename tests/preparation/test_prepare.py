@@ -17,6 +17,7 @@ from penstock.preparation import FunctionTransform, Progress, Tokenize, prepare
 from penstock.shards import read_manifest
 
 from .corpora import assert_holds, contents, decoded, make_corpus, provenance, stray_files, write_jsonl
+from .functions import lengths
 
 SHARD = 20_000
 BYTES = Tokenize("bytes")
@@ -116,6 +117,16 @@ def test_a_function_may_give_any_number_of_samples_which_say_where_they_came_fro
     rows = [row for row in range(90) if row % 3 for _ in range(2)]
     assert ds[: len(ds)]["origin"].tolist() == [[0, row] for row in rows]
     assert ds[: len(ds)]["length"].tolist() == [len(texts[row]) for row in rows]
+
+
+def test_a_function_needs_no_wrapper_and_what_is_no_transform_is_refused(tmp_path: Path) -> None:
+    texts = write_jsonl(tmp_path / "a.jsonl", 9, 1)
+    prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=lengths, workers=1)
+    assert penstock.open(tmp_path / "data")[:9]["length"].tolist() == [len(text) for text in texts]
+    for wrong in (Tokenize, "bytes"):
+        with pytest.raises(TypeError, match="or a function of a batch"):
+            prepare(tmp_path / "a.jsonl", tmp_path / "other", transform=wrong, workers=1)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_transform_that_takes_our_column_name_is_told_so(tmp_path: Path) -> None:
@@ -223,6 +234,8 @@ def test_pack_without_tokens_is_refused_before_any_work(tmp_path: Path) -> None:
         ({"shard_bytes": 0}, "at least one byte"),
         ({"address": "here:1"}, "engine='ray' uses it"),
         ({"pack": [0]}, "counts of tokens, from 1"),
+        ({"pack": 0}, "counts of tokens, from 1"),
+        ({"shuffle": True}, "shuffle=True; a whole number"),
         ({"shuffle": 1, "origins": "manifest"}, "leave origins= alone"),
     ],
 )
@@ -306,6 +319,38 @@ def test_a_foreign_dataset_is_not_touched_without_overwrite(tmp_path: Path) -> N
     assert contents(tmp_path / "data") == before
     prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=BYTES, workers=1, overwrite=True)
     assert_holds(tmp_path / "data", texts)
+
+
+def test_samples_that_another_writer_appended_are_not_dropped(tmp_path: Path) -> None:
+    texts = write_jsonl(tmp_path / "a.jsonl", 5, 1)
+    sources, destination = tmp_path / "*.jsonl", tmp_path / "data"
+    prepare(sources, destination, transform=BYTES, workers=1)
+    with penstock.DatasetWriter(destination, {"tokens": "uint8[*]"}, mode="append") as writer:
+        writer.write({"tokens": np.frombuffer(b"more", np.uint8)})
+    assert prepare(sources, destination, transform=BYTES, workers=1).num_samples == 6
+    before, more = contents(destination), write_jsonl(tmp_path / "b.jsonl", 2, 1)
+    for options in ({}, {"pack": [8]}):
+        with pytest.raises(DatasetExists, match="appended 1 samples that this run would drop"):
+            prepare(sources, destination, transform=BYTES, workers=1, **options)
+        assert contents(destination) == before
+    prepare(sources, destination, transform=BYTES, workers=1, overwrite=True)
+    assert decoded(destination) == texts + more
+
+
+def test_a_dataset_inside_its_source_folder_is_no_source(tmp_path: Path) -> None:
+    texts = write_jsonl(tmp_path / "a.jsonl", 5, 1)
+    prepare(tmp_path, tmp_path / "deep" / "data", transform=BYTES, workers=1)
+    assert prepare(tmp_path, tmp_path / "deep" / "data", transform=BYTES, workers=1).tasks_run == 0
+    assert not penstock.is_stale(tmp_path / "deep" / "data")
+    prepare(f"{tmp_path}/**/*.json*", tmp_path / "other", transform=BYTES, workers=1)
+    assert decoded(tmp_path / "other") == texts
+
+
+def test_a_file_as_destination_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 5, 1)
+    (tmp_path / "b.jsonl").touch()
+    with pytest.raises(NotADirectoryError, match=r"b\.jsonl: the destination is a file"):
+        prepare(tmp_path / "a.jsonl", tmp_path / "b.jsonl", transform=BYTES, workers=1)
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:

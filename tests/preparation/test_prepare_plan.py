@@ -56,7 +56,9 @@ def test_files_added_behind_change_no_task_but_the_last(old: list[int], new: lis
 def test_a_key_changes_with_the_recipe_the_file_and_the_split() -> None:
     def key(recipe: str = "r", identity: str = "1", size: int = 5, first: int = 0, numbered: bool = False) -> str:
         files = {"a": SourceFile("a", size, identity)}
-        tasks = name_tasks([(whole("a", size),)], files, recipe_key=recipe, first_split=first, is_numbered=numbered)
+        tasks = name_tasks(
+            [(whole("a", size),)], files, recipe_key=recipe, first_split=first, is_numbered=numbered, unknown=""
+        )
         return tasks[0].key
 
     assert key() == key(first=3)

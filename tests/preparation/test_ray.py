@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import penstock
 from penstock.errors import MissingExtra
 from penstock.preparation import FunctionTransform, Tokenize, WorkerDied, _ray, prepare
+from penstock.preparation._processes import worker_settings
 
 from .corpora import assert_holds, contents, make_corpus
 
@@ -50,6 +52,13 @@ class TestOnALocalCluster:
             prepare(f"{tmp_path}/src/*.jsonl", tmp_path / f"ray-{name}", engine="ray", **common)
             assert contents(tmp_path / f"ray-{name}") == contents(tmp_path / f"local-{name}")
             assert_holds(tmp_path / f"ray-{name}", texts)
+
+    def test_workers_have_the_environment_of_local_ones(self, tmp_path: Path) -> None:
+        make_corpus(tmp_path / "src", 1, 5)
+        transform = FunctionTransform("preparation.functions:environment", types={"environment": "bytes"})
+        prepare(f"{tmp_path}/src/*.jsonl", tmp_path / "data", transform=transform, engine="ray")
+        told = json.loads(bytes(penstock.open(tmp_path / "data")[0]["environment"]))
+        assert told.items() >= worker_settings(num_threads=1).items()
 
     def test_a_killed_worker_costs_its_task_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         texts = make_corpus(tmp_path / "src")

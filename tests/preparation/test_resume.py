@@ -21,7 +21,8 @@ import pytest
 
 import penstock
 from penstock.errors import CorruptionError, DatasetExists, IncompleteDataset, StorageError, WriterBusy
-from penstock.preparation import Tokenize, is_stale, prepare
+from penstock.preparation import Progress, Tokenize, is_stale, prepare
+from penstock.sources import SourceOptions
 
 from .corpora import assert_holds, contents, decoded, make_corpus, provenance, write_jsonl
 
@@ -394,6 +395,20 @@ class TestIncremental:
             run_library(tmp_path / "src", tmp_path / "data", transform=other)
 
 
+def test_sources_that_change_during_the_run_are_told_and_read_anew(tmp_path: Path) -> None:
+    make_corpus(tmp_path / "src", 2, 20)
+
+    def meddle(progress: Progress) -> None:
+        with open(tmp_path / "src" / "part-000.jsonl", "a") as file:
+            file.write('{"text": "late"}\n')
+
+    done = run_library(tmp_path / "src", tmp_path / "data", on_progress=meddle)
+    assert [note.split(" (")[0] for note in done.notes] == ["1 source files changed during the run"]
+    again = run_library(tmp_path / "src", tmp_path / "data")
+    assert again.notes == ()
+    assert "late" in decoded(tmp_path / "data")
+
+
 class TestStaleness:
     def test_it_tells_new_changed_and_missing_files(self, tmp_path: Path) -> None:
         make_corpus(tmp_path / "src", 3, 20)
@@ -411,6 +426,16 @@ class TestStaleness:
             "part-001.jsonl",
         ]
         assert "1 source files new" in str(stale)
+
+    def test_it_looks_where_and_for_what_the_preparation_looked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "src").mkdir()
+        (tmp_path / "src" / "a.py").write_text("pass")
+        reading = SourceOptions(format="text")
+        prepare("~/src", tmp_path / "data", transform=BYTES, reading=reading, workers=1)
+        assert not is_stale(tmp_path / "data")
 
     def test_it_tells_another_transform(self, tmp_path: Path) -> None:
         make_corpus(tmp_path / "src", 1, 20)

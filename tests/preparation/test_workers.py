@@ -15,7 +15,7 @@ import penstock
 from penstock.errors import StorageError
 from penstock.preparation import FunctionTransform, Progress, Tokenize, WorkerDied, prepare
 from penstock.preparation._messages import pack_error, unpack_error
-from penstock.preparation._processes import _environment
+from penstock.preparation._processes import worker_settings
 
 from .corpora import make_corpus, write_jsonl
 
@@ -135,7 +135,7 @@ def test_a_worker_leaves_to_the_user_what_the_user_has_set(monkeypatch: pytest.M
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("MIMALLOC_PURGE_DELAY", raising=False)
     monkeypatch.setenv("RAYON_NUM_THREADS", "5")
-    given = _environment(1)
+    given = worker_settings(1)
     assert (given["RAYON_NUM_THREADS"], given["OMP_NUM_THREADS"], given["MIMALLOC_PURGE_DELAY"]) == ("5", "1", "-1")
     monkeypatch.setenv("MIMALLOC_PURGE_DELAY", "10")
-    assert _environment(1)["MIMALLOC_PURGE_DELAY"] == "10"
+    assert worker_settings(1)["MIMALLOC_PURGE_DELAY"] == "10"

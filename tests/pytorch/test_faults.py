@@ -40,6 +40,7 @@ def test_an_error_arrives_with_type_line_row_and_worker_and_the_loader_lives_on(
         assert got == list(range(20))  # all that came before it, whatever was computed ahead
         notes = "\n".join(caught.value.__notes__)
         assert "the batch at row 20 (rank 0 of 1)" in notes
+        assert "in map(fail_at_20), at row 20 (sample 20)" in notes
         where = str(caught.value.__cause__) if options["workers"] == "process" else _traceback(caught.value)
         assert "the line that a traceback must show" in where
         if options["workers"] != "inline":

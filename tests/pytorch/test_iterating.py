@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
 
+import numpy as np
 import pytest
+import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 import penstock
 from penstock.errors import StateError
 from pytorch.examples import documents, expected, numbers, received, rows_of
+from pytorch.functions import be_slow
+
+Workers = Literal["thread", "process"]
 
 
 def make(tail: str = "carry", **options: object) -> penstock.DataLoader:
@@ -108,6 +117,15 @@ def test_set_epoch_with_the_current_epoch_does_not_rewind() -> None:
             loader.set_epoch(wrong)  # type: ignore[arg-type]
 
 
+def test_set_epoch_with_the_epoch_that_runs_is_nothing_also_at_its_last_batch() -> None:
+    with make() as loader:
+        seen = []
+        for batch in loader:
+            seen += batch["x"].tolist()
+            loader.set_epoch(0)  # the last batch reaches into epoch 1
+    assert seen == [*range(10), 0, 1]
+
+
 def test_the_usual_loop_over_epochs_sees_every_row_once_per_epoch() -> None:
     with make("short") as loader:
         for epoch in range(3):
@@ -195,12 +213,24 @@ def test_micro_batches_are_pieces_of_a_step_and_state_moves_with_steps() -> None
         iter(penstock.DataLoader(plan, micro_batch=3))
 
 
-def test_micro_batches_of_a_short_step_are_as_many_as_of_any_other() -> None:
-    plan = numbers(9).batch(8, tail="short")
-    with penstock.DataLoader(plan, workers="thread", micro_batch=2) as loader:
-        assert len(loader) == 8
+@pytest.mark.parametrize(("num_rows", "sizes"), [(9, [1]), (11, [2, 1]), (13, [2, 2, 1]), (15, [2, 2, 2, 1])])
+def test_micro_batches_of_a_short_step_are_fewer_and_none_is_empty(num_rows: int, sizes: list[int]) -> None:
+    plan = numbers(num_rows).batch(8, tail="short")
+    with penstock.DataLoader(plan, workers="thread", micro_batch=2, epochs=2) as loader:
+        assert len(loader) == 2 * (4 + len(sizes))
         batches = list(loader)
-    assert [len(batch["x"]) for batch in batches] == [2, 2, 2, 2, 1, 0, 0, 0]
+        assert loader.state_dict()["epoch"] == 2
+    assert [len(batch["x"]) for batch in batches] == 2 * [2, 2, 2, 2, *sizes]
+    assert [x for batch in batches for x in batch["x"].tolist()] == 2 * list(range(num_rows))
+
+
+def test_ranks_have_as_many_micro_batches_of_a_short_step_when_one_has_a_row_more() -> None:
+    plan = numbers(8 + 5).batch(8, tail="short")
+    sizes = []
+    for rank in range(2):
+        with penstock.DataLoader(plan, micro_batch=2, rank=rank, world_size=2) as loader:
+            sizes.append([len(batch["x"]) for batch in loader])
+    assert sizes == [[2, 2, 2, 1], [2, 2, 1, 1]]
 
 
 def test_an_exception_in_the_loop_leaves_the_state_at_the_rows_handed_over() -> None:
@@ -274,6 +304,15 @@ def test_state_counts_what_was_handed_over_and_not_what_was_computed_ahead() -> 
             assert state["epoch"] * 10 + state["row"] == 4 * (step + 1)
 
 
+@pytest.mark.parametrize("convert", [np.int64, torch.tensor])
+def test_a_state_that_a_store_gave_back_with_its_own_numbers_is_taken(convert: Any) -> None:
+    with make("short") as loader:
+        state = loader.state_dict()
+        loader.load_state_dict(state | {"epoch": convert(3), "row": convert(4)})
+        assert loader.state_dict() == state | {"epoch": 3, "row": 4}
+        assert type(loader.state_dict()["row"]) is int
+
+
 def test_a_second_loop_ends_the_first() -> None:
     with make("short") as loader:
         first = iter(loader)
@@ -288,6 +327,69 @@ def test_a_second_loop_ends_the_first() -> None:
         loader.set_epoch(8)
         with pytest.raises(RuntimeError, match="This loop is over"):
             next(third)
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_loops_begun_in_several_threads_end_all_but_one(workers: Workers) -> None:
+    plan = numbers(400).map(be_slow).batch(4)
+    complete, told = [], []
+
+    def run() -> None:
+        try:
+            complete.append(rows_of(loader))
+        except RuntimeError as error:
+            told.append(str(error))
+
+    with warnings.catch_warnings(), penstock.DataLoader(plan, workers=workers, num_workers=2) as loader:
+        warnings.simplefilter("ignore")  # of the rows that loops before left out
+        threads = [threading.Thread(target=run) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    assert len(complete) == 1
+    assert len(told) == 2
+    assert all("This loop is over" in message for message in told)
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_workers_and_prefetch_may_be_changed_from_another_thread(workers: Workers) -> None:
+    plan = numbers(200).map(be_slow).batch(4)
+    is_over = threading.Event()
+
+    def tune() -> None:
+        for number in itertools.cycle((1, 3, 2)):
+            if is_over.wait(0.003):
+                return
+            loader.set_workers(number)
+            loader.set_prefetch(number)
+            assert loader.stats().num_workers == number
+
+    with (
+        penstock.DataLoader(plan, workers=workers, num_workers=2) as loader,
+        ThreadPoolExecutor() as pool,
+    ):
+        tuning = pool.submit(tune)
+        try:
+            assert rows_of(loader) == list(range(200))
+        finally:
+            is_over.set()
+        tuning.result()
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_close_from_another_thread_ends_a_loop_that_waits(workers: Workers) -> None:
+    loader = penstock.DataLoader(numbers(2000).map(be_slow).batch(200), workers=workers, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    closing = threading.Timer(0.05, loader.close)
+    closing.start()
+    with pytest.raises(RuntimeError, match=r"The loader (is|was) closed"):
+        for _ in batches:
+            pass
+    closing.join()
+    assert (loader.stats().num_workers, loader.stats().num_buffers) == (0, 0)
 
 
 def test_a_closed_loader_says_so_and_starts_again() -> None:

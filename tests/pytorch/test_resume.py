@@ -99,7 +99,8 @@ def test_a_resume_needs_no_replay() -> None:
         ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}, (1, 2)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, (0, 1)),  # a batch script that runs Python without srun
         ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, (1, 2)),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, (0, 4)),
+        ({"WORLD_SIZE": "4"}, (0, 1)),
     ],
 )
 def test_rank_and_world_size_are_found_when_a_loop_begins(
@@ -120,10 +121,26 @@ def test_rank_and_world_size_are_found_when_a_loop_begins(
     assert next(iter(given_rank))["x"].tolist() == [3, 7]
 
 
+@pytest.mark.parametrize(("rank", "world_size"), [("x", "2"), ("2", "2"), ("-1", "2"), ("0", "0")])
+def test_variables_that_name_no_rank_are_told_and_not_taken_for_a_single_process(
+    rank: str, world_size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = penstock.DataLoader(numbers(16).batch(8), num_workers=0)
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(ValueError, match=f"RANK='{rank}', WORLD_SIZE='{world_size}' in the environment"):
+        iter(loader)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("0", "1"), (2, 2), (-1, 2), (0, 0), (True, 2)])
+def test_a_rank_that_cannot_be_is_refused_when_the_loader_is_made(rank: Any, world_size: Any) -> None:
+    with pytest.raises(ValueError, match="ranks are numbers from 0 to world_size - 1"):
+        penstock.DataLoader(numbers(16).batch(8), rank=rank, world_size=world_size)
+
+
 def test_ranks_that_cannot_share_a_batch_are_told() -> None:
-    for rank, world_size, match in [(0, 3, "cannot be shared evenly by 3 ranks"), (4, 4, "ranks go from 0")]:
-        with pytest.raises(ValueError, match=match):
-            next(iter(penstock.DataLoader(numbers().batch(8), num_workers=0, rank=rank, world_size=world_size)))
+    with pytest.raises(ValueError, match="cannot be shared evenly by 3 ranks"):
+        next(iter(penstock.DataLoader(numbers().batch(8), num_workers=0, rank=0, world_size=3)))
 
 
 def test_two_ranks_resumed_as_four_over_gloo_see_every_row_once(tmp_path: Path) -> None:

@@ -182,6 +182,30 @@ def test_persistent_workers_resume_in_the_middle_of_their_life() -> None:
     assert plain(loader) == [[0], *expected]
 
 
+@pytest.mark.parametrize("num_batches", [0, 2])
+@pytest.mark.parametrize("loads_into_the_same", [True, False])
+def test_the_order_of_a_later_epoch_of_persistent_workers_is_resumed(
+    num_batches: int, loads_into_the_same: bool
+) -> None:
+    """They get their seed once, from the generator that the sampler draws from."""
+
+    def make() -> penstock.DataLoader[Any]:
+        options = {"batch_size": 4, "shuffle": True, "num_workers": 1, "generator": seeded(3)}
+        return penstock.DataLoader(Numbers(12), persistent_workers=True, **options)
+
+    with make() as loader:
+        first = [plain(batch) for batch in loader]
+        states = [loader.state_dict()]
+        second = []
+        for batch in loader:
+            second.append(plain(batch))
+            states.append(loader.state_dict())
+        with loader if loads_into_the_same else make() as again:
+            again.load_state_dict(states[num_batches])
+            assert [plain(batch) for batch in again] == second[num_batches:]
+            assert second != first
+
+
 def test_a_state_is_plain_data_and_survives_being_loaded_and_saved_again() -> None:
     loader = penstock.DataLoader(Numbers(), batch_size=3, shuffle=True)
     loop = iter(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import sys
@@ -94,15 +95,28 @@ def test_worker_init_fn_runs_after_seeding_and_before_the_first_sample() -> None
     assert_same(*both(lambda loader: list(loader(Configured(), num_workers=2, worker_init_fn=configure))))
 
 
-def test_an_error_of_worker_init_fn_comes_with_the_first_batch_of_that_worker() -> None:
+def test_an_error_of_worker_init_fn_comes_with_every_batch_of_that_worker() -> None:
     def fail(worker: int) -> None:
         if worker == 1:
             raise ValueError("no such file")
 
     batches = iter(penstock.DataLoader(Numbers(4), num_workers=2, worker_init_fn=fail))
     assert next(batches).tolist() == [0]
-    with pytest.raises(ValueError, match=r"Caught ValueError in DataLoader worker process 1.\nOriginal Traceback"):
+    message = r"Caught ValueError in DataLoader worker process 1.\nOriginal Traceback"
+    with pytest.raises(ValueError, match=message):
         next(batches)
+    assert next(batches).tolist() == [2]
+    with pytest.raises(ValueError, match=message):
+        next(batches)
+
+
+def test_processes_that_a_dataset_starts_can_be_terminated() -> None:
+    class Pooled(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                return pool.map(abs, [-index])[0]
+
+    assert plain(penstock.DataLoader(Pooled(2), num_workers=1)) == [[0], [1]]
 
 
 def test_an_iterable_dataset_that_cannot_begin_says_so_with_every_batch() -> None:

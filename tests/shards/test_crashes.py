@@ -12,7 +12,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pytest
 
 import penstock
 from filesystem.children import Child, is_killed, run_in_child
+from filesystem.disks import mounted_disk
 from penstock.errors import DatasetChanged, IncompleteDataset, StorageError, WriterBusy
 from penstock.shards import DatasetWriter
 
@@ -404,18 +404,8 @@ def test_a_limit_on_file_size_names_path_and_bytes_and_the_next_run_succeeds(roo
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 1 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    try:
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount command")
-    if done.returncode:
-        pytest.skip(f"mounting a tmpfs needs root: {done.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with mounted_disk(tmp_path / "disk", 1 << 20) as disk:
+        yield disk
 
 
 @every_mode

@@ -108,6 +108,10 @@ def test_headers_tell_delimiters_columns_and_mistakes(tmp_path: Path) -> None:
         gather(path, columns=("text",))
     with pytest.raises(FormatError, match="names 'x' more than once"):
         gather(write(tmp_path / "b.csv", b"x,x\n1,2\n"))
+    with pytest.raises(SchemaError, match=r"the header has 'x;y'\. Do its fields end with ';'"):
+        gather(write(tmp_path / "c.csv", b"x;y\n1;2\n"), columns=("x",))
+    with pytest.raises(FormatError, match=r"utf16\.csv: this is UTF-16"):
+        gather(write(tmp_path / "utf16.csv", "x,y\n".encode("utf-16")))
     assert gather(write(tmp_path / "c.csv", b"x;y\n1;2\n"), delimiter=";")[0] == [{"x": "1", "y": "2"}]
     assert gather(write(tmp_path / "d.tsv", b"x\ty\n1\t\n"))[0] == [{"x": "1", "y": ""}]
 

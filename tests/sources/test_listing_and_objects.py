@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import FormatError
-from penstock.sources import IterableSource, SourceOptions, Split, list_files, plan_splits, read_split
+from penstock.sources import IterableSource, SourceOptions, Split, list_files, peek_split, plan_splits, read_split
 
 from .gathering import gather, values
 
@@ -63,6 +63,31 @@ def test_what_is_no_source_is_refused() -> None:
             list_files(wrong, SourceOptions())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="empty"):
         list_files([], SourceOptions())
+
+
+def test_a_link_to_nothing_is_an_error_and_no_file_less(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").symlink_to("gone.jsonl")
+    for source in (tmp_path, f"{tmp_path}/*.jsonl", tmp_path / "b.jsonl"):
+        with pytest.raises(FileNotFoundError, match=r"b\.jsonl: a link to gone\.jsonl, which is not there"):
+            names(source, tmp_path)
+
+
+def test_brackets_in_a_glob_are_explained(tmp_path: Path) -> None:
+    write(tmp_path / "a [1]" / "b [2].jsonl")
+    assert names(tmp_path / "a [1]" / "b [2].jsonl", tmp_path) == ["a [1]/b [2].jsonl"]
+    with pytest.raises(FileNotFoundError, match=r"A bracket in a name is written \[\[\]"):
+        names(f"{tmp_path}/a [1]/*.jsonl", tmp_path)
+    assert names(f"{tmp_path}/a [[]1]/*.jsonl", tmp_path) == ["a [1]/b [2].jsonl"]
+
+
+def test_a_dataset_of_ours_is_no_raw_data(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl"), write(tmp_path / "data" / "run.json")
+    assert names(tmp_path, tmp_path) == ["a.jsonl", "data/run.json"]
+    write(tmp_path / "data" / "manifest.json", b'{\n "format": "penstock",\n')
+    assert names(tmp_path, tmp_path) == names(f"{tmp_path}/**/*.json*", tmp_path) == ["a.jsonl"]
+    with pytest.raises(ValueError, match="a dataset that Penstock made"):
+        names(tmp_path / "data", tmp_path)
 
 
 def test_links_to_files_are_followed_and_links_in_a_circle_end(tmp_path: Path) -> None:
@@ -125,6 +150,14 @@ def test_a_function_can_be_read_again_and_an_iterator_cannot() -> None:
         else:
             with pytest.raises(FormatError, match="cannot be read again"):
                 list(read_split(split, SourceOptions()))
+
+
+def test_a_look_takes_nothing_from_an_iterator() -> None:
+    options = SourceOptions(batch_bytes=100)
+    [split] = plan_splits(list_files(({"n": n} for n in range(100)), options), options, 1)
+    assert [next(peek_split(split, options)).num_rows for _ in range(2)] == [13, 13]
+    assert sum(records.num_rows for records in peek_split(split, options)) == 100
+    assert sum(records.num_rows for records in read_split(split, options)) == 100
 
 
 def test_arrow_tables_are_cut_by_rows() -> None:

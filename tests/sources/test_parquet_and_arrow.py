@@ -17,6 +17,14 @@ from penstock.sources import SourceOptions, list_files, plan_splits, read_split
 from .gathering import gather, values
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    for name, write in (("a.parquet", write_parquet), ("a.arrow", write_arrow_file)):
+        write(tmp_path / name, table, 1)
+        with pytest.raises(SchemaError, match=f"{name}: more than one column is called 'text'"):
+            gather(tmp_path / name)
+
+
 def table_of(num_rows: int) -> pa.Table:
     return pa.table({"id": range(num_rows), "text": [None if n % 7 == 3 else f"document {n}" for n in range(num_rows)]})
 

@@ -80,8 +80,22 @@ def test_files_that_are_no_text_are_bad_rows_under_their_own_name(tmp_path: Path
         (bad, 1, "invalid_utf8"),
         (long, 2, "too_long"),
     ]
-    with pytest.raises(FormatError, match=r"e\.txt: the file is UTF-16"):
-        gather(write(tmp_path / "e.txt", "text".encode("utf-16")))
+
+
+def test_a_damaged_file_costs_no_other_of_its_group(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", b"good")
+    wide = write(tmp_path / "b.txt", "text".encode("utf-16"))
+    cut = write(tmp_path / "c.txt.gz", gzip.compress(b"text" * 100)[:-10])
+    write(tmp_path / "d.txt.gz", gzip.compress(b"good too"))
+    rows, errors = gather(tmp_path)
+    assert values(rows) == ["good", "good too"]
+    assert [(error.path, error.row, error.reason) for error in errors] == [
+        (wide, 1, "damaged_file"),
+        (cut, 2, "damaged_file"),
+    ]
+    assert [error.message[:20] for error in errors] == ["the file is UTF-16. ", "the gzip data is tru"]
+    with pytest.raises(FormatError, match=r"b\.txt: the file is UTF-16"):
+        gather(wide, text_unit="line")
 
 
 def test_bad_lines_are_named_and_the_rest_is_kept(tmp_path: Path) -> None:

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gzip
+import itertools
 import logging
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.errors import FormatError, SchemaError, StorageError
-from penstock.streams import PartRun
+from penstock.streams import PartRun, check_state
 
-from .examples import read_all, recipe_of
+from .examples import Record, read_all, recipe_of
 
 BAD = {
     "a.jsonl": (b'{"n": 1}\nno json\n[2]\n{"n": "\\ud800"}\n{"n": 4}\n{"n":\n5}\n\xff\n', [{"n": 1}, {"n": 4}], 6),
@@ -30,6 +35,37 @@ def test_a_bad_record_stops_the_stream_or_is_left_out_and_counted(tmp_path: Path
             assert list(run) == good
         assert run.state()["num_skipped"] == num_bad
         assert f"left out {num_bad} bad records" in caplog.text
+
+
+GOOD = {"a.jsonl": b'{"n": 1}', "a.csv": b"1,2", "a.txt": b"good"}
+WRONG = {"a.jsonl": [b"no json", b"\xff", b"[1]"], "a.csv": [b"1", b"\xff,1", b"1,2,3"], "a.txt": [b"\xff"]}
+BLANK = {"a.jsonl": [b"", b" "], "a.csv": [b""], "a.txt": []}
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(sorted(GOOD)), st.sampled_from([1, 30, 1 << 20]), st.sampled_from([0, 2]), st.data())
+def test_good_records_before_a_bad_one_come_first_and_skipping_may_go_on_from_there(
+    tmp_path_factory: pytest.TempPathFactory, name: str, block_bytes: int, shuffle_buffer: int, data: st.DataObject
+) -> None:
+    choices = st.sampled_from([GOOD[name], *WRONG[name], *BLANK[name]])
+    lines = data.draw(st.lists(choices, max_size=12))
+    path = tmp_path_factory.mktemp("lines") / name
+    path.write_bytes(b"x,y\n" * (name == "a.csv") + b"".join(line + b"\n" for line in lines))
+    stopping = recipe_of(path, block_bytes=block_bytes, shuffle_buffer=shuffle_buffer)
+    skipping = dataclasses.replace(stopping, on_error="skip")
+    all_records = read_all(skipping)
+    run = PartRun(stopping, part=0, num_parts=1, epoch=0)
+    records: list[Record] = []
+    with contextlib.suppress(FormatError):
+        records.extend(iter(run))
+    num_wrong = sum(line in WRONG[name] for line in lines)
+    if num_wrong:
+        before = itertools.takewhile(lambda line: line not in WRONG[name], lines)
+        assert len(records) == max(0, list(before).count(GOOD[name]) - shuffle_buffer)
+    check_state(run.state(), skipping)
+    rest = PartRun(skipping, part=0, num_parts=1, epoch=0, state=run.state())
+    assert records + list(rest) == all_records
+    assert rest.state()["num_skipped"] == num_wrong
 
 
 def test_a_record_over_the_limit_is_an_error_that_names_its_byte(tmp_path: Path) -> None:

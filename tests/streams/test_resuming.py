@@ -89,13 +89,18 @@ def state_after(num_records: int, recipe: Recipe) -> dict[str, Any]:
         ({"shuffle_buffer": 8}, "Different: shuffle_buffer was 0, is 8"),
         ({"seed": 1}, "Different: seed was 0, is 1"),
         ({"reading": {"encoding": "latin-1"}}, r"reading was .*'utf-8'.* is .*'iso8859-1'"),
-        ({"on_error": "skip"}, "on_error was raise, is skip"),
     ],
 )
 def test_a_state_of_other_settings_is_refused_with_what_differs(numbers: Path, change: dict, message: str) -> None:
     state = state_after(10, recipe_of(numbers))
     with pytest.raises(StateError, match=message):
         check_state(state, recipe_of(numbers, **change))
+
+
+def test_a_stream_that_left_records_out_does_not_go_on_as_one_that_stops_at_them(numbers: Path) -> None:
+    state = state_after(10, recipe_of(numbers, on_error="skip"))
+    with pytest.raises(StateError, match="on_error was skip, is raise"):
+        check_state(state, recipe_of(numbers))
 
 
 def test_a_state_of_other_files_is_refused(numbers: Path) -> None:

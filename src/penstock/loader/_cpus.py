@@ -50,4 +50,4 @@ def _quota_of(group: Path) -> float | None:
 
 def _given(name: str) -> float | None:
     value = os.environ.get(name, "")
-    return float(value) if value.isdigit() and int(value) > 0 else None
+    return float(value) if value.isdecimal() and int(value) > 0 else None

@@ -5,6 +5,7 @@ The end of epoch e and the start of epoch e + 1 are the same row, hence the same
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +56,20 @@ class Cursor:
                 f"The state belongs to another order of the data. {_difference(state.get('facts'), self.plan)} "
                 "Batch size, ranks, workers, casts, labels and maps may differ; this may not."
             )
-        epoch, row = state["epoch"], state["row"]
-        if type(epoch) is not int or type(row) is not int or epoch < 0 or not 0 <= row <= self.plan.num_rows:
-            raise StateError(f"Epoch {epoch!r}, row {row!r}: an epoch has rows 0 to {self.plan.num_rows:,}.")
+        epoch, row = (_whole_number(state[name]) for name in ("epoch", "row"))
+        if epoch < 0 or not 0 <= row <= self.plan.num_rows:
+            raise StateError(
+                f"Epoch {state['epoch']!r}, row {state['row']!r}: an epoch has rows 0 to {self.plan.num_rows:,}."
+            )
         return Cursor(self.plan, epoch * self.plan.num_rows + row)
+
+
+def _whole_number(value: Any) -> int:
+    """An int, also one that a store gave back as numpy's or torch's; -1 for anything else."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return -1
 
 
 def _order_facts(plan: Plan) -> dict[str, str]:

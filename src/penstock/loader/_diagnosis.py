@@ -41,7 +41,7 @@ def diagnose_death(started: Started, code: int | None, item: Any, num_before: in
     before = f", as did the {num_before} before it" if num_before else ""
     return (
         f"Worker {started.number}{pid} {how} while computing {item}{guess}{before}. "
-        f"System memory is {_memory_used():.0f} % used. Lower num_workers or prefetch, or see what this batch needs."
+        f"{_memory_used()}Lower num_workers or prefetch, or see what this batch needs."
     )
 
 
@@ -52,7 +52,10 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _memory_used() -> float:
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-    return 100 * (1 - available / total)
+def _memory_used() -> str:
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    except (OSError, ValueError, KeyError):  # what can be said of the death is worth more
+        return ""
+    return f"System memory is {100 * (1 - available / total):.0f} % used. "

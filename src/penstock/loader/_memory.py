@@ -10,6 +10,9 @@
 # of a view refer past the view to its base, so the view can die while the slice lives. It may run in any
 # thread at any moment, so all it does is append to a deque, and that in C: a Ctrl-C that came while Python
 # code ran there would be swallowed, and the slot lost with it (tried).
+#
+# In threads and inline, users' functions see the slot's own arrays, and may keep one, or return a tensor of
+# its memory. So a slot that such a function saw is not used again while anyone but the slot refers to them.
 
 Allocating instead would cost a page fault for every 4 KiB of every batch.
 """
@@ -20,6 +23,7 @@ import ctypes
 import mmap
 import os
 import resource
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -48,6 +52,8 @@ class Arena(ABC):
         self._template: Template | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
         self._is_offered = False
+        self.is_seen = False
+        """Whether users' functions are given its arrays."""
 
     @abstractmethod
     def memory(self, size: int) -> mmap.mmap:
@@ -75,6 +81,10 @@ class Arena(ABC):
         self._placed[id(array)] = array, placed
         return array
 
+    def is_kept(self) -> bool:
+        """Whether a user's function kept an array that it was given; see NOTE [who frees a slot]."""
+        return _most_references(self._arrays) > _OWN_REFERENCES
+
     def lay_out(self, batch: Mapping[str, Any]) -> Layout:
         """Where each value of a finished batch lies; what is not in the slot yet is copied there."""
         if self._is_offered:
@@ -83,7 +93,9 @@ class Arena(ABC):
             if batch.keys() == arrays.keys() and all(batch[key] is array for key, array in arrays.items()):
                 return layout
             self._placed.update({id(array): (array, layout[key]) for key, array in arrays.items()})
-        return Layout({key: self._place(value) for key, value in batch.items()})
+        parts = {key: self._place(value) for key, value in batch.items()}
+        self._placed.clear()
+        return Layout(parts)
 
     def _place(self, value: Any) -> Any:
         if isinstance(value, Ragged):
@@ -98,6 +110,13 @@ class Arena(ABC):
             return value
         copy[...] = value
         return self._placed[id(copy)][1]
+
+
+def _most_references(arrays: Mapping[str, NDArray[Any]]) -> int:
+    return max((sys.getrefcount(array) for array in arrays.values()), default=0)
+
+
+_OWN_REFERENCES = _most_references({"nobody else's": np.empty(0)})
 
 
 class Slot(Arena):
@@ -177,16 +196,29 @@ class SlotPool(Generic[SomeSlot]):
         self._released: deque[weakref.ref[Any]] = deque()
         self._leased: dict[int, tuple[weakref.ref[Any], SomeSlot]] = {}
         self._num_made = 0
-        self._max_leases = max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32)
-        """Batches in the user's hands from which on they are handed over as copies: a slot costs two descriptors."""
         self.num_slots = 0
+        self.share_files(1)
+
+    def share_files(self, num_pools: int) -> None:
+        """Leave others their part of the files that may be open: a slot costs two.
+
+        It is the number of batches in the user's hands from which on they are handed over as copies.
+        """
+        self._max_leases = max(1, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16) // num_pools)
 
     def take(self) -> SomeSlot:
         """A free slot; as many are made as batches are held."""
         self._collect()
-        if self._free:
-            return self._free.pop()
-        slot = self._make_slot(self._num_made + 1)
+        while self._free:
+            slot = self._free.pop()
+            if not (slot.is_seen and slot.is_kept()):
+                return slot
+            self.num_slots -= 1  # its memory is left to those who hold it
+        try:
+            slot = self._make_slot(self._num_made + 1)
+        except OSError as error:
+            error.add_note("Batches ahead, and those you hold, take two open files each: raise `ulimit -n`.")
+            raise
         self._num_made += 1
         self.num_slots += 1
         return slot

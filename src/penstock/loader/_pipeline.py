@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ class Pipeline:
     """Keeps `prefetch` batches in flight and hands their batches over, in order unless told otherwise.
 
     `convert` is applied to a batch when it is handed over, in the caller's thread; `assign` says which worker
-    of an assigned engine computes an item.
+    of an assigned engine computes an item. An engine is asked by one thread at a time: one that starts anew while
+    another waits in `next` waits for it. Any thread may close.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Pipeline:
         self._items: Iterator[Any] = iter(())
         self._batches_per_item = 1
         self._pid = os.getpid()
+        self._lock = threading.RLock()  # a signal handler may begin a loop while its own thread waits in another
         self._left_at: float | None = None
         self._is_closed = False
         self.prefetch = prefetch
@@ -57,13 +60,14 @@ class Pipeline:
         """Begin with new items; results of the old ones are thrown away."""
         if self._is_closed or not self.is_ours:
             self._refuse()
-        self._engine.forget()
-        self._in_flight.clear()
-        self._received.clear()
-        self._items = items
-        self._batches_per_item = batches_per_item
-        self._left_at = None
-        self._fill()
+        with self._lock:
+            self._engine.forget()
+            self._in_flight.clear()
+            self._received.clear()
+            self._items = items
+            self._batches_per_item = batches_per_item
+            self._left_at = None
+            self._fill()
 
     def next(self) -> tuple[Any, Batch] | None:
         """(item, batch) of the next item, or None when there are no more."""
@@ -71,25 +75,35 @@ class Pipeline:
             self._refuse()
         begin = time.perf_counter()
         was_ready = True
-        if not self._received:
-            if not self._in_flight:
-                self._fill()
+        with self._lock:
+            if not self._received:
                 if not self._in_flight:
-                    return None
-            was_ready = self._receive()
-            self._fill()
+                    self._fill()
+                    if not self._in_flight:
+                        return None
+                was_ready = self._receive()
+                self._fill()
+            item, batch = self._received.popleft()
         waited = time.perf_counter()
-        item, batch = self._received.popleft()
         converted = self._convert(batch)
         self._count(was_ready, begin, waited)
         return item, converted
 
     def is_ready(self) -> bool:
         """Whether `next` would not wait for a worker."""
-        if self._received or not self._in_flight:
-            return True
-        candidates = itertools.islice(self._in_flight, 1 if self._in_order else None)
-        return any(self._engine.is_done(ticket) for ticket, _ in candidates)
+        with self._lock:
+            if self._received or not self._in_flight:
+                return True
+            candidates = itertools.islice(self._in_flight, 1 if self._in_order else None)
+            return any(self._engine.is_done(ticket) for ticket, _ in candidates)
+
+    def refill(self) -> None:
+        """Compute as many batches ahead as `prefetch` says now; if another thread waits for one, when it has it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._fill()
+            finally:
+                self._lock.release()
 
     def look(self) -> None:
         """Bring what the statistics say of now up to date; the rest is counted batch by batch."""
@@ -134,10 +148,9 @@ class Pipeline:
             ticket, item = self._in_flight.popleft()
             try:
                 return item, self._engine.wait(ticket)
-            except Exception:
+            except Exception:  # a stretch is tried again one by one: batches before the one at fault come first
                 if not isinstance(item, Stretch):
                     raise
-            # One by one, so that the batches before the one at fault are handed over first.
             self._in_flight.extendleft((self._submit(single), single) for single in reversed(item.items()))
             return self._take()
         ticket, result = self._engine.wait_any()

@@ -84,6 +84,7 @@ class PlanWork:
     def __init__(self, plan: Plan, *, drops_consumed: bool = False) -> None:
         self.plan = plan
         self._drops_consumed = drops_consumed
+        self._has_maps = plan.has_maps
         self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
         self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.widened)
 
@@ -102,6 +103,7 @@ class PlanWork:
             return plan.read_at(item.row, item.rank, item.world_size, out=out)
         row, rank, world_size, part, num_parts, _ = item
         plan, offer = self.plan, None
+        arena.is_seen = self._has_maps
         if plan.next_row(row) - row == plan.global_size:  # not the last, shorter one of an epoch
             offer = arena.arrays(self._template(plan.global_size // world_size // num_parts, 1))
         return plan.read_at(row, rank, world_size, part=part, num_parts=num_parts, out=offer)
@@ -134,7 +136,7 @@ def plan_items(
 ) -> Iterator[Item | Stretch]:
     """The items of all batches that start from `row` on and before `end`, in stretches of up to `num_steps` steps.
 
-    Without an end, for ever.
+    Without an end, for ever. A full batch has `num_parts` parts, a shorter one fewer.
     """
     if not has_batches(plan):
         return
@@ -147,8 +149,9 @@ def plan_items(
             row = next_row
             continue
         next_row = plan.settle(plan.next_row(row))
-        for part in range(num_parts):
-            yield Item(row, rank, world_size, part, num_parts, next_row)
+        parts = plan.num_parts(row, num_parts)
+        for part in range(parts):
+            yield Item(row, rank, world_size, part, parts, next_row)
         row = next_row
 
 

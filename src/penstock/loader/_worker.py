@@ -26,7 +26,7 @@ is_importing_main = False
 def run_worker(channel: Channel, life_line: int, work: Work | None = None) -> NoReturn:
     """Compute items until the trainer closes the channel. The life-line is held already, and stays so."""
     leave_signals_to_trainer()
-    os.register_at_fork(after_in_child=channel.close)  # else a child of the user's would hide this worker's death
+    os.register_at_fork(after_in_child=lambda: _let_go(channel))
     try:
         _serve(channel, work)
     except (EOFError, ConnectionError):
@@ -45,6 +45,13 @@ def leave_signals_to_trainer() -> None:
         signal.signal(number, lambda *_: None)
 
 
+def _let_go(channel: Channel) -> None:
+    """In a child of the user's: it would hide this worker's death, and wait for ever for who terminates it."""
+    channel.close()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _serve(channel: Channel, work: Work | None) -> None:
     slots: dict[int, Slot] = {}
     answers: Answers | None = None
@@ -59,7 +66,7 @@ def _serve(channel: Channel, work: Work | None) -> None:
         else:
             ticket, item, number, dropped = fields
             for old in dropped:
-                del slots[old]
+                slots.pop(old, None)  # a Ctrl-C can have it said twice
             if descriptors:
                 slots[number] = Slot(number, descriptors[0])
             if answers is None:

@@ -25,7 +25,7 @@ from penstock.errors import SchemaError
 from penstock.order import derive_key
 from penstock.plan._code_identity import names_in
 from penstock.plan._stages import Map
-from penstock.schema import Ragged
+from penstock.schema import Ragged, dtype_from_name
 
 _PURE = "__penstock_pure__"
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -63,18 +63,27 @@ def takes_generator(function: Callable[..., Any]) -> bool:
     return len(needed) >= 2 or (len(positional) >= 2 and positional[1].name == "rng")
 
 
-def run_map(stage: Map, batch: Mapping[str, Any], rows: NDArray[np.int64], seed: int) -> dict[str, Any]:
-    """`batch` after one map stage; `rows` are the absolute numbers of its rows, `seed` is the stage's own."""
+def run_map(
+    stage: Map, batch: Mapping[str, Any], rows: NDArray[np.int64], seed: int, describe: Callable[[int], str]
+) -> dict[str, Any]:
+    """`batch` after one map stage.
+
+    `rows` are the absolute numbers of its rows, `seed` is the stage's own; `describe` says what a row at fault is.
+    """
     if stage.batched:
         first = int(rows[0]) if len(rows) else 0
-        return _checked(stage, _call(stage.function, dict(batch), seed, first))
+        result = _checked(stage, _call(stage.function, dict(batch), seed, first))
+        return {key: _without_torch(value) for key, value in result.items()}
     if not len(rows):
         return dict(batch)
-    results = [
-        _call(stage.function, sample, seed, row)
-        for sample, row in zip(_samples(batch, len(rows)), rows.tolist(), strict=True)
-    ]
-    return _stack(stage, [_checked(stage, result) for result in results])
+    results = []
+    for sample, row in zip(_samples(batch, len(rows)), rows.tolist(), strict=True):
+        try:
+            results.append(_checked(stage, _call(stage.function, sample, seed, row)))
+        except Exception as error:
+            error.add_note(f"in {_name(stage)}, at {describe(row)}")
+            raise
+    return _stack(stage, results)
 
 
 def _call(function: Callable[..., Any], value: dict[str, Any], seed: int, row: int) -> Any:
@@ -127,6 +136,19 @@ def _checked(stage: Map, result: Any) -> dict[str, Any]:
     return dict(result)
 
 
+def _without_torch(value: Any) -> Any:
+    """A tensor as an array of the same memory, so that it travels as arrays do; anything else as it is."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    value = value.detach().cpu()
+    try:
+        return value.numpy()
+    except TypeError:  # torch does not know that numpy can have it: bfloat16
+        dtype = dtype_from_name(str(value.dtype).removeprefix("torch."))
+        return value.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
+
+
 def _stack(stage: Map, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     keys = results[0].keys()
     for result in results:
@@ -137,7 +159,7 @@ def _stack(stage: Map, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _as_array(stage: Map, key: str, value: Any) -> NDArray[Any]:
     try:
-        return np.asarray(value)
+        return np.asarray(_without_torch(value))
     except ValueError as error:
         raise SchemaError(f"{_name(stage)} returned {key!r} in a shape that is no array: {error}") from None
 

@@ -35,7 +35,7 @@ from penstock.plan._rows import Rows, RowSource
 from penstock.plan._staged import Staged
 from penstock.plan._stages import LEGAL_ORDER, Batch, Cast, Map, Pack, Stage, Window, check_next
 from penstock.plan._steps import Steps
-from penstock.plan._trace import DocumentTrace, trace_rows
+from penstock.plan._trace import DocumentTrace, describe_row, trace_rows
 
 IS_REPEATED = "is_repeated"
 
@@ -73,9 +73,14 @@ class Plan(Staged):
         return self._steps.global_size
 
     @property
+    def has_maps(self) -> bool:
+        """Whether functions of the user's see the rows."""
+        return bool(self._maps)
+
+    @property
     def runs_python(self) -> bool:
         """Whether a mapped function may hold the GIL: any that is not marked pure."""
-        return any(isinstance(stage, Map) and not is_marked_pure(stage.function) for stage in self.stages)
+        return any(not is_marked_pure(stage.function) for stage in self._maps)
 
     @property
     def needs_isolation(self) -> bool:
@@ -85,7 +90,7 @@ class Plan(Staged):
     @property
     def is_rectangular(self) -> bool:
         """Whether several batches side by side are one batch of more rows: nothing in one is about the batch."""
-        return self._rows.is_rectangular and not self._maps and self._batch is not None and self._batch.tail != "pad"
+        return self._rows.is_rectangular and not self.has_maps and self._batch is not None and self._batch.tail != "pad"
 
     def widened(self, num_steps: int) -> Plan:
         """The same rows, `num_steps` batches of them at a time; whoever reads minds where epochs end."""
@@ -126,6 +131,14 @@ class Plan(Staged):
     def num_batches_between(self, row: int, end: int) -> int:
         """Batches that start from `row` on and before `end`, both absolute, when the first starts at `row`."""
         return self._steps.num_batches_between(row, end)
+
+    def num_parts(self, row: int, num_parts: int) -> int:
+        """Parts of the batch at `row` on each rank, when a full batch has `num_parts`."""
+        return self._steps.num_parts(row, num_parts)
+
+    def num_parts_between(self, row: int, end: int, num_parts: int) -> int:
+        """Parts of all batches from `row` on to `end`, where an epoch ends, when a full batch has `num_parts`."""
+        return self._steps.num_parts_between(row, end, num_parts)
 
     def read(
         self,
@@ -173,7 +186,8 @@ class Plan(Staged):
             places = self._steps.part(self._steps.share(np.arange(len(rows)), rank, world_size), part, num_parts)
             self._account(batch, rows, places, is_repeated)
         for number, stage in enumerate(self._maps):
-            batch = run_map(stage, batch, own, derive_key(self._seed, "map", number))
+            key = derive_key(self._seed, "map", number)
+            batch = run_map(stage, batch, own, key, functools.partial(describe_row, self._rows))
         if is_repeated is not None:
             batch[IS_REPEATED] = is_repeated[places]
         return batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
     from penstock.plan._plan import Plan
 
 
-class Staged:
+class Staged(ABC):
     """Anything a plan can be built on."""
 
+    @abstractmethod
     def _add(self, stage: Stage) -> Plan:
-        raise NotImplementedError
+        """The plan with a stage more, if it may follow those there are."""
 
     def cast(self, /, **dtypes: str) -> Plan:
         """Read columns in a wider dtype, as in `cast(tokens="int64")`; it costs no second pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -98,11 +99,26 @@ class Steps:
     def _end_of_epoch(self, row: int) -> int:
         return (row // self.num_rows + 1) * self.num_rows
 
+    def num_parts(self, row: int, num_parts: int) -> int:
+        """Parts of the batch at `row`, when a full one has `num_parts`: a shorter one has fewer, none of them larger.
+
+        It is the same for all ranks, so that they stay in step.
+        """
+        if self.tail != "short":
+            return num_parts
+        return -(-(self.next_row(row) - row) * num_parts // self.global_size)
+
+    def num_parts_between(self, row: int, end: int, num_parts: int) -> int:
+        """Parts of all batches from `row` on to `end`, where an epoch ends, when a full batch has `num_parts`."""
+        if self.tail != "short":
+            return self.num_batches_between(row, end) * num_parts
+        return dataclasses.replace(self, global_size=self.global_size // num_parts).num_batches_between(row, end)
+
     @staticmethod
     def part(rows: NDArray[Kind], part: int, num_parts: int) -> NDArray[Kind]:
-        """One of `num_parts` stretches of a rank's rows."""
-        size = -(-len(rows) // num_parts)
-        return rows[part * size : (part + 1) * size]
+        """One of `num_parts` stretches of a rank's rows, whose lengths differ by one at most."""
+        begin, end = (-(-edge * len(rows) // num_parts) for edge in (part, part + 1))
+        return rows[begin:end]
 
     def num_dropped(self) -> int:
         """Rows of an epoch that are in no batch."""

@@ -49,6 +49,18 @@ def trace_rows(source: RowSource, rows: NDArray[np.int64], *, name: str = "") ->
     return [_trace(source.dataset, name, row, 0, sample, 0, 1) for row, sample in enumerate(samples)]
 
 
+def describe_row(source: RowSource, row: int) -> str:
+    """A row of the run in words: where rows are samples, which one, and what it was prepared from."""
+    if isinstance(source, MixedRows):
+        (number,), (own,) = (found.tolist() for found in source.mixture.locate(np.array([row])))
+        return f"row {row:,}, which is {describe_row(source.sources[number], own)} of {source.names[number]!r}"
+    if not isinstance(source, SampleRows):
+        return f"row {row:,}"
+    (sample,) = source.sample_indices(np.array([row])).tolist()
+    origin = source.dataset.origin(sample)
+    return f"row {row:,} (sample {sample:,}{f', from {origin}' if origin else ''})"
+
+
 def _trace_mixture(source: MixedRows, rows: NDArray[np.int64], name: str) -> list[DocumentTrace]:
     found: list[DocumentTrace] = []
     prefix = f"{name}/" if name else ""

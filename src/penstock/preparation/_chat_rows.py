@@ -43,7 +43,7 @@ def render_rows(
 
 def _render(value: Any, tools: Any, template: ChatTemplate, with_mask: bool) -> Conversation:
     messages = parse_messages(value)
-    given = None if tools is None else _parse_json(tools)
+    given = _parse_json(tools) if isinstance(tools, (str, bytes)) else _drop_missing(tools)
     conversation = render_conversation(template, messages, given, with_mask)
     try:
         conversation.text.encode()
@@ -64,7 +64,10 @@ def parse_messages(value: Any) -> list[dict[str, Any]]:
     for message in messages:
         if not isinstance(message.get("role"), str):
             raise _BadMessages("wrong_type", f"has a message without a role: {message!r:.80}")
-    return [_drop_missing(message) for message in messages]
+        if all(each is None for key, each in message.items() if key != "role"):
+            raise _BadMessages("empty", f"has a message without content: {message!r:.80}")
+    is_filled = not isinstance(value, (str, bytes))
+    return [_read_message(message, is_filled) for message in messages]
 
 
 def _parse_json(value: Any) -> Any:
@@ -76,9 +79,17 @@ def _parse_json(value: Any) -> Any:
         raise _BadMessages("wrong_type", f"is text that is not JSON: {error}.") from None
 
 
-def _drop_missing(message: dict[str, Any]) -> dict[str, Any]:
-    """Arrow gives every message every field; to a template, a field that is null is not the same as none."""
-    return {key: value for key, value in message.items() if value is not None or key == "content"}
+def _read_message(message: dict[str, Any], is_filled: bool) -> dict[str, Any]:
+    """The fields that it has. Templates ask whether the content is null, so that one stays."""
+    known = {key: each for key, each in message.items() if each is not None or key == "content"}
+    return {key: _drop_missing(each) for key, each in known.items()} if is_filled else known
+
+
+def _drop_missing(value: Any) -> Any:
+    """Arrow gives every object the fields of all of them, a tool's arguments included; a null is one that it lacks."""
+    if isinstance(value, dict):
+        return {key: _drop_missing(each) for key, each in value.items() if each is not None}
+    return [_drop_missing(each) for each in value] if isinstance(value, list) else value
 
 
 def _list_values(records: Records, name: str) -> list[Any]:

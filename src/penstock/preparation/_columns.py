@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import SchemaError
 from penstock.preparation._keep import Keep, check_keep, infer_types, read_kept, take_kept
 from penstock.preparation._rows import BadRows
 from penstock.preparation._transforms import Output
@@ -24,8 +25,9 @@ class KeepColumns:
     """
 
     keep: Keep | None = None
-    """Names, or `{name: type}`; None keeps every column of the first rows."""
+    """Names, or `{name: type}`; None keeps every column of the first rows but those that are called `__…`."""
     _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+    _left_out: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         pairs = check_keep(self.keep or (), ())
@@ -45,8 +47,9 @@ class KeepColumns:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing to say."""
-        return ()
+        """What was left out."""
+        names = ", ".join(map(repr, self._left_out))
+        return (f"Left out {names}: a column of a dataset cannot be called so.",) if names else ()
 
     @property
     def input_columns(self) -> tuple[str, ...] | None:
@@ -62,14 +65,26 @@ class KeepColumns:
         first = next((records for records in sample if records.num_rows), None)
         if self._types is not None or first is None:
             return self
-        pairs = check_keep(list(first.columns) if self.keep is None else self.keep, ())
         known = copy.copy(self)
+        if self.keep is None:  # tools keep book under such names: pandas its index, WebDataset its keys
+            left_out = tuple(name for name in first.columns if name.startswith("__"))
+            object.__setattr__(known, "_left_out", left_out)
+            pairs = _check_all([name for name in first.columns if name not in left_out])
+        else:
+            pairs = check_keep(self.keep, ())
         object.__setattr__(known, "_types", infer_types(pairs, first))
         return known
 
     def open(self) -> _OpenKeepColumns:
         """The transform at work."""
         return _OpenKeepColumns(self)
+
+
+def _check_all(names: list[str]) -> tuple[tuple[str, str | None], ...]:
+    try:
+        return check_keep(names, ())
+    except SchemaError as error:
+        raise SchemaError(f"{error} Name the columns to keep (keep=, --keep), or rename it with a function.") from None
 
 
 class _OpenKeepColumns:

@@ -92,10 +92,10 @@ def build_manifest(
         "transform": plain["transform"],
         "skipped": _skipped(tasks),
         "preparation": {
-            "recipe": kept,
             "patterns": list(patterns),
             "files": num_files,
             "pack": list(pack),
+            "recipe": kept,
             "tasks": [task.to_json() for task in tasks],
         },
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,17 +41,22 @@ def wanted_recipe(transform: Transform, reading: SourceOptions, settings: Settin
 
 
 def find_basis(
-    destination: Path, previous: Manifest | None, wanted: Mapping[str, Any], files: list[SourceFile], overwrite: bool
+    destination: Path,
+    previous: Manifest | None,
+    wanted: Mapping[str, Any],
+    files: Sequence[SourceFile],
+    settings: Settings,
 ) -> Basis:
     """Decide what to go on from.
 
     Raises:
         DatasetExists: what is there was made in another way, and `overwrite` is not given.
     """
+    overwrite = settings.overwrite
     unfinished = WorkFolder(destination).recipe()
     if previous is not None:
         earlier = _earlier(destination, previous, overwrite)
-        reasons = _reasons(earlier, wanted, files)
+        reasons = _reasons(earlier, wanted, files, settings.pack)
         if not reasons:
             assert earlier is not None
             return Basis(earlier.recipe, earlier)
@@ -75,7 +80,9 @@ def _earlier(destination: Path, previous: Manifest, overwrite: bool) -> Earlier 
         raise
 
 
-def _reasons(earlier: Earlier | None, wanted: Mapping[str, Any], files: list[SourceFile]) -> list[str]:
+def _reasons(
+    earlier: Earlier | None, wanted: Mapping[str, Any], files: Sequence[SourceFile], pack: tuple[int, ...]
+) -> list[str]:
     if earlier is None:
         return ["maker (it was not made by `penstock prepare`)"]
     reasons = differences(earlier.recipe.to_json(), wanted)
@@ -84,6 +91,8 @@ def _reasons(earlier: Earlier | None, wanted: Mapping[str, Any], files: list[Sou
             "set of source files; with shuffle= every document's place depends on all of them, so that "
             "adding to it would leave the new ones unshuffled, and everything must be prepared again"
         ]
+    if not reasons and earlier.num_added and not (earlier.is_current(files) and earlier.pack == pack):
+        return [f"writer as well, which appended {earlier.num_added:,} samples that this run would drop"]
     return reasons
 
 

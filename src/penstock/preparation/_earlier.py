@@ -54,6 +54,8 @@ class Earlier:
     """What was asked for, to look for new files."""
     tasks: tuple[MadeTask, ...]
     pack: tuple[int, ...]
+    num_added: int
+    """Samples that another writer appended since."""
 
     def kept(self, files: Sequence[SourceFile]) -> list[MadeTask]:
         """Tasks whose files are all unchanged; the rest are there as dead ones where splits have numbers."""
@@ -68,6 +70,8 @@ class Earlier:
 
     def is_current(self, files: Sequence[SourceFile]) -> bool:
         """Whether the sources are exactly those that were prepared."""
+        if not all(file.identity for file in files):  # objects of which nobody knows whether they changed
+            return False
         return [[file.path, file.num_bytes, file.identity] for file in files] == [list(each) for each in self.sources]
 
 
@@ -87,12 +91,14 @@ def read_earlier(folder: Path, manifest: Manifest | None) -> Earlier | None:
     if not provenance.keys() >= {"sources", "origins"}:
         return None
     origins = tuple(origins_from_json(provenance["origins"]))
+    num_made = sum(num_shards for _, num_shards, *_ in section["tasks"])
     return Earlier(
         recipe=recipe,
         sources=provenance["sources"],
         patterns=tuple(section["patterns"]),
         tasks=tuple(_read_tasks(section["tasks"], origins, manifest.shards)),
         pack=tuple(section["pack"]),
+        num_added=sum(shard.num_samples for shard in manifest.shards[num_made:]),
     )
 
 

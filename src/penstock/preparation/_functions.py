@@ -48,8 +48,8 @@ class FunctionTransform:
     """Run a function over batches of rows.
 
     Raises:
-        TypeError: it is neither callable nor "package.module:function", or cannot be pickled.
-        ImportError: an import path that leads nowhere.
+        TypeError: it is not callable, or cannot be pickled.
+        ValueError: an import path that is none, or that leads nowhere.
 
     >>> FunctionTransform("string:capwords").identity["function"]
     'string:capwords'
@@ -123,12 +123,26 @@ def load_function(function: str | BatchFunction) -> BatchFunction:
     if isinstance(function, str):
         module_name, colon, name = function.partition(":")
         if not (module_name and colon and name):
-            raise TypeError(f"{function!r} is no import path; write 'package.module:function'.")
-        found: Any = importlib.import_module(module_name)
-        function = functools.reduce(getattr, name.split("."), found)
+            raise ValueError(f"{function!r} is no import path; write 'package.module:function'.")
+        function = _import(module_name, name)
     if not callable(function):
         raise TypeError(f"{function!r} is not callable.")
     return function
+
+
+def _import(module_name: str, name: str) -> Any:
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):  # one that the module imports
+            raise
+        raise ValueError(
+            f"No module {error.name!r} for the function '{module_name}:{name}'. Check PYTHONPATH."
+        ) from None
+    try:
+        return functools.reduce(getattr, name.split("."), module)
+    except AttributeError:
+        raise ValueError(f"{module.__file__ or module_name} has no function {name!r}. Check the spelling.") from None
 
 
 def describe(function: BatchFunction) -> str:

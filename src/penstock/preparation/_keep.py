@@ -55,18 +55,39 @@ def infer_type(name: str, column: Any) -> str:
     if known and all(isinstance(value, (str, bytes)) for value in known):
         return "bytes"
     if not known:
-        return _refuse(name, "nothing but nulls")
+        return _refuse(name, _ONLY_NULLS)
+    if all(type(value) is int for value in known):  # numpy makes floats of those that int64 does not hold
+        kind = next((kind for kind in ("int64", "uint64") if _holds(kind, min(known), max(known))), None)
+        return kind or _refuse(name, "integers of more than 64 bits")
     try:
-        array = np.asarray(known)
-        return Column(name, array.dtype, array.shape[1:]).spec
-    except (ValueError, TypeError):  # lists of uneven length, objects
+        return _infer_arrays(name, [np.asarray(value) for value in known])
+    except (ValueError, TypeError):  # objects, or arrays of several dtypes or shapes
         return _refuse(name, "values that are not numbers of one shape")
+
+
+_ONLY_NULLS = "nothing but nulls (is the name right? if so, give its type, as in keep={name: 'float32'})"
+
+
+def _holds(kind: str, least: int, largest: int) -> bool:
+    limits = np.iinfo(kind)
+    return bool(limits.min <= least and largest <= limits.max)
+
+
+def _infer_arrays(name: str, arrays: list[NDArray[Any]]) -> str:
+    dtype = np.result_type(*{array.dtype for array in arrays})
+    shapes = {array.shape for array in arrays}
+    if len(shapes) == 1:
+        return Column(name, dtype, shapes.pop()).spec
+    [inner] = {shape[1:] for shape in shapes if shape}
+    return Column(name, dtype, inner, "ragged").spec
 
 
 def _infer_arrow(name: str, column: Any) -> str:
     import pyarrow as pa
 
     kind, test = column.type, pa.types
+    if test.is_null(kind):
+        return _refuse(name, _ONLY_NULLS)
     if test.is_string(kind) or test.is_large_string(kind) or test.is_binary(kind) or test.is_large_binary(kind):
         return "bytes"
     if _is_number(kind):
@@ -86,8 +107,8 @@ def _is_number(kind: Any) -> bool:
 
 def _refuse(name: str, found: str) -> str:
     raise SchemaError(
-        f"Column {name!r} cannot be kept: its first rows hold {found}. Leave it out of keep=, "
-        f"give its type as keep={{{name!r}: 'bytes'}}, or turn it into numbers with a function."
+        f"Column {name!r} cannot be kept: its first rows hold {found}. Name the columns to keep without it "
+        "(keep=, --keep), or turn it into numbers or text with a function."
     )
 
 
@@ -155,9 +176,19 @@ def _convert(column: Column, value: Any) -> NDArray[Any] | None:
             converted = array.astype(column.dtype)
         shape = array.shape[1:] if column.is_ragged and array.ndim else array.shape
         # Floats may be rounded to the column's precision; everything else must come back unchanged.
-        is_same = array.dtype.kind in "biuf" and (column.dtype.kind == "f" or np.array_equal(converted, array))
+        is_rounded = array.dtype.kind == column.dtype.kind == "f"
+        is_same = array.dtype.kind in "biuf" and (is_rounded or _is_exact(array, converted))
     except (ValueError, TypeError, OverflowError):
         return None
     if column.is_ragged and array.shape == (0,):
         return converted.reshape(0, *column.shape)
     return converted if is_same and shape == column.shape and (array.ndim or not column.is_ragged) else None
+
+
+def _is_exact(array: NDArray[Any], converted: NDArray[Any]) -> bool:
+    """Whether numbers are still the same; comparing an integer with a float would round it first."""
+    if not np.array_equal(converted, array):
+        return False
+    if array.dtype.kind == "f" or converted.dtype.kind != "f":
+        return True
+    return bool(array.tolist() == converted.tolist())  # Python compares exactly

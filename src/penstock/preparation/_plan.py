@@ -80,11 +80,15 @@ def name_tasks(
     recipe_key: str,
     first_split: int,
     is_numbered: bool,
+    unknown: str,
 ) -> list[Task]:
-    """Tasks for groups of splits. `is_numbered` says that the place of a split is in the output too."""
+    """Tasks for groups of splits. `is_numbered` says that the place of a split is in the output too.
+
+    `unknown` is for files without an identity: it differs from run to run, so that no task on them is taken for done.
+    """
     tasks: list[Task] = []
     for splits in groups:
-        identities = [files[path].identity for split in splits for path in paths_of(split)]
+        identities = [files[path].identity or unknown for split in splits for path in paths_of(split)]
         parts = [recipe_key, [split.to_json() for split in splits], identities, first_split if is_numbered else None]
         tasks.append(Task(key=digest(parts), splits=splits, first_split=first_split))
         first_split += len(splits)
@@ -112,6 +116,6 @@ Cut = Callable[[Sequence[SourceFile]], list[Split]]
 
 
 def unchanged_files(files: Sequence[SourceFile], known: Sequence[Sequence[Any]]) -> set[str]:
-    """Paths of files that are as a manifest's list of sources has them."""
-    recorded = {path: (num_bytes, identity) for path, num_bytes, identity in known}
+    """Paths of files that are as a manifest's list of sources has them; one without an identity never is."""
+    recorded = {path: (num_bytes, identity) for path, num_bytes, identity in known if identity}
     return {file.path for file in files if recorded.get(file.path) == (file.num_bytes, file.identity)}

@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from penstock.preparation._columns import KeepColumns
+from penstock.preparation._functions import BatchFunction, FunctionTransform
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._run import Preparation
 from penstock.preparation._settings import EngineName, OnError, Origins, Settings
@@ -27,14 +28,14 @@ def prepare(
     sources: Any,
     destination: str | os.PathLike[str],
     *,
-    transform: Transform | None = None,
+    transform: Transform | BatchFunction | None = None,
     reading: SourceOptions | None = None,
     workers: int | Literal["auto"] = "auto",
     engine: EngineName = "local",
     address: str | None = None,
     shard_bytes: int = 256 << 20,
     shuffle: int | None = None,
-    pack: Sequence[int] = (),
+    pack: int | Sequence[int] = (),
     on_error: OnError = "raise",
     max_skipped: int | None = None,
     overwrite: bool = False,
@@ -49,14 +50,14 @@ def prepare(
     Args:
         sources: A path, glob, folder or URL, a list of them, or a Python iterable of rows.
         destination: Folder of the dataset; every machine must see it.
-        transform: What becomes of a row: `Tokenize(...)`, `DecodeImage(...)`, a function's wrapper; None keeps columns.
+        transform: What becomes of a row: `Tokenize(...)`, `DecodeImage(...)`, any function; None keeps columns.
         reading: How sources are read, where their names do not tell.
         workers: Processes at once; "auto" is one per core.
         engine: "local", or "ray" for a cluster.
         address: The Ray cluster; None starts one here.
         shard_bytes: Size of a shard.
         shuffle: Seed to permute all documents with, so that reading in order is reading at random.
-        pack: Row lengths whose counts to store.
+        pack: Row lengths whose counts to store, or one.
         on_error: "raise" stops at the first bad row, "skip" leaves bad rows out and counts them.
         max_skipped: Stop when more rows than this were skipped.
         overwrite: Replace what was made in another way.
@@ -65,6 +66,7 @@ def prepare(
 
     Raises:
         DatasetExists: what is there was made in another way, and `overwrite` is not given.
+        NotADirectoryError: the destination is a file.
         WriterBusy: another run is at work on this destination.
         FormatError: a bad row, or too many of them; the message names file and row.
         StorageError: the disk is full or failing; finished tasks are kept.
@@ -76,11 +78,24 @@ def prepare(
         address=address,
         shard_bytes=shard_bytes,
         shuffle=shuffle,
-        pack=tuple(pack),
+        pack=(pack,) if isinstance(pack, int) else tuple(pack),
         on_error=on_error,
         max_skipped=max_skipped,
         overwrite=overwrite,
         origins=origins,
     )
-    with Preparation(Path(destination).absolute(), settings, on_progress) as preparation:
-        return preparation.run(sources, transform or KeepColumns(), reading or SourceOptions())
+    path = Path(destination).absolute()
+    if path.is_file():
+        raise NotADirectoryError(f"{path}: the destination is a file; give a folder, which may not be there yet.")
+    with Preparation(path, settings, on_progress) as preparation:
+        return preparation.run(sources, _as_transform(transform), reading or SourceOptions())
+
+
+def _as_transform(transform: Transform | BatchFunction | None) -> Transform:
+    if transform is None:
+        return KeepColumns()
+    if hasattr(transform, "before_run") and not isinstance(transform, type):
+        return cast(Transform, transform)
+    if callable(transform) and not isinstance(transform, type):
+        return FunctionTransform(transform)
+    raise TypeError(f"transform={transform!r:.80}; give Tokenize(...), DecodeImage(...), or a function of a batch.")

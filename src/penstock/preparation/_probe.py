@@ -13,9 +13,10 @@ from penstock.errors import FormatError, SchemaError
 from penstock.preparation._deal import SHUFFLE_KEY
 from penstock.preparation._recipe import ORIGIN_COLUMN, ORIGIN_SPEC
 from penstock.preparation._settings import Settings
+from penstock.preparation._skipping import locate
 from penstock.preparation._transforms import Output, Transform
 from penstock.shards import storage_of_arrays
-from penstock.sources import Records, SourceOptions, Split, read_split
+from penstock.sources import Records, SourceOptions, Split, peek_split
 
 # Splits looked into for a first sample; an empty file or two is nothing unusual.
 _MAX_SPLITS = 16
@@ -37,11 +38,17 @@ def probe(transform: Transform, splits: Sequence[Split], reading: SourceOptions,
     Raises:
         SchemaError: no row of the first splits gives a sample, or a column has a name that is taken.
     """
-    ready = transform.before_run(_first_records(splits, reading))
-    columns, output = ready.columns(), None
-    if columns is None:
-        output = _first_output(ready, splits, reading)
-        columns = storage_of_arrays(dict(output.columns)).schema.to_json()
+    look = _Look(splits, reading)
+    try:
+        ready = transform.before_run(look.records())
+        columns, output = ready.columns(), None
+        if columns is None:
+            output = _first_output(ready, look)
+            columns = storage_of_arrays(dict(output.columns)).schema.to_json()
+    except SchemaError as error:
+        if str(error).startswith(look.path):
+            raise
+        raise SchemaError(f"{look.path}: {error}") from error
     for name in (ORIGIN_COLUMN, SHUFFLE_KEY):
         if name in columns:
             raise SchemaError(f"The transform makes a column {name!r}, a name that `prepare` needs. Rename it.")
@@ -63,25 +70,45 @@ def _choose_origins(settings: Settings, output: Output | None) -> Literal["manif
     return "manifest" if is_one_to_one else "column"
 
 
-def _first_records(splits: Sequence[Split], reading: SourceOptions) -> Iterator[Records]:
-    """Rows of the first splits, until whoever looks has seen enough. What is wrong with them is for tasks to say."""
-    for split in splits[:_MAX_SPLITS]:
-        try:
-            yield from (records for records in read_split(split, reading) if records.num_rows)
-        except FormatError:
-            continue
+class _Look:
+    """Rows of the first splits, for as long as whoever looks has not seen enough."""
+
+    def __init__(self, splits: Sequence[Split], reading: SourceOptions) -> None:
+        self._splits = splits[:_MAX_SPLITS]
+        self._reading = reading
+        self.path = splits[0].path if splits else "The sources"
+        """The file that is looked at."""
+        self.fault = ""
+        """The first bad row or file that was met, in words. It is for tasks to say so, unless no good row is found."""
+
+    def records(self) -> Iterator[Records]:
+        """Batches that have rows."""
+        for split in self._splits:
+            self.path = split.path
+            try:
+                for records in peek_split(split, self._reading):
+                    if records.errors:
+                        self._note(f"{locate(split, records.errors[0].row)}: {records.errors[0].message}")
+                    if records.num_rows:
+                        yield records
+            except FormatError as error:
+                self._note(str(error))
+
+    def _note(self, fault: str) -> None:
+        self.fault = self.fault or fault
 
 
-def _first_output(transform: Transform, splits: Sequence[Split], reading: SourceOptions) -> Output:
+def _first_output(transform: Transform, look: _Look) -> Output:
     opened = transform.open()
-    for records in itertools.islice(_first_records(splits, reading), _MAX_SPLITS):
+    for records in itertools.islice(look.records(), _MAX_SPLITS):
         output = opened(records)
         if output.num_samples:
             return output
         if output.errors:
             error = output.errors[0]
-            raise FormatError(f"{splits[0].path}: row {error.row:,}: {error.message} No sample shows the columns.")
+            raise FormatError(f"{look.path}: row {error.row:,}: {error.message} No sample shows the columns.")
+    if look.fault:
+        raise FormatError(f"{look.fault} No good row before it shows which columns there are.")
     raise SchemaError(
-        f"The first {min(len(splits), _MAX_SPLITS)} parts of the sources gave no sample, so the columns are unknown. "
-        "Check the sources and the transform."
+        f"{look.path}: no row in it, nor in files before it, so that the columns are unknown. Check the sources."
     )

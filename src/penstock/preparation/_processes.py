@@ -32,7 +32,7 @@ class WorkerProcess:
                 [sys.executable, "-c", _start_code(theirs.fileno(), lifeline)],
                 pass_fds=(theirs.fileno(), lifeline),
                 stdin=subprocess.DEVNULL,
-                env=_environment(num_threads),
+                env={**os.environ, **worker_settings(num_threads)},
             )
         except BaseException:
             os.close(self._lifeline)
@@ -69,11 +69,14 @@ def _start_code(connection_descriptor: int, lifeline: int) -> str:
     )
 
 
-def _environment(num_threads: int) -> dict[str, str]:
-    """Ours, with libraries told how many threads are theirs (workers are the parallelism here) and to keep memory."""
-    threads = {name: str(num_threads) for name in _THREAD_SETTINGS}
-    parallelism = {"TOKENIZERS_PARALLELISM": "true" if num_threads > 1 else "false"}
-    return {**_MEMORY_SETTINGS, **threads, **os.environ, **parallelism}
+def worker_settings(num_threads: int) -> dict[str, str]:
+    """What libraries are told by the environment: how many threads are theirs, as workers are the parallelism here.
+
+    What this process was told wins, but for the tokenizers library, whose own choice depends on how it was started.
+    """
+    defaults = {**_MEMORY_SETTINGS, **dict.fromkeys(_THREAD_SETTINGS, str(num_threads))}
+    chosen = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return {**chosen, "TOKENIZERS_PARALLELISM": "true" if num_threads > 1 else "false"}
 
 
 def explain_death(name: str, pid: int, how: str, doing: str, count: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import uuid
 from collections.abc import Sequence
 from types import TracebackType
@@ -20,6 +19,7 @@ from typing import Any, Self
 from penstock.errors import MissingExtra, WorkerDied
 from penstock.preparation._local import MAX_DEATHS, Listen, Lost
 from penstock.preparation._messages import Done, Failed, Told, pack_error, unpack_error
+from penstock.preparation._processes import worker_settings
 from penstock.preparation._stages import AnyJob, Keyed, Runner
 
 _opened: dict[str, Runner[Any]] = {}
@@ -71,7 +71,8 @@ class RayEngine:
         """
         ray = self._ray
         shared, token = ray.put(job), uuid.uuid4().hex
-        remote = ray.remote(num_cpus=1, max_retries=0)(_run_task)
+        environment = {"env_vars": worker_settings(num_threads=1)}
+        remote = ray.remote(num_cpus=1, max_retries=0, runtime_env=environment)(_run_task)
         waiting = collections.deque(sorted(tasks, key=lambda task: -task.num_bytes))
         deaths: collections.Counter[str] = collections.Counter()
         running: dict[Any, Keyed] = {}
@@ -119,8 +120,6 @@ class RayEngine:
 
 def _run_task(job: AnyJob, token: str, task: Keyed) -> Done | Failed:
     """In a Ray worker: do a task with the job that this process opened, or opens now."""
-    os.environ.setdefault("RAYON_NUM_THREADS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         if token not in _opened:
             _opened.clear()

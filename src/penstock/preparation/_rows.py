@@ -152,7 +152,7 @@ def _read_arrow(name: str, column: Any, bad: BadRows) -> ByteRows:
 
     kind = column.type
     if pa.types.is_null(kind):
-        _mark_nulls(name, range(len(column)), bad)
+        _mark_nulls(name, range(len(column)), bad, ", here in every row. Is the name right?")
         return ByteRows(np.empty(0, np.uint8), np.zeros(len(column) + 1, np.int64))
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
@@ -173,9 +173,9 @@ def _arrow_buffers(column: Any, offset_dtype: np.dtype[Any]) -> ByteRows:
     return ByteRows(values, offsets.astype(np.int64) - begin)
 
 
-def _mark_nulls(name: str, places: Any, bad: BadRows) -> None:
+def _mark_nulls(name: str, places: Any, bad: BadRows, more: str = ".") -> None:
     for place in places:
-        bad.add(place, "null", f"Column {name!r} is null.")
+        bad.add(place, "null", f"Column {name!r} is null{more}")
 
 
 def _read_list(name: str, column: list[Any], bad: BadRows) -> ByteRows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +38,7 @@ from penstock.preparation._transforms import Transform
 from penstock.preparation._work import WORK_NAME, WorkFolder, write_json
 from penstock.preparation._workforce import Workforce
 from penstock.shards import Manifest, Workspace, pack_provenance
-from penstock.sources import SourceFile, SourceOptions, Split, list_files, plan_splits
+from penstock.sources import SourceFile, SourceOptions, Split, changed_since, list_files, plan_splits
 
 
 class Preparation:
@@ -46,6 +47,7 @@ class Preparation:
     def __init__(self, destination: Path, settings: Settings, on_progress: OnProgress | None) -> None:
         self._destination = destination
         self._settings = settings
+        self._run_name = uuid.uuid4().hex
         self._work = WorkFolder(destination)
         self._ledger = RunLedger()
         self._workforce = Workforce(settings, self._work, self._ledger, on_progress)
@@ -68,7 +70,7 @@ class Preparation:
         files = list_files(sources, reading)
         reading = pin_reading(reading, transform, files)
         wanted = wanted_recipe(transform, reading, self._settings)
-        basis = find_basis(self._destination, self._workspace.previous, wanted, files, self._settings.overwrite)
+        basis = find_basis(self._destination, self._workspace.previous, wanted, files, self._settings)
         earlier = basis.earlier
         if earlier is not None and earlier.is_current(files) and earlier.pack == self._settings.pack:
             self._work.remove()
@@ -101,6 +103,8 @@ class Preparation:
                 local_only = any(split.needs_this_process for group in groups for split in group)
                 self._workforce.start(len(groups), local_only=local_only)
             looked = self._look(transform, reading, files, groups, task_bytes)
+            if recipe is not None and self._settings.overwrite and dict(recipe.columns) != looked.columns:
+                return self._prepare(sources, transform, reading, files, files, [], Basis(None, None))
             recipe, ready = self._settle(basis.recipe, looked, transform, reading, task_bytes), looked.transform
         check_packable(recipe.schema, self._settings.pack)
         self._work.begin(recipe)
@@ -114,7 +118,8 @@ class Preparation:
         )
         tasks = self._name(recipe, groups, files, first_split)
         fresh = self._make(job, tasks, kept)
-        return self._commit(recipe, ready, sources, files, kept, fresh)
+        notes = (*ready.notes, *_note_changes(waiting))
+        return self._commit(recipe, ready, sources, files, kept, fresh, notes)
 
     def _cut(self, files: Sequence[SourceFile], reading: SourceOptions, task_bytes: int) -> list[Split]:
         return plan_splits(files, reading, task_bytes, keep_damaged=self._settings.on_error == "skip")
@@ -133,6 +138,7 @@ class Preparation:
             recipe_key=recipe.key,
             first_split=first_split,
             is_numbered=recipe.origins == "column",
+            unknown=self._run_name,
         )
 
     def _is_all_done(
@@ -177,7 +183,8 @@ class Preparation:
         if found is not None and dict(found.columns) != dict(looked.columns):
             raise SchemaError(
                 f"{self._destination}: the dataset has the columns {found.columns}; the sources now give "
-                f"{looked.columns}. Give overwrite=True and another destination, or name the types."
+                f"{looked.columns}. Give overwrite=True (--overwrite) to replace it, another destination, "
+                "or types in keep=."
             )
         return recipe if found is None else found
 
@@ -215,6 +222,7 @@ class Preparation:
         files: Sequence[SourceFile],
         kept: Sequence[MadeTask],
         fresh: Sequence[MadeTask],
+        notes: Sequence[str],
     ) -> Prepared:
         self._ledger.mark_worked()
         first = next_number(self._workspace.previous if kept else None)
@@ -231,7 +239,7 @@ class Preparation:
         summary: list[Prepared] = []
 
         def finish() -> None:
-            summary.append(self._summarise(manifest, files, tasks, transform.notes))
+            summary.append(self._summarise(manifest, files, tasks, notes))
             by = self._work.path / "run.json"
             remove_if_present(by)
             write_json(self._destination / "run.json", describe_run(self._settings, summary[0]), by=by)
@@ -254,3 +262,9 @@ class Preparation:
     ) -> Prepared:
         skipped = sum_skipped(tasks)
         return self._ledger.summarise(self._destination, manifest, num_files=len(files), skipped=skipped, notes=notes)
+
+
+def _note_changes(files: Sequence[SourceFile]) -> list[str]:
+    """A sentence when sources did not keep still; the dataset names them as they were listed, so a rerun reads them."""
+    changed = changed_since(files)
+    return [f"{len(changed):,} source files changed during the run ({changed[0]}, …). Run it again."] if changed else []

@@ -58,6 +58,8 @@ class Settings:
             raise ValueError(f"address={self.address!r} is the address of a Ray cluster; engine='ray' uses it.")
         if any(type(length) is not int or length < 1 for length in self.pack):
             raise ValueError(f"pack={list(self.pack)}; row lengths are counts of tokens, from 1.")
+        if self.shuffle is not None and type(self.shuffle) is not int:
+            raise ValueError(f"shuffle={self.shuffle!r}; a whole number to permute by, or None.")
         if self.origins == "manifest" and self.shuffle is not None:
             raise ValueError("shuffle= moves every sample, so where it came from is a column; leave origins= alone.")
 

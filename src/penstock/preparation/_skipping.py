@@ -36,7 +36,7 @@ class Skipped:
         for error in errors:
             if self._on_error == "raise":
                 raise FormatError(
-                    f"{locate(split, error.row)}: {error.message} (reason: {error.reason}). "
+                    f"{locate(split, error.row)}: {error.message.removesuffix('.')} (reason: {error.reason}). "
                     "Repair or remove it, or leave such rows out: on_error='skip', --on-error skip."
                 )
             self._keep(error.path or split.path_of_row(error.row), error.row, error.reason, error.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ def is_stale(
         destination: Folder of a dataset that `prepare` made.
         sources: What to compare with; None looks where the preparation looked.
         transform: What to compare with; None takes it as unchanged.
-        reading: How sources are found; only formats and credentials matter here.
+        reading: How sources are found; only credentials and, where another is meant, the format matter here.
 
     Raises:
         IncompleteDataset: no finished dataset is there, or `prepare` did not make it.
@@ -82,6 +83,8 @@ def _list(earlier: Earlier, sources: Any, reading: SourceOptions) -> Sequence[So
     wanted = sources if sources is not None else list(earlier.patterns)
     if not wanted and sources is None:
         return None
+    if reading.format is None:
+        reading = dataclasses.replace(reading, format=earlier.recipe.reading["format"])
     try:
         return list_files(wanted, reading)
     except FileNotFoundError:  # none is left

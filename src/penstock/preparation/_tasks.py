@@ -152,6 +152,8 @@ class _TaskRun:
             return Output({}, np.empty(0, np.int64))
         try:
             output = self._opened(records)
+        except SchemaError as error:
+            raise SchemaError(f"{split.path}: {error}") from error
         except Exception as error:
             error.add_note(f"while preparing {locate(split, records.first_row)} and the rows after it")
             raise

@@ -43,7 +43,7 @@ class Indices:
         self.base_seed: int | None = None
         self.shared_seed: int | None = None
         if saved is None:
-            self.draws = current_draws(loader)
+            self.draws = current_draws(loader) | {"seed": draws_seed}
             self._start(loader, draws_seed)
             return
         self.draws = saved["draws"]
@@ -70,10 +70,9 @@ class Indices:
         stateful = stateful_sampler(loader)
         if own is not None and stateful is not None:
             stateful.load_state_dict(own)
-        self._start(loader, draws_seed)
-        if draws_seed:
-            is_read_again = any(isinstance(state, int) for state in saved.get("workers", ()))
-            self.base_seed = saved["base_seed"] if is_read_again else _seed_from(saved["base_seed"], saved["position"])
+        # What workers that live on, then or now, need no seed for must not change what the sampler draws.
+        self._start(loader, self.draws["seed"])
+        self.base_seed = _resumed_seed(saved) if draws_seed else None
         if own is None:
             self._skip(saved["position"])
         elif self._stateful is None:
@@ -95,6 +94,11 @@ class Indices:
 def draw_seed(generator: torch.Generator | None) -> int:
     """The seed that workers derive theirs from; one draw, as torch draws it."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def later_seed(base_seed: int, position: int) -> int:
+    """A seed for workers that go on where those with another have used its numbers up."""
+    return (base_seed + position * 0x9E3779B97F4A7C15) % (1 << 63)
 
 
 def innermost_sampler(loader: Any) -> Any:
@@ -187,9 +191,15 @@ def _generators(loader: Any) -> list[torch.Generator]:
     return found
 
 
-def _seed_from(base_seed: int, position: int) -> int:
-    """Seed of workers that start in mid-epoch: not the one they began the epoch with, whose numbers are used up."""
-    return (base_seed + position * 0x9E3779B97F4A7C15) % (1 << 63)
+def _resumed_seed(saved: dict[str, Any]) -> int:
+    """Seed of workers that start in mid-epoch: not the one they began the epoch with, whose numbers are used up.
+
+    Except when they read what was handed over again.
+    """
+    base_seed: int = saved["base_seed"]
+    if any(isinstance(state, int) for state in saved.get("workers", ())):
+        return base_seed
+    return later_seed(base_seed, saved["position"])
 
 
 def _encode(state: torch.Tensor) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from penstock.plan import Dataset, Plan
-from penstock.pytorch._ranks import find_rank
+from penstock.pytorch._ranks import check_rank, find_rank
 
 _INSTEAD = {
     "batch_size": "the plan says it: plan.batch({value})",
@@ -115,6 +115,8 @@ def find_plan(dataset: Any, arguments: dict[str, Any], world_size: int | None) -
     Without a generator the seed is 0 on all ranks, as `DistributedSampler`'s is: ranks often seed torch
     each in their own way, and would then shuffle each in their own way.
     """
+    if world_size is not None:
+        check_rank(0, world_size)
     for sampler in (arguments["sampler"], getattr(arguments["batch_sampler"], "sampler", None)):
         if isinstance(sampler, PlanSampler):
             return sampler.source

@@ -25,7 +25,7 @@ from penstock.loader import (
 from penstock.plan import Plan
 from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._device_lookahead import Source
-from penstock.pytorch._ranks import find_rank
+from penstock.pytorch._ranks import check_rank, find_rank
 from penstock.pytorch._settings import LoaderSettings
 from penstock.pytorch._tensors import as_tensors
 
@@ -34,11 +34,14 @@ from penstock.pytorch._tensors import as_tensors
 class _Loop:
     """One `for` loop over a loader."""
 
+    epoch: int
+    """The one that it begins in."""
     end: int | None
     """Row before which its last batch starts."""
     num_batches: int | None
     """Those that an earlier run handed over counted in."""
     num_parts: int
+    """Of a full batch."""
 
 
 class PlanRun:
@@ -57,7 +60,7 @@ class PlanRun:
         self.settings = settings
         self.kind, self._num_workers = settings.resolve(plan)
         self._prefetch = settings.prefetch
-        self._given_rank = given_rank
+        self._given_rank = None if given_rank is None else check_rank(*given_rank)
         self._device, self._pin_memory = device, pin_memory
         self._row = 0
         """Absolute number of the next row to hand out."""
@@ -87,8 +90,8 @@ class PlanRun:
             num_steps=self._num_steps,
         )
         pipeline.prefetch = self._num_ahead
+        self._loop = loop  # first, so that a loop in another thread sees that it is over before it takes a batch
         pipeline.start(items, self._num_steps * loop.num_parts)
-        self._loop = loop
         return self._iterate(pipeline, loop)
 
     def __len__(self) -> int:
@@ -123,7 +126,8 @@ class PlanRun:
         """Go to the start of an epoch; the epoch that runs is not rewound."""
         if type(epoch) is not int or epoch < 0:
             raise ValueError(f"set_epoch({epoch!r}): epochs count from 0.")
-        if epoch != self._cursor.epoch:
+        is_running = self._loop is not None and epoch == self._loop.epoch  # its last batch may reach into the next
+        if epoch != self._cursor.epoch and not is_running:
             self._move_to(epoch * self.plan.num_rows)
 
     def set_workers(self, num_workers: int) -> None:
@@ -137,7 +141,7 @@ class PlanRun:
         self._num_workers = num_workers
         if self._pipeline is not None:
             self._engine.set_workers(num_workers)
-            self._pipeline.prefetch = self._num_ahead
+            self._change_prefetch(self._pipeline)
 
     def set_prefetch(self, prefetch: int) -> None:
         """Compute more or fewer batches ahead from now on; no batch changes."""
@@ -145,7 +149,7 @@ class PlanRun:
             raise ValueError(f"prefetch={prefetch!r}; at least one is needed.")
         self._prefetch = prefetch
         if self._pipeline is not None:
-            self._pipeline.prefetch = self._num_ahead
+            self._change_prefetch(self._pipeline)
 
     def stats(self) -> LoaderStatistics:
         """What was measured so far."""
@@ -158,6 +162,8 @@ class PlanRun:
         pipeline, self._pipeline, self._engine = self._pipeline, None, None
         if pipeline is not None:
             pipeline.close()
+            statistics = self._statistics
+            statistics.num_workers = statistics.num_buffers = statistics.num_buffers_in_use = 0
 
     def _iterate(self, pipeline: Pipeline, loop: _Loop) -> Iterator[dict[str, Any]]:
         feed = make_feed(pipeline, device=self._device, pin_memory=self._pin_memory)
@@ -185,19 +191,19 @@ class PlanRun:
 
     def _hand_over(self, item: Item, loop: _Loop) -> None:
         """Count a step's rows when the last part of it goes to the user."""
-        if item.part == loop.num_parts - 1 and item.next_row > self._row:
+        if item.part == item.num_parts - 1 and item.next_row > self._row:
             self._row = item.next_row
         self._is_unfinished = loop.end is None or self._row < loop.end
 
     def _next_loop(self, world_size: int) -> _Loop:
         row = self._cursor.end_of_epoch if self._is_unfinished else self._row
         num_parts = self._num_parts(world_size)
-        if self.settings.epochs is None:
-            return _Loop(None, None, num_parts)
         epoch, num_rows = Cursor(self.plan, row).epoch, self.plan.num_rows
+        if self.settings.epochs is None:
+            return _Loop(epoch, None, None, num_parts)
         end = (epoch + self.settings.epochs) * num_rows
-        num_before = (row - epoch * num_rows) // self.plan.global_size
-        return _Loop(end, (num_before + self.plan.num_batches_between(row, end)) * num_parts, num_parts)
+        num_before = (row - epoch * num_rows) // self.plan.global_size * num_parts
+        return _Loop(epoch, end, num_before + self.plan.num_parts_between(row, end, num_parts), num_parts)
 
     @property
     def _cursor(self) -> Cursor:
@@ -206,6 +212,11 @@ class PlanRun:
     @property
     def _num_ahead(self) -> int:
         return self._prefetch or max(1, 2 * self._num_workers * self._num_steps)
+
+    def _change_prefetch(self, pipeline: Pipeline) -> None:
+        pipeline.prefetch = self._num_ahead
+        if pipeline.is_ours:
+            pipeline.refill()
 
     def _steps_per_item(self, world_size: int) -> int:
         """Steps that a worker computes as one, so that two such pieces of work per worker fit into the prefetch."""

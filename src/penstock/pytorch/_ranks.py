@@ -10,11 +10,29 @@ import torch.distributed as distributed
 _SOURCES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
 
 
+def check_rank(rank: int, world_size: int) -> tuple[int, int]:
+    """Both, if there can be such a rank."""
+    if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank!r}, world_size={world_size!r}: ranks are numbers from 0 to world_size - 1.")
+    return rank, world_size
+
+
 def find_rank() -> tuple[int, int]:
     """(rank, world size) of this process; (0, 1) when nothing says otherwise."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    for rank, world_size in _SOURCES:
-        if os.environ.get(rank, "").isdigit() and os.environ.get(world_size, "").isdigit():
-            return int(os.environ[rank]), int(os.environ[world_size])
+    for names in _SOURCES:
+        rank, world_size = (os.environ.get(name, "") for name in names)
+        if rank and world_size:
+            return _parse(*names, rank, world_size)
     return 0, 1
+
+
+def _parse(rank_name: str, size_name: str, rank: str, world_size: str) -> tuple[int, int]:
+    try:
+        return check_rank(int(rank), int(world_size))
+    except ValueError:  # one process that takes itself for all of them would read everyone's rows
+        raise ValueError(
+            f"{rank_name}={rank!r}, {size_name}={world_size!r} in the environment: ranks are numbers from 0 to the "
+            "number of ranks - 1. Correct or unset them, or give rank= and world_size=."
+        ) from None

@@ -23,6 +23,7 @@ from penstock.pytorch._indices import (
     current_draws,
     dataset_epoch,
     innermost_sampler,
+    later_seed,
     restore_generators,
     sampler_epoch,
 )
@@ -44,6 +45,8 @@ class TorchRun:
         self._progress: Progress | None = None
         self._saved: dict[str, Any] | None = None
         self._base_seed: int | None = None
+        self._workers_lived_on = False
+        """Whether a state was loaded in which the next epoch has its workers already, and draws no seed for them."""
         self._find_loop: weakref.ref[Loop] | None = None
 
     @property
@@ -62,9 +65,13 @@ class TorchRun:
         loader = self._loader
         saved, self._saved = self._saved, None
         earlier = self._living_loop()
-        indices = Indices(loader, draws_seed=earlier is None, saved=saved)
+        indices = Indices(loader, draws_seed=earlier is None and not self._workers_lived_on, saved=saved)
         if indices.base_seed is not None:
             self._base_seed = indices.base_seed
+        elif earlier is None:
+            assert self._base_seed is not None
+            self._base_seed = later_seed(self._base_seed, 1)
+        self._workers_lived_on = False
         task, progress = _task_of(loader), self._start_progress(indices, saved)
         if earlier is not None:
             earlier.restart(loader, task, indices, progress, self._statistics)
@@ -88,8 +95,9 @@ class TorchRun:
             raise StateError("With in_order=False no single position says which batches were handed over.")
         state = _description(loader)
         if progress is None or progress.is_finished:
-            draws = {"generators": current_draws(loader)["generators"]}
-            return state | {"position": None, "draws": draws, "dataset_epoch": dataset_epoch(loader)}
+            live_on = self._workers_lived_on if progress is None else loader._iterator is not None
+            state |= {"position": None, "base_seed": self._base_seed, "dataset_epoch": dataset_epoch(loader)}
+            return state | {"draws": {"generators": current_draws(loader)["generators"], "seed": not live_on}}
         state |= {
             "position": progress.position,
             "draws": copy.deepcopy(progress.draws),
@@ -123,6 +131,9 @@ class TorchRun:
             warn_reading_again(type(loader.dataset).__name__, num_again)
         self._progress = None
         self._saved = None if state["position"] is None else copy.deepcopy(state)
+        self._workers_lived_on = self._saved is None and not state["draws"]["seed"]
+        if self._workers_lived_on:
+            self._base_seed = state["base_seed"]
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the epoch to whatever wants to know it: the sampler, the batch sampler, the dataset."""

@@ -98,7 +98,7 @@ class TorchWork:
         try:
             if self.worker_init_fn is not None:
                 self.worker_init_fn(worker)
-        except Exception:  # noqa: BLE001 - it is raised in the trainer, by the first batch of this worker
+        except Exception:  # noqa: BLE001 - it is raised in the trainer, by each batch of this worker
             self._error = self._wrapped()
 
     def compute(self, item: TorchItem, arena: Arena) -> Batch:
@@ -114,9 +114,8 @@ class TorchWork:
         """Nobody knows what a dataset will read."""
 
     def _compute(self, item: TorchItem, arena: Arena) -> Batch:
-        if self._error is not None:
-            error, self._error = self._error, None
-            return _carry(error)
+        if self._error is not None:  # at every batch: what the start function did not do, each of them would lack
+            return _carry(self._error)
         if item.epoch != self._epoch:
             self._start_epoch(item, arena)
         if self._has_ended:

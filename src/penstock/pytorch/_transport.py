@@ -119,9 +119,9 @@ def _flatten(value: Any) -> tuple[int | list[Any] | None, list[torch.Tensor]] | 
     if len(parts) > _MAX_PARTS or len({id(part) for part in parts}) < len(parts):
         return None
     for part in parts:
-        if type(part) is not torch.Tensor or part.dtype not in _NUMPY_DTYPES or not part.is_contiguous():
+        if type(part) is not torch.Tensor or part.dtype not in _NUMPY_DTYPES:
             return None
-        if not _is_plain(part):
+        if not _is_plain(part) or not part.is_contiguous():  # in this order: a sparse one cannot be asked
             return None
     return form, parts
 

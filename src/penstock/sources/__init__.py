@@ -7,10 +7,11 @@ May import: `penstock.errors`, `penstock.schema`, `penstock.filesystem`. Importe
 
 from penstock.sources._formats import format_of
 from penstock.sources._listing import Source, list_files
+from penstock.sources._listing_local import changed_since
 from penstock.sources._model import Records, RowError, SourceFile, Split
 from penstock.sources._objects import IterableSource
 from penstock.sources._options import Format, SourceOptions, TextUnit
-from penstock.sources._reading import read_split
+from penstock.sources._reading import peek_split, read_split
 from penstock.sources._rows import Rows, read_rows, why_whole
 from penstock.sources._splitting import class_names, plan_splits
 
@@ -25,9 +26,11 @@ __all__ = [
     "SourceOptions",
     "Split",
     "TextUnit",
+    "changed_since",
     "class_names",
     "format_of",
     "list_files",
+    "peek_split",
     "plan_splits",
     "read_rows",
     "read_split",

@@ -92,7 +92,10 @@ def named_damage(path: str, kind: str) -> Iterator[None]:
 
 
 def check_columns(names: Sequence[str], path: str, wanted: Sequence[str] | None) -> None:
-    """Raise `SchemaError` unless the file has every column that is wanted."""
+    """Raise `SchemaError` unless the file has every column that is wanted, and each name once."""
+    if len(set(names)) != len(names):
+        repeated = sorted({name for name in names if list(names).count(name) > 1})
+        raise SchemaError(f"{path}: more than one column is called {', '.join(map(repr, repeated))}. Rename one.")
     for name in wanted or ():
         if name not in names:
             raise SchemaError(f"{path}: no column {name!r}; the file has {', '.join(map(repr, names))}.")

@@ -13,6 +13,8 @@ from penstock.sources._formats import is_tab_separated
 from penstock.sources._options import SourceOptions
 
 _BOM = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_OTHER_DELIMITERS = ";\t|"
 _HEADER_BYTES = 1 << 20
 
 
@@ -38,6 +40,8 @@ def read_header(stream: ByteStream, path: str, options: SourceOptions) -> Header
         SchemaError: a column asked for is not in it.
     """
     data = read_exactly(stream, _HEADER_BYTES)
+    if data.startswith(_UTF_16):
+        raise FormatError(f"{path}: this is UTF-16. Convert it first: iconv -f utf-16 -t utf-8.")
     text = data.removeprefix(_BOM)
     lines = _Lines(text, options.encoding)
     names = _parse(lines, path, options)
@@ -63,7 +67,15 @@ def _check(names: tuple[str, ...], path: str, options: SourceOptions) -> None:
         raise FormatError(f"{path}: the header names {', '.join(map(repr, repeated))} more than once. Rename one.")
     for name in options.columns or ():
         if names and name not in names:
-            raise SchemaError(f"{path}: no column {name!r}; the header has {', '.join(map(repr, names))}.")
+            raise SchemaError(
+                f"{path}: no column {name!r}; the header has {', '.join(map(repr, names))}.{_guess(names)}"
+            )
+
+
+def _guess(names: tuple[str, ...]) -> str:
+    """What to try when the whole header was taken for one name."""
+    found = next((each for each in _OTHER_DELIMITERS if len(names) == 1 and each in names[0]), None)
+    return f" Do its fields end with {found!r}? Then pass delimiter={found!r} (--delimiter)." if found else ""
 
 
 class _Lines:

@@ -13,7 +13,7 @@ from penstock.sources._whole_files import FileBatch, batches_of_files
 
 def read_images(split: Split, options: SourceOptions) -> Iterator[Records]:
     """Images of a group, about `batch_bytes` at a time."""
-    for batch in batches_of_files(split, options):
+    for batch in batches_of_files(split, options, lambda content, path: content):
         columns = _columns(batch, split)
         yield Records(
             {name: columns[name] for name in options.columns or columns},

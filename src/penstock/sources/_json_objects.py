@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.sources._blocks import Block
-from penstock.sources._json_rows import BadLine, parse_object
+from penstock.sources._json_rows import parse_objects
 from penstock.sources._model import RowError
 
 _BOM = b"\xef\xbb\xbf"
@@ -27,13 +27,13 @@ def read_objects(
 ) -> tuple[list[dict[str, Any]], tuple[RowError, ...]]:
     """Objects of the lines of a block, and its bad lines; blank lines are neither."""
     data = block.data.removeprefix(_BOM) if block.offset == 0 else block.data
-    errors: list[RowError] = []
+    errors: tuple[RowError, ...] = ()
     objects = _scan_block(data)
     if objects is None:
-        objects = _parse_lines(data, block.offset + len(block.data) - len(data), path, errors)
+        objects, errors = parse_objects(data, block.offset + len(block.data) - len(data), path, 0)
     if columns is not None:
         objects = [{name: each.get(name) for name in columns} for each in objects]
-    return objects, tuple(errors)
+    return objects, errors
 
 
 def _scan_block(data: bytes) -> list[dict[str, Any]] | None:
@@ -62,20 +62,3 @@ def _scan_lines(text: str) -> list[Any]:
         place += 1
         values.append(value)
     return values
-
-
-def _parse_lines(data: bytes, offset: int, path: str, errors: list[RowError]) -> list[dict[str, Any]]:
-    objects = []
-    row = begin = 0
-    while begin < len(data):
-        end = data.find(b"\n", begin)
-        end = len(data) if end < 0 else end
-        try:
-            value = parse_object(data, begin, end)
-            if value is not None:
-                objects.append(value)
-        except BadLine as bad:
-            errors.append(RowError(path, row, bad.reason, f"the line at byte {offset + begin:,} {bad}."))
-        row += 1
-        begin = end + 1
-    return objects

@@ -14,23 +14,33 @@ from penstock.sources._model import Records, RowError
 
 def parse_lines(data: bytes, offset: int, path: str, first_row: int) -> Records:
     """Records of lines that begin at byte `offset` of the file; blank lines are no rows."""
-    objects, rows, errors = [], [], []
-    row, begin = first_row, 0
+    objects, errors = parse_objects(data, offset, path, first_row)
+    rows = None
+    if errors:
+        numbers = np.arange(first_row, first_row + len(objects) + len(errors), dtype=np.int64)
+        rows = np.delete(numbers, [error.row - first_row for error in errors])
+    return Records(columns_of(objects), first_row, len(objects), errors, rows, len(data))
+
+
+def parse_objects(
+    data: bytes, offset: int, path: str, first_row: int
+) -> tuple[list[dict[str, Any]], tuple[RowError, ...]]:
+    """Objects of lines that begin at byte `offset` of the file, and bad lines; blank lines are neither."""
+    objects: list[dict[str, Any]] = []
+    errors: list[RowError] = []
+    begin = 0
     while begin < len(data):
         end = data.find(b"\n", begin)
         end = len(data) if end < 0 else end
         try:
-            value = parse_object(data, begin, end)
+            value = _parse_object(data, begin, end)
             if value is not None:
                 objects.append(value)
-                rows.append(row)
-                row += 1
-        except BadLine as bad:
+        except _BadLine as bad:
+            row = first_row + len(objects) + len(errors)
             errors.append(RowError(path, row, bad.reason, f"the line at byte {offset + begin:,} {bad}."))
-            row += 1
         begin = end + 1
-    numbers = np.array(rows, np.int64) if errors else None
-    return Records(columns_of(objects), first_row, len(objects), tuple(errors), numbers, len(data))
+    return objects, tuple(errors)
 
 
 def columns_of(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -55,7 +65,10 @@ def array_or_list(values: list[Any]) -> Any:
         return values
 
 
-class BadLine(Exception):
+_HOW_TO_CUT = ". JSON lines have one object a line: `jq -c 'if type == \"array\" then .[] else . end'` writes them"
+
+
+class _BadLine(Exception):
     """A line that holds no object, and one word for why."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -63,7 +76,7 @@ class BadLine(Exception):
         self.reason = reason
 
 
-def parse_object(data: bytes, begin: int, end: int) -> dict[str, Any] | None:
+def _parse_object(data: bytes, begin: int, end: int) -> dict[str, Any] | None:
     """The object of one line, or None for a blank one."""
     try:
         text = str(memoryview(data)[begin:end], "utf-8")  # without a copy of the line
@@ -74,15 +87,17 @@ def parse_object(data: bytes, begin: int, end: int) -> dict[str, Any] | None:
         if data.find(b"\\u", begin, end) >= 0:
             _check_surrogates(value)
     except UnicodeDecodeError as error:
-        raise BadLine("invalid_utf8", f"is not valid UTF-8 ({error.reason} at its byte {error.start})") from None
+        raise _BadLine("invalid_utf8", f"is not valid UTF-8 ({error.reason} at its byte {error.start})") from None
     except UnicodeEncodeError:
-        raise BadLine("invalid_utf8", "holds half of a surrogate pair, which is no character") from None
+        raise _BadLine("invalid_utf8", "holds half of a surrogate pair, which is no character") from None
     except RecursionError:
-        raise BadLine("bad_json", "nests too deeply") from None
+        raise _BadLine("bad_json", "nests too deeply") from None
     except ValueError as error:
-        raise BadLine("bad_json", f"is not JSON: {error}") from None
+        is_cut = data[begin:end].strip() in (b"{", b"[")
+        raise _BadLine("bad_json", f"is not JSON: {error}{_HOW_TO_CUT * is_cut}") from None
     if not isinstance(value, dict):
-        raise BadLine("not_an_object", f"holds {type(value).__name__}, not an object with named fields")
+        hint = _HOW_TO_CUT if isinstance(value, list) else ""
+        raise _BadLine("not_an_object", f"holds {type(value).__name__}, not an object with named fields{hint}")
     return value
 
 

@@ -1,8 +1,8 @@
 """Which files a source means: a path, a folder, a glob, a URL, an object, or a list of those.
 
 Files come sorted by name, each once. What is not data is left out by name only, and only inside folders:
-hidden files, and those that begin with an underscore, as tools write beside data. A folder of several
-formats is not guessed about: it is an error that says what is in it.
+hidden files, those that begin with an underscore, as tools write beside data, and datasets that Penstock wrote
+there. A folder of several formats is not guessed about: it is an error that says what is in it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _each(sources: Source) -> Sequence[Any]:
 def _expand(source: str, options: SourceOptions) -> list[SourceFile]:
     files = expand_remote(source, options) if is_remote(source) else expand_local(source, options)
     if not files:
-        raise FileNotFoundError(f"{source}: no file matches. Check the spelling, and quote globs in a shell.")
+        brackets = " A bracket in a name is written [[] in a glob." if "[" in source else ""
+        raise FileNotFoundError(f"{source}: no file matches. Check the spelling, and quote globs in a shell.{brackets}")
     _check_formats(source, files, options)
     if format_of(files[0].path, options) == "images":
         return files
@@ -73,4 +74,4 @@ def _check_formats(source: str, files: list[SourceFile], options: SourceOptions)
         raise ValueError(f"{unknown}: the name does not tell the format. Pass format=, as in format='jsonl'.")
     if len(formats) > 1:
         found = ", ".join(f"{count} {name}" for name, count in sorted(formats.items(), key=str))
-        raise ValueError(f"{source}: files of several formats ({found}). Pass a narrower glob, or format=.")
+        raise ValueError(f"{source}: files of several formats ({found}). Pass a narrower glob, or format= (--format).")

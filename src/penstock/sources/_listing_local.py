@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from penstock.sources._formats import is_data_name
 from penstock.sources._model import SourceFile
 from penstock.sources._options import SourceOptions
 
+_MANIFEST_START = 64
 _NOT_DATA = ("readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict", "state")
 
 
@@ -25,10 +27,12 @@ def expand_local(source: str, options: SourceOptions) -> list[SourceFile]:
     if os.path.exists(path):
         return [_describe(path)]
     files = []
+    is_output = functools.cache(_is_dataset)
     for match in sorted(glob.glob(path, recursive=True)):
-        if os.path.isdir(match) and "**" not in source:
-            files += _expand_folder(match, options, class_from=os.path.dirname(match))
-        elif os.path.isfile(match):
+        if os.path.isdir(match):
+            if "**" not in source:
+                files += _expand_folder(match, options, class_from=os.path.dirname(match))
+        elif (os.path.isfile(match) or os.path.islink(match)) and not is_output(os.path.dirname(match)):
             files.append(_describe(match))
     return files
 
@@ -36,6 +40,18 @@ def expand_local(source: str, options: SourceOptions) -> list[SourceFile]:
 def list_local_files(paths: Sequence[str]) -> list[SourceFile]:
     """These files, in this order."""
     return [_describe(os.path.abspath(path)) for path in paths]
+
+
+def changed_since(files: Iterable[SourceFile]) -> list[str]:
+    """Paths of files of this machine that are no longer as they were listed, or gone."""
+    return [file.path for file in files if os.path.isabs(file.path) and _identity_now(file.path) != file.identity]
+
+
+def _identity_now(path: str) -> str | None:
+    try:
+        return _identity(os.stat(path))
+    except OSError:
+        return None
 
 
 def is_wanted_name(name: str, options: SourceOptions) -> bool:
@@ -47,13 +63,35 @@ def is_wanted_name(name: str, options: SourceOptions) -> bool:
     return is_data_name(name, options)
 
 
+def _is_dataset(folder: str) -> bool:
+    """Whether Penstock wrote what is in a folder: its manifest is JSON, and no data."""
+    try:
+        with open(os.path.join(folder, "manifest.json"), "rb") as file:
+            return b'"format": "penstock"' in file.read(_MANIFEST_START)
+    except OSError:
+        return False
+
+
 def _describe(path: str, class_name: str | None = None) -> SourceFile:
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        if not os.path.islink(path):
+            raise
+        raise FileNotFoundError(
+            f"{path}: a link to {os.readlink(path)}, which is not there. Fetch that file, or remove the link."
+        ) from None
     name = os.path.basename(os.path.dirname(path)) if class_name is None else class_name
-    return SourceFile(path, status.st_size, f"{status.st_size}-{status.st_mtime_ns}", name)
+    return SourceFile(path, status.st_size, _identity(status), name)
+
+
+def _identity(status: os.stat_result) -> str:
+    return f"{status.st_size}-{status.st_mtime_ns}"
 
 
 def _expand_folder(folder: str, options: SourceOptions, *, class_from: str) -> list[SourceFile]:
+    if _is_dataset(folder):
+        raise ValueError(f"{folder}: a dataset that Penstock made, not raw data. Give the folder of the raw files.")
     if os.path.exists(os.path.join(folder, "dataset_dict.json")):
         parts = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
         raise ValueError(f"{folder}: a dataset of the parts {', '.join(parts)}. Give one, as in {folder}/{parts[0]}.")
@@ -64,7 +102,7 @@ def _expand_folder(folder: str, options: SourceOptions, *, class_from: str) -> l
 
 def _walk(folder: str, options: SourceOptions, seen: set[tuple[int, int]]) -> Iterator[str]:
     status = os.stat(folder)
-    if (status.st_dev, status.st_ino) in seen:  # a link that leads back up
+    if (status.st_dev, status.st_ino) in seen or _is_dataset(folder):  # a link that leads back up, or what we made
         return
     seen.add((status.st_dev, status.st_ino))
     with os.scandir(folder) as entries:
@@ -72,7 +110,7 @@ def _walk(folder: str, options: SourceOptions, seen: set[tuple[int, int]]) -> It
             if entry.is_dir():
                 if not entry.name.startswith(".") and (options.format == "images" or not entry.name.startswith("_")):
                     yield from _walk(entry.path, options, seen)
-            elif entry.is_file() and is_wanted_name(entry.name, options):
+            elif (entry.is_file() or entry.is_symlink()) and is_wanted_name(entry.name, options):
                 yield entry.path
 
 

@@ -7,6 +7,7 @@ its Arrow files is listed as those files instead, which any worker can read.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from penstock.sources._options import SourceOptions
 _objects: dict[str, Any] = {}
 _PLAIN = (str, int, float, bool, dict, list, type(None))
 _MOST_ROWS = 16_384
+_DATA_FRAMES = ("pandas", "polars")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,11 +42,41 @@ class IterableSource:
     """
 
     records: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
-    """The dicts, or a function that gives them anew. An iterator can be read once: it cannot be resumed."""
+    """The dicts, or a function that gives them anew. An iterator is read once."""
     name: str = "iterable"
     """What the records' origin is called; two sources of one run need two names."""
     identity: str = ""
-    """Changes when the data does, as files' do; "" says that nobody knows."""
+    """Changes when the data does, as files' do. "" says that nobody knows: nothing made from it is used again."""
+
+
+class _Once:
+    """An iterator, which may be looked at before it is read: what a look takes is kept for whoever reads."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self._ahead: list[Any] = []
+        self._is_read = False
+
+    def peek(self) -> Iterator[Any]:
+        """The items from the first on."""
+        for place in itertools.count():
+            if place == len(self._ahead):
+                try:
+                    self._ahead.append(next(self._items))
+                except StopIteration:
+                    return
+            yield self._ahead[place]
+
+    def read(self) -> Iterator[Any]:
+        """The items from the first on, which are then gone."""
+        if self._is_read:
+            raise FormatError(
+                "This iterator was read already, and cannot be read again. "
+                "Give IterableSource(records=function), where the function returns a new one."
+            )
+        self._is_read = True
+        ahead, self._ahead = self._ahead, []
+        return itertools.chain(ahead, self._items)
 
 
 def list_object(source: Any, number: int) -> list[SourceFile]:
@@ -53,10 +85,12 @@ def list_object(source: Any, number: int) -> list[SourceFile]:
         raise ValueError(f"The dataset has the parts {', '.join(map(repr, source))}; give one of them.")
     if _is_hf_dataset(source) and (paths := _files_of_dataset(source)):
         return list_local_files(paths)
-    name = getattr(source, "name", None) or type(source).__name__.lower()
+    name = source.name if isinstance(source, IterableSource) else type(source).__name__.lower()
     path = f"object:{number}:{name}"
-    _objects[path] = source
-    identity = str(getattr(source, "identity", "") or getattr(source, "_fingerprint", ""))
+    if type(source).__module__.partition(".")[0] in _DATA_FRAMES:
+        source = arrow().table(source)
+    _objects[path] = _once(source)
+    identity = source.identity if isinstance(source, IterableSource) else str(getattr(source, "_fingerprint", ""))
     return [SourceFile(path, _num_bytes(source), identity)]
 
 
@@ -76,7 +110,16 @@ def read_object(split: Split, options: SourceOptions) -> Iterator[Records]:
     source = _object(split.path)
     if split.end >= 0:
         return _read_rows(source, split, options)
-    return _read_items(_iterate(source, split.path), split.path, options)
+    items = source.read() if isinstance(source, _Once) else _iterate(source)
+    return _read_items(items, split.path, options)
+
+
+def peek_object(split: Split, options: SourceOptions) -> Iterator[Records]:
+    """As `read_object`, for a look: an iterator can be read afterwards all the same."""
+    source = _object(split.path)
+    if isinstance(source, _Once):
+        return _read_items(source.peek(), split.path, options)
+    return read_object(split, options)
 
 
 def is_table(source: Any) -> bool:
@@ -128,22 +171,17 @@ def _read_rows(source: Any, split: Split, options: SourceOptions) -> Iterator[Re
             row += piece.num_rows
 
 
-def _iterate(source: Any, path: str) -> Iterator[Any]:
+def _once(source: Any) -> Any:
+    """The source, or a wrapper of one that can be read only once."""
     records: Any = source.records if isinstance(source, IterableSource) else source
     if hasattr(records, "read_next_batch"):
-        records = (row for batch in records for row in batch.to_pylist())
-    elif callable(records):
-        records = records()
-    if iter(records) is records and not callable(getattr(source, "records", None)):
-        _objects[path] = IterableSource(records=_read_before)
-    return iter(records)
+        return _Once(row for batch in records for row in batch.to_pylist())
+    return _Once(records) if isinstance(records, Iterator) else source
 
 
-def _read_before() -> Iterable[Mapping[str, Any]]:
-    raise FormatError(
-        "This iterator was read already, and cannot be read again. "
-        "Give IterableSource(records=function), where the function returns a new one."
-    )
+def _iterate(source: Any) -> Iterator[Any]:
+    records: Any = source.records if isinstance(source, IterableSource) else source
+    return iter(records() if callable(records) else records)
 
 
 def _read_items(items: Iterator[Any], path: str, options: SourceOptions) -> Iterator[Records]:

@@ -13,7 +13,7 @@ from penstock.sources._images import read_images
 from penstock.sources._ipc import read_ipc
 from penstock.sources._jsonl import read_jsonl
 from penstock.sources._model import Records, Split
-from penstock.sources._objects import read_object
+from penstock.sources._objects import peek_object, read_object
 from penstock.sources._options import SourceOptions
 from penstock.sources._parquet import read_parquet
 from penstock.sources._text import read_text_blocks, read_text_files, separator_of
@@ -29,6 +29,11 @@ def read_split(split: Split, options: SourceOptions) -> Iterator[Records]:
         StorageError: it is gone, or a remote store did not answer `max_attempts` times.
     """
     return _READERS[split.format](split, options)
+
+
+def peek_split(split: Split, options: SourceOptions) -> Iterator[Records]:
+    """As `read_split`, for a look at the first records: the split can be read afterwards, whatever it is of."""
+    return peek_object(split, options) if split.format == "object" else read_split(split, options)
 
 
 def _read_jsonl(split: Split, options: SourceOptions) -> Iterator[Records]:

@@ -40,6 +40,12 @@ class Rows:
     values: list[dict[str, Any]]
     errors: tuple[RowError, ...] = ()
     """Rows that are not among the values."""
+    first_row: int = 0
+    """Number that errors give to the first row of the block."""
+
+    def before_first_error(self) -> list[dict[str, Any]]:
+        """The values that stand before the first of the errors."""
+        return self.values[: min(error.row for error in self.errors) - self.first_row]
 
 
 def read_rows(split: Split, options: SourceOptions, place: int | None = None) -> Iterator[Rows]:
@@ -101,11 +107,11 @@ def _read_parquet(split: Split, options: SourceOptions, place: int | None) -> It
     place = place or 0
     for records in read_split(split, options):
         if records.first_row >= place:
-            yield Rows(records.first_row, _as_dicts(records), records.errors)
+            yield Rows(records.first_row, _as_dicts(records), records.errors, records.first_row)
         elif records.first_row + records.num_rows + len(records.errors) > place:  # blocks were cut in another way
             is_due = (records.row_numbers() >= place).tolist()
             errors = tuple(error for error in records.errors if error.row >= place)
-            yield Rows(place, list(itertools.compress(_as_dicts(records), is_due)), errors)
+            yield Rows(place, list(itertools.compress(_as_dicts(records), is_due)), errors, place)
 
 
 def _rows_of_csv(block: Block, header: Header, path: str, options: SourceOptions) -> Iterator[Rows]:

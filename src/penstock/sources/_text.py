@@ -38,7 +38,7 @@ def read_text_blocks(blocks: Iterator[Block], path: str, options: SourceOptions)
 
 def read_text_files(split: Split, options: SourceOptions) -> Iterator[Records]:
     """One document per file of a group."""
-    for batch in batches_of_files(split, options):
+    for batch in batches_of_files(split, options, without_mark):
         yield _records_of_files(batch, split, options)
 
 
@@ -66,8 +66,7 @@ def _split(data: bytes, separator: bytes) -> Any:
 
 def _records_of_files(batch: FileBatch, split: Split, options: SourceOptions) -> Records:
     paths = [split.paths[row] for row in batch.rows]
-    contents = [without_mark(content, path) for content, path in zip(batch.contents, paths, strict=True)]
-    texts = as_text(arrow().array(contents, arrow().large_binary()), options.encoding)
+    texts = as_text(arrow().array(batch.contents, arrow().large_binary()), options.encoding)
     table = _with_paths(texts, paths)
     records = records_of_batch(
         table, batch.first_row, split.path, num_bytes=batch.num_bytes, errors=tuple(batch.errors)

@@ -1,17 +1,24 @@
-"""Groups of files that are one record each: text documents and images."""
+"""Groups of files that are one record each: text documents and images.
+
+A file that is damaged is one bad row, like any other that is wrong: the others of its group are none the worse.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import FormatError
 from penstock.sources._blocks import read_exactly
 from penstock.sources._files import open_stream
 from penstock.sources._model import RowError, Split
 from penstock.sources._options import SourceOptions
+
+Clean = Callable[[bytes, str], bytes]
+"""Takes from a file's content, given its path, what is no part of the record; `FormatError` when there is no record."""
 
 
 @dataclass(slots=True)
@@ -30,11 +37,11 @@ class FileBatch:
         return np.array(self.rows, np.int64) if self.errors else None
 
 
-def batches_of_files(split: Split, options: SourceOptions) -> Iterator[FileBatch]:
-    """The files of a split, read whole, about `batch_bytes` at a time."""
+def batches_of_files(split: Split, options: SourceOptions, clean: Clean) -> Iterator[FileBatch]:
+    """The files of a split, read whole and made clean, about `batch_bytes` at a time."""
     batch = FileBatch(0)
     for row, path in enumerate(split.paths):
-        _add(batch, row, path, options)
+        _add(batch, row, path, options, clean)
         if batch.num_bytes >= options.batch_bytes:
             yield batch
             batch = FileBatch(row + 1)
@@ -42,14 +49,20 @@ def batches_of_files(split: Split, options: SourceOptions) -> Iterator[FileBatch
         yield batch
 
 
-def _add(batch: FileBatch, row: int, path: str, options: SourceOptions) -> None:
+def _add(batch: FileBatch, row: int, path: str, options: SourceOptions, clean: Clean) -> None:
     limit = options.max_record_bytes
-    with open_stream(path, options) as stream:
-        content = read_exactly(stream, limit + 1)
-    batch.num_bytes += len(content)
+    try:
+        with open_stream(path, options) as stream:
+            content = read_exactly(stream, limit + 1)
+        batch.num_bytes += len(content)
+        cleaned = clean(content, path)
+    except FormatError as error:
+        message = str(error).removeprefix(f"{path}: ")
+        batch.errors.append(RowError(path, row, "damaged_file", message))
+        return
     if len(content) > limit:
         message = f"the file has more than max_record_bytes={limit:,} bytes."
         batch.errors.append(RowError(path, row, "too_long", message))
     else:
         batch.rows.append(row)
-        batch.contents.append(content)
+        batch.contents.append(cleaned)

@@ -85,7 +85,7 @@ class PartRun:
         self.epoch: int = state["epoch"]
         self._recipe = recipe
         self._part, self._num_parts = part, num_parts
-        self._facts = {name: state[name] for name in ("version", "facts", "writing")}
+        self._facts = {"version": state["version"], "facts": recipe.facts, "writing": state["writing"]}
         mark = _Mark(**state["from"])
         self._num_skipped = mark.skipped
         self._hand = _Handful([], iter([]), state["num_records"], state["num_read"], mark)
@@ -109,7 +109,7 @@ class PartRun:
         """The records that are left.
 
         Raises:
-            FormatError: a bad record, unless such are skipped, or a damaged file.
+            FormatError: a bad record, behind all good ones before it and unless such are skipped, or a damaged file.
             SchemaError: a file lacks a column.
             StorageError, DatasetChanged: a file is gone, or is not what it was.
         """
@@ -159,8 +159,11 @@ class PartRun:
             for split in range(start.split if piece == start.piece else 0, len(splits)):
                 for rows in read_rows(splits[split], self._recipe.options, place):
                     mark = _Mark(record, skipped, piece, split, rows.place)
+                    if rows.errors and self._recipe.on_error == "raise":
+                        yield mark, rows.before_first_error()
+                        raise _refusal(rows)
                     skipped += len(rows.errors)
-                    self._account(rows, skipped)
+                    self._count_bad(rows, skipped)
                     yield mark, rows.values
                     record += len(rows.values)
                 place = None
@@ -185,13 +188,15 @@ class PartRun:
     def _key(self, *labels: int | str) -> int:
         return derive_key(self._recipe.seed, "stream", self.epoch, self._part, *labels)
 
-    def _account(self, rows: Rows, num_skipped: int) -> None:
-        """Refuse or count bad records."""
-        if rows.errors and self._recipe.on_error == "raise":
-            raise FormatError(
-                f"{rows.errors[0]} (reason: {rows.errors[0].reason}). "
-                "Repair or remove it, or leave such records out: on_error='skip'."
-            )
+    def _count_bad(self, rows: Rows, num_skipped: int) -> None:
         for error in rows.errors:
             _log.info("left out: %s", error)
         self._num_skipped = num_skipped
+
+
+def _refusal(rows: Rows) -> FormatError:
+    first = min(rows.errors, key=lambda error: error.row)
+    return FormatError(
+        f"{first} (reason: {first.reason}). Repair or remove it, or leave such records out: on_error='skip', which "
+        "can go on from the state of this stream, too."
+    )

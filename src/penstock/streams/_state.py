@@ -36,7 +36,7 @@ def check_state(state: Mapping[str, Any], recipe: Recipe) -> None:
         raise StateError(f"Not the state of a stream: {str(state)[:100]!r} lacks {', '.join(sorted(_FIELDS))}.")
     if state["version"] != STATE_VERSION:
         raise StateError(f"The state has version {state['version']!r}; this Penstock reads version {STATE_VERSION}.")
-    if state["facts"] != recipe.facts:
+    if _facts_of(state, recipe) != recipe.facts:
         raise StateError(f"The state belongs to another stream. {_difference(state['facts'], recipe.facts)}")
     _check_numbers(state)
     if state["writing"] != recipe.writing:
@@ -74,6 +74,13 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
     for name, number in numbers.items():
         if type(number) is not int or number < 0:
             raise StateError(f"The state is damaged: {name} is {number!r:.100}. Go on from another one.")
+
+
+def _facts_of(state: Mapping[str, Any], recipe: Recipe) -> Any:
+    """What the stream was. One that stops at a bad record may go on without it: up to there both are the same."""
+    facts = state["facts"]
+    stops = isinstance(facts, Mapping) and facts.get("on_error") == "raise"
+    return {**facts, "on_error": recipe.on_error} if stops else facts
 
 
 def _difference(theirs: Any, ours: Mapping[str, Any]) -> str:
