@@ -271,6 +271,18 @@ def test_counts_that_cannot_be_of_this_dataset_are_an_error_of_its_format(tmp_pa
         penstock.open(path).pack(8)
 
 
+def test_counts_from_before_samples_were_appended_are_not_used(tmp_path: Path) -> None:
+    documents = make_documents(LENGTHS)
+    fields = {"window_starts": [0, len(documents)], "window_rows": [5]}
+    kept = stored({NAME: fields})
+    kept["packing"]["samples"] = len(documents)
+    path = write_tokens(tmp_path / "d", documents, attributes=kept)
+    with penstock.DatasetWriter(path, {"tokens": "uint32[*]"}, mode="append") as writer:
+        writer.write({"tokens": [1, 2, 3]})
+    whole = tokens_dataset([*LENGTHS, 3])
+    assert penstock.open(path).pack(8).batch(1).num_batches() == whole.pack(8).batch(1).num_batches()
+
+
 @pytest.mark.parametrize("rows", [0, 1, 1000])
 def test_counts_that_are_wrong_are_noticed_before_a_row_is_read(tmp_path: Path, rows: int) -> None:
     """A row that is not there would be read from whatever lies behind the index."""

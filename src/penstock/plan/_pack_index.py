@@ -82,7 +82,9 @@ def find_pack_index(
     """The index, from the dataset, from the cache, or counted now and kept."""
     name = index_name(column, settings)
     stored = attributes.get("packing")
-    if isinstance(stored, dict) and stored.get("version") == PACKING_VERSION:
+    # Whoever appends to a dataset leaves counts behind that are of fewer samples.
+    is_of_all = isinstance(stored, dict) and stored.get("samples", num_documents) == num_documents
+    if isinstance(stored, dict) and is_of_all and stored.get("version") == PACKING_VERSION:
         indexes = stored.get("indexes")
         if isinstance(indexes, dict) and name in indexes:
             return _from_dataset(indexes[name], num_documents, name)

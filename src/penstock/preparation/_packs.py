@@ -41,7 +41,7 @@ def pack_attributes(workspace: Workspace, manifest: Manifest, pack: Sequence[int
         settings = PackingSettings(length=length)
         index = build_pack_index(lengths.read, manifest.num_samples, settings)
         indexes[index_name(PACKED_COLUMN, settings)] = index.to_json()
-    return {"packing": {"version": PACKING_VERSION, "indexes": indexes}}
+    return {"packing": {"version": PACKING_VERSION, "samples": manifest.num_samples, "indexes": indexes}}
 
 
 class _Lengths:
