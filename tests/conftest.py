@@ -2,5 +2,5 @@
 
 from hypothesis import settings
 
-settings.register_profile("everyday", max_examples=40)
+settings.register_profile("everyday", max_examples=30)
 settings.load_profile("everyday")

@@ -110,7 +110,9 @@ def test_a_sampler_without_batches_may_give_batches_of_indices() -> None:
     assert_same(*both(lambda loader: two_epochs(loader, data, sampler=sampler, batch_size=None, num_workers=2)))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.stress)])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(method, marks=pytest.mark.stress) for method in ("forkserver", "spawn"))]
+)
 def test_start_methods(method: str) -> None:
     ours = list(penstock.DataLoader(Numbers(), batch_size=6, num_workers=1, multiprocessing_context=method))
     context = torch.multiprocessing.get_context(method)
