@@ -224,7 +224,10 @@ class ProcessEngine:
             raise outcome
         assert worker is not None
         assert slot is not None
-        return worker.hand_over(slot, outcome, was_ready)
+        result = worker.hand_over(slot, outcome, was_ready)
+        for each in self._workers:  # whoever's batches died: some may have nothing to hand over for long
+            each.let_go()
+        return result
 
     def _bury(self, worker: WorkerProxy) -> None:
         """A worker died: what it had waits again, first things first, for the one that is started instead."""

@@ -84,13 +84,16 @@ class WorkerProxy:
             self.pool.give_back(slot)  # answers come in turn: a Ctrl-C came before this one was sent, or heard
 
     def hand_over(self, slot: Slot, computed: Computed, was_ready: bool) -> Result:
-        """The batches that it wrote into a slot; slots that are too many are let go of on both sides."""
+        """The batches that it wrote into a slot."""
         batches = self.pool.hand_over(slot, computed.layout)
+        return Result(batches, computed.layout.num_bytes, was_ready, self.number, *computed[1:])
+
+    def let_go(self) -> None:
+        """Drop slots that are too many, on both sides."""
         dropped = {slot.number for slot in self.pool.shrink()}
         if dropped:
             self._dropped += dropped & self._known
             self._known -= dropped
-        return Result(batches, computed.layout.num_bytes, was_ready, self.number, *computed[1:])
 
     def close(self) -> None:
         """The worker sees the end of file and exits."""
