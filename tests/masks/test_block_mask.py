@@ -42,7 +42,7 @@ def assert_equal(ours: BlockMask, theirs: BlockMask) -> None:
     assert ours.shape == theirs.shape
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(packs(), st.sampled_from([1, 2, 3, 8, 16, 32, 128]))
 @example(([[64]], 64), 16)
 @example(([[], [48, 16]], 64), 16)
@@ -60,7 +60,7 @@ def test_it_equals_create_block_mask_at_the_default_block_size(row_length: int) 
     assert_equal(masks.block_mask(batch), theirs)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(packs(max_row_length=40), st.sampled_from([8, 16]))
 def test_its_rule_for_one_pair_is_the_dense_mask(drawn: tuple[list[list[int]], int], size: int) -> None:
     batch = pack(*drawn)
@@ -69,7 +69,7 @@ def test_its_rule_for_one_pair_is_the_dense_mask(drawn: tuple[list[list[int]], i
     assert torch.equal(create_mask(rule, rows, None, length, length, device="cpu")[:, 0], masks.dense(batch))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(packs(), st.sampled_from([8, 16]))
 def test_full_blocks_hold_no_hidden_pair_and_unvisited_ones_no_visible_pair(
     drawn: tuple[list[list[int]], int], size: int

@@ -34,7 +34,7 @@ def mask_of_the_seed(x: Tensor, token_id: int, eos: bool = True) -> Tensor:
     return mask  # noqa: RET504  (kept word for word)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(packs(max_row_length=24))
 def test_a_token_sees_the_earlier_tokens_of_its_document_and_padding_sees_itself(
     drawn: tuple[list[list[int]], int],
@@ -79,7 +79,7 @@ def test_from_token_means_what_the_seed_means_at_the_edges(rows: list[list[int]]
     assert torch.equal(masks.from_token(tokens, 0, eos), mask_of_the_seed(tokens, 0, eos))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     rows=st.integers(1, 4),
     length=st.integers(1, 40),

@@ -33,7 +33,7 @@ def cut(lengths: Any, length: int = 4, **options: Any) -> PackIndex:
     return build_pack_index(reader(lengths), len(lengths), PackingSettings(length=length), **options)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.integers(0, 30), max_size=80),
     st.integers(1, 5),

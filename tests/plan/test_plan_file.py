@@ -323,7 +323,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(["pack", "window", "samples", "cast", "split", "mix of mixtures", "raw rows"]), st.data())
 def test_a_damaged_plan_is_loaded_or_refused_but_never_anything_else(
     root: Path, tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject

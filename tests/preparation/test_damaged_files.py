@@ -101,7 +101,7 @@ def run(folder: Path, **more: Any) -> Any:
     return prepare(f"{folder}/[ab].*", folder / "data", transform=transform, workers=1, **more)
 
 
-@pytest.mark.parametrize(("ending", "damage"), CASES)
+@pytest.mark.parametrize(("ending", "damage"), FEW)
 def test_a_damaged_file_stops_the_run_and_is_named(
     tmp_path: Path, ending: str, damage: Callable[[bytes], bytes]
 ) -> None:

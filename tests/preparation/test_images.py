@@ -65,7 +65,7 @@ def test_crop_takes_the_middle_with_its_shape_unbent() -> None:
     assert not (run([encode(wide)], size=20).columns["image"][0] == 200).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 40), st.integers(1, 40))
 def test_crop_works_for_any_shapes(height: int, width: int, to_height: int, to_width: int) -> None:
     image = encode(np.full((height, width, 3), 9, np.uint8))
@@ -160,7 +160,7 @@ def test_corrupt_images_are_bad_rows_and_the_rest_goes_on() -> None:
     assert "0x" not in " ".join(error.message for error in output.errors), "messages are the same in every run"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_damage_to_a_file_escapes_as_an_exception(data: st.DataObject) -> None:
     encoded = bytearray(encode(format=data.draw(st.sampled_from(["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"]))))

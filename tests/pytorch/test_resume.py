@@ -51,7 +51,7 @@ def test_resuming_at_every_step_equals_not_stopping(kind: str) -> None:
     steps=st.lists(st.integers(1, 9), min_size=5, max_size=5),
     kinds=st.lists(st.sampled_from(["inline", "thread"]), min_size=5, max_size=5),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_number_of_resumes_with_other_batch_sizes_and_workers(
     sizes: list[int], steps: list[int], kinds: list[Any]
 ) -> None:

@@ -39,7 +39,7 @@ RUNNERS = [
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_threads_and_forks_of_any_number_give_the_batches_of_the_plan(data: st.DataObject) -> None:
     name, plan = data.draw(st.sampled_from(sorted(plans().items(), key=lambda item: item[0])))
     kind, num_workers, method = data.draw(st.sampled_from([runner for runner in RUNNERS if runner[2] == "fork"]))

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -91,14 +88,6 @@ def assert_next_writer_tidies(path: Path, expected: list[Sample] | None) -> None
 def files_of(path: Path) -> dict[str, bytes]:
     """Name and bytes of every file in a folder."""
     return {entry.name: Path(entry.path).read_bytes() for entry in os.scandir(path)}
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder in memory where there is one: what only a kill can lose needs no disk, and syncing one takes time."""
-    shared_memory = "/dev/shm"
-    with TemporaryDirectory(dir=shared_memory if os.access(shared_memory, os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 def copy_folder(source: Path, target: Path) -> Path:

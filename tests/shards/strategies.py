@@ -25,7 +25,7 @@ DTYPES = (
 )
 
 # The first example compiles kernels, so no deadline.
-law = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+law = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 short_law = settings(law, max_examples=25)
 
 Sample = dict[str, Any]

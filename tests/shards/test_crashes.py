@@ -33,10 +33,10 @@ from .folders import (
     files_of,
     make_samples,
     samples_of,
-    scratch,
     write,
 )
 from .power_loss import Died, Journal
+from .strategies import scratch
 
 OLD = make_samples(1, 8)
 ADDED = make_samples(2, 4)

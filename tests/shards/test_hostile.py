@@ -519,7 +519,7 @@ def mutate(data: st.DataObject, tree: Any) -> Any:
     return tree
 
 
-@settings(law, max_examples=250)
+@settings(law, max_examples=100)
 @given(data=st.data(), io=st.sampled_from(IOS))
 def test_any_change_to_a_manifest_gives_nothing_but_our_errors(
     reused: Path, originals: dict[str, bytes], data: st.DataObject, io: Any
@@ -532,7 +532,7 @@ def test_any_change_to_a_manifest_gives_nothing_but_our_errors(
         restore(reused, originals)
 
 
-@settings(law, max_examples=250)
+@settings(law, max_examples=100)
 @given(data=st.data(), io=st.sampled_from(IOS))
 def test_any_change_to_a_header_gives_nothing_but_our_errors(
     reused: Path, originals: dict[str, bytes], data: st.DataObject, io: Any
@@ -548,7 +548,7 @@ def test_any_change_to_a_header_gives_nothing_but_our_errors(
         restore(reused, originals)
 
 
-@settings(law, max_examples=150)
+@settings(law, max_examples=60)
 @given(
     offsets=st.lists(
         st.integers(-3, 60) | st.integers(-(2**63), 2**63 - 1), min_size=len(SMALL.samples), max_size=len(SMALL.samples)

@@ -22,7 +22,7 @@ def write(path: Path, data: bytes) -> str:
     return str(path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.lists(st.tuples(FIELDS, FIELDS), max_size=10), st.integers(1, 100), st.sampled_from(["\n", "\r\n"]))
 def test_fields_are_those_of_the_csv_module_with_any_quoting(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], batch_bytes: int, newline: str
@@ -35,7 +35,7 @@ def test_fields_are_those_of_the_csv_module_with_any_quoting(
     assert [(row["x"], row["y"]) for row in found] == rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.lists(st.text(st.sampled_from('ab"é '), min_size=1, max_size=9), max_size=12), st.integers(1, 60), st.data())
 def test_every_record_comes_exactly_once_when_lines_are_records(
     tmp_path_factory: pytest.TempPathFactory, names: list[str], target: int, data: st.DataObject

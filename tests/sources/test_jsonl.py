@@ -41,7 +41,7 @@ def without_missing(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.lists(st.dictionaries(NAMES, TEXT, max_size=3), max_size=12), st.data())
 def test_every_line_comes_exactly_once_for_any_target_and_any_newlines(
     tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, str]], data: st.DataObject
@@ -58,7 +58,7 @@ def test_every_line_comes_exactly_once_for_any_target_and_any_newlines(
     assert Counter(json.dumps(without_missing(each) or {}, sort_keys=True) for each in rows) == given_rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.lists(st.dictionaries(NAMES, VALUES, max_size=3), max_size=6), st.integers(1, 100))
 def test_values_are_those_of_the_json_module_whatever_their_types(
     tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, Any]], batch_bytes: int

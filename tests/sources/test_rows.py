@@ -56,7 +56,7 @@ def by_pyarrow(content: bytes) -> tuple[list[dict], int]:
     return table.to_pylist(), len(bad)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(st.sampled_from('a,"\n\r'), max_size=40), st.integers(1, 30))
 @example('5" pipe,"a\nb"\n"c"d"\n,"e\n",2\n', 1)
 def test_quotes_anywhere_mean_what_they_mean_to_pyarrow_with_the_whole_file(
@@ -89,7 +89,7 @@ def borders_by_character(text: str) -> tuple[list[int], bool]:
     return borders, opened >= 0 and "\n" in text[borders[-1] :]
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.text(st.sampled_from('a,"\n\r'), max_size=30))
 def test_records_end_where_going_through_the_characters_says(text: str) -> None:
     borders, is_open = borders_by_character(text)
@@ -97,7 +97,7 @@ def test_records_end_where_going_through_the_characters_says(text: str) -> None:
     assert ends_in_quotes(text.encode(), b'"', b",") is is_open
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=60), st.integers(1, 30))
 def test_any_bytes_are_the_lines_that_read_split_finds(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, block: int
@@ -111,7 +111,7 @@ def test_any_bytes_are_the_lines_that_read_split_finds(
         assert [row["text"] for row in found] == [row["text"] for row in expected]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.sampled_from(['{"a": 1}', "{}", "", " ", "1", '{"a": [', "1]}", '{"a": 1},{"b": 2}', '"', "\r"])))
 def test_only_a_line_that_is_one_object_is_a_record(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"

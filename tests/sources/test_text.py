@@ -24,7 +24,7 @@ def split_as_python_does(text: str, separator: str) -> list[str]:
     return pieces if pieces[-1] else pieces[:-1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.text(st.sampled_from("ab\né"), max_size=60),
     st.sampled_from(["\n\n", "aa", "aba", "ab", "\n\n\n", "é", "a"]),
@@ -41,7 +41,7 @@ def test_documents_are_what_stands_between_separators_however_the_file_is_cut(
     assert values(rows) == split_as_python_does(text, separator)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.text("abé \u2028", max_size=8), max_size=20), st.integers(1, 50), st.integers(1, 30), st.booleans())
 def test_every_line_comes_exactly_once_with_empty_ones_and_without_carriage_returns(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], target: int, batch_bytes: int, is_windows: bool

@@ -12,7 +12,7 @@ from .examples import KINDS, as_counted, folders, read_all, recipe_of, write
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.integers(1, 8), st.integers(1, 4), st.integers(16, 300))
 def test_every_record_comes_exactly_once_over_any_workers_and_ranks(
     tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject, workers: int, ranks: int, block: int
@@ -25,7 +25,7 @@ def test_every_record_comes_exactly_once_over_any_workers_and_ranks(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data(), st.integers(1, 9), st.integers(1, 12), st.integers(0, 2))
 def test_a_shuffle_hands_out_every_record_exactly_once(
     tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject, num_parts: int, buffer: int, epoch: int
@@ -36,7 +36,7 @@ def test_a_shuffle_hands_out_every_record_exactly_once(
     assert as_counted(read_all(recipe, num_parts, epoch)) == as_counted(expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.text("ab\n", max_size=6), max_size=8), st.sampled_from(["\n\n", "ab", "aa", "-"]), st.integers(1, 9))
 def test_documents_between_separators_are_cut_where_reading_from_the_top_cuts_them(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[str], separator: str, num_parts: int

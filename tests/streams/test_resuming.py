@@ -18,7 +18,7 @@ from .examples import KINDS, every_state, folders, read_all, recipe_of, write
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data(), st.integers(1, 4), st.sampled_from([0, 1, 2, 5, 40]), st.integers(16, 200), st.integers(16, 200))
 def test_going_on_from_the_state_at_any_record_equals_not_stopping(
     tmp_path_factory: pytest.TempPathFactory,
@@ -43,7 +43,7 @@ def test_going_on_from_the_state_at_any_record_equals_not_stopping(
         assert handed_out + list(rest) == whole
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 40), st.lists(st.integers(0, 60), min_size=2, max_size=6))
 def test_stopping_again_and_again_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, num_records: int, buffer: int, stops: list[int]
