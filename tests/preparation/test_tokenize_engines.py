@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -220,8 +222,10 @@ def test_without_gigatoken_the_reference_runs_and_names_the_extra(monkeypatch: p
 class TestMemoryOfWords:
     """gigatoken remembers every word, so it is loaded anew; see NOTE [when gigatoken is loaded anew]."""
 
-    def loads(self, monkeypatch: pytest.MonkeyPatch, used_bytes: list[int]) -> list[bool]:
+    def loads(self, monkeypatch: pytest.MonkeyPatch, used_bytes: list[int], *, is_much: bool = True) -> list[bool]:
         """Whether gigatoken is loaded anew before each of some equal batches, with this much memory in use."""
+        if is_much:  # whatever there is counts as much text
+            monkeypatch.setattr(_gigatoken, "_QUICK_TEXT_BYTES", 0)
         monkeypatch.setattr(_gigatoken, "anonymous_bytes", lambda: 0)  # the limits move up with a large process
         engine = GigatokenEngine(load_tokenizer(hf_tokenizer()))
         rows = join_texts(list(library_texts()))
@@ -241,6 +245,10 @@ class TestMemoryOfWords:
         # The fourth batch is the first that finds too much; 0.8 of four batches more are allowed.
         used = [_gigatoken._SOFT_LIMIT_BYTES] * 2 + [_gigatoken._SOFT_LIMIT_BYTES + 1] * 6
         assert self.loads(monkeypatch, used) == [False] * 6 + [True, False]
+
+    def test_over_little_text_it_goes_sooner(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        quick = _gigatoken._QUICK_LIMIT_BYTES
+        assert self.loads(monkeypatch, [quick, quick + 1, quick + 1], is_much=False) == [False, True, True]
 
     def test_over_the_hard_limit_it_goes_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         hard = _gigatoken._SOFT_LIMIT_BYTES + _gigatoken._HARD_EXTRA_BYTES
@@ -297,15 +305,28 @@ def test_every_file_of_the_standard_library_gives_the_reference_tokens(
     assert difference is None, str(difference)
 
 
+NEW_WORDS = """
+import resource, sys
+import numpy as np
+from penstock.preparation._gigatoken import GigatokenEngine
+from penstock.preparation._tokenizer_source import load_tokenizer
+
+engine = GigatokenEngine(load_tokenizer(sys.argv[1]))
+first, rng = engine._tokenizer, np.random.default_rng(7)
+for _ in range(40):
+    letters = rng.integers(97, 123, (400_000, 8), np.uint8)
+    letters[:, 0] = ord(" ")
+    engine.encode(letters.reshape(-1), np.arange(0, letters.size + 1, 32_000))
+print(engine._tokenizer is not first, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+"""
+
+
 @pytest.mark.stress
 @pytest.mark.timeout(300)
-def test_memory_stays_bounded_when_no_word_ever_comes_back() -> None:
-    engine = GigatokenEngine(load_tokenizer(hf_tokenizer()))
-    first, rng, peak = engine._tokenizer, np.random.default_rng(7), 0
-    for _ in range(30):
-        letters = rng.integers(97, 123, (400_000, 8), np.uint8)
-        letters[:, 0] = ord(" ")
-        engine.encode(letters.reshape(-1), np.arange(0, letters.size + 1, 32_000))
-        peak = max(peak, _gigatoken.anonymous_bytes())
-    assert engine._tokenizer is not first
-    assert peak < 1 << 30
+def test_memory_stays_bounded_when_no_word_ever_comes_back(tmp_path: Path) -> None:
+    hf_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    command = [sys.executable, "-c", NEW_WORDS, str(tmp_path / "tokenizer.json")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=280)
+    was_loaded_again, peak = done.stdout.split()
+    assert was_loaded_again == "True"
+    assert int(peak) < 1 << 30
