@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -264,13 +265,19 @@ def test_workers_that_leave_finish_what_they_have_and_are_reaped(kind: tuple[str
         processes.submit(ticket, ticket)
     processes.set_workers(1)
     assert [processes.wait(ticket).batch["number"] for ticket in range(20)] == list(range(20))
-    for step in range(20, 260):
-        processes.set_workers(1 + step % 3)
-        processes.submit(step, step)
-        assert processes.wait(step).batch["number"] == step
-    processes.set_workers(1)
+    numbers = itertools.count(20)
+
+    def compute_with(num_workers: int) -> None:
+        number = next(numbers)
+        processes.set_workers(num_workers)
+        processes.submit(number, number)
+        assert processes.wait(number).batch["number"] == number
+
+    for step in range(240):
+        compute_with(1 + step % 3)
+    compute_with(1)
     time.sleep(0.3)
-    processes.set_workers(2)  # starting one is when the dead are buried
+    compute_with(2)  # starting one is when the dead are buried
     assert wait_until(lambda: len(children() - before) <= 3)  # a server and two workers
     processes.close()
 
