@@ -1,8 +1,9 @@
 """How soon does a stream of a large file start, how often is a byte read, and how many records come per second?
 
 Start: from `penstock.stream` to its first record, for the first and the last of 8 parts of one file of 2 GB, in
-order and with a shuffle buffer, and going on from a state in its middle. Bytes: what the kernel counts as read
-(rchar of /proc/self/io) while all 8 parts read the file, beside its size. Records: one pass over 64 MB of
+order and with a shuffle buffer, and going on from a state in its middle. Bytes: what 8 workers of a loader read of
+the file in all, counted at their file objects, beside its size; and what 8 ranks read, which share nothing,
+as the kernel counts (rchar of /proc/self/io). Records: one pass over 64 MB of
 JSONL, CSV, text and parquet by the stream, by the loop a person would write, and by `datasets` streaming, in
 turns; processor time of this process, all threads.
 """
@@ -14,6 +15,7 @@ import collections
 import csv
 import itertools
 import json
+import mmap
 import random
 import statistics
 import tempfile
@@ -22,13 +24,16 @@ import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 from _machine import print_result
+from torch.utils.data import get_worker_info
 
 import penstock
+from penstock.sources._files import LocalFile
 
 PARTS = 8
 BUFFER = 1000
@@ -87,16 +92,36 @@ def measure_start(path: Path) -> dict[str, float]:
 
 
 def measure_bytes(path: Path) -> dict[str, float]:
+    size = path.stat().st_size
+    figures: dict[str, float] = {"file, bytes": size}
+    for buffer in (0, BUFFER):
+        name = f"read twice by {PARTS} workers, buffer {buffer}, bytes"
+        figures[name] = bytes_read_by_workers(path, buffer) - size
     parts = [penstock.stream(path, format="text", rank=part, world_size=PARTS) for part in range(PARTS)]
     before = bytes_read()
-    num_records = sum(count(part) for part in parts)
-    num_bytes, size = bytes_read() - before, path.stat().st_size
-    return {
-        "records": num_records,
-        "file, bytes": size,
-        f"read by {PARTS} parts, bytes": num_bytes,
-        f"read twice, bytes per border of {PARTS - 1}": (num_bytes - size) / (PARTS - 1),
-    }
+    figures["records"] = sum(count(part) for part in parts)
+    figures[f"read twice by {PARTS} ranks, bytes per border"] = (bytes_read() - before - size) / (PARTS - 1)
+    return figures
+
+
+def bytes_read_by_workers(path: Path, buffer: int) -> int:
+    counts = memoryview(mmap.mmap(-1, 8 * PARTS)).cast("q")
+    read = LocalFile.read
+
+    def count_and_read(file: LocalFile, num_bytes: int = -1, /) -> bytes:
+        data = read(file, num_bytes)
+        counts[get_worker_info().id] += len(data)
+        return data
+
+    stream = penstock.stream(path, format="text", shuffle_buffer=buffer)
+    with (
+        mock.patch.object(LocalFile, "read", count_and_read),
+        penstock.DataLoader(
+            stream, batch_size=8192, num_workers=PARTS, collate_fn=len, multiprocessing_context="fork"
+        ) as loader,
+    ):
+        count(loader)
+    return sum(counts)
 
 
 def bytes_read() -> int:

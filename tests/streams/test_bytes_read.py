@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from penstock.streams import PartRun
 
-from .examples import recipe_of
+from .examples import KeptCrossings, recipe_of
 
 
 class CountingFileSystem(LocalFileSystem):
@@ -50,7 +50,9 @@ def times_read(ranges: list[tuple[int, int]], size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 7])
-def test_no_byte_is_read_twice_but_around_the_borders_of_parts(tmp_path: Path, ranges: list, num_parts: int) -> None:
+def test_ranks_that_share_nothing_read_what_is_around_their_borders_twice(
+    tmp_path: Path, ranges: list, num_parts: int
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"n": {number}, "text": "{"word " * (number % 50)}"}}\n' for number in range(20_000)))
     recipe = recipe_of(f"counted://{path}", block_bytes=64 << 10)
@@ -59,6 +61,32 @@ def test_no_byte_is_read_twice_but_around_the_borders_of_parts(tmp_path: Path, r
     counts = times_read(ranges, path.stat().st_size)
     assert counts.min() == 1
     assert (counts > 1).sum() <= (num_parts - 1) * ((4 << 10) + 300)
+
+
+@pytest.mark.parametrize("shuffle_buffer", [0, 50])
+@pytest.mark.parametrize("order", [[0], [1, 0], [3, 0, 5, 1, 6, 2, 4]])
+@pytest.mark.parametrize(
+    ("name", "reading"),
+    [("a.jsonl", {}), ("a.csv", {"quote": None}), ("a.txt", {"text_unit": "separator", "separator": "|"})],
+)
+def test_parts_that_share_their_crossings_read_no_byte_twice(
+    tmp_path: Path,
+    ranges: list,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    reading: dict,
+    order: list[int],
+    shuffle_buffer: int,
+) -> None:
+    monkeypatch.setattr("penstock.streams._run._CHUNK_BYTES", 100_000)  # of 32 MB
+    path = tmp_path / name
+    path.write_text("".join(f'{{"n": {number}, "text": "{"word " * (number % 50)}"}}\n' for number in range(10_000)))
+    path.write_text(path.read_text().replace("\n", "|") if "separator" in reading else path.read_text())
+    recipe = recipe_of(f"counted://{path}", block_bytes=64 << 10, reading=reading, shuffle_buffer=shuffle_buffer)
+    crossings = KeptCrossings()
+    for part in order:
+        list(PartRun(recipe, part=part, num_parts=len(order), epoch=0, crossings=crossings))
+    assert set(times_read(ranges, path.stat().st_size)) == {1}
 
 
 def test_the_first_record_costs_one_block_wherever_the_part_begins(tmp_path: Path, ranges: list) -> None:

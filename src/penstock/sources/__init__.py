@@ -5,8 +5,9 @@
 May import: `penstock.errors`, `penstock.schema`, `penstock.filesystem`. Imported by: `preparation`, `streams`.
 """
 
+from penstock.sources._crossings import Crossing, Crossings, NoCrossings
 from penstock.sources._formats import format_of
-from penstock.sources._listing import Source, list_files
+from penstock.sources._listing import Source, list_files, list_passed_over
 from penstock.sources._listing_local import changed_since
 from penstock.sources._model import Records, RowError, SourceFile, Split
 from penstock.sources._objects import IterableSource
@@ -16,8 +17,11 @@ from penstock.sources._rows import Rows, read_rows, why_whole
 from penstock.sources._splitting import class_names, plan_splits
 
 __all__ = [
+    "Crossing",
+    "Crossings",
     "Format",
     "IterableSource",
+    "NoCrossings",
     "Records",
     "RowError",
     "Rows",
@@ -30,6 +34,7 @@ __all__ = [
     "class_names",
     "format_of",
     "list_files",
+    "list_passed_over",
     "peek_split",
     "plan_splits",
     "read_rows",

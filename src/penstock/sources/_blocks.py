@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.errors import StorageError
 from penstock.sources._borders import first_border, last_border, safe_point
 
-_FIRST_WINDOW_BYTES = 64 << 10
+_STEP_BYTES = 64 << 10
+_LOOK_BACK_BYTES = 256  # and eight times as much when a run of separators is longer
 _MOST_BYTES_AT_ONCE = 16 << 20  # a read takes a buffer of the size asked for, however little arrives
 
 
@@ -60,8 +61,9 @@ def range_blocks(
             f"{file.path}: the file has {file.size:,} bytes, and had at least {end:,} when it was listed. "
             "Something cut it since; restore it, then list the sources again."
         )
-    start = _first_record(file, begin, separator) if begin else 0
-    if start is not None and start < end:
+    found = find_first_record(file, begin, end, separator) if begin else FirstRecord(0, b"", 0)
+    if found is not None:
+        start = found.place + found.border
         file.seek(start)
         yield from stream_blocks(
             file, separator, offset=start, end=end, block_bytes=block_bytes, max_record_bytes=max_record_bytes
@@ -171,25 +173,38 @@ class _Collector:
         return data[max(0, len(data) - len(self._separator) + 1) :]
 
 
-def _first_record(file: SeekableBytes, begin: int, separator: bytes) -> int | None:
-    """Where the first record at `begin` or after it begins; None when the file ends before."""
+class FirstRecord(NamedTuple):
+    """Where a range's first record begins: at `border` of `data`, which was read from byte `place` of the file on."""
+
+    place: int
+    data: bytes
+    border: int
+
+
+def find_first_record(
+    file: SeekableBytes, begin: int, end: int, separator: bytes, step_bytes: int = _STEP_BYTES
+) -> FirstRecord | None:
+    """The first record that begins in bytes [begin, end); None when none does. `file` stands behind what was read."""
     place, data = _safe_window(file, begin, separator)
     while True:
         border = first_border(data, separator, max(begin - place, 0))
         if border is not None:
-            return place + border
+            return FirstRecord(place, data, border) if place + border < end else None
         # No border from `begin` on, so what can still matter is a separator that has only begun.
         keep = max(0, len(data) - len(separator) + 1)
-        chunk = file.read(_FIRST_WINDOW_BYTES)
+        num_left = end - 1 - place - len(data)
+        chunk = file.read(min(step_bytes, num_left)) if num_left > 0 else b""
         if not chunk:
             return None
         place, data = place + keep, data[keep:] + chunk
 
 
 def _safe_window(file: SeekableBytes, begin: int, separator: bytes) -> tuple[int, bytes]:
-    """A safe point before the separators that can end at `begin`, and the bytes from there to about `begin`."""
-    window = _FIRST_WINDOW_BYTES
+    """A safe point before the separators that can end at `begin`, and bytes from there on that were read to find it."""
     reach = len(separator) - 1
+    if not reach:
+        return file.seek(begin - 1), b""
+    window = _LOOK_BACK_BYTES
     while True:
         start = max(begin - len(separator) - window, 0)
         file.seek(start)

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from penstock.errors import FormatError, SchemaError
 from penstock.sources._blocks import Block, ByteStream, SeekableBytes, read_exactly
-from penstock.sources._chain import blocks_of_range, blocks_to_end, last_border_of
+from penstock.sources._chain import ByteRange, blocks_of_range, blocks_to_end, go_to, last_border_of
+from penstock.sources._crossings import Crossing, Crossings, NoCrossings
 from penstock.sources._csv import has_line_records, read_csv_blocks
 from penstock.sources._csv_header import Header, delimiter_of, read_header
 from penstock.sources._files import open_stream
@@ -29,6 +30,7 @@ from penstock.sources._text import separator_of
 from penstock.sources._text_rows import read_document, read_documents
 
 _HEADER_BYTES = (4 << 10, 64 << 10, 1 << 20)
+_NO_CROSSINGS = NoCrossings()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,10 +50,13 @@ class Rows:
         return self.values[: min(error.row for error in self.errors) - self.first_row]
 
 
-def read_rows(split: Split, options: SourceOptions, place: int | None = None) -> Iterator[Rows]:
+def read_rows(
+    split: Split, options: SourceOptions, place: int | None = None, crossings: Crossings = _NO_CROSSINGS
+) -> Iterator[Rows]:
     """Records of a split in order, from the block at `place` on, or from its start.
 
-    The split is a range of bytes or a whole file (jsonl, csv, text), or row groups (parquet).
+    The split is a range of bytes or a whole file (jsonl, csv, text), or row groups (parquet). Readers of ranges of
+    one file that share `crossings` read no byte twice.
 
     Raises:
         FormatError: the file is truncated or damaged, or a record is longer than `max_record_bytes`.
@@ -59,7 +64,7 @@ def read_rows(split: Split, options: SourceOptions, place: int | None = None) ->
         StorageError: it is gone, or shorter than when it was listed.
         DatasetChanged: no record begins at `place`.
     """
-    return _READERS[split.format](split, options, place)
+    return _READERS[split.format](split, options, place, crossings)
 
 
 def why_whole(file: SourceFile, options: SourceOptions) -> str:
@@ -74,36 +79,31 @@ def why_whole(file: SourceFile, options: SourceOptions) -> str:
     return "is one record" if kind == "text" and options.text_unit == "file" else ""
 
 
-def _read_jsonl(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
-    for block in _line_blocks(split, options, b"\n", place):
+def _read_jsonl(split: Split, options: SourceOptions, place: int | None, crossings: Crossings) -> Iterator[Rows]:
+    for block in _line_blocks(split, options, b"\n", place, crossings):
         yield Rows(block.offset, *read_objects(block, split.path, options.columns))
 
 
-def _read_text(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+def _read_text(split: Split, options: SourceOptions, place: int | None, crossings: Crossings) -> Iterator[Rows]:
     if options.text_unit == "file":
         with open_stream(split.path, options) as stream:
             yield Rows(0, *read_document(stream, split.path, options))
         return
-    for block in _line_blocks(split, options, separator_of(options), place):
+    for block in _line_blocks(split, options, separator_of(options), place, crossings):
         yield Rows(block.offset, *read_documents(block, split.path, options))
 
 
-def _read_csv(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+def _read_csv(split: Split, options: SourceOptions, place: int | None, crossings: Crossings) -> Iterator[Rows]:
     with open_stream(split.path, options) as stream:
-        header = _read_header(stream, split.path, options)
-    if not header.names:
-        return
-    if has_line_records(options):
-        begin = max(split.begin, header.num_bytes)
-        first = begin if place is None and split.begin < header.num_bytes else place
-        blocks = _line_blocks(replace(split, begin=begin), options, b"\n", first)
-    else:
-        blocks = _quoted_blocks(split.path, options, header.num_bytes if place is None else place)
-    for block in blocks:
-        yield from _rows_of_csv(block, header, split.path, options)
+        header = _read_header(stream, split, options, crossings)
+        if not header.names:
+            return
+        find_blocks = _csv_line_blocks if has_line_records(options) else _quoted_blocks
+        for block in find_blocks(stream, header, split, options, place, crossings):
+            yield from _rows_of_csv(block, header, split.path, options)
 
 
-def _read_parquet(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+def _read_parquet(split: Split, options: SourceOptions, place: int | None, _: Crossings) -> Iterator[Rows]:
     place = place or 0
     for records in read_split(split, options):
         if records.first_row >= place:
@@ -130,45 +130,92 @@ def _as_dicts(records: Records) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _line_blocks(split: Split, options: SourceOptions, separator: bytes, place: int | None) -> Iterator[Block]:
+def _line_blocks(
+    split: Split, options: SourceOptions, separator: bytes, place: int | None, crossings: Crossings
+) -> Iterator[Block]:
     with open_stream(split.path, options) as stream:
-        if not hasattr(stream, "seek"):
-            yield from blocks_to_end(stream, split.path, options, place or 0, last_border_of(separator))
-        elif max(split.begin, place or 0) < split.end:
-            file = cast(SeekableBytes, stream)
-            yield from blocks_of_range(file, options, split.begin, split.end, separator, place)
+        if hasattr(stream, "seek"):
+            yield from _range_blocks(stream, split, options, separator, place, crossings)
+        else:
+            go_to(stream, split.path, place or 0)
+            yield from blocks_to_end(stream, split.path, options, place or 0, b"", last_border_of(separator))
 
 
-def _quoted_blocks(path: str, options: SourceOptions, place: int) -> Iterator[Block]:
-    """Blocks that end outside of quotes."""
+def _csv_line_blocks(
+    stream: ByteStream, header: Header, split: Split, options: SourceOptions, place: int | None, crossings: Crossings
+) -> Iterator[Block]:
+    """Blocks of lines behind a header."""
+    if not hasattr(stream, "seek"):
+        entry = _behind_header(stream, header, split.path, place)
+        return blocks_to_end(stream, split.path, options, *entry, last_border_of(b"\n"))
+    if split.begin >= header.num_bytes:
+        return _range_blocks(stream, split, options, b"\n", place, crossings)
+    split, data = replace(split, begin=header.num_bytes), header.rest if place is None else b""
+    return _range_blocks(stream, split, options, b"\n", header.num_bytes if place is None else place, crossings, data)
+
+
+def _range_blocks(
+    stream: ByteStream,
+    split: Split,
+    options: SourceOptions,
+    separator: bytes,
+    place: int | None,
+    crossings: Crossings,
+    data: bytes = b"",
+) -> Iterator[Block]:
+    if max(split.begin, place or 0) >= split.end:
+        return iter(())
+    chosen = ByteRange(cast(SeekableBytes, stream), split.begin, split.end, separator, crossings)
+    return blocks_of_range(chosen, options, place, data)
+
+
+def _quoted_blocks(
+    stream: ByteStream, header: Header, split: Split, options: SourceOptions, place: int | None, _: Crossings
+) -> Iterator[Block]:
+    """Blocks behind a header that end outside of quotes."""
     assert options.quote is not None
-    marks = options.quote.encode(), delimiter_of(path, options).encode()
+    marks = options.quote.encode(), delimiter_of(split.path, options).encode()
+    entry = _behind_header(stream, header, split.path, place)
     data = b""
-    with open_stream(path, options) as stream:
-        for block in blocks_to_end(stream, path, options, place, lambda data: last_quoted_border(data, *marks)):
-            data = block.data
-            yield block
+    for block in blocks_to_end(stream, split.path, options, *entry, lambda data: last_quoted_border(data, *marks)):
+        data = block.data
+        yield block
     if ends_in_quotes(data, *marks):
         raise FormatError(
-            f"{path}: the last record opens a quote that is never closed, and took the rest of the file with it. "
+            f"{split.path}: the last record opens a quote that is never closed, and took the rest of the file with it. "
             "Repair that record, or pass quote=None when quotes are ordinary characters."
         )
 
 
-def _read_header(stream: ByteStream, path: str, options: SourceOptions) -> Header:
-    """The header, from as little of the file as holds it."""
+def _behind_header(stream: ByteStream, header: Header, path: str, place: int | None) -> tuple[int, bytes]:
+    """Where a whole file is read from, and what was read from there on with its header."""
+    place = max(place or 0, header.num_bytes)
+    here = header.num_bytes + len(header.rest)
+    if place > here:
+        go_to(stream, path, place, here)
+    return place, header.rest[place - header.num_bytes :]
+
+
+def _read_header(stream: ByteStream, split: Split, options: SourceOptions, crossings: Crossings) -> Header:
+    """The header, from as little of the file as holds it; the stream stands behind what was read."""
+    known = crossings.get(split.path, 0)
+    if known is not None:
+        go_to(stream, split.path, len(known.data))
+        return read_header(io.BytesIO(known.data), split.path, options)
     data = b""
-    for size in _HEADER_BYTES:
+    for size in (min(options.batch_bytes, _HEADER_BYTES[0]), *_HEADER_BYTES):
         data += read_exactly(stream, size - len(data))
         is_all = len(data) < size or size == _HEADER_BYTES[-1]
         with contextlib.suppress(*(() if is_all else (FormatError, SchemaError))):  # of a header that goes on
-            header = read_header(io.BytesIO(data), path, options)
+            header = read_header(io.BytesIO(data), split.path, options)
             if is_all or header.rest:
+                if split.begin or split.end < getattr(stream, "size", 0):
+                    crossings.put(split.path, 0, Crossing(header.num_bytes, data))
                 return header
     raise AssertionError("the last size takes what comes")
 
 
-_READERS: dict[str, Callable[[Split, SourceOptions, int | None], Iterator[Rows]]] = {
+_READERS: dict[str, Callable[[Split, SourceOptions, int | None, Crossings], Iterator[Rows]]] = {
     "csv": _read_csv,
     "jsonl": _read_jsonl,
     "parquet": _read_parquet,
