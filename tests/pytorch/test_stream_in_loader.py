@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate import Accelerator
 
 import penstock
 from penstock.errors import StateError
@@ -73,3 +77,45 @@ def test_a_later_epoch_goes_on_and_so_do_those_after_it(numbers: Path, num_worke
         later.load_state_dict(state)
         assert begun + values(later) == epochs[1]
         assert values(later) == epochs[2]
+
+
+def test_accelerate_leaves_a_stream_alone_that_splits_itself(numbers: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = penstock.DataLoader(penstock.stream(numbers), batch_size=8)
+    assert accelerator.prepare(loader) is loader
+    whole = penstock.DataLoader(penstock.stream(numbers, rank=0, world_size=1), batch_size=8)
+    assert accelerator.prepare(whole) is not whole
+
+
+RANKS = """
+import sys, warnings
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+import penstock
+
+accelerator = Accelerator(cpu=True)
+ours = accelerator.prepare(penstock.DataLoader(penstock.stream(sys.argv[1]), batch_size=8, num_workers=1))
+whole = penstock.stream(sys.argv[1], rank=0, world_size=1)
+theirs = accelerator.prepare(DataLoader(whole, batch_size=10, num_workers=1))
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    mine = [[n for batch in loader for n in batch["n"].tolist()] for loader in (ours, theirs)]
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    list(accelerator.prepare(DataLoader(penstock.stream(sys.argv[1]), batch_size=8)))
+said = any("splits it once more" in str(each.message) for each in caught)
+open(f"{sys.argv[2]}/rank-{accelerator.process_index}", "w").write(repr((mine, said)))
+"""
+
+
+@pytest.mark.stress
+def test_two_processes_of_accelerate_read_each_record_once_or_are_warned(numbers: Path, tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    port = str(29500 + os.getpid() % 2000)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port", port]
+    subprocess.run([*command, script, numbers / "a.jsonl", tmp_path], check=True, timeout=110, capture_output=True)
+    (first, was_first_warned), (second, _) = (eval((tmp_path / f"rank-{rank}").read_text()) for rank in range(2))
+    for mine, theirs in zip(first, second, strict=True):
+        assert sorted(mine + theirs) == list(range(200))
+    assert was_first_warned

@@ -20,6 +20,7 @@ from penstock.pytorch._pinning import wants_pinning
 from penstock.pytorch._plan_face import PlanSampler, find_plan, plan_attributes
 from penstock.pytorch._plan_run import PlanRun
 from penstock.pytorch._settings import LoaderSettings, Workers, check_torch_arguments
+from penstock.pytorch._stream import Stream
 from penstock.pytorch._torch_run import TorchRun
 from penstock.pytorch._warnings import warn_odd_batch_size, warn_too_many_workers
 
@@ -224,9 +225,13 @@ class DataLoader(TorchDataLoader[BatchType]):
         self._run = self._make_run()
 
     def _make_run(self) -> PlanRun | TorchRun:
+        # What splits itself over ranks Accelerate must leave as it is, or give each a share of its share.
         if self._source is None:
+            if isinstance(self.dataset, Stream) and self.dataset.splits_over_ranks:
+                self._is_accelerate_prepared = True
+                self.dataset.leave_alone()
             return TorchRun(self)
-        self._is_accelerate_prepared = True  # else Accelerate would give each rank a share of its share
+        self._is_accelerate_prepared = True
         assert isinstance(self.sampler, PlanSampler)
         self.sampler.belong_to(self)
         given_rank = None if self.rank is None or self.world_size is None else (self.rank, self.world_size)

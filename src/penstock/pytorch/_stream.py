@@ -18,6 +18,7 @@ from penstock.errors import StateError
 from penstock.pytorch._epochs import SharedEpochs
 from penstock.pytorch._ranks import find_rank
 from penstock.pytorch._shared_crossings import SharedCrossings
+from penstock.pytorch._warnings import warn_of_second_split
 from penstock.sources import Format, SourceOptions, TextUnit, why_whole
 from penstock.streams import OnError, PartRun, Recipe, check_state, make_recipe, start_state
 
@@ -42,6 +43,16 @@ class Stream(IterableDataset[Any]):
         self._run: PartRun | None = None
         self._owner = os.getpid()
         self._loaded: dict[str, Any] | None = None
+        self._is_left_alone = False
+
+    @property
+    def splits_over_ranks(self) -> bool:
+        """Whether it gives each rank its share, so that nothing else may split it."""
+        return self._rank is None
+
+    def leave_alone(self) -> None:
+        """Nothing will split it again: a loader has seen to that."""
+        self._is_left_alone = True
 
     def __iter__(self) -> Iterator[Any]:
         """Records of this process's part: from a state that was loaded, or from the start of the next epoch."""
@@ -118,6 +129,8 @@ class Stream(IterableDataset[Any]):
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         rank, world_size = self._rank or find_rank()
+        if world_size > 1 and self.splits_over_ranks and not self._is_left_alone:
+            warn_of_second_split()
         part, num_parts = rank * num_workers + worker, world_size * num_workers
         epoch, state = self._epochs.next_epoch(worker), self._due_state(worker)
         crossings = self._crossings.of_pass(self._epochs.num_begun(worker) + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 
@@ -27,11 +28,12 @@ def warn_too_many_workers(num_workers: int) -> None:
     """More workers than processors slow each other, and the training loop, down."""
     cpus = usable_cpus()
     if num_workers > cpus:
+        better = f"{cpus - 1} or {cpus}" if cpus > 1 else "1"
         warn_once(
             f"workers {num_workers}",
             f"This DataLoader will create {num_workers} worker processes in total, and this job may use {cpus} "
             f"processor{'s' if cpus > 1 else ''}. They would take turns, also with the training loop: "
-            f"num_workers={max(1, cpus - 1)} or {cpus} is likely to be faster, unless they mostly wait for a network.",
+            f"num_workers={better} is likely to be faster, unless they mostly wait for a network.",
         )
 
 
@@ -77,10 +79,20 @@ def warn_reading_again(name: str, num_batches: int) -> None:
     )
 
 
+def warn_of_second_split() -> None:
+    """Accelerate splits iterable datasets over processes, also those that have split themselves."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None and state.is_initialized():
+        warn_once(
+            "second split",
+            "This stream gives each rank its share of the files, and a loader that accelerator.prepare or Trainer has "
+            "made of torch's splits it once more: records would be lost. Put it into penstock.DataLoader, which "
+            "Accelerate leaves as it is, or leave the splitting to Accelerate: stream(..., rank=0, world_size=1).",
+        )
+
+
 def _warn_outside(packages: tuple[str, ...], message: str) -> None:
     """Warn at the innermost line that is not of these packages: the user's."""
-    import sys
-
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(packages):
         frame, level = frame.f_back, level + 1
