@@ -97,6 +97,14 @@ def test_the_first_record_costs_one_block_wherever_the_part_begins(tmp_path: Pat
     assert ranges == [(7_499_999, 7_499_999 + (64 << 10))]
 
 
+@pytest.mark.parametrize("content", ["one\ntwo\n", "one\ntwo"])
+def test_a_small_file_is_one_request(tmp_path: Path, ranges: list, content: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(content)
+    assert len(list(PartRun(recipe_of(f"counted://{path}"), part=0, num_parts=1, epoch=0))) == 2
+    assert ranges == [(0, len(content))]
+
+
 def test_going_on_reads_from_the_block_and_not_from_the_start(tmp_path: Path, ranges: list) -> None:
     path = tmp_path / "a.txt"
     path.write_text("some line\n" * 1_000_000)

@@ -38,9 +38,14 @@ class ByteRange:
     crossings: Crossings
 
     @property
+    def is_last(self) -> bool:
+        """Whether the file ends where the range does."""
+        return self.end >= self.file.size
+
+    @property
     def last_bytes(self) -> int:
         """Where the bytes begin that decide, with those behind `end`, where the last record ends."""
-        return self.end - len(self.separator)
+        return self.end if self.is_last else self.end - len(self.separator)
 
     def enter(self, step_bytes: int) -> tuple[int, bytes] | None:
         """Where the first record begins and what was read from there on; None when there is none."""
@@ -74,6 +79,8 @@ class ByteRange:
 
     def complete(self, offset: int, data: bytes) -> bytes:
         """`data`, which begins with the record at `offset`, up to the first border at the end or behind it."""
+        if self.is_last:
+            return data
         file, start = self.file, self.last_bytes
         known = self.crossings.get(file.path, self.end)
         if known is not None:
@@ -85,7 +92,7 @@ class ByteRange:
                 return data
             data += more
             step *= 2
-        if offset <= start and self.end < file.size:
+        if offset <= start:
             self.crossings.put(file.path, self.end, Crossing(offset + border, data[start - offset :]))
         return data[:border]
 
