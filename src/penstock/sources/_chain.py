@@ -84,7 +84,7 @@ class ByteRange:
         file, start = self.file, self.last_bytes
         known = self.crossings.get(file.path, self.end)
         if known is not None:
-            return (data + known.data[max(offset + len(data) - start, 0) :])[: known.first - offset]
+            return (data + known.data[offset + len(data) - start :])[: known.first - offset]
         step = _REMOTE_STEP_BYTES if is_remote(file.path) else _STEP_BYTES
         while (border := first_border(data, self.separator, self.end - offset)) is None:
             more = file.read(step)
