@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,37 @@ def test_inspect_tells_what_is_known_beside_the_data_in_words(tmp_path, capsys):
         ["empty", "nothing"],
         ["list", "[1, a (b 2)]"],
     ]
+
+
+def test_names_and_samples_are_shown_as_they_are(tmp_path, capsys):
+    folder = tmp_path / "corpus[red]"
+    with penstock.DatasetWriter(folder, {"text": "bytes"}) as writer:
+        writer.write({"text": b"[bold]:smile:[/bold]"})
+    assert main(["inspect", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{folder}   fingerprint" in shown
+    assert "b'[bold]:smile:[/bold]'" in shown
+    assert main(["verify", str(folder)]) == 0
+    assert f"{folder}: sound." in capsys.readouterr().out
+
+
+def test_an_error_of_the_system_names_the_file(tmp_path, capsys, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr(
+        os, "scandir", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied", path))
+    )
+    assert main(["prepare", str(tmp_path / "folder"), str(tmp_path / "data")]) == 1
+    assert capsys.readouterr().err == f"penstock: {tmp_path}/folder: Permission denied\n"
+
+
+def test_a_terminal_with_few_letters_shows_the_others_by_their_numbers(tmp_path):
+    with penstock.DatasetWriter(tmp_path / "naïve…", {"tokens": "uint16[*]"}) as writer:
+        writer.write({"tokens": [1, 2]})
+    command = [sys.executable, "-m", "penstock.cli", "inspect", str(tmp_path / "naïve…")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    assert "na\\xefve\\u2026" in shown
+    assert "Sample 0" in shown
 
 
 def test_inspect_as_json_is_one_object_with_the_same_facts(dataset, capsys):

@@ -68,6 +68,15 @@ def test_it_may_make_no_sample_at_all() -> None:
     assert output.errors == ()
 
 
+def upper(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"list": [text.upper() for text in batch["text"]], "array": np.array(batch["text"])}
+
+
+def test_text_is_stored_as_bytes() -> None:
+    output = run(upper, {"text": ["naïve", ""]})
+    assert output.columns == {"list": ["NAÏVE".encode(), b""], "array": ["naïve".encode(), b""]}
+
+
 def test_another_number_of_samples_without_sources_is_an_error_that_explains() -> None:
     with pytest.raises(SchemaError, match=r"made 1 samples of 2 rows .*'__source__': \[0, 0, 1"):
         run(one_sample, {"text": ["a", "b"]})

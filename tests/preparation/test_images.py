@@ -200,6 +200,7 @@ def test_hugging_face_image_columns_are_understood() -> None:
     output = DecodeImage(size=8).open()(make_records({"image": column}))
     assert output.num_samples == 1
     assert reasons(output) == [(1, "null"), (2, "null")]
+    assert "no bytes but the path 'b.png'" in output.errors[1].message
 
 
 def test_a_missing_column_is_an_error() -> None:

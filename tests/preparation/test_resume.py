@@ -348,6 +348,27 @@ class TestIncremental:
             name = f"{turn}.jsonl"
             texts[name] = write_jsonl(tmp_path / "src" / name, 150 + turn, 50 + turn)
 
+    @pytest.mark.parametrize("origins", ["manifest", "column"])
+    def test_a_shard_that_was_lost_is_made_again(self, tmp_path: Path, origins: str) -> None:
+        texts = make_corpus(tmp_path / "src", 3, 300)
+        run_library(tmp_path / "src", tmp_path / "data", origins=origins)
+        first, *_, last = sorted((tmp_path / "data").glob("shard-*"))
+        first.unlink()
+        os.truncate(last, 100)
+        again = run_library(tmp_path / "src", tmp_path / "data", origins=origins)
+        assert again.tasks_run
+        assert again.tasks_kept
+        assert_holds(tmp_path / "data", texts)
+
+    def test_a_lost_shard_of_a_shuffled_dataset_means_preparing_all_again(self, tmp_path: Path) -> None:
+        texts = make_corpus(tmp_path / "src", 1, 300)
+        run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
+        next((tmp_path / "data").glob("shard-*")).unlink()
+        with pytest.raises(DatasetExists, match="set of shards, of which 1 are lost; with shuffle="):
+            run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
+        run_library(tmp_path / "src", tmp_path / "data", shuffle=1, overwrite=True)
+        assert_holds(tmp_path / "data", texts)
+
     def test_notes_of_the_sources_that_are_damaged_are_an_error_that_overwriting_mends(self, tmp_path: Path) -> None:
         (tmp_path / "src").mkdir()
         texts = write_jsonl(tmp_path / "src" / "a.jsonl", 50, 1)
@@ -365,7 +386,7 @@ class TestIncremental:
         run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
         assert run_library(tmp_path / "src", tmp_path / "data", shuffle=1).tasks_run == 0
         write_jsonl(tmp_path / "src" / "new.jsonl", 10, 5)
-        with pytest.raises(DatasetExists, match="every document's place depends on all of them"):
+        with pytest.raises(DatasetExists, match="every document's place depends on all sources"):
             run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
         done = run_library(tmp_path / "src", tmp_path / "data", shuffle=1, overwrite=True)
         assert done.num_samples == 50 + 100 + 10

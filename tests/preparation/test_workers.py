@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock
@@ -51,6 +53,14 @@ def test_a_killed_worker_costs_its_task_only(tmp_path: Path, monkeypatch: pytest
     assert sum(seen[-1].failures.values()) == 1
     assert seen[-1].documents == len(texts)
     assert penstock.open(tmp_path / "data")[: len(texts)]["length"].tolist() == [len(text) for text in texts]
+
+
+def test_a_worker_that_reads_parquet_does_not_wait_for_pandas(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "a.parquet")
+    transform = FunctionTransform("preparation.functions:is_pandas_there", types={"is_there": "bool"})
+    prepare(tmp_path / "a.parquet", tmp_path / "data", transform=transform, workers=1)
+    assert [bool(sample["is_there"]) for sample in penstock.open(tmp_path / "data")] == [False, False]
 
 
 def test_a_task_that_kills_every_worker_stops_the_run_and_is_named(tmp_path: Path) -> None:

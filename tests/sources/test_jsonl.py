@@ -212,3 +212,9 @@ def test_a_file_that_shrank_since_it_was_listed_is_an_error(tmp_path: Path) -> N
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(StorageError, match="the file is gone since it was listed"):
         list(read_split(split, options))
+
+
+def test_utf_16_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"a": 1}\n'.encode("utf-16"))
+    with pytest.raises(FormatError, match=r"a\.jsonl: the file is UTF-16\. Convert it first: iconv"):
+        gather(path)

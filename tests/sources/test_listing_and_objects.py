@@ -39,6 +39,49 @@ def test_folders_globs_lists_and_urls_give_each_file_once_sorted_by_name(tmp_pat
     assert names(f"{tmp_path}/**/*.jsonl", tmp_path) == ["_tmp/d.jsonl", *everything]
 
 
+def test_a_source_that_is_given_twice_is_read_once_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(write(tmp_path / "a.jsonl"))
+    assert names([path, f"{tmp_path}/*.jsonl"], tmp_path) == ["a.jsonl"]
+    assert not caplog.messages
+    assert names([path, path], tmp_path) == ["a.jsonl"]
+    assert f"{path} is given 2 times; each file is read once" in caplog.text
+
+
+def test_a_hugging_face_dataset_joined_with_itself_has_its_rows_twice(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path)
+    once = datasets.load_from_disk(str(tmp_path))
+    twice = datasets.concatenate_datasets([once, once])
+    rows, _ = gather(twice)
+    assert values(rows) == ["a", "b", "a", "b"]
+    assert len(list_files(twice, SourceOptions())) == 1  # not its file twice, which no task could tell apart
+
+
+def test_a_hugging_face_dataset_that_is_given_twice_is_read_once_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path)
+    once = datasets.load_from_disk(str(tmp_path))
+    rows, _ = gather([once, once, str(tmp_path)])
+    assert values(rows) == ["a", "b"]
+    assert "is given 2 times" in caplog.text
+
+
+def test_a_name_that_is_no_utf_8_is_an_error_that_shows_it(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"caf\\udce9\.txt': the name is not UTF-8"):
+        names(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["avif", "jp2", "ppm", "pgm", "jfif", "JPG"])
+def test_what_can_be_decoded_is_an_image_by_its_name(tmp_path: Path, suffix: str) -> None:
+    write(tmp_path / f"a.{suffix}"), write(tmp_path / "b.png")
+    assert names(tmp_path, tmp_path) == [f"a.{suffix}", "b.png"]
+
+
 def test_names_that_tell_no_format_or_several_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.xyz")
     with pytest.raises(ValueError, match=r"a\.xyz: the name does not tell the format"):

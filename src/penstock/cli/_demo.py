@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from pathlib import Path
+
+from penstock.errors import MissingExtra
 
 HELP = "show Penstock at work on this machine"
 
@@ -17,6 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
     """0 when every part of the demonstration worked."""
     import tempfile
 
+    for package in ("torch", "tokenizers"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtra(f"The demonstration needs {package}: pip install 'penstock[torch,text]'")
     from penstock.cli._demonstration import demonstrate
 
     if arguments.path is not None:

@@ -67,7 +67,8 @@ def demonstrate(folder: Path, *, as_json: bool) -> int:
 
 
 def _say(title: str, text: str) -> None:
-    console().print(f"\n[bold]{title}[/bold]  {text}\n")
+    console().print(f"\n{title}", style="bold", end="")
+    console().print(f"  {text}\n")
 
 
 def _sources() -> list[Path]:
@@ -154,7 +155,7 @@ def _resume(data: Path, checkpoint: Path, *, as_json: bool) -> tuple[list[dict[s
     lines = list(_run(data, steps=_STEPS, checkpoint=checkpoint, show=_no_show if as_json else _show_step))
     is_right = lines[0]["batch"] == due
     if not as_json:
-        verdict = "the batch that was due" if is_right else f"[red]not the batch that was due ({due})[/red]"
+        verdict = "the batch that was due" if is_right else f"NOT the batch that was due ({due})"
         console().print(f"   state {state}\n   first batch after the resume: {lines[0]['batch']}, {verdict}")
     return lines, is_right
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PenstockError
+from penstock.errors import IncompleteDataset, PenstockError
 from penstock.report import Histogram, console, format_bytes, histogram
 from penstock.schema import Column
 from penstock.shards import Manifest, ShardFolder
@@ -53,7 +53,25 @@ class Description:
 
 
 def describe(path: Path, *, num_samples: int) -> Description:
-    """Gather the description of the dataset at `path`; only offsets and a few samples are read."""
+    """Gather the description of the dataset at `path`; only offsets and a few samples are read.
+
+    Raises:
+        IncompleteDataset: there is none; with how far its preparation is, where one was begun.
+    """
+    try:
+        return _describe(path, num_samples)
+    except IncompleteDataset as error:
+        from penstock.preparation import find_unfinished
+
+        if unfinished := find_unfinished(path):
+            raise IncompleteDataset(
+                f"{path}: no dataset yet, but a preparation of it: {unfinished}. If it is not at work, the same "
+                "`penstock prepare` command goes on from there."
+            ) from error
+        raise
+
+
+def _describe(path: Path, num_samples: int) -> Description:
     folder = ShardFolder(path.absolute(), io="auto", check="window")
     columns = folder.schema.columns
     histograms = {column.name: histogram(_lengths(folder, column)) for column in columns if column.is_ragged}
@@ -71,25 +89,26 @@ def describe(path: Path, *, num_samples: int) -> Description:
 def print_description(description: Description) -> None:
     """Print for people."""
     out, manifest = console(), description.manifest
-    out.print(f"[bold]{description.path}[/bold]", f"  fingerprint {manifest.fingerprint}")
+    out.print(str(description.path), style="bold", end="")
+    out.print(f"   fingerprint {manifest.fingerprint}")
     size = format_bytes(manifest.num_bytes)
     out.print(f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards, {size}\n")
     if description.staleness is not None:
-        out.print(f"Sources: {description.staleness}\n", markup=False)
+        out.print(f"Sources: {description.staleness}\n")
     for column in manifest.schema.columns:
-        out.print(f"  {column.name:<20} {column.spec:<20} {_size(manifest, column)}", markup=False)
+        out.print(f"  {column.name:<20} {column.spec:<20} {_size(manifest, column)}")
     if manifest.attributes:
         out.print()
     for key, value in manifest.attributes.items():
-        out.print(f"  {key:<20} {_shorten(_in_words(value))}", markup=False)
+        out.print(f"  {key:<20} {_shorten(_in_words(value))}")
     for name, lengths in description.histograms.items():
         out.print(f"\nLengths of {name}: {lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}")
         for line in lengths.lines():
-            out.print(line, markup=False)
+            out.print(line)
     for index, sample in enumerate(description.samples):
         out.print(f"\nSample {index}")
         for name, preview in sample.items():
-            out.print(f"  {name:<20} {preview}", markup=False)
+            out.print(f"  {name:<20} {preview}")
 
 
 def _in_words(value: Any) -> str:

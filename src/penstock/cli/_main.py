@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import json
 import os
 import sys
@@ -34,6 +35,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parsed = _parser().parse_args(arguments)
+    _never_fail_to_print()
     try:
         return int(parsed.run(parsed))
     except (PenstockError, ValueError, OSError) as error:
@@ -59,12 +61,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(error: Exception, *, as_json: bool) -> None:
-    # An OSError made from (number, message) prints the number first; the message says it better.
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = _message(error)
     if as_json:
         sys.stdout.write(json.dumps({"error": type(error).__name__, "message": text}) + "\n")
     else:
         sys.stderr.write(f"penstock: {text}\n")
+
+
+def _message(error: Exception) -> str:
+    """What went wrong; an OSError would begin with a number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
+def _never_fail_to_print() -> None:
+    """Show what the terminal has no letter for, in paths and samples, by its number."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _flush() -> None:

@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pack", type=int, action="append", default=[], metavar="LENGTH", help="store row counts")
     parser.add_argument("--on-error", choices=("raise", "skip"), default="raise", help="what a bad row does")
     parser.add_argument("--max-skipped", type=int, metavar="N", help="stop when more rows are skipped")
+    parser.add_argument(
+        "--origins", choices=("auto", "manifest", "column"), default="auto", help="where samples' source rows are kept"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace what was made in another way")
 
 
@@ -87,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
                 on_error=arguments.on_error,
                 max_skipped=arguments.max_skipped,
                 overwrite=arguments.overwrite,
+                origins=arguments.origins,
                 on_progress=on_progress,
             )
         except KeyboardInterrupt:
@@ -117,6 +121,8 @@ def _wrong_usage(arguments: argparse.Namespace) -> str | None:
         return "--max-skipped limits --on-error skip, which is missing."
     if arguments.address and arguments.engine != "ray":
         return "--address is for --engine ray."
+    if arguments.origins == "manifest" and arguments.shuffle is not None:
+        return "--shuffle moves every sample, so where it came from is a column; leave --origins out."
     if (arguments.text_unit == "separator") != bool(arguments.separator):
         return "--text-unit separator and --separator go together."
     return None
@@ -221,7 +227,7 @@ def show_prepared(prepared: Prepared, *, as_json: bool) -> None:
         return
     out = report.console()
     for line in _lines(prepared):
-        out.print(line, markup=False)
+        out.print(line)
 
 
 def _lines(prepared: Prepared) -> Iterator[str]:

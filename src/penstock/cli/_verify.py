@@ -28,6 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         for fault in result.faults:
-            report.console().print(fault, markup=False)
+            report.console().print(fault)
         report.console().print(f"{result.path}: {len(result.faults)} faults.")
     return 0 if result.is_sound else 1

@@ -15,6 +15,7 @@ from penstock.preparation._stale import Staleness, is_stale
 from penstock.preparation._summary import Prepared
 from penstock.preparation._tokenize import Tokenize
 from penstock.preparation._transforms import OpenTransform, Output, Transform
+from penstock.preparation._unfinished import Unfinished, find_unfinished
 
 __all__ = [
     "DecodeImage",
@@ -27,7 +28,9 @@ __all__ = [
     "Staleness",
     "Tokenize",
     "Transform",
+    "Unfinished",
     "WorkerDied",
+    "find_unfinished",
     "is_stale",
     "prepare",
 ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SchemaError
 from penstock.preparation._keep import Keep, check_keep, infer_types, read_kept, take_kept
-from penstock.preparation._rows import BadRows
+from penstock.preparation._rows import BadRows, is_arrow
 from penstock.preparation._transforms import Output
 
 if TYPE_CHECKING:
@@ -87,6 +87,23 @@ def _check_all(names: list[str]) -> tuple[tuple[str, str | None], ...]:
         raise SchemaError(f"{error} Name the columns to keep (keep=, --keep), or rename it with a function.") from None
 
 
+def _check_known(records: Records, types: Mapping[str, str]) -> None:
+    """Raise when a column turns up that the first rows did not have: it would be left out without a word."""
+    for name, column in records.columns.items():
+        if name not in types and not name.startswith("__") and not _is_empty(column):
+            raise SchemaError(
+                f"Column {name!r} is not one of the first rows, which are {', '.join(map(repr, types))}. "
+                "Name the columns to keep (keep=, --keep); a row without one of them is a bad row."
+            )
+
+
+def _is_empty(column: Any) -> bool:
+    """Whether every value is null."""
+    if is_arrow(column):
+        return bool(column.null_count == len(column))
+    return all(value is None for value in column)
+
+
 class _OpenKeepColumns:
     def __init__(self, transform: KeepColumns) -> None:
         self._transform = transform
@@ -94,7 +111,10 @@ class _OpenKeepColumns:
     def __call__(self, records: Records) -> Output:
         """The columns of these rows."""
         self._transform = self._transform.before_run([records])
+        types = self._transform.columns() or {}
+        if self._transform.keep is None:
+            _check_known(records, types)
         bad = BadRows(records)
-        kept = read_kept(records, self._transform.columns() or {}, bad)
+        kept = read_kept(records, types, bad)
         places = bad.good_places()
         return Output(take_kept(kept, places, records.num_rows), places, bad.errors())

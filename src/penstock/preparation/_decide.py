@@ -87,9 +87,10 @@ def _reasons(
         return ["maker (it was not made by `penstock prepare`)"]
     reasons = differences(earlier.recipe.to_json(), wanted)
     if not reasons and earlier.recipe.shuffle is not None and not earlier.is_current(files):
+        what = f"set of shards, of which {len(earlier.lost):,} are lost" if earlier.lost else "set of source files"
         return [
-            "set of source files; with shuffle= every document's place depends on all of them, so that "
-            "adding to it would leave the new ones unshuffled, and everything must be prepared again"
+            f"{what}; with shuffle= every document's place depends on all sources, so that "
+            "adding some would leave them unshuffled, and everything must be prepared again"
         ]
     if not reasons and earlier.num_added and not (earlier.is_current(files) and earlier.pack == pack):
         return [f"writer as well, which appended {earlier.num_added:,} samples that this run would drop"]

@@ -1,12 +1,14 @@
 """What an earlier preparation noted of itself, and which of its tasks still hold.
 
-A task holds as long as every file it read is there, unchanged. The others are dropped whole: their files, if
-they still exist, are prepared again, together with new ones, in tasks behind the kept ones.
+A task holds as long as every file it read is there, unchanged, and every shard that was made of them. The others are
+dropped whole: their files, if they still exist, are prepared again, together with new ones, in tasks behind the kept
+ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +58,12 @@ class Earlier:
     pack: tuple[int, ...]
     num_added: int
     """Samples that another writer appended since."""
+    lost: frozenset[str]
+    """Names of shards that are not there, or not with their size."""
 
     def kept(self, files: Sequence[SourceFile]) -> list[MadeTask]:
-        """Tasks whose files are all unchanged; the rest are there as dead ones where splits have numbers."""
-        unchanged = unchanged_files(files, self.sources)
+        """Tasks whose files and shards are all as they were; the rest are dead ones where splits have numbers."""
+        unchanged = unchanged_files(files, self.sources) - self._files_of_lost()
         kept: list[MadeTask] = []
         for task in self.tasks:
             if not task.is_dead and task.paths <= unchanged:
@@ -68,9 +72,14 @@ class Earlier:
                 kept.append(_bury(task))
         return kept
 
+    def _files_of_lost(self) -> set[str]:
+        """Files to read again; other tasks may have other parts of the same ones."""
+        lost = (task for task in self.tasks if not self.lost.isdisjoint(shard.name for shard in task.shards))
+        return {path for task in lost for path in task.paths}
+
     def is_current(self, files: Sequence[SourceFile]) -> bool:
-        """Whether the sources are exactly those that were prepared."""
-        if not all(file.identity for file in files):  # objects of which nobody knows whether they changed
+        """Whether the sources are exactly those that were prepared, and nothing made of them is lost."""
+        if self.lost or not all(file.identity for file in files):  # objects of which nobody knows whether they changed
             return False
         return [[file.path, file.num_bytes, file.identity] for file in files] == [list(each) for each in self.sources]
 
@@ -99,7 +108,15 @@ def read_earlier(folder: Path, manifest: Manifest | None) -> Earlier | None:
         tasks=tuple(_read_tasks(section["tasks"], origins, manifest.shards)),
         pack=tuple(section["pack"]),
         num_added=sum(shard.num_samples for shard in manifest.shards[num_made:]),
+        lost=frozenset(shard.name for shard in manifest.shards[:num_made] if not _is_there(folder, shard)),
     )
+
+
+def _is_there(folder: Path, shard: ShardEntry) -> bool:
+    try:
+        return os.lstat(folder / shard.name).st_size == shard.num_bytes
+    except OSError:
+        return False
 
 
 def _read_tasks(

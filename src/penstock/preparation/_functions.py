@@ -1,8 +1,9 @@
 """Any Python function as a transform: a batch in, any number of samples out.
 
-The function gets `{column: array or list}` and returns the same kind of dict. If it returns as many samples as it
-got rows, sample i came from row i. Otherwise it must say where each came from, in the key `__source__`: places in
-the batch that never fall. Batches are about 4 MB of raw data and are cut the same way in every run.
+The function gets `{column: array or list}` and returns the same kind of dict; text becomes "bytes". If it returns as
+many samples as it got rows, sample i came from row i. Otherwise it must say where each came from, in the key
+`__source__`: places in the batch that never fall. Batches are about 4 MB of raw data and are cut the same way in every
+run.
 
 A function that raises is asked again row by row. Rows that fail alone are bad rows, with the function's own
 traceback, and the batch is tried once more without them; if no row fails alone, the whole batch is at fault
@@ -211,7 +212,7 @@ class _OpenFunction:
             raise SchemaError(
                 f"{describe(self._function)} returned {type(returned).__name__}; a dict of columns is needed."
             )
-        columns = {name: column for name, column in returned.items() if name != SOURCE_KEY}
+        columns = {name: _encode_text(column) for name, column in returned.items() if name != SOURCE_KEY}
         counts = {name: _count(name, column) for name, column in columns.items()}
         if not counts or len(set(counts.values())) != 1:
             raise SchemaError(f"{describe(self._function)} must return columns of one length; these have {counts}.")
@@ -242,9 +243,17 @@ def _check_sources(given: Any, num_samples: int, num_rows: int, name: str) -> ND
 def _count(name: str, column: Any) -> int:
     if isinstance(column, (str, bytes)) or not hasattr(column, "__len__"):
         raise SchemaError(
-            f"Column {name!r} is one {type(column).__name__}; an array or list with one value per sample is."
+            f"Column {name!r} is one {type(column).__name__}; an array or list with one value per sample is needed."
         )
     return len(column)
+
+
+def _encode_text(column: Any) -> Any:
+    """Text as byte strings, which is how a dataset holds it; anything else as it is."""
+    values = column.tolist() if isinstance(column, np.ndarray) and column.dtype.kind == "U" else column
+    if isinstance(values, (list, tuple)) and values and all(isinstance(value, str) for value in values):
+        return [value.encode() for value in values]
+    return column
 
 
 def _as_batch(column: Any) -> Any:

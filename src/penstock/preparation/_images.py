@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from penstock.preparation._image_decoder import FILTERS, ImageSettings
 from penstock.preparation._images_open import OpenDecodeImage, made_columns
 from penstock.preparation._keep import Keep, check_keep, infer_types
+from penstock.preparation._settings import check_choice
 from penstock.preparation._transforms import OpenTransform
 
 if TYPE_CHECKING:
@@ -70,11 +71,11 @@ class DecodeImage:
     _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_choice("mode", self.mode, get_args(Mode))
-        _check_choice("store", self.store, get_args(Store))
-        _check_choice("filter", self.filter, tuple(FILTERS))
-        _check_choice("orientation", self.orientation, ("apply", "ignore"))
-        _check_choice("channels", self.channels, (1, 3))
+        check_choice("mode", self.mode, get_args(Mode))
+        check_choice("store", self.store, get_args(Store))
+        check_choice("filter", self.filter, tuple(FILTERS))
+        check_choice("orientation", self.orientation, ("apply", "ignore"))
+        check_choice("channels", self.channels, (1, 3))
         self._check_size()
         _check_range("max_pixels", self.max_pixels, 1, DEFAULT_MAX_PIXELS)
         _check_range("quality", self.quality, 1, 95)
@@ -148,11 +149,6 @@ class DecodeImage:
     def open(self) -> OpenTransform:
         """The decoder at work."""
         return OpenDecodeImage(self)
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}; the choices are {', '.join(map(repr, choices))}.")
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

@@ -112,15 +112,20 @@ _FAILED = object()
 def _list_images(records: Records, name: str, bad: BadRows) -> list[memoryview]:
     """Encoded images one by one, not copied."""
     column = find_column(records, name)
-    rows = read_byte_column(name, _unwrap(column) if is_arrow(column) else column, bad)
+    rows = read_byte_column(name, _unwrap(name, column, bad) if is_arrow(column) else column, bad)
     return [rows.row(place) for place in range(len(rows))]
 
 
-def _unwrap(column: Any) -> Any:
-    """The bytes of a column; Hugging Face keeps an image as `{"bytes": …, "path": …}`."""
+def _unwrap(name: str, column: Any, bad: BadRows) -> Any:
+    """The bytes of a column; Hugging Face keeps an image as `{"bytes": …, "path": …}`, and may have only the path."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
-        return pc.struct_field(column, "bytes")
-    return column
+    if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
+        return column
+    encoded = pc.struct_field(column, "bytes")
+    if encoded.null_count and column.type.get_field_index("path") >= 0:
+        for place, path in enumerate(pc.struct_field(column, "path").to_pylist()):
+            if path is not None and not encoded[place].is_valid:
+                bad.add(place, "null", f"Column {name!r} has no bytes but the path {path!r}. Give the image files.")
+    return encoded

@@ -41,4 +41,5 @@ def patterns_of(sources: Any) -> tuple[str, ...]:
     """What to look for new files with; nothing for objects of this process."""
     given = sources if isinstance(sources, (list, tuple)) else [sources]
     texts = [os.fspath(each) for each in given if isinstance(each, (str, os.PathLike))]
-    return tuple(text if "://" in text else os.path.abspath(os.path.expanduser(text)) for text in texts)
+    absolute = (text if "://" in text else os.path.abspath(os.path.expanduser(text)) for text in texts)
+    return tuple(dict.fromkeys(absolute))

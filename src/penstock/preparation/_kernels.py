@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from penstock.compiled import compiled
 
-@njit(cache=True, nogil=True)
+
+@compiled
 def frame_documents(
     ids: NDArray[np.uint32], offsets: NDArray[np.int64], first: int, last: int, framed: NDArray[Any]
 ) -> None:

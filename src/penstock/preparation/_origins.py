@@ -61,8 +61,9 @@ class Trace:
             return None
         if len(self._runs) > _MAX_RUNS:
             raise SchemaError(
-                f"The transform drops or repeats rows so often that {len(self._runs):,} runs would be needed to "
-                "trace the samples of one split. Keep each sample's origin as a column: origins='column'."
+                f"Rows are left out or repeated so often that {len(self._runs):,} runs would be needed to trace the "
+                "samples of one split. Keep each sample's origin as a column: origins='column', --origins column, "
+                "and --overwrite what is unfinished."
             )
         return self._runs
 

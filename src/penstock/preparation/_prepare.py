@@ -28,7 +28,7 @@ def prepare(
     sources: Any,
     destination: str | os.PathLike[str],
     *,
-    transform: Transform | BatchFunction | None = None,
+    transform: Transform | BatchFunction | str | None = None,
     reading: SourceOptions | None = None,
     workers: int | Literal["auto"] = "auto",
     engine: EngineName = "local",
@@ -50,7 +50,8 @@ def prepare(
     Args:
         sources: A path, glob, folder or URL, a list of them, or a Python iterable of rows.
         destination: Folder of the dataset; every machine must see it.
-        transform: What becomes of a row: `Tokenize(...)`, `DecodeImage(...)`, any function; None keeps columns.
+        transform: What becomes of a row: `Tokenize(...)`, `DecodeImage(...)`, any function, or where it is, as in
+            "package.module:function"; None keeps columns.
         reading: How sources are read, where their names do not tell.
         workers: Processes at once; "auto" is one per core.
         engine: "local", or "ray" for a cluster.
@@ -91,11 +92,12 @@ def prepare(
         return preparation.run(sources, _as_transform(transform), reading or SourceOptions())
 
 
-def _as_transform(transform: Transform | BatchFunction | None) -> Transform:
+def _as_transform(transform: Transform | BatchFunction | str | None) -> Transform:
     if transform is None:
         return KeepColumns()
     if hasattr(transform, "before_run") and not isinstance(transform, type):
         return cast(Transform, transform)
-    if callable(transform) and not isinstance(transform, type):
+    is_named = isinstance(transform, str) and ":" in transform
+    if is_named or (callable(transform) and not isinstance(transform, type)):
         return FunctionTransform(transform)
     raise TypeError(f"transform={transform!r:.80}; give Tokenize(...), DecodeImage(...), or a function of a batch.")

@@ -13,7 +13,7 @@ from penstock.errors import FormatError, SchemaError
 from penstock.preparation._deal import SHUFFLE_KEY
 from penstock.preparation._recipe import ORIGIN_COLUMN, ORIGIN_SPEC
 from penstock.preparation._settings import Settings
-from penstock.preparation._skipping import locate
+from penstock.preparation._skipping import locate, schema_errors_named
 from penstock.preparation._transforms import Output, Transform
 from penstock.shards import storage_of_arrays
 from penstock.sources import Records, SourceOptions, Split, peek_split
@@ -44,14 +44,15 @@ def probe(transform: Transform, splits: Sequence[Split], reading: SourceOptions,
         columns, output = ready.columns(), None
         if columns is None:
             output = _first_output(ready, look)
-            columns = storage_of_arrays(dict(output.columns)).schema.to_json()
+            columns = _types_of(output)
     except SchemaError as error:
-        if str(error).startswith(look.path):
-            raise
-        raise SchemaError(f"{look.path}: {error}") from error
+        with schema_errors_named(look.path):
+            raise error
     for name in (ORIGIN_COLUMN, SHUFFLE_KEY):
         if name in columns:
-            raise SchemaError(f"The transform makes a column {name!r}, a name that `prepare` needs. Rename it.")
+            raise SchemaError(
+                f"The transform makes a column {name!r}, a name that `prepare` needs. Rename it, or do not --keep it."
+            )
     origins = _choose_origins(settings, output)
     return Probe(transform=ready, columns=with_origin(columns, origins), origins=origins)
 
@@ -96,6 +97,17 @@ class _Look:
 
     def _note(self, fault: str) -> None:
         self.fault = self.fault or fault
+
+
+def _types_of(output: Output) -> dict[str, str]:
+    types: dict[str, str] = {}
+    for name, column in output.columns.items():
+        try:
+            types |= storage_of_arrays({name: column}).schema.to_json()
+        except SchemaError as error:
+            message = str(error) if repr(name) in str(error) else f"Column {name!r} of the transform: {error}"
+            raise SchemaError(message) from error
+    return types
 
 
 def _first_output(transform: Transform, look: _Look) -> Output:

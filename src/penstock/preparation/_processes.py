@@ -80,12 +80,14 @@ def worker_settings(num_threads: int) -> dict[str, str]:
 
 
 def explain_death(name: str, pid: int, how: str, doing: str, count: int) -> str:
-    memory = _memory_used()
-    reason = " (out of memory?)" if "SIGKILL" in how else ""
+    """Why a run stops after the deaths of workers, and what to do."""
+    died = f"{name} (process {pid}) {how}"
+    doing = f"while {doing}, the {count}. time. Finished tasks are kept:"
+    if "SIGKILL" not in how:
+        return f"{died} {doing} mend what its standard error tells, and run it again."
     return (
-        f"{name} (process {pid}) {how}{reason} while {doing}, the {count}. time. "
-        f"System memory is {memory} used now. Finished tasks are kept: run it again with fewer workers, "
-        "or with a smaller shard_bytes after --overwrite."
+        f"{died} (out of memory?) {doing} run it again with fewer workers, or with a smaller shard_bytes after "
+        f"--overwrite. System memory is {_memory_used()} used now."
     )
 
 

@@ -24,6 +24,7 @@ from penstock.preparation._decide import Basis, find_basis, wanted_recipe
 from penstock.preparation._earlier import MadeTask
 from penstock.preparation._gather import GatherJob, plan_gathering
 from penstock.preparation._inputs import expected_ratio, least_task_bytes, patterns_of, pin_reading
+from penstock.preparation._notes import note_changes, note_gone, note_passed_over
 from penstock.preparation._packs import check_packable, pack_attributes
 from penstock.preparation._plan import Task, choose_task_bytes, group_splits, name_tasks
 from penstock.preparation._probe import Probe, probe
@@ -31,6 +32,7 @@ from penstock.preparation._progress import OnProgress
 from penstock.preparation._recipe import Recipe
 from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import Settings
+from penstock.preparation._skipping import check_kept, check_skipped
 from penstock.preparation._stages import Keyed
 from penstock.preparation._summary import Prepared, RunLedger, describe_run
 from penstock.preparation._tasks import Job
@@ -38,7 +40,7 @@ from penstock.preparation._transforms import Transform
 from penstock.preparation._work import WORK_NAME, WorkFolder, write_json
 from penstock.preparation._workforce import Workforce
 from penstock.shards import Manifest, Workspace, pack_provenance
-from penstock.sources import SourceFile, SourceOptions, Split, changed_since, list_files, plan_splits
+from penstock.sources import SourceFile, SourceOptions, Split, list_files, plan_splits
 
 
 class Preparation:
@@ -48,6 +50,7 @@ class Preparation:
         self._destination = destination
         self._settings = settings
         self._run_name = uuid.uuid4().hex
+        self._notes: list[str] = []
         self._work = WorkFolder(destination)
         self._ledger = RunLedger()
         self._workforce = Workforce(settings, self._work, self._ledger, on_progress)
@@ -72,16 +75,24 @@ class Preparation:
         wanted = wanted_recipe(transform, reading, self._settings)
         basis = find_basis(self._destination, self._workspace.previous, wanted, files, self._settings)
         earlier = basis.earlier
+        kept = earlier.kept(files) if earlier is not None else []
+        self._check_kept(kept)
+        self._notes = [*note_passed_over(sources, reading), *note_gone(earlier, files)]
         if earlier is not None and earlier.is_current(files) and earlier.pack == self._settings.pack:
             self._work.remove()
             manifest = self._workspace.previous
             assert manifest is not None
             self._ledger.num_kept = sum(not task.is_dead for task in earlier.tasks)
             return self._summarise(manifest, files, earlier.tasks, ("Nothing to do: up to date.",))
-        kept = earlier.kept(files) if earlier is not None else []
         covered = {path for task in kept if not task.is_dead for path in task.paths}
         waiting = [file for file in files if file.path not in covered]
         return self._prepare(sources, transform, reading, files, waiting, kept, basis)
+
+    def _check_kept(self, kept: Sequence[MadeTask]) -> None:
+        skipped, settings = sum_skipped(kept), self._settings
+        check_skipped(skipped, settings.max_skipped)
+        examples = (example for task in kept for example in task.examples)
+        check_kept(self._destination, settings.on_error, skipped, examples)
 
     def _prepare(
         self,
@@ -118,7 +129,7 @@ class Preparation:
         )
         tasks = self._name(recipe, groups, files, first_split)
         fresh = self._make(job, tasks, kept)
-        notes = (*ready.notes, *_note_changes(waiting))
+        notes = (*ready.notes, *note_changes(waiting))
         return self._commit(recipe, ready, sources, files, kept, fresh, notes)
 
     def _cut(self, files: Sequence[SourceFile], reading: SourceOptions, task_bytes: int) -> list[Split]:
@@ -198,9 +209,8 @@ class Preparation:
         if job.recipe.shuffle is not None and len(finished) == len(tasks):
             gather = plan_gathering(self._destination, job.recipe, [finished[task.key] for task in tasks])
         self._work.sweep([*finished.values(), *self._work.records(task.key for task in gather).values()])
-        skipped = sum(count for task in kept for count in task.skipped.values())
         stage = "prepare" if job.recipe.shuffle is None else "deal"
-        self._workforce.execute(stage, job, tasks, finished, skipped)
+        self._workforce.execute(stage, job, tasks, finished, sum_skipped(kept))
         made = [made_task(task, finished[task.key]) for task in tasks]
         return made if job.recipe.shuffle is None else [self._gather(job, tasks, finished, made)]
 
@@ -209,9 +219,8 @@ class Preparation:
     ) -> MadeTask:
         buckets = plan_gathering(self._destination, job.recipe, [dealt[task.key] for task in tasks])
         finished = self._work.records(bucket.key for bucket in buckets)
-        self._workforce.execute(
-            "gather", GatherJob(destination=self._destination, recipe=job.recipe), buckets, finished, 0
-        )
+        gathering = GatherJob(destination=self._destination, recipe=job.recipe)
+        self._workforce.execute("gather", gathering, buckets, finished, {})
         return shuffled_task(made, [finished[bucket.key] for bucket in buckets])
 
     def _commit(
@@ -260,11 +269,10 @@ class Preparation:
     def _summarise(
         self, manifest: Manifest, files: Sequence[SourceFile], tasks: Sequence[MadeTask], notes: Sequence[str]
     ) -> Prepared:
-        skipped = sum_skipped(tasks)
-        return self._ledger.summarise(self._destination, manifest, num_files=len(files), skipped=skipped, notes=notes)
-
-
-def _note_changes(files: Sequence[SourceFile]) -> list[str]:
-    """A sentence when sources did not keep still; the dataset names them as they were listed, so a rerun reads them."""
-    changed = changed_since(files)
-    return [f"{len(changed):,} source files changed during the run ({changed[0]}, …). Run it again."] if changed else []
+        return self._ledger.summarise(
+            self._destination,
+            manifest,
+            num_files=len(files),
+            skipped=sum_skipped(tasks),
+            notes=(*notes, *self._notes),
+        )

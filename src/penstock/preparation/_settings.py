@@ -45,9 +45,9 @@ class Settings:
     """Where each sample's source row is kept: in the manifest, as runs; or as a column of 16 bytes a sample."""
 
     def __post_init__(self) -> None:
-        _check_choice("engine", self.engine, get_args(EngineName))
-        _check_choice("on_error", self.on_error, get_args(OnError))
-        _check_choice("origins", self.origins, get_args(Origins))
+        check_choice("engine", self.engine, get_args(EngineName))
+        check_choice("on_error", self.on_error, get_args(OnError))
+        check_choice("origins", self.origins, get_args(Origins))
         if self.workers != "auto" and (type(self.workers) is not int or self.workers < 1):
             raise ValueError(f"workers={self.workers!r}; a count from 1, or 'auto'.")
         if self.shard_bytes < 1:
@@ -69,6 +69,7 @@ class Settings:
         return len(os.sched_getaffinity(0)) if self.workers == "auto" else self.workers
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise `ValueError` unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name}={value!r}; the choices are {', '.join(map(repr, choices))}.")

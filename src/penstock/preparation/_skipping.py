@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
-from penstock.errors import FormatError
+from penstock.errors import FormatError, SchemaError
 from penstock.preparation._settings import OnError
 from penstock.sources import RowError, Split
 
+Example = tuple[str, int, str, str]
+"""A bad row: path, row in its split, reason, message."""
 MAX_EXAMPLES = 10
 _MAX_MESSAGE = 300
 DAMAGED_FILE = "damaged_file"
@@ -20,7 +24,7 @@ class Skipped:
         self._on_error = on_error
         self._max_skipped = max_skipped
         self.by_reason: dict[str, int] = {}
-        self.examples: list[tuple[str, int, str, str]] = []
+        self.examples: list[Example] = []
 
     @property
     def total(self) -> int:
@@ -51,21 +55,40 @@ class Skipped:
         self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
         if len(self.examples) < MAX_EXAMPLES:
             self.examples.append((path, row, reason, message[:_MAX_MESSAGE]))
-        check_skipped(self.total, self._max_skipped, self.by_reason)
+        check_skipped(self.by_reason, self._max_skipped)
 
 
-def check_skipped(total: int, max_skipped: int | None, by_reason: Mapping[str, int]) -> None:
+def check_skipped(by_reason: Mapping[str, int], max_skipped: int | None) -> None:
     """Stop when more rows were skipped than allowed.
 
     Raises:
         FormatError: naming the reasons.
     """
-    if max_skipped is not None and total > max_skipped:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(by_reason.items()))
+    if max_skipped is not None and sum(by_reason.values()) > max_skipped:
         raise FormatError(
-            f"{total:,} rows were skipped ({reasons}); max_skipped={max_skipped:,} allows no more. "
+            f"{_count_reasons(by_reason)} were skipped; max_skipped={max_skipped:,} allows no more. "
             "Look at the data, or raise the limit; finished tasks are kept."
         )
+
+
+def check_kept(destination: Path, on_error: OnError, by_reason: Mapping[str, int], examples: Iterable[Example]) -> None:
+    """Stop when rows may not be skipped and parts of a dataset that would be kept lack some.
+
+    Raises:
+        FormatError: naming the first of them.
+    """
+    if on_error == "raise" and by_reason:
+        path, row, _, message = next(iter(examples))
+        raise FormatError(
+            f"{destination}: made with on_error='skip', it lacks {_count_reasons(by_reason)}, and this run may skip "
+            f"none. The first is {path}: row {row:,}: {message.removesuffix('.')}. Repair the sources, "
+            "or go on leaving such rows out: on_error='skip', --on-error skip."
+        )
+
+
+def _count_reasons(by_reason: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(by_reason.items()))
+    return f"{sum(by_reason.values()):,} rows ({reasons})"
 
 
 def locate(split: Split, row: int) -> str:
@@ -76,11 +99,20 @@ def locate(split: Split, row: int) -> str:
     return f"{split.path}: row {row:,}{part}"
 
 
-def merge_examples(
-    examples: Iterable[tuple[str, int, str, str]],
-) -> list[tuple[str, int, str, str]]:
+@contextlib.contextmanager
+def schema_errors_named(path: str) -> Iterator[None]:
+    """What is wrong with columns, with the file in which it was met."""
+    try:
+        yield
+    except SchemaError as error:
+        if str(error).startswith(path):
+            raise
+        raise SchemaError(f"{path}: {error}") from error
+
+
+def merge_examples(examples: Iterable[Example]) -> list[Example]:
     """The first few of each reason, in order."""
-    kept: list[tuple[str, int, str, str]] = []
+    kept: list[Example] = []
     seen: dict[str, int] = {}
     for example in examples:
         seen[example[2]] = seen.get(example[2], 0) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from penstock.errors import IncompleteDataset
 from penstock.preparation._earlier import Earlier, read_earlier
 from penstock.preparation._recipe import differences
 from penstock.preparation._transforms import Transform
-from penstock.preparation._work import WorkFolder
+from penstock.preparation._unfinished import Unfinished, find_unfinished
 from penstock.shards import read_manifest
 from penstock.sources import SourceFile, SourceOptions, list_files
 
@@ -30,11 +30,11 @@ class Staleness:
     """Source files that are gone."""
     transform: tuple[str, ...] = ()
     """In what the transform differs, in words."""
-    is_unfinished: bool = field(default=False)
-    """Whether a preparation was stopped, and the next run would go on with it."""
+    unfinished: Unfinished | None = None
+    """A preparation of what is missing that the next run would go on with, and how far it is."""
 
     def __bool__(self) -> bool:
-        return bool(self.new or self.changed or self.missing or self.transform or self.is_unfinished)
+        return bool(self.new or self.changed or self.missing or self.transform or self.unfinished)
 
     def __str__(self) -> str:
         parts = [
@@ -43,7 +43,7 @@ class Staleness:
             if paths
         ]
         parts += [f"another {words}" for words in self.transform]
-        parts += ["a preparation was stopped and can go on"] * self.is_unfinished
+        parts += [f"a preparation can go on ({self.unfinished})"] if self.unfinished else []
         return "; ".join(parts) if parts else "up to date"
 
 
@@ -70,8 +70,8 @@ def is_stale(
     if earlier is None:
         raise IncompleteDataset(f"{path}: not made by `penstock prepare`, so it has no sources to compare with.")
     changed = () if transform is None else tuple(_transform_changes(earlier, transform))
-    unfinished = WorkFolder(path).recipe() is not None
-    return _compare(earlier, _list(earlier, sources, reading or SourceOptions()), changed, unfinished)
+    files = _list(earlier, sources, reading or SourceOptions())
+    return _compare(earlier, files, changed, find_unfinished(path))
 
 
 def _transform_changes(earlier: Earlier, transform: Transform) -> list[str]:
@@ -92,10 +92,10 @@ def _list(earlier: Earlier, sources: Any, reading: SourceOptions) -> Sequence[So
 
 
 def _compare(
-    earlier: Earlier, files: Sequence[SourceFile] | None, transform: tuple[str, ...], unfinished: bool
+    earlier: Earlier, files: Sequence[SourceFile] | None, transform: tuple[str, ...], unfinished: Unfinished | None
 ) -> Staleness:
     if files is None:
-        return Staleness(transform=transform, is_unfinished=unfinished)
+        return Staleness(transform=transform, unfinished=unfinished)
     now = {file.path: (file.num_bytes, file.identity) for file in files}
     then = {path: (num_bytes, identity) for path, num_bytes, identity in earlier.sources}
     return Staleness(
@@ -103,5 +103,5 @@ def _compare(
         changed=tuple(sorted(path for path in now.keys() & then.keys() if now[path] != then[path])),
         missing=tuple(sorted(then.keys() - now.keys())),
         transform=transform,
-        is_unfinished=unfinished,
+        unfinished=unfinished,
     )

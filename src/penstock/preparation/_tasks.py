@@ -7,8 +7,6 @@ straight into shards, and carry where they came from.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,7 @@ from penstock.preparation._progress import Counts
 from penstock.preparation._recipe import ORIGIN_COLUMN, Recipe
 from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import OnError
-from penstock.preparation._skipping import Skipped, locate
+from penstock.preparation._skipping import Skipped, locate, schema_errors_named
 from penstock.preparation._stages import Clock, Runner, Tell, Written, no_store, peak_memory
 from penstock.preparation._transforms import OpenTransform, Output, Transform
 from penstock.preparation._work import WorkFolder
@@ -60,9 +58,6 @@ class _TaskRunner:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        with contextlib.suppress(ImportError):  # the reader says what is missing
-            # 0.3 s, with pandas, which the first array brings along; part of opening, not of the first task.
-            importlib.import_module("pyarrow").array([0])
         self._opened: OpenTransform = job.transform.open()
         self._work = WorkFolder(job.destination)
         # One for all tasks: its buffer is faulted in once (70 MB of tokens: 0.21 s of CPU time fresh, 0.03 again).
@@ -129,7 +124,8 @@ class _TaskRun:
             output = self._transform(split, records)
             self._clock.charge("transform")
             rows = records.row_numbers()[output.sources]
-            self._write(self._task.first_split + place, output, rows)
+            with schema_errors_named(split.path):
+                self._write(self._task.first_split + place, output, rows)
             trace.add(rows)
             self._clock.charge("write")
             self._count(records, output)
@@ -151,9 +147,10 @@ class _TaskRun:
         if not records.num_rows:  # nothing but bad rows: there may not even be columns
             return Output({}, np.empty(0, np.int64))
         try:
-            output = self._opened(records)
-        except SchemaError as error:
-            raise SchemaError(f"{split.path}: {error}") from error
+            with schema_errors_named(split.path):
+                output = self._opened(records)
+        except SchemaError:
+            raise
         except Exception as error:
             error.add_note(f"while preparing {locate(split, records.first_row)} and the rows after it")
             raise

@@ -1,6 +1,7 @@
 """Finished tasks on disk, so that a run can stop at any instant and the next one goes on.
 
     dest/.preparing/recipe.json            what the work in here is work on
+    dest/.preparing/tasks.json             which tasks there are, for whoever asks how far it is
     dest/.preparing/attempts/KEY-…/        one try at one task; worthless until it ends
     dest/.preparing/ready/shard-…          shards of finished tasks, synced
     dest/.preparing/dealt/shard-…          the same, between the two passes of a shuffle
@@ -20,7 +21,7 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from penstock.shards import ShardEntry
 
 WORK_NAME = ".preparing"
 _RECIPE_NAME = "recipe.json"
+_TASKS_NAME = "tasks.json"
 _SHELVES: tuple[Shelf, ...] = ("ready", "dealt")
 # Numbers of unfinished shards come from the key of their task: seven digits, and five for the shard.
 _SHARDS_PER_TASK = 10**5
@@ -119,6 +121,17 @@ class WorkFolder:
         if found != recipe.to_json():
             write_json(self.path / _RECIPE_NAME, recipe.to_json(), by=self.path / "attempts" / _RECIPE_NAME)
         self._clear_attempts()
+
+    def note_tasks(self, stage: str, tasks: Mapping[str, int]) -> None:
+        """Keep which tasks this pass has, and of how many bytes."""
+        noted = {"stage": stage, "tasks": dict(tasks)}
+        write_json(self.path / _TASKS_NAME, noted, by=self.path / "attempts" / _TASKS_NAME)
+
+    def noted_tasks(self) -> tuple[str, dict[str, int]] | None:
+        """The pass that is unfinished, and its tasks with their bytes; None when no task was begun."""
+        noted = read_json(self.path / _TASKS_NAME)
+        is_sound = isinstance(noted, dict) and noted.keys() == {"stage", "tasks"}
+        return (noted["stage"], noted["tasks"]) if is_sound else None
 
     def attempt(self, key: str) -> Attempt:
         """Begin a task."""

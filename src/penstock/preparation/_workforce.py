@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
@@ -50,13 +51,19 @@ class Workforce:
         return LocalEngine(max(1, min(settings.num_workers, num_tasks)), self._work)
 
     def execute(
-        self, stage: str, job: AnyJob, tasks: Sequence[Keyed], finished: dict[str, TaskRecord], skipped: int
+        self,
+        stage: str,
+        job: AnyJob,
+        tasks: Sequence[Keyed],
+        finished: dict[str, TaskRecord],
+        skipped: Mapping[str, int],
     ) -> None:
         """Do the tasks that are not in `finished`, and add their records to it.
 
         Args:
-            skipped: Rows that parts of the dataset which are kept have skipped before.
+            skipped: Rows, by reason, that parts of the dataset which are kept have skipped before.
         """
+        self._work.note_tasks(stage, {task.key: task.num_bytes for task in tasks})
         left = [task for task in tasks if task.key not in finished]
         meter = Meter(stage, sum(task.num_bytes for task in tasks), len(tasks), self._on_progress)
         meter.kept_bytes = sum(task.num_bytes for task in tasks if task.key in finished)
@@ -82,9 +89,8 @@ class Workforce:
         self._check_skipped(finished, skipped)
         self._ledger.failures.update(meter.failures)
 
-    def _check_skipped(self, finished: Mapping[str, TaskRecord], skipped: int) -> None:
-        by_reason: dict[str, int] = {}
+    def _check_skipped(self, finished: Mapping[str, TaskRecord], skipped: Mapping[str, int]) -> None:
+        by_reason = collections.Counter(skipped)
         for record in finished.values():
-            for reason, count in record.skipped.items():
-                by_reason[reason] = by_reason.get(reason, 0) + count
-        check_skipped(skipped + sum(by_reason.values()), self._settings.max_skipped, by_reason)
+            by_reason.update(record.skipped)
+        check_skipped(by_reason, self._settings.max_skipped)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @functools.cache
 def console() -> Console:
-    """Where people read."""
+    """Where people read; brackets and colons in what they read are no markup."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:

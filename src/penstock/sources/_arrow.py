@@ -98,7 +98,8 @@ def check_columns(names: Sequence[str], path: str, wanted: Sequence[str] | None)
         raise SchemaError(f"{path}: more than one column is called {', '.join(map(repr, repeated))}. Rename one.")
     for name in wanted or ():
         if name not in names:
-            raise SchemaError(f"{path}: no column {name!r}; the file has {', '.join(map(repr, names))}.")
+            partition = " Values in the names of folders are no columns." if f"/{name}=" in path else ""
+            raise SchemaError(f"{path}: no column {name!r}; the file has {', '.join(map(repr, names))}.{partition}")
 
 
 def is_text(kind: Any) -> bool:

@@ -15,9 +15,9 @@ from typing import Any
 
 from penstock.sources._blocks import Block
 from penstock.sources._json_rows import parse_objects
+from penstock.sources._marks import without_mark
 from penstock.sources._model import RowError
 
-_BOM = b"\xef\xbb\xbf"
 _HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _scan = json.JSONDecoder().raw_decode
 
@@ -26,7 +26,7 @@ def read_objects(
     block: Block, path: str, columns: Sequence[str] | None
 ) -> tuple[list[dict[str, Any]], tuple[RowError, ...]]:
     """Objects of the lines of a block, and its bad lines; blank lines are neither."""
-    data = block.data.removeprefix(_BOM) if block.offset == 0 else block.data
+    data = without_mark(block.data, path) if block.offset == 0 else block.data
     errors: tuple[RowError, ...] = ()
     objects = _scan_block(data)
     if objects is None:

@@ -21,9 +21,9 @@ import numpy as np
 from penstock.sources._arrow import arrow, plain_array
 from penstock.sources._blocks import Block
 from penstock.sources._json_rows import parse_lines, select_columns
+from penstock.sources._marks import without_mark
 from penstock.sources._model import Records, RowError
 
-_BOM = b"\xef\xbb\xbf"
 _SAMPLE_BYTES = 64 << 10
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _LARGEST_EXACT_FLOAT = 2.0**53
@@ -49,7 +49,7 @@ def _too_long(block: Block, path: str, row: int) -> Records:
 
 
 def _read_block(block: Block, path: str, row: int, reader: _FastReader) -> Records:
-    data = block.data.removeprefix(_BOM) if block.offset == 0 else block.data
+    data = without_mark(block.data, path) if block.offset == 0 else block.data
     if not reader.has_types:
         reader.learn(parse_lines(data[: data.rfind(b"\n", 0, _SAMPLE_BYTES) + 1], 0, path, row))
     arrays = reader.read(data)

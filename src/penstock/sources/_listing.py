@@ -9,37 +9,57 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.sources._formats import format_of
-from penstock.sources._listing_local import expand_local
+from penstock.sources._listing_local import expand_local, passed_over
 from penstock.sources._listing_remote import expand_remote
 from penstock.sources._model import SourceFile
 from penstock.sources._objects import IterableSource, is_table, list_object
 from penstock.sources._options import SourceOptions
 from penstock.sources._remote import is_remote
 
+_log = logging.getLogger(__name__)
 Source = str | os.PathLike[str] | IterableSource | Iterable[Any]
 
 
 def list_files(sources: Source, options: SourceOptions) -> list[SourceFile]:
-    """Files that `sources` means, sorted by name; objects first, in the order given.
+    """Files that `sources` means, sorted by name, each once however often it is named; objects first, as given.
 
     Raises:
         FileNotFoundError: a source matches nothing.
         ValueError: the names do not tell one format.
         StorageError: a remote store did not answer.
     """
-    objects: list[SourceFile] = []
+    objects: dict[str, SourceFile] = {}
     files: dict[str, SourceFile] = {}
+    named: collections.Counter[str] = collections.Counter()
     for number, source in enumerate(_each(sources)):
         if isinstance(source, (str, os.PathLike)):
+            named[os.fspath(source)] += 1
             files.update({file.path: file for file in _expand(os.fspath(source), options)})
         else:
-            objects += list_object(source, number)
-    return objects + [files[path] for path in sorted(files)]
+            found = {file.path: file for file in list_object(source, number)}
+            named.update(found.keys())
+            objects.update(found)
+    _warn_of_repeats(named)
+    return [*objects.values(), *(files[path] for path in sorted(files.keys() - objects.keys()))]
+
+
+def list_passed_over(sources: Source, options: SourceOptions) -> list[str]:
+    """Files in the local folders among `sources` that `list_files` leaves out because of their names."""
+    paths = (os.fspath(each) for each in _each(sources) if isinstance(each, (str, os.PathLike)))
+    return sorted({left_out for path in paths if not is_remote(path) for left_out in passed_over(path, options)})
+
+
+def _warn_of_repeats(named: Mapping[str, int]) -> None:
+    """Say that naming a file twice does not make it count twice; globs that overlap are nothing unusual."""
+    for name, count in named.items():
+        if count > 1:
+            _log.warning("%s is given %d times; each file is read once. penstock.mix repeats data.", name, count)
 
 
 def _each(sources: Source) -> Sequence[Any]:
@@ -64,13 +84,13 @@ def _expand(source: str, options: SourceOptions) -> list[SourceFile]:
     _check_formats(source, files, options)
     if format_of(files[0].path, options) == "images":
         return files
-    return [dataclasses.replace(file, class_name="") for file in files]
+    return [dataclasses.replace(file, class_name="") if file.class_name else file for file in files]
 
 
 def _check_formats(source: str, files: list[SourceFile], options: SourceOptions) -> None:
     formats = collections.Counter(format_of(file.path, options) for file in files)
-    unknown = next((file.path for file in files if format_of(file.path, options) is None), None)
-    if unknown is not None:
+    if None in formats:
+        unknown = next(file.path for file in files if format_of(file.path, options) is None)
         raise ValueError(f"{unknown}: the name does not tell the format. Pass format=, as in format='jsonl'.")
     if len(formats) > 1:
         found = ", ".join(f"{count} {name}" for name, count in sorted(formats.items(), key=str))

@@ -16,12 +16,13 @@ from penstock.sources._model import SourceFile
 from penstock.sources._options import SourceOptions
 
 _MANIFEST_START = 64
+_STATE_NAME = "state.json"  # of a Hugging Face dataset
 _NOT_DATA = ("readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict", "state")
 
 
 def expand_local(source: str, options: SourceOptions) -> list[SourceFile]:
     """Files of a path, a folder or a glob."""
-    path = os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
+    path = _absolute(source)
     if os.path.isdir(path):
         return _expand_folder(path, options, class_from=path)
     if os.path.exists(path):
@@ -35,6 +36,10 @@ def expand_local(source: str, options: SourceOptions) -> list[SourceFile]:
         elif (os.path.isfile(match) or os.path.islink(match)) and not is_output(os.path.dirname(match)):
             files.append(_describe(match))
     return files
+
+
+def _absolute(source: str) -> str:
+    return os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
 
 
 def list_local_files(paths: Sequence[str]) -> list[SourceFile]:
@@ -54,13 +59,28 @@ def _identity_now(path: str) -> str | None:
         return None
 
 
+def passed_over(source: str, options: SourceOptions) -> Iterator[str]:
+    """Files of a source's folder that are not listed because their names tell no format, or another."""
+    path = _absolute(source)
+    if os.path.isdir(path) and not os.path.exists(os.path.join(path, _STATE_NAME)):
+        yield from (each for each in _walk(path, options, set()) if not is_data_name(each, options))
+
+
 def is_wanted_name(name: str, options: SourceOptions) -> bool:
     """Whether a file found in a folder is data."""
+    return is_visible_name(name, options) and is_data_name(name, options)
+
+
+def is_visible_name(name: str, options: SourceOptions) -> bool:
+    """Whether a file found in a folder is more than what tools write beside data."""
     if name.startswith(".") or (name.startswith("_") and options.format != "images"):
         return False
-    if options.format is None and name.lower().split(".", 1)[0] in _NOT_DATA:
-        return False
-    return is_data_name(name, options)
+    return options.format is not None or name.lower().split(".", 1)[0] not in _NOT_DATA
+
+
+def is_wanted_folder(name: str, options: SourceOptions) -> bool:
+    """Whether a folder inside a folder may hold data."""
+    return not name.startswith(".") and (options.format == "images" or not name.startswith("_"))
 
 
 def _is_dataset(folder: str) -> bool:
@@ -81,8 +101,20 @@ def _describe(path: str, class_name: str | None = None) -> SourceFile:
         raise FileNotFoundError(
             f"{path}: a link to {os.readlink(path)}, which is not there. Fetch that file, or remove the link."
         ) from None
+    if not path.isascii():
+        _check_name(path)
     name = os.path.basename(os.path.dirname(path)) if class_name is None else class_name
     return SourceFile(path, status.st_size, _identity(status), name)
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{path!a}: the name is not UTF-8, and a dataset notes the names of its sources. "
+            "Rename it, as with: convmv -f latin1 -t utf-8 --notest FILE."
+        ) from None
 
 
 def _identity(status: os.stat_result) -> str:
@@ -95,12 +127,15 @@ def _expand_folder(folder: str, options: SourceOptions, *, class_from: str) -> l
     if os.path.exists(os.path.join(folder, "dataset_dict.json")):
         parts = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
         raise ValueError(f"{folder}: a dataset of the parts {', '.join(parts)}. Give one, as in {folder}/{parts[0]}.")
-    if os.path.exists(state := os.path.join(folder, "state.json")) and options.format in (None, "arrow"):
+    if os.path.exists(state := os.path.join(folder, _STATE_NAME)) and options.format in (None, "arrow"):
         return list_local_files(_files_of_saved_dataset(folder, state))
-    return [_describe(path, _first_folder(path, class_from)) for path in sorted(_walk(folder, options, set()))]
+    paths = sorted(path for path in _walk(folder, options, set()) if is_data_name(path, options))
+    root = class_from.rstrip("/") + "/"
+    return [_describe(path, first_folder(path.removeprefix(root))) for path in paths]
 
 
 def _walk(folder: str, options: SourceOptions, seen: set[tuple[int, int]]) -> Iterator[str]:
+    """Files in a folder and the folders in it, whatever their names say of their format."""
     status = os.stat(folder)
     if (status.st_dev, status.st_ino) in seen or _is_dataset(folder):  # a link that leads back up, or what we made
         return
@@ -108,15 +143,10 @@ def _walk(folder: str, options: SourceOptions, seen: set[tuple[int, int]]) -> It
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.is_dir():
-                if not entry.name.startswith(".") and (options.format == "images" or not entry.name.startswith("_")):
+                if is_wanted_folder(entry.name, options):
                     yield from _walk(entry.path, options, seen)
-            elif (entry.is_file() or entry.is_symlink()) and is_wanted_name(entry.name, options):
+            elif (entry.is_file() or entry.is_symlink()) and is_visible_name(entry.name, options):
                 yield entry.path
-
-
-def _first_folder(path: str, root: str) -> str:
-    """Name of the folder right under `root` that holds a file; "" for one that is in `root` itself."""
-    return first_folder(os.path.relpath(path, root))
 
 
 def first_folder(relative: str) -> str:

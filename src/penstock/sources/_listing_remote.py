@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from typing import Any
 
-from penstock.sources._listing_local import first_folder, is_wanted_name
+from penstock.sources._listing_local import first_folder, is_wanted_folder, is_wanted_name
 from penstock.sources._model import SourceFile
 from penstock.sources._options import SourceOptions
 from penstock.sources._remote import RemoteStore
@@ -44,11 +44,6 @@ def _expand_folder(store: RemoteStore, options: SourceOptions) -> list[SourceFil
         ):
             files.append(_describe(store, info, first_folder(relative)))
     return files
-
-
-def is_wanted_folder(name: str, options: SourceOptions) -> bool:
-    """Whether a folder inside a folder may hold data."""
-    return not name.startswith(".") and (options.format == "images" or not name.startswith("_"))
 
 
 def _describe(store: RemoteStore, info: dict[str, Any], class_name: str | None = None) -> SourceFile:

@@ -139,9 +139,9 @@ def _is_hf_dataset(source: Any) -> bool:
 
 
 def _files_of_dataset(dataset: Any) -> list[str]:
-    """Arrow files that hold the dataset as it is; none when rows or columns were chosen since."""
+    """Arrow files that hold the dataset as it is; none when rows or columns were chosen since, or it has rows twice."""
     paths = [entry["filename"] for entry in dataset.cache_files]
-    if dataset._indices is not None or not paths:
+    if dataset._indices is not None or len(set(paths)) != len(paths):
         return []
     ipc, num_rows = arrow("ipc"), 0
     for path in paths:
@@ -150,7 +150,7 @@ def _files_of_dataset(dataset: Any) -> list[str]:
             if reader.schema.names != dataset.column_names:
                 return []
             num_rows += sum(batch.num_rows for batch in reader)
-    return paths if num_rows == len(dataset) else []
+    return paths if num_rows == len(dataset) else []  # none at all for one that is in memory
 
 
 def _num_bytes(source: Any) -> int:

@@ -45,7 +45,10 @@ class RemoteStore:
             core = importlib.import_module("fsspec.core")
             self.filesystem, self.path = core.url_to_fs(url, **_connection_options(protocol, options))
         except ImportError as error:
-            raise MissingExtra(f"{url}: {protocol}:// needs its fsspec driver: {error}") from error
+            raise MissingExtra(
+                f"{url}: {protocol}:// needs its fsspec driver ({error}). "
+                "pip install 'penstock[s3]' brings those of s3:// and http://."
+            ) from error
         except ValueError as error:
             raise ValueError(f"{url}: {error}. Give a path, or a URL of a kind that fsspec knows.") from error
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.errors import FormatError
 from penstock.sources._arrow import arrow, as_text, records_of_batch
 from penstock.sources._blocks import Block
+from penstock.sources._marks import without_mark
 from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
 from penstock.sources._whole_files import FileBatch, batches_of_files
-
-_BOM = b"\xef\xbb\xbf"
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def separator_of(options: SourceOptions) -> bytes:
@@ -77,10 +74,3 @@ def _records_of_files(batch: FileBatch, split: Split, options: SourceOptions) ->
 
 def _with_paths(texts: Any, paths: list[str]) -> Any:
     return arrow().RecordBatch.from_arrays([texts, arrow().array(paths, arrow().string())], names=["text", "path"])
-
-
-def without_mark(data: bytes, path: str) -> bytes:
-    """The start of a file without its byte-order mark."""
-    if data.startswith(_UTF16_MARKS):
-        raise FormatError(f"{path}: the file is UTF-16. Convert it first: iconv -f utf-16 -t utf-8.")
-    return data.removeprefix(_BOM)

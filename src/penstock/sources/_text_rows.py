@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from penstock.errors import FormatError
 from penstock.sources._blocks import Block, ByteStream, read_exactly
+from penstock.sources._marks import without_mark
 from penstock.sources._model import RowError
 from penstock.sources._options import SourceOptions
-from penstock.sources._text import separator_of, without_mark
+from penstock.sources._text import separator_of
 
 Values = list[dict[str, Any]]
 _Piece = TypeVar("_Piece", str, bytes)

@@ -1,0 +1,92 @@
+"""Nothing is left out of a dataset without a word: columns, files, rows of an earlier run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Tokenize, prepare
+from penstock.cli import main
+from penstock.errors import FormatError, SchemaError
+
+
+def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def later_column(tmp_path: Path) -> Path:
+    write_rows(tmp_path / "raw" / "a.jsonl", {"x": 1})
+    write_rows(tmp_path / "raw" / "b.jsonl", {"x": 2, "late": 3, "always_null": None})
+    return tmp_path / "raw"
+
+
+def test_a_column_that_turns_up_late_is_an_error(later_column: Path, tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"b\.jsonl: Column 'late' is not one of the first rows, which are 'x'\."):
+        prepare(later_column, tmp_path / "data", workers=1)
+
+
+def test_columns_that_were_named_leave_others_out(later_column: Path, tmp_path: Path) -> None:
+    prepare(later_column, tmp_path / "data", transform=penstock.KeepColumns(["x"]), workers=1)
+    assert [sample["x"] for sample in penstock.open(tmp_path / "data")] == [1, 2]
+
+
+def test_files_of_a_folder_whose_names_say_nothing_are_told(tmp_path: Path) -> None:
+    write_rows(tmp_path / "raw" / "a.jsonl", {"text": "a"})
+    for name in ("b.jsonl.xz", "deep/c.XZ", "d", "_SUCCESS", ".hidden", "README.md"):
+        path = tmp_path / "raw" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    for _ in range(2):
+        [*_, note] = prepare(tmp_path / "raw", tmp_path / "data", transform=Tokenize("bytes"), workers=1).notes
+        assert "2 .xz, 1 no suffix" in note
+    assert note in json.loads((tmp_path / "data" / "run.json").read_text())["notes"]
+
+
+def test_files_that_are_no_longer_given_are_told(tmp_path: Path) -> None:
+    for name in ("day1", "day2"):
+        source = write_rows(tmp_path / name / "a.jsonl", {"text": name})
+        done = prepare(source, tmp_path / "data", transform=Tokenize("bytes"), workers=1)
+    assert done.num_samples == 1
+    [note] = done.notes
+    assert note.startswith(f"1 source files of before are not among the sources now ({tmp_path}/day1/a.jsonl, …)")
+
+
+class TestRowsThatAnEarlierRunSkipped:
+    @pytest.fixture
+    def rows(self, tmp_path: Path) -> Path:
+        rows = write_rows(tmp_path / "rows.jsonl", {"text": "good"}, {"text": None}, {"text": "too"})
+        self.run(rows, on_error="skip")
+        return rows
+
+    def run(self, rows: Path, **more: Any) -> penstock.preparation.Prepared:
+        return prepare(rows, rows.parent / "data", transform=Tokenize("bytes"), workers=1, **more)
+
+    def test_are_an_error_of_a_strict_run(self, rows: Path) -> None:
+        with pytest.raises(FormatError, match=r"it lacks 1 rows \(1 null\).*rows\.jsonl: row 1: Column 'text' is null"):
+            self.run(rows)
+
+    def test_count_for_the_limit(self, rows: Path) -> None:
+        with pytest.raises(FormatError, match="max_skipped=0 allows no more"):
+            self.run(rows, on_error="skip", max_skipped=0)
+        assert self.run(rows, on_error="skip", max_skipped=1).notes == ("Nothing to do: up to date.",)
+
+    def test_are_forgotten_once_they_are_repaired(self, rows: Path) -> None:
+        write_rows(rows, {"text": "good"}, {"text": "repaired"})
+        assert self.run(rows).num_samples == 2
+
+
+def test_many_bad_rows_can_be_traced_by_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ({"text": None} if row % 2 else {"text": "x"} for row in range(50_000))
+    command = ["prepare", str(write_rows(tmp_path / "a.jsonl", *rows)), str(tmp_path / "data"), "--tokenizer", "bytes"]
+    command += ["--on-error", "skip", "--workers", "1"]
+    assert main(command) == 1
+    assert "--origins column" in capsys.readouterr().err
+    assert main([*command, "--origins", "column"]) == 0
+    assert "row 20000" in penstock.open(tmp_path / "data").origin(10_000)
