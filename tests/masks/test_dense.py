@@ -14,7 +14,7 @@ from penstock import masks
 from .packs import pack, packs
 
 
-def mask_of_the_seed(x: Tensor, token_id: int, eos: bool = True) -> Tensor:
+def published_mask(x: Tensor, token_id: int, eos: bool = True) -> Tensor:
     """The function whose meaning `from_token` keeps, word for word.
 
     From https://huggingface.co/blog/sirluk/llm-sequence-packing, by sirluk
@@ -74,9 +74,9 @@ EDGE_CASES = {
 
 @pytest.mark.parametrize("eos", [True, False])
 @pytest.mark.parametrize("rows", EDGE_CASES.values(), ids=EDGE_CASES.keys())
-def test_from_token_means_what_the_seed_means_at_the_edges(rows: list[list[int]], eos: bool) -> None:
+def test_from_token_means_what_its_model_means_at_the_edges(rows: list[list[int]], eos: bool) -> None:
     tokens = torch.tensor(rows)
-    assert torch.equal(masks.from_token(tokens, 0, eos), mask_of_the_seed(tokens, 0, eos))
+    assert torch.equal(masks.from_token(tokens, 0, eos), published_mask(tokens, 0, eos))
 
 
 @settings(max_examples=80, deadline=None)
@@ -87,10 +87,10 @@ def test_from_token_means_what_the_seed_means_at_the_edges(rows: list[list[int]]
     seed=st.integers(0, 2**16),
     eos=st.booleans(),
 )
-def test_from_token_means_what_the_seed_means(rows: int, length: int, vocabulary: int, seed: int, eos: bool) -> None:
+def test_from_token_means_what_its_model_means(rows: int, length: int, vocabulary: int, seed: int, eos: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, vocabulary, (rows, length), generator=generator)
-    assert torch.equal(masks.from_token(tokens, 0, eos), mask_of_the_seed(tokens, 0, eos))
+    assert torch.equal(masks.from_token(tokens, 0, eos), published_mask(tokens, 0, eos))
 
 
 def test_from_token_takes_the_small_integers_that_tokens_are_stored_in() -> None:
@@ -100,7 +100,7 @@ def test_from_token_takes_the_small_integers_that_tokens_are_stored_in() -> None
 
 def test_from_token_takes_a_slice_of_a_larger_tensor() -> None:
     tokens = torch.tensor([[5, 0, 6, 7], [1, 2, 0, 3]])[:, 1:]
-    assert torch.equal(masks.from_token(tokens, 0), mask_of_the_seed(tokens.contiguous(), 0))
+    assert torch.equal(masks.from_token(tokens, 0), published_mask(tokens.contiguous(), 0))
 
 
 def test_from_token_agrees_with_dense_when_every_document_ends_with_the_token() -> None:
@@ -120,3 +120,8 @@ def test_from_token_refuses_a_single_row_without_its_batch() -> None:
 def test_from_token_refuses_what_are_no_tokens(tokens: object) -> None:
     with pytest.raises(TypeError, match=r"tokens (are|is) .*; expected an integer tensor or array"):
         masks.from_token(tokens, 0)  # type: ignore[arg-type]
+
+
+def test_from_token_refuses_the_id_that_a_tokenizer_without_eos_has() -> None:
+    with pytest.raises(TypeError, match="token_id is None; expected the id of the token that ends"):
+        masks.from_token(torch.ones(1, 4, dtype=torch.int64), None)  # type: ignore[arg-type]

@@ -97,6 +97,12 @@ def test_a_block_size_below_one_is_refused(block_size: int) -> None:
         masks.block_mask(batch_with(), block_size=block_size)
 
 
+@pytest.mark.parametrize("block_size", [64.0, "64", None])
+def test_a_block_size_that_is_no_integer_is_refused(block_size: object) -> None:
+    with pytest.raises(TypeError, match=f"block_size is {block_size!r}; expected an int"):
+        masks.block_mask(batch_with(), block_size=block_size)  # type: ignore[arg-type]
+
+
 def test_an_unknown_kernel_is_refused_with_the_choices() -> None:
     with pytest.raises(ValueError, match="kernel is 'xformers'; expected 'flash_attn' or 'torch'"):
         masks.varlen(batch_with(), kernel="xformers")  # type: ignore[call-overload]

@@ -90,3 +90,9 @@ def test_rows_of_more_pieces_than_can_be_packed_at_once_can_still_be_counted() -
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         SETTINGS.length = 9  # type: ignore[misc]
+
+
+def test_integers_of_numpy_become_plain_ones() -> None:
+    settings = PackingSettings(length=np.uint16(8), max_documents=np.int64(2))  # type: ignore[arg-type]
+    assert settings == PackingSettings(length=8, max_documents=2)
+    assert type(settings.length) is type(settings.max_documents) is int

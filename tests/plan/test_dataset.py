@@ -213,6 +213,16 @@ def test_a_mask_that_does_not_fit_is_refused(ds: penstock.Dataset, mask: Any) ->
         ds.filter(mask)
 
 
+def test_a_function_is_answered_with_what_a_mask_is(ds: penstock.Dataset) -> None:
+    with pytest.raises(TypeError, match="takes a mask, one bool per sample"):
+        ds.filter(lambda sample: sample["label"] > 3)  # type: ignore[arg-type]
+
+
+def test_a_columns_name_is_answered_with_how_to_read_a_column(ds: penstock.Dataset) -> None:
+    with pytest.raises(TypeError, match=r"A whole column is ds\[:\]\['name'\]"):
+        ds["label"]  # type: ignore[call-overload]
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     num_samples=st.integers(0, 300),
@@ -278,6 +288,14 @@ def test_a_split_never_changes() -> None:
 def test_fractions_that_are_none_are_refused(fractions: Mapping[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         penstock.from_arrays({"x": np.arange(4)}).split(fractions, seed=0)
+
+
+def test_fractions_without_names_and_seeds_that_are_no_int_are_refused() -> None:
+    data = penstock.from_arrays({"x": np.arange(4)})
+    with pytest.raises(TypeError, match="Fractions have names"):
+        data.split([0.5, 0.5], seed=0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"split\(seed='1'\): the seed must be an int"):
+        data.split({"a": 1.0}, seed="1")  # type: ignore[arg-type]
 
 
 def test_columns_are_selected_in_the_order_asked_for(ds: penstock.Dataset) -> None:

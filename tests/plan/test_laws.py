@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.plan import _pack_index, _rows
+from penstock.plan import _epochs, _pack_index
 
 from .examples import IGNORED, assert_same, lengths_lists, make_documents, ragged, shuffled
 
@@ -28,7 +28,7 @@ TAILS = ["carry", "short", "pad", "drop"]
 @pytest.fixture(autouse=True, scope="module")
 def _tiny_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_rows, "STORAGE_WINDOW_BYTES", 24)
+        patch.setattr(_epochs, "STORAGE_WINDOW_BYTES", 24)
         patch.setattr(_pack_index, "ROWS_PER_WINDOW", 2)
         yield
 

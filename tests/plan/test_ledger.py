@@ -60,10 +60,31 @@ def test_a_ledger_needs_no_batch_and_has_no_negative_epoch() -> None:
         plan.ledger(-1)
 
 
-def test_a_mixture_sends_to_the_ledgers_of_its_sources() -> None:
-    plan = penstock.mix({"a": (tokens_dataset([4]).pack(4), 1)}, seed=1, rows=4)
-    with pytest.raises(ValueError, match="ask the plan of each for its ledger"):
-        plan.ledger()
+@pytest.mark.parametrize("epoch", [0, 1, 3])
+def test_the_ledger_of_a_mixture_says_what_each_source_gives(epoch: int) -> None:
+    sources = {"web": tokens_dataset([4, 7, 9, 3] * 10).shuffle(1), "code": tokens_dataset([5, 2] * 3)}
+    parts = {"web": (sources["web"].pack(8), 0.7), "code": (sources["code"].pack(8), 0.3)}
+    plan = penstock.mix(parts, seed=1, epoch="web").batch(4, tail="drop")
+    ledger = plan.ledger(epoch)
+    given = dict.fromkeys(parts, 0)
+    for step in range(plan.num_batches(epoch)):
+        for source, _ in {(trace.source, trace.row) for trace in plan.documents(step, epoch)}:
+            given[source] += 1
+    assert ledger.num_rows == plan.num_rows == sum(source.num_rows for source in ledger.sources.values())
+    assert ledger.rows_dropped == plan.num_rows % 4 == plan.num_rows - sum(given.values())
+    assert all(0 <= ledger.sources[name].num_rows - rows <= ledger.rows_dropped for name, rows in given.items())
+    for name, (stages, _) in parts.items():
+        assert ledger.sources[name].one_pass == stages.ledger()
+        assert ledger.sources[name].num_passes == ledger.sources[name].num_rows / stages.num_rows
+
+
+def test_the_fill_of_a_mixture_weighs_those_of_its_sources_also_of_mixtures() -> None:
+    full, half = tokens_dataset([8]).pack(8), tokens_dataset([4]).pack(8)
+    inner = penstock.mix({"full": (full, 1), "half": (half, 1)}, seed=1, rows=64)
+    assert inner.ledger().fill == 0.75
+    outer = penstock.mix({"inner": (inner, 1), "full": (full, 3)}, seed=2, rows=64)
+    assert outer.ledger().sources["inner"].one_pass.sources["half"].num_rows == 32
+    assert outer.ledger().fill == 0.75 * 0.25 + 1.0 * 0.75
 
 
 def test_a_lost_or_doubled_token_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,3 +277,19 @@ def test_tensors_that_a_function_returns_become_arrays(batched: bool) -> None:
     assert batch["half"].dtype.name == "bfloat16"
     assert batch["half"].astype(float).tolist() == (batch["v"] / 2).tolist()
     assert batch["learned"].dtype == np.float32
+
+
+@pytest.mark.parametrize("function", [with_generator, with_globals])
+def test_how_a_function_is_called_is_found_out_once_for_a_batch(
+    function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, asked = numbers().map(function).batch(24), []
+    monkeypatch.setattr("penstock.plan._mapping.takes_generator", lambda f: asked.append(f) or f is with_generator)
+    plan.read(0)
+    assert asked == [function]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_function_that_runs_out_of_something_does_not_end_the_batch_quietly(batched: bool) -> None:
+    with pytest.raises(StopIteration):
+        numbers().map(lambda row: next(iter(())), batched=batched).batch(4).read(0)

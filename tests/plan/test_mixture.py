@@ -53,7 +53,7 @@ def test_each_source_runs_through_its_own_epochs_each_exactly_once() -> None:
     # In the order of their own positions, sources are the sequences they would be alone.
     rows = np.arange(20_000)
     plan = three(rows=1000)
-    sources, positions = plan._rows.mixture.locate(rows)  # type: ignore[attr-defined]
+    sources, positions = plan.row_source.mixture.locate(rows)  # type: ignore[attr-defined]
     for number, alone in enumerate(
         (numbers(1000, 0).shuffle(1), numbers(90, 10_000).shuffle(2, "full"), numbers(5, 20_000))
     ):
@@ -181,14 +181,16 @@ def test_packed_and_other_rows_do_not_mix() -> None:
         penstock.mix({"a": (packed([5], 1), 1), "b": (tokens_dataset([9]).window(8), 1)}, seed=1, rows=4)
 
 
-@pytest.mark.parametrize("weight", [0, -1, -0.5, float("nan"), float("inf")])
-def test_weights_that_are_not_positive_are_refused_by_name(weight: float) -> None:
+@pytest.mark.parametrize("weight", [0, -1, -0.5, float("nan"), float("inf"), "0.5", None])
+def test_weights_that_are_not_positive_are_refused_by_name(weight: Any) -> None:
     with pytest.raises(ValueError, match=r"the weight of 'b' is .*; weights are positive, finite numbers"):
         penstock.mix({"a": (numbers(3, 0), 1), "b": (numbers(3, 0), weight)}, seed=1, rows=4)
 
 
 def test_a_weight_that_rounds_to_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="rounds to 0 rows of 65,536"):
+    with pytest.raises(
+        ValueError, match=r"mix\(\) of 'a', 'b', in this order: weights\[1\].* rounds to 0 rows of 65,536"
+    ):
         penstock.mix({"a": (numbers(3, 0), 1), "b": (numbers(3, 0), 1e-9)}, seed=1, rows=4)
 
 
@@ -206,6 +208,20 @@ def test_a_weight_that_rounds_to_nothing_is_refused() -> None:
 def test_an_epoch_or_seed_that_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         penstock.mix({"a": (numbers(3, 0), 1)}, **({"seed": 1} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ([(numbers(3, 0), 1)], r"the sources are \{name: \(stages, weight\)\}, not list"),
+        ({"a": numbers(3, 0)}, r"'a' must be \(stages, weight\)"),
+        ({"a": ([1, 2, 3], 1)}, "'a' is list; a source is a Penstock dataset or plan"),
+        ({0: (numbers(3, 0), 1)}, "0 is no name of a source"),
+    ],
+)
+def test_sources_of_another_form_are_refused_in_words(sources: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        penstock.mix(sources, seed=1, rows=4)
 
 
 def test_sources_without_rows_or_no_sources_are_refused() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.errors import FormatError
 from penstock.plan import Plan, _pack_index, _window_cache
+from penstock.plan._packed import PackedRows
 
 from .examples import (
     IGNORED,
@@ -264,17 +265,34 @@ def test_threads_reading_random_steps_of_one_plan_get_the_reference(monkeypatch:
     for thread in threads:
         thread.join()
     assert not failures
-    assert len(plan._rows.index.window_rows) > 8  # type: ignore[attr-defined]
+    assert len(plan.row_source.index.window_rows) > 8  # type: ignore[attr-defined]
 
 
 def test_windows_that_were_let_go_are_packed_again_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pack_index, "ROWS_PER_WINDOW", 2)
     lengths = [3, 7, 2, 9] * 10
-    roomy = tokens_dataset(lengths).shuffle(1).pack(8).batch(2)
+    roomy = tokens_dataset(lengths).shuffle(1, group=1).pack(8).batch(2)
     expected = [roomy.read(step, epoch) for epoch in range(2) for step in range(roomy.num_batches(epoch))]
     monkeypatch.setattr(_window_cache, "_KEPT_BYTES", 0)
-    tight = tokens_dataset(lengths).shuffle(1).pack(8).batch(2)
+    tight = tokens_dataset(lengths).shuffle(1, group=1).pack(8).batch(2)
     found = [tight.read(step, epoch) for epoch in range(2) for step in range(tight.num_batches(epoch))]
     for one, other in zip(found, expected, strict=True):
         assert_same(one, other)
-    assert len(tight._rows._windows._snapshot.windows) <= 2  # type: ignore[attr-defined]
+    assert len(tight.row_source._windows._snapshot.windows) <= 2  # type: ignore[attr-defined]
+
+
+def test_a_group_that_takes_more_than_the_cache_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pack_index, "ROWS_PER_WINDOW", 2)
+    monkeypatch.setattr(_window_cache, "_KEPT_BYTES", 0)
+    packed: list[tuple[int, int]] = []
+    pack = PackedRows._pack
+
+    def counting(rows: PackedRows, epoch: int, number: int) -> _window_cache.PackedWindow:
+        packed.append((epoch, number))
+        return pack(rows, epoch, number)
+
+    monkeypatch.setattr(PackedRows, "_pack", counting)
+    plan = tokens_dataset([3, 7, 2, 9] * 10).shuffle(1, group=4).pack(8).batch(2)
+    for step in range(plan.num_batches()):
+        plan.read(step)
+    assert len(packed) == len(set(packed)) > 8

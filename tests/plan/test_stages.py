@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import penstock
 from penstock.errors import SchemaError, StageError
 from penstock.plan import Dataset, Plan
 
-from .examples import ragged, tokens_dataset
+from .examples import make_documents, ragged, tokens_dataset, write_tokens
 
 LEGAL_ORDER = "select_columns, cast -> shuffle -> window or pack -> (mix) -> map, map, ... -> batch"
 
@@ -207,3 +208,46 @@ def test_the_repr_shows_the_stages_as_they_were_written() -> None:
         "  .batch(global_size=2)",
     ]
     assert "  .cast(x='int64', y='int64')" in repr(numbers().cast(x="int64", y="int64"))
+
+
+def test_integers_of_numpy_make_the_same_plan_as_plain_ones(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "corpus", make_documents([3, 5, 9]))
+    data = penstock.open(tmp_path / "corpus")
+
+    def build(number: Callable[[int], Any]) -> Plan:
+        part = data.split({"train": 0.9, "test": 0.1}, seed=number(3))["train"]
+        packed = part.shuffle(number(7), group=number(2)).pack(number(8), max_documents=number(3), pad=number(1))
+        return penstock.mix({"a": (packed, number(2))}, seed=number(5), rows=number(9)).batch(number(4))
+
+    assert build(np.int64).to_toml() == build(np.uint8).to_toml() == build(int).to_toml()
+    assert build(np.int64) == build(int)
+    assert data.window(np.int64(4)).batch(2) == data.window(4).batch(2)
+    assert type(build(int).num_batches(np.int64(1))) is int
+
+
+def test_a_dtype_may_be_numpys_own() -> None:
+    assert numbers().cast(x=np.int64) == numbers().cast(x="int64")
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda plan: plan.read(1.0), TypeError, r"read\(step=1.0\): the step must be an int, not float"),
+        (lambda plan: plan.read("1"), TypeError, r"read\(step='1'\): the step must be an int, not str"),
+        (lambda plan: plan.read(0, 0.5), TypeError, r"read\(epoch=0.5\): the epoch must be an int"),
+        (lambda plan: plan.read_at(1.5), TypeError, r"read_at\(row=1.5\): the row must be an int"),
+        (lambda plan: plan.read_at(2**63), IndexError, "Row 9223372036854775808 is asked for"),
+        (lambda plan: plan.read(0, 10**30), IndexError, "is asked for; an epoch has 10 rows, and a run 2"),
+        (lambda plan: plan.read(0, out={"x": [0] * 4}), TypeError, r"out\['x'\] is list; a numpy array is needed"),
+    ],
+)
+def test_what_is_no_step_row_or_array_is_refused_in_words(
+    ask: Callable[[Plan], Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ask(numbers().batch(4))
+
+
+def test_documents_that_happen_to_be_of_one_length_are_told_from_columns_that_hold_none() -> None:
+    with pytest.raises(SchemaError, match="documents are all of one length: batch"):
+        penstock.from_arrays({"tokens": [np.arange(4), np.arange(4)]}).pack(8)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.plan import Plan
+from penstock.plan import Plan, _trace
 from shards.folders import add_provenance
 
 from .examples import make_documents, tokens_dataset, write_tokens
@@ -35,7 +35,11 @@ def assert_traced(plan: Plan, documents: list[np.ndarray], key: str = "input_ids
 
 @pytest.mark.parametrize("cut", ["pack", "window"])
 @pytest.mark.parametrize("subset", ["whole", "take"])
-def test_every_token_of_a_batch_is_traced_to_its_document(cut: str, subset: str) -> None:
+@pytest.mark.parametrize("chunk", [1, 3, 1 << 20])
+def test_every_token_of_a_batch_is_traced_to_its_document(
+    cut: str, subset: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_trace, "_CHUNK", chunk)
     documents = make_documents(LENGTHS)
     data = tokens_dataset(LENGTHS)
     if subset == "take":
@@ -79,3 +83,14 @@ def test_the_file_and_row_of_a_document_are_told(tmp_path: Path) -> None:
 def test_a_padded_batch_traces_its_repeated_rows_too() -> None:
     plan = tokens_dataset([8, 8, 8]).pack(8).batch(2, tail="pad")
     assert [trace.row for trace in plan.documents(1)] == [0, 1]
+
+
+def test_the_origin_of_a_sample_is_asked_for_as_the_sample_is(tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "data", make_documents(LENGTHS))
+    add_provenance(path, {"origins": ORIGINS})
+    data = penstock.open(path)
+    assert data.origin(-1) == data.origin(len(LENGTHS) - 1) == "b.jsonl [10:20], row 9"
+    assert data.take([0, 5]).origin(-1) == data.origin(5)
+    for index in (len(LENGTHS), -len(LENGTHS) - 1):
+        with pytest.raises(IndexError, match="out of range for 7 samples"):
+            data.origin(index)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.errors import FormatError, SchemaError
 from penstock.plan import Plan
 
 from .examples import (
@@ -150,3 +151,43 @@ def test_a_window_of_one_token_has_the_next_token_as_label() -> None:
     batch = tokens_dataset([1, 2]).window(1).batch(3).read(0)
     assert batch["input_ids"].tolist() == [[1], [2], [3]]
     assert batch["labels"].tolist() == [[2], [3], [-100]]
+
+
+@few
+@given(st.data(), lengths_lists, st.integers(1, 12), st.booleans(), st.sampled_from(["bool", "uint8"]))
+def test_a_loss_mask_hides_the_labels_of_tokens_that_are_not_predicted(
+    data: st.DataObject, lengths: list[int], length: int, is_part: bool, dtype: str
+) -> None:
+    documents = make_documents(lengths)
+    masks = [np.array(data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), dtype) for n in lengths]
+    chosen = list(range(len(lengths)))[::-2] if is_part else list(range(len(lengths)))
+    rows, labels = reference(np.concatenate([documents[number] for number in chosen]), length)
+    predicted = [*np.concatenate([masks[number] for number in chosen]).tolist(), False]
+    hidden = [
+        [label if predicted[row * length + place + 1] else -100 for place, label in enumerate(values)]
+        for row, values in enumerate(labels)
+    ]
+    in_memory = penstock.from_arrays({"tokens": ragged(documents), "loss_mask": ragged(masks, dtype)})
+    with folder() as path:
+        stored = penstock.open(write_tokens(path / "data", documents, loss_mask=(f"{dtype}[*]", masks)))
+        for whole in (in_memory, stored):
+            dataset = whole.take(chosen) if is_part else whole
+            assert rows_of(dataset.window(length).batch(3, tail="short")) == (rows, hidden)
+            unmasked = dataset.select_columns(["tokens"]).window(length)
+            assert rows_of(unmasked.batch(3, tail="short")) == (rows, labels)
+
+
+def test_a_loss_mask_of_other_lengths_than_the_documents_is_refused_by_sample() -> None:
+    documents, masks = make_documents([2, 4, 3]), [np.ones(n, np.bool_) for n in (2, 3, 4)]
+    dataset = penstock.from_arrays({"tokens": ragged(documents), "loss_mask": ragged(masks, "bool")})
+    with pytest.raises(FormatError, match="Sample 1 has 4 tokens and a loss mask of 3"):
+        dataset.window(3)
+    assert dataset.take([0]).window(2).num_rows == 1
+
+
+def test_a_flat_file_of_tokens_may_have_a_flat_mask() -> None:
+    columns = {"tokens": np.arange(6, dtype=np.uint16), "loss_mask": np.array([1, 1, 0, 1, 1, 0], np.uint8)}
+    dataset = penstock.from_arrays(columns)
+    assert dataset.window(3).batch(2).read(0)["labels"].tolist() == [[1, -100, 3], [4, -100, -100]]
+    with pytest.raises(SchemaError, match=r"'loss_mask' is float64; a loss mask is 'bool' or 'uint8'"):
+        penstock.from_arrays(columns | {"loss_mask": np.ones(6)}).window(3)

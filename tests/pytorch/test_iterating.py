@@ -255,6 +255,24 @@ def test_the_state_is_small_plain_and_what_torch_calls_stateful() -> None:
     assert len(json.dumps(penstock.DataLoader(mixed.batch(2)).state_dict())) < 1024
 
 
+def test_a_state_of_another_mixture_is_refused_and_what_differs_is_named() -> None:
+    def mixed(weight: float = 0.5, *, seed: int = 1, of_web: int = 1, rows: int = 30) -> Any:
+        web, code = numbers().shuffle(seed=of_web), numbers().shuffle(seed=2)
+        mixture = penstock.mix({"web": (web, weight), "code": (code, 0.5)}, seed=seed, rows=rows)
+        return penstock.DataLoader(mixture.batch(2))
+
+    state = mixed().state_dict()
+    for match, loader in {
+        r"mix was .*web 32768/65536, .*is .*web 43691/65536": mixed(1.0),
+        r"mix was seed=1, .*is seed=2": mixed(seed=2),
+        r"mix was .*epoch=30, .*is .*epoch=40": mixed(rows=40),
+        r"Different: source web was [0-9a-f]{16}, is [0-9a-f]{16}\. Batch": mixed(of_web=3),
+    }.items():
+        with pytest.raises(StateError, match=match):
+            loader.load_state_dict(state)
+    mixed().load_state_dict(state)
+
+
 def test_a_state_of_another_order_is_refused_and_what_differs_is_named() -> None:
     docs = documents()
     state = penstock.DataLoader(docs.shuffle(seed=7).pack(32).batch(4)).state_dict()

@@ -6,6 +6,7 @@ The end of epoch e and the start of epoch e + 1 are the same row, hence the same
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ class Cursor:
         """The place as plain data, under 1 KB."""
         row = self.row - self.epoch * self.plan.num_rows
         state = {"version": STATE_VERSION, "order": self.plan.order_fingerprint, "epoch": self.epoch, "row": row}
-        return state | {"facts": _order_facts(self.plan)}
+        return state | {"facts": dict(self.plan.order_facts)}
 
     def restore(self, state: dict[str, Any]) -> Cursor:
         """The place that a state describes.
@@ -52,8 +53,9 @@ class Cursor:
                 f"The state has version {state['version']!r}; this Penstock reads version {STATE_VERSION}."
             )
         if state["order"] != self.plan.order_fingerprint:
+            difference = _difference(state.get("facts"), self.plan.order_facts)
             raise StateError(
-                f"The state belongs to another order of the data. {_difference(state.get('facts'), self.plan)} "
+                f"The state belongs to another order of the data. {difference} "
                 "Batch size, ranks, workers, casts, labels and maps may differ; this may not."
             )
         epoch, row = (_whole_number(state[name]) for name in ("epoch", "row"))
@@ -72,29 +74,9 @@ def _whole_number(value: Any) -> int:
         return -1
 
 
-def _order_facts(plan: Plan) -> dict[str, str]:
-    """What decides the order, in words short enough for a state: only there to say later what differs."""
-    stages = {stage.verb: stage for stage in plan.stages}
-    facts = {"data": getattr(plan.source, "rows_fingerprint", plan.source.fingerprint)}
-    for verb, names in _DECIDING.items():
-        if verb in stages:
-            stage = stages[verb]
-            settings = getattr(stage, "settings", stage)
-            facts[verb] = ", ".join(f"{name}={getattr(settings, name, getattr(stage, name, None))!r}" for name in names)
-    return facts
-
-
-_DECIDING = {
-    "shuffle": ("seed", "mode", "group"),
-    "window": ("length", "column"),
-    "pack": ("length", "long", "max_documents", "column"),
-}
-
-
-def _difference(theirs: Any, plan: Plan) -> str:
-    ours = _order_facts(plan)
+def _difference(theirs: Any, ours: Mapping[str, str]) -> str:
     if isinstance(theirs, dict):
-        names = [name for name in ("data", *_DECIDING) if theirs.get(name) != ours.get(name)]
+        names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
         if names:
             told = "; ".join(f"{name} was {theirs.get(name, 'none')}, is {ours.get(name, 'none')}" for name in names)
             return f"Different: {told}."

@@ -41,8 +41,10 @@ def block_mask(batch: Batch, *, block_size: int = 128) -> BlockMask:
 
     Raises:
         ValueError: the batch has no `document_ids`, they are not [B, T], or block_size is below 1.
-        TypeError: they are not int32.
+        TypeError: they are not int32, or block_size is not an integer.
     """
+    if not hasattr(block_size, "__index__"):
+        raise TypeError(f"block_size is {block_size!r}; expected an int of at least 1.")
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; expected at least 1.")
     reach = reach_of_documents(tensor(batch, "document_ids"))

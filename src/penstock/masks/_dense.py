@@ -48,8 +48,10 @@ def from_token(tokens: Tensor | np.ndarray, token_id: int, eos: bool = True) -> 
 
     Raises:
         ValueError: tokens are not [B, T].
-        TypeError: tokens are not integers in a tensor or array.
+        TypeError: tokens are not integers in a tensor or array, or the id is no integer.
     """
+    if not hasattr(token_id, "__index__"):
+        raise TypeError(f"token_id is {token_id!r}; expected the id of the token that ends (or begins) documents.")
     expected = "expected an integer tensor or array of shape [B, T]"
     tokens = as_tensor(tokens, "tokens", expected)
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:

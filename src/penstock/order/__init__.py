@@ -1,7 +1,7 @@
 """Which row comes next: keyed permutations, the order of an epoch, and mixtures of sources.
 
 Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torch.
-May import: `penstock.errors`. Imported by: `plan`, `loader`.
+May import: `penstock.errors`, `penstock.compiled` (numba, at the first call). Imported by: `plan`, `loader`.
 """
 
 from penstock.order._keys import ORDER_VERSION, derive_key

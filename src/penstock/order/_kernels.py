@@ -25,8 +25,9 @@ Price: 42 M numbers/s/core for any size from 65,536 to 2**62, 25 M below, 10 M b
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from penstock.compiled import compiled
 
 Int64 = NDArray[np.int64]
 Shape = tuple[np.uint64, np.uint64, np.uint64, int]
@@ -39,7 +40,7 @@ _ALL_OK = -1
 _GAMMA, _M1, _M2 = _U(0x9E3779B97F4A7C15), _U(0xBF58476D1CE4E5B9), _U(0x94D049BB133111EB)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def child_key(key: np.uint64, number: int) -> np.uint64:
     """The key of numbered part `number`: one output of SplitMix64 started at `key`."""
     z = key + (_U(number) + _ONE) * _GAMMA
@@ -48,7 +49,7 @@ def child_key(key: np.uint64, number: int) -> np.uint64:
     return z ^ (z >> _U(31))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _shape(size: int) -> Shape:
     largest = _U(max(size, 1) - 1)
     rest, length = largest, _U(0)
@@ -61,7 +62,7 @@ def _shape(size: int) -> Shape:
     return _U(size), bits, (largest >> bits) + _ONE, passes
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _hash(half: np.uint64, key: np.uint64) -> np.uint64:
     """32 bits, each of which depends on every bit of the 31 in `half` and of the key."""
     h = (half + key) * _M1
@@ -69,7 +70,7 @@ def _hash(half: np.uint64, key: np.uint64) -> np.uint64:
     return h >> _HALF_WORD
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _encipher(x: np.uint64, shape: Shape, key: np.uint64) -> np.uint64:
     _, bits, radix, passes = shape
     mask = (_ONE << bits) - _ONE
@@ -82,7 +83,7 @@ def _encipher(x: np.uint64, shape: Shape, key: np.uint64) -> np.uint64:
     return (left << bits) | right
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _decipher(x: np.uint64, shape: Shape, key: np.uint64) -> np.uint64:
     _, bits, radix, passes = shape
     mask = (_ONE << bits) - _ONE
@@ -96,7 +97,7 @@ def _decipher(x: np.uint64, shape: Shape, key: np.uint64) -> np.uint64:
     return (left << bits) | right
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _permuted(x: int, shape: Shape, key: np.uint64) -> int:
     y = _encipher(_U(x), shape, key)
     while y >= shape[0]:
@@ -104,7 +105,7 @@ def _permuted(x: int, shape: Shape, key: np.uint64) -> int:
     return int(np.int64(y))  # numba's int() alone keeps uint64
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _restored(x: int, shape: Shape, key: np.uint64) -> int:
     y = _decipher(_U(x), shape, key)
     while y >= shape[0]:
@@ -112,7 +113,7 @@ def _restored(x: int, shape: Shape, key: np.uint64) -> int:
     return int(np.int64(y))  # numba's int() alone keeps uint64
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def permute(positions: Int64, out: Int64, size: int, key: np.uint64) -> int:
     """Apply the permutation of [0, size) under `key` to each position."""
     shape, key = _shape(size), child_key(key, 0)  # keys 1 and 2 must not be neighbours
@@ -123,7 +124,7 @@ def permute(positions: Int64, out: Int64, size: int, key: np.uint64) -> int:
     return _ALL_OK
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def restore(indices: Int64, out: Int64, size: int, key: np.uint64) -> int:
     """Undo `permute`."""
     shape, key = _shape(size), child_key(key, 0)
@@ -134,7 +135,7 @@ def restore(indices: Int64, out: Int64, size: int, key: np.uint64) -> int:
     return _ALL_OK
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _last_at_most(starts: Int64, low: int, high: int, value: int) -> int:
     """The last i in [low, high) with starts[i] <= value; `low` always qualifies."""
     while high - low > 1:
@@ -150,7 +151,7 @@ def _last_at_most(starts: Int64, low: int, high: int, value: int) -> int:
 # search over all groups for every one of them would cost more than the permutation itself.
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def windowed_rows(
     positions: Int64,
     out: Int64,
@@ -178,7 +179,7 @@ def windowed_rows(
     return _ALL_OK
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def windowed_positions(
     rows: Int64,
     out: Int64,
@@ -205,7 +206,7 @@ def windowed_positions(
     return _ALL_OK
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def shuffle_strata(rows: Int64, out: Int64, size: int, key: np.uint64, stratum: int) -> int:
     """Permute every `stratum` consecutive numbers among themselves, each stratum under its own key."""
     shape, start, stratum_key = _shape(stratum), -1, key
@@ -220,7 +221,7 @@ def shuffle_strata(rows: Int64, out: Int64, size: int, key: np.uint64, stratum: 
     return _ALL_OK
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def restore_strata(places: Int64, out: Int64, size: int, key: np.uint64, stratum: int) -> int:
     """Undo `shuffle_strata`."""
     shape, start, stratum_key = _shape(stratum), -1, key
@@ -235,7 +236,7 @@ def restore_strata(places: Int64, out: Int64, size: int, key: np.uint64, stratum
     return _ALL_OK
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def deal_evenly(quotas: Int64, out: Int64) -> None:
     """Fill `out` with quotas[k] times k, spread evenly: earliest deadline first.
 

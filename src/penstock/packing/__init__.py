@@ -1,7 +1,7 @@
 """Which documents share a row: best-fit-decreasing packing, counted to the token.
 
 Pure integer arithmetic on lengths. Knows nothing of files, threads or torch.
-May import: `penstock.errors`, numpy, numba (at the first call). Imported by: `plan`, `preparation`.
+May import: `penstock.errors`, `penstock.compiled` (numba, at the first call). Imported by: `plan`, `preparation`.
 """
 
 from penstock.packing._ledger import PackingLedger, make_ledger

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from penstock.compiled import compiled
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -40,7 +41,7 @@ _EXPONENTS = np.empty(64, np.int64)
 _EXPONENTS[[(int(_DE_BRUIJN) << exponent & (1 << 64) - 1) >> 58 for exponent in range(64)]] = range(64)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _make_bitmap(length: int) -> tuple[Words, Words]:
     """Bit f & 63 of words[f >> 6]: shelf f is occupied; bit w & 63 of summary[w >> 6]: words[w] is not 0.
 
@@ -52,14 +53,14 @@ def _make_bitmap(length: int) -> tuple[Words, Words]:
     return words, summary
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _mark(words: Words, summary: Words, shelf: int) -> None:
     word = shelf >> 6
     words[word] |= _ONE << np.uint64(shelf & 63)
     summary[word >> 6] |= _ONE << np.uint64(word & 63)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _clear(words: Words, summary: Words, shelf: int) -> None:
     word = shelf >> 6
     words[word] &= ~(_ONE << np.uint64(shelf & 63))
@@ -67,7 +68,7 @@ def _clear(words: Words, summary: Words, shelf: int) -> None:
         summary[word >> 6] &= ~(_ONE << np.uint64(word & 63))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _lowest_from(words: Words, summary: Words, shelf: int) -> int:
     """The lowest occupied shelf with room for `shelf` tokens; there is one, that of untouched rows."""
     word = shelf >> 6
@@ -83,7 +84,7 @@ def _lowest_from(words: Words, summary: Words, shelf: int) -> int:
     return (word << 6) + _lowest_bit(words[word])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _lowest_bit(word: np.uint64) -> int:
     """The place of the lowest one in a word that is not 0; numba has no public name for `cttz`."""
     alone = word & (~word + _ONE)
@@ -93,7 +94,7 @@ def _lowest_bit(word: np.uint64) -> int:
 # --- the layout: from a histogram of piece lengths to rows ------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def count_pieces(kept: Int64s, length: int) -> Int64s:
     """How many pieces of each length cutting makes; entry 0 counts what has no piece."""
     histogram = np.zeros(length + 1, np.int64)
@@ -105,7 +106,7 @@ def count_pieces(kept: Int64s, length: int) -> Int64s:
     return histogram
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def count_rows(histogram: Int64s) -> int:
     """The number of rows of the layout without a limit on documents, a whole shelf at a time."""
     length = histogram.size - 1
@@ -120,7 +121,7 @@ def count_rows(histogram: Int64s) -> int:
     return int(untouched - on_shelf[length])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fill_shelf(on_shelf: Int64s, words: Words, summary: Words, shelf: int, size: int, left: int) -> int:
     """Give up to `left` pieces to the rows of one shelf; what is left for the next shelf."""
     each = _quotient(shelf, size)
@@ -135,7 +136,7 @@ def _fill_shelf(on_shelf: Int64s, words: Words, summary: Words, shelf: int, size
     return left
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _move(on_shelf: Int64s, words: Words, summary: Words, old: int, new: int, num_rows: int) -> None:
     on_shelf[old] -= num_rows
     if num_rows > 0 and new > 0:  # full rows are never looked for again
@@ -143,13 +144,13 @@ def _move(on_shelf: Int64s, words: Words, summary: Words, old: int, new: int, nu
         _mark(words, summary, new)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _quotient(room: int, size: int) -> int:
     """`room // size` for room >= size, without the division in the commonest case."""
     return 1 if room < 2 * size else room // size
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lay_out(histogram: Int64s, num_pieces: int, max_documents: int) -> tuple[Int32s, Int32s]:
     """The row of every slot, slots being the pieces in falling length; and the pieces in each row."""
     length = histogram.size - 1
@@ -175,7 +176,7 @@ def lay_out(histogram: Int64s, num_pieces: int, max_documents: int) -> tuple[Int
     return slot_rows, row_sizes[: tops[length]].copy()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _take_row(tops: Int32s, below: Int32s, words: Words, summary: Words, shelf: int) -> int:
     row = tops[shelf]
     tops[shelf] = below[row]
@@ -184,7 +185,7 @@ def _take_row(tops: Int32s, below: Int32s, words: Words, summary: Words, shelf: 
     return int(row)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _put_row(tops: Int32s, below: Int32s, words: Words, summary: Words, shelf: int, row: int) -> None:
     below[row] = tops[shelf]
     tops[shelf] = row
@@ -194,7 +195,7 @@ def _put_row(tops: Int32s, below: Int32s, words: Words, summary: Words, shelf: i
 # --- the deal: from documents to the slots of a layout ----------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def cut(kept: Int64s, length: int, num_pieces: int) -> tuple[Int64s, Int64s, Int32s]:
     """Documents, starts and lengths of all pieces, in the order of the documents."""
     documents = np.empty(num_pieces, np.int64)
@@ -211,7 +212,7 @@ def cut(kept: Int64s, length: int, num_pieces: int) -> tuple[Int64s, Int64s, Int
     return documents, starts, lengths
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def sort_falling(lengths: Int32s, run_offsets: Int64s) -> Int32s:
     """The pieces in falling length; those of `length - k` tokens begin at `run_offsets[k]`."""
     length = run_offsets.size - 1
@@ -224,7 +225,7 @@ def sort_falling(lengths: Int32s, run_offsets: Int64s) -> Int32s:
     return ordered
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def gather_rows(dealt: Int32s, slot_rows: Int32s, row_offsets: Int64s) -> Int32s:
     """The pieces row by row, given the piece dealt to each slot and the row of each slot."""
     ends = row_offsets.copy()
@@ -236,7 +237,7 @@ def gather_rows(dealt: Int32s, slot_rows: Int32s, row_offsets: Int64s) -> Int32s
     return pieces
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def shuffle_groups(values: Int32s, offsets: Int64s, key: np.uint64, stream: np.uint64) -> None:
     """Shuffle each group `offsets[g]:offsets[g + 1]` in place (Fisher-Yates over SplitMix64).
 
@@ -252,7 +253,7 @@ def shuffle_groups(values: Int32s, offsets: Int64s, key: np.uint64, stream: np.u
             values[last], values[other] = values[other], values[last]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def take_pieces(pieces: Int32s, documents: Int64s, starts: Int64s, lengths: Int32s) -> tuple[Int64s, Int64s, Int32s]:
     """The three facts of each piece, in the order of `pieces`; numpy would widen the indices first."""
     taken = np.empty(pieces.size, np.int64), np.empty(pieces.size, np.int64), np.empty(pieces.size, np.int32)
@@ -263,7 +264,7 @@ def take_pieces(pieces: Int32s, documents: Int64s, starts: Int64s, lengths: Int3
     return taken
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _mix(word: np.uint64) -> np.uint64:
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

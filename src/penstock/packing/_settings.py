@@ -7,7 +7,8 @@ ties each epoch is an argument of `pack`, because it changes while the settings 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from operator import index
+from typing import Final, Literal, SupportsIndex, get_args
 
 LongPolicy = Literal["split", "truncate", "drop"]
 
@@ -40,18 +41,24 @@ class PackingSettings:
     rows of short documents (web text, 64 to a row: fill 99.95 % at 4,096 tokens, 87 % at 32,768)."""
 
     def __post_init__(self) -> None:
-        _check_count("length", self.length, limit=MAX_LENGTH)
+        object.__setattr__(self, "length", _checked_count("length", self.length, limit=MAX_LENGTH))
         if self.max_documents is not None:
-            _check_count("max_documents", self.max_documents, limit=None)
+            max_documents = _checked_count("max_documents", self.max_documents, limit=None)
+            object.__setattr__(self, "max_documents", max_documents)
         if self.long not in get_args(LongPolicy):
             choices = ", ".join(repr(choice) for choice in get_args(LongPolicy))
             raise ValueError(f"long must be one of {choices}, got {self.long!r}")
 
 
-def _check_count(name: str, value: object, *, limit: int | None) -> None:
-    # Settings go into fingerprints and TOML files, so only a true int will do: no bool, no numpy scalar.
-    if type(value) is not int:
+def _checked_count(name: str, value: SupportsIndex, *, limit: int | None) -> int:
+    # Settings go into fingerprints and TOML files, so numpy's integers become Python's; a bool is a mistake.
+    try:
+        count = index(value)
+    except TypeError:
+        count = None
+    if count is None or isinstance(value, bool):
         raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
-    if value < 1 or (limit is not None and value > limit):
+    if count < 1 or (limit is not None and count > limit):
         expected = "at least 1" if limit is None else f"from 1 to {limit:,}"
-        raise ValueError(f"{name} must be {expected}, got {value:,}")
+        raise ValueError(f"{name} must be {expected}, got {count:,}")
+    return count

@@ -5,11 +5,12 @@ May import: `shards`, `order`, `packing`, and the lines under them. Imported by:
 """
 
 from penstock.plan._dataset import Dataset
-from penstock.plan._ledger import Ledger
+from penstock.plan._ledger import Ledger, SourceLedger
 from penstock.plan._mapping import pure
+from penstock.plan._mix import mix
 from penstock.plan._open import from_arrays, open_dataset
 from penstock.plan._pack_index import PackIndex, build_pack_index, index_name
-from penstock.plan._plan import Plan, mix
+from penstock.plan._plan import Plan
 from penstock.plan._plan_file import load_plan
 from penstock.plan._trace import DocumentTrace
 
@@ -19,6 +20,7 @@ __all__ = [
     "Ledger",
     "PackIndex",
     "Plan",
+    "SourceLedger",
     "build_pack_index",
     "from_arrays",
     "index_name",

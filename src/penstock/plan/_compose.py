@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FormatError
 from penstock.plan._compiled import kernels
 from penstock.plan._dataset import Dataset
 from penstock.plan._rows import Batch, offered
 from penstock.plan._stages import Pack
+from penstock.plan._token_columns import check_mask_lengths
 from penstock.schema import Column
 from penstock.shards import Spans
 
@@ -126,12 +126,7 @@ def _read_flat(source: TokenSource, pieces: Pieces, column: Column, out: NDArray
 def _check_mask_lengths(source: TokenSource, mask: Column, pieces: Pieces) -> None:
     storage = source.dataset.storage
     tokens, masked = (storage.lengths_of(column, pieces.stored) for column in (source.column, mask))
-    if not np.array_equal(tokens, masked):
-        place = int(np.flatnonzero(tokens != masked)[0])
-        raise FormatError(
-            f"Sample {pieces.documents[place]:,} has {tokens[place]:,} tokens and a loss mask of {masked[place]:,}; "
-            "both must be as long. Prepare the dataset again."
-        )
+    check_mask_lengths(tokens, masked, pieces.documents)
 
 
 def _in_row_order(placed: Sequence[Placed], num_rows: int) -> tuple[NDArray[np.int64], ...]:

@@ -8,7 +8,6 @@ vectorised read per column. It works as a map-style dataset in torch's `DataLoad
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
@@ -20,8 +19,7 @@ from penstock.plan._origin import ArraysOrigin, Origin
 from penstock.plan._provenance import Provenance
 from penstock.plan._selection import Selection, Take, split_parts
 from penstock.plan._staged import Staged
-from penstock.plan._stages import Stage
-from penstock.plan._stream import SelectedStream, StorageStream, Stream
+from penstock.plan._stored import StoredSamples, as_indices
 from penstock.schema import Column, Ragged, Schema
 from penstock.shards import Storage
 
@@ -54,12 +52,13 @@ class Dataset(Staged):
         storage: Storage | None = None,
     ) -> None:
         self._origin = origin
-        self._selections = selections
         self.storage = storage if storage is not None else origin.open(fingerprint)
+        self.stored = StoredSamples(self.storage, selections)
+        """The samples where they are stored, for plans to read from."""
         self.schema: Schema = self.storage.schema.select(columns) if columns is not None else self.storage.schema
 
     def __len__(self) -> int:
-        return self.storage.num_samples if self._chosen is None else len(self._chosen)
+        return len(self.stored)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Sample: ...
@@ -95,7 +94,7 @@ class Dataset(Staged):
             IndexError: an index is out of range.
             SchemaError: an array in `out` does not fit its column, or there is no such column.
         """
-        wanted = self._resolve(indices)
+        wanted = self.stored.locate_checked(indices)
         for name in out or {}:
             self.schema[name]
         columns: Columns = {}
@@ -114,8 +113,7 @@ class Dataset(Staged):
         found = self.schema[column]
         if not found.is_ragged:
             raise SchemaError(f"Column {column!r} is {found.spec}: every sample has the same shape.")
-        lengths = self.storage.lengths(found, 0, self.storage.num_samples)
-        return lengths if self._chosen is None else lengths[self._chosen]
+        return self.stored.lengths(found)
 
     def select_columns(self, names: Iterable[str]) -> Dataset:
         """The same samples with only these columns."""
@@ -123,12 +121,14 @@ class Dataset(Staged):
 
     def take(self, indices: ArrayLike) -> Dataset:
         """Only these samples, in this order. It keeps 8 bytes per sample, and so does its pickle."""
-        taken = self._derive(selection=Take(_as_indices(indices).copy()))  # the caller may change theirs
+        taken = self._derive(selection=Take(as_indices(indices).copy()))  # the caller may change theirs
         len(taken)  # an index out of range is an error here, not at the first read
         return taken
 
     def filter(self, mask: ArrayLike) -> Dataset:
         """Only the samples for which `mask`, one bool per sample, is true."""
+        if callable(mask):
+            raise TypeError("filter() takes a mask, one bool per sample, as in ds.filter(ds.lengths('tokens') > 16).")
         kept = np.asarray(mask)
         if kept.dtype != np.bool_ or kept.shape != (len(self),):
             raise ValueError(f"The mask must be {len(self):,} bools; it is {kept.dtype} of shape {list(kept.shape)}.")
@@ -150,37 +150,21 @@ class Dataset(Staged):
     @functools.cached_property
     def fingerprint(self) -> str:
         """Identity of the data: which storage, which samples, which columns."""
-        parts = [
-            self.storage.fingerprint,
-            *(s.identity for s in self._selections),
-            repr(self.schema.to_json()),
-        ]
-        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+        return self.stored.digest(repr(self.schema.to_json()))
 
     @functools.cached_property
     def rows_fingerprint(self) -> str:
         """Identity of the samples and their order, whichever columns are shown."""
-        parts = [self.storage.fingerprint, *(selection.identity for selection in self._selections)]
-        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+        return self.stored.digest()
 
     @property
     def described_origin(self) -> Origin:
         """Where the data is, as it was opened."""
         return self._origin
 
-    @property
-    def selections(self) -> tuple[Selection, ...]:
-        """Which of the stored samples are here, as recipes."""
-        return self._selections
-
     def select(self, selection: Selection) -> Dataset:
         """The samples that a recipe picks."""
         return self._derive(selection=selection)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every stored sample is here, in stored order."""
-        return self._chosen is None
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -189,36 +173,7 @@ class Dataset(Staged):
 
     def origin(self, index: int) -> str | None:
         """File and row that a sample was prepared from; None when the dataset does not say."""
-        stored = self.storage_indices(np.array([index]))
-        return self._provenance.origin(int(stored[0]))
-
-    def storage_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where samples are in the storage."""
-        return indices if self._chosen is None else self._chosen[indices]
-
-    def lengths_between(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
-        """Lengths of samples `begin` to `end` of a ragged column."""
-        if self._chosen is None:
-            return self.storage.lengths(column, begin, end)
-        return self.storage.lengths_of(column, self._chosen[begin:end])
-
-    def announce(self, begin: int, end: int, columns: tuple[str, ...]) -> None:
-        """Tell the kernel that samples `begin` to `end` are needed soon; chosen samples are left to it."""
-        if self._chosen is None:
-            for name in columns:
-                self.storage.announce(self.schema[name], begin, end)
-
-    def release(self, begin: int, end: int, columns: tuple[str, ...]) -> None:
-        """Tell the kernel that samples `begin` to `end` are done with; chosen samples are left to it."""
-        if self._chosen is None:
-            for name in columns:
-                self.storage.release(self.schema[name], begin, end)
-
-    def stream(self, column: Column) -> Stream:
-        """A column's samples, one behind the other."""
-        if self._chosen is None:
-            return StorageStream(self.storage, column)
-        return SelectedStream(self.storage, column, self._chosen)
+        return self._provenance.origin(self.stored.locate_one(index))
 
     def as_plan(self) -> Plan:
         """A plan with no stages yet."""
@@ -226,43 +181,19 @@ class Dataset(Staged):
 
         return Plan(self)
 
-    def _add(self, stage: Stage) -> Plan:
-        return self.as_plan()._add(stage)
-
     @functools.cached_property
     def _provenance(self) -> Provenance:
         return Provenance(self.storage)
 
     def __reduce__(self) -> tuple[Any, ...]:
         columns = tuple(self.schema)
-        return _restore, (self._origin, self._selections, columns, self.storage.fingerprint)
+        return _restore, (self._origin, self.stored.selections, columns, self.storage.fingerprint)
 
     def __repr__(self) -> str:
         return f"Dataset({self._origin}: {len(self):,} samples; {self.schema})"
 
-    @functools.cached_property
-    def _chosen(self) -> NDArray[np.int64] | None:
-        """Index in the storage of each sample, or None when they are all there in order."""
-        chosen: NDArray[np.int64] | None = None
-        for selection in self._selections:
-            num_samples = self.storage.num_samples if chosen is None else len(chosen)
-            picked = selection.indices(num_samples)
-            chosen = picked if chosen is None else chosen[picked]
-        return chosen
-
-    def _resolve(self, indices: ArrayLike) -> NDArray[np.int64]:
-        wanted = _as_indices(indices)
-        if self._chosen is None:
-            return wanted
-        try:
-            return self._chosen[wanted]
-        except IndexError:
-            raise IndexError(f"An index is out of range for {len(self):,} samples.") from None
-
     def _sample(self, index: int) -> Sample:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"Index {index} is out of range for {len(self):,} samples.")
-        place = index % len(self) if self._chosen is None else int(self._chosen[index])
+        place = self.stored.locate_one(index)
         return {column.name: _present(column, self.storage.value(column, place)) for column in self.schema.columns}
 
     def _read_fixed(self, column: Column, wanted: NDArray[np.int64], out: NDArray[Any] | None) -> NDArray[Any]:
@@ -279,27 +210,13 @@ class Dataset(Staged):
         return out
 
     def _derive(self, *, selection: Selection | None = None, columns: tuple[str, ...] | None = None) -> Dataset:
-        selections = self._selections if selection is None else (*self._selections, selection)
+        selections = self.stored.selections if selection is None else (*self.stored.selections, selection)
         names = tuple(self.schema) if columns is None else columns
         return Dataset(self._origin, selections, names, storage=self.storage)
 
 
 def _restore(origin: Origin, selections: tuple[Selection, ...], columns: tuple[str, ...], fingerprint: str) -> Dataset:
     return Dataset(origin, selections, columns, fingerprint=fingerprint)
-
-
-def _as_indices(indices: ArrayLike) -> NDArray[np.int64]:
-    array = np.asarray(indices)
-    if array.dtype == np.int64 and array.ndim == 1 and array.flags.c_contiguous:
-        return array
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        hint = " Use ds.filter(mask) for a mask." if array.dtype == np.bool_ else ""
-        raise TypeError(
-            f"Indices must be a list of integers; these are {array.dtype} of shape {list(array.shape)}.{hint}"
-        )
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise IndexError(f"Index {array.max()} is out of range.")
-    return np.ascontiguousarray(array, np.int64)
 
 
 def _present(column: Column, value: NDArray[Any]) -> Any:

@@ -16,7 +16,7 @@ from penstock.errors import SchemaError
 from penstock.order import Mixture
 from penstock.plan._compose import Placed, compose
 from penstock.plan._packed import PackedRows
-from penstock.plan._rows import Batch, Rows, RowSource, interleave
+from penstock.plan._rows import Batch, Rows, RowSource, offered
 from penstock.plan._stages import Pack
 from penstock.schema import Ragged
 
@@ -29,7 +29,10 @@ class MixedRows:
         self.sources = tuple(source for source, _ in sources.values())
         self.weights = tuple(float(weight) for _, weight in sources.values())
         self.seed, self.epoch = seed, epoch
-        self.mixture = Mixture(self.weights, seed)
+        try:
+            self.mixture = Mixture(self.weights, seed)
+        except ValueError as error:
+            raise ValueError(f"mix() of {', '.join(map(repr, self.names))}, in this order: {error}") from None
         for name, source in zip(self.names, self.sources, strict=True):
             if source.num_rows == 0:
                 raise ValueError(f"mix(): {name!r} has no rows, so it has nothing to give.")
@@ -53,7 +56,7 @@ class MixedRows:
         if not parts:
             return self.sources[0].read(rows, out)
         columns = {key: [(places, part[key]) for places, part in parts] for key in parts[0][1]}
-        return {key: interleave(values, len(rows), key, out) for key, values in columns.items()}
+        return {key: _interleave(values, len(rows), key, out) for key, values in columns.items()}
 
     def placed(self, rows: Rows, places: NDArray[np.int64]) -> list[Placed]:
         """Who fills which of `places`, one for each of `rows`, with what; sources may be mixtures themselves."""
@@ -115,7 +118,7 @@ class MixedRows:
         if any(stage is not None for stage in stages):
             raise SchemaError("mix(): either all sources are packed or none is.")
         first_rows = [source.read(np.arange(1), None) for source in self.sources]
-        self._check_same("columns", [{key: _shape(value) for key, value in row.items()} for row in first_rows])
+        self._check_same("columns", [{key: _spec(value) for key, value in row.items()} for row in first_rows])
 
     def _check_same(self, what: str, values: list[Any]) -> None:
         for name, value in zip(self.names[1:], values[1:], strict=True):
@@ -124,6 +127,24 @@ class MixedRows:
                     f"mix(): {self.names[0]!r} and {name!r} differ in {what}: {values[0]} and {value}. "
                     "Rows of a batch must be alike; use select_columns, cast, or the same pack settings."
                 )
+
+
+def _interleave(
+    parts: list[tuple[NDArray[np.int64], Any]], num_rows: int, key: str, out: Mapping[str, NDArray[Any]] | None
+) -> Any:
+    """One column from the same column of several sources, each with the places its rows go to."""
+    first = parts[0][1]
+    if isinstance(first, Ragged):
+        samples: list[Any] = [None] * num_rows
+        for places, part in parts:
+            for place, sample in zip(places.tolist(), part, strict=True):
+                samples[place] = np.frombuffer(sample, np.uint8) if part.is_bytes else sample
+        offsets = np.concatenate([[0], np.cumsum([len(sample) for sample in samples])])
+        return Ragged(np.concatenate(samples), offsets, first.is_bytes)
+    whole = offered(out, key, (num_rows, *first.shape[1:]), first.dtype)
+    for places, part in parts:
+        whole[places] = part
+    return whole
 
 
 def _pack_stage(source: RowSource) -> Pack | None:
@@ -138,7 +159,10 @@ def _row_settings(stage: Pack) -> dict[str, Any]:
     return settings | {"labels": stage.labels, "positions": stage.positions, "pad": stage.pad}
 
 
-def _shape(value: Any) -> str:
-    if isinstance(value, Ragged):
-        return "bytes" if value.is_bytes else f"ragged {value.values.dtype}{list(value.values.shape[1:])}"
-    return f"{value.dtype}{list(value.shape[1:])}"
+def _spec(value: Any) -> str:
+    """A column of a batch, written as schemas are."""
+    if isinstance(value, Ragged) and value.is_bytes:
+        return "bytes"
+    array, first = (value.values, ["*"]) if isinstance(value, Ragged) else (value, [])
+    sizes = [*first, *map(str, array.shape[1:])]
+    return f"{array.dtype}[{','.join(sizes)}]" if sizes else str(array.dtype)

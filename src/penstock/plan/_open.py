@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import DTypeLike
 
 from penstock.errors import FormatError
+from penstock.plan._arguments import name_of_dtype
 from penstock.plan._dataset import Dataset
 from penstock.plan._origin import ArraysOrigin, FolderOrigin, ForeignOrigin
-from penstock.schema import dtype_from_name, dtype_name
 from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
 
 Format = Literal["penstock", "npy", "raw", "megatron"]
@@ -68,13 +67,8 @@ def open_dataset(
         raise ValueError(f"io='pread' is for dataset folders; {place} is adopted as a memory map.")
     name = column or ("tokens" if kind == "megatron" else "data")
     sizes = tuple(shape) if shape is not None else None
-    number = None if dtype is None else _name_of(dtype)
+    number = None if dtype is None else name_of_dtype(dtype)
     return Dataset(ForeignOrigin(path=place, format=kind, column=name, dtype=number, shape=sizes))
-
-
-def _name_of(dtype: DTypeLike) -> str:
-    """Name of a dtype given as text, which may be one that numpy itself does not know, or as numpy's own."""
-    return dtype_name(dtype_from_name(dtype) if isinstance(dtype, str) else np.dtype(dtype))
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
@@ -95,7 +89,8 @@ def _resolve_format(path: Path, format: Format | None) -> Literal["penstock"] | 
         if format not in ("penstock", "npy", "raw", "megatron"):
             raise ValueError(f"format={format!r}; the formats are 'penstock', 'npy', 'raw' and 'megatron'.")
         return format
-    if not path.is_dir() and (path.is_file() or megatron_pair(path)[0].is_file()):
+    # By `os.path`, which raises nothing: what is wrong with the path is said by who opens it.
+    if not os.path.isdir(path) and (os.path.isfile(path) or os.path.isfile(megatron_pair(path)[0])):
         guess = guess_format(path)
         if guess is None:
             raise FormatError(

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FormatError, SchemaError
+from penstock.errors import FormatError
 from penstock.order import Permutation, derive_key
 from penstock.packing import PACKING_VERSION, Packing, PackingLedger, make_ledger, pack
 from penstock.plan._compose import Pieces, Placed, compose, count_targets
 from penstock.plan._dataset import Dataset
+from penstock.plan._epochs import Epochs
 from penstock.plan._pack_index import PackIndex
-from penstock.plan._rows import Batch, Epochs, Rows
+from penstock.plan._read_ahead import ReadAhead
+from penstock.plan._rows import Batch, Rows
 from penstock.plan._stages import Pack, Shuffle
+from penstock.plan._token_columns import mask_column, packed_column
 from penstock.plan._window_cache import PackedWindow, WindowCache, reorder
-from penstock.schema import Column
-
-LOSS_MASK = "loss_mask"
 
 
 class PackedRows:
@@ -37,12 +37,14 @@ class PackedRows:
 
     def __init__(self, dataset: Dataset, stage: Pack, shuffle: Shuffle | None, index: PackIndex) -> None:
         self.dataset, self.stage, self.index = dataset, stage, index
-        self.column = dataset.schema[stage.column]
-        self.mask_column = _mask_column(dataset, stage)
+        self.column = packed_column(dataset, stage.column)
+        self.mask_column = mask_column(dataset, self.column)
         self.epochs = Epochs(index.window_rows, shuffle)
         self.num_rows = self.epochs.num_rows
-        self._row_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(index.window_rows)])
-        self._windows = WindowCache(self._pack, stage.settings.length)
+        columns = (self.column,) if self.mask_column is None else (self.column, self.mask_column)
+        self._read_ahead = ReadAhead(self.epochs, dataset.stored, columns, index.window_starts)
+        group = shuffle.group if shuffle is not None and shuffle.mode == "windows" else 1
+        self._windows = WindowCache(self._pack, stage.settings.length, num_kept=group)
 
     @property
     def order_identity(self) -> Any:
@@ -69,19 +71,11 @@ class PackedRows:
 
     def announce(self, row: int) -> None:
         """The storage windows of the row's group, and of the next."""
-        self.epochs.announce(row, self._announce_window)
+        self._read_ahead.announce(row)
 
     def release(self, row: int) -> None:
-        """The storage windows of the group before the row's."""
-        self.epochs.release(row, lambda number: self.dataset.release(*self._samples_of(number)))
-
-    def _announce_window(self, number: int) -> None:
-        self.dataset.announce(*self._samples_of(number))
-
-    def _samples_of(self, number: int) -> tuple[int, int, tuple[str, ...]]:
-        """(first sample, end, columns) of a storage window."""
-        begin, end = self.index.window_starts[number : number + 2].tolist()
-        return begin, end, (self.column.name,)
+        """The storage windows of the groups before the row's."""
+        self._read_ahead.release(row)
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each row: tokens that the loss is taken over."""
@@ -92,13 +86,13 @@ class PackedRows:
         keys: list[tuple[int, int]] = [(0, 0)] * len(rows)
         inside = np.empty(len(rows), np.int64)
         for epoch, places, data_rows in self.epochs.locate(rows):
-            numbers = np.searchsorted(self._row_starts, data_rows, side="right") - 1
-            inside[places] = data_rows - self._row_starts[numbers]
+            numbers = np.searchsorted(self.epochs.row_starts, data_rows, side="right") - 1
+            inside[places] = data_rows - self.epochs.row_starts[numbers]
             epoch = epoch if self.epochs.shuffle is not None else 0
             for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
                 keys[place] = (epoch, number)
         row_offsets, documents, starts = self._windows.collect(keys, inside)
-        stored = self.dataset.storage_indices(documents)
+        stored = self.dataset.stored.locate(documents)
         length = self.stage.settings.length
         sizes = np.minimum(self.dataset.storage.lengths_of(self.column, stored) - starts, length)
         return Pieces(row_offsets, documents, stored, starts, sizes)
@@ -125,7 +119,7 @@ class PackedRows:
     def lengths(self, number: int) -> NDArray[np.int64]:
         """Lengths of the documents of one window."""
         begin, end = self.index.window_starts[number : number + 2].tolist()
-        return self.dataset.lengths_between(self.column, begin, end)
+        return self.dataset.stored.lengths_between(self.column, begin, end)
 
     def ledger(self, epoch: int) -> PackingLedger:
         """Where every token of an epoch went, each window packed anew and checked piece by piece."""
@@ -144,18 +138,3 @@ class PackedRows:
         assert int(sizes.sum()) == ledger.tokens_placed
         assert packing.num_rows == ledger.num_rows == self.index.window_rows[number]
         return ledger
-
-
-def _mask_column(dataset: Dataset, stage: Pack) -> Column | None:
-    column = dataset.schema[stage.column]
-    if column.kind != "ragged" or column.shape or column.dtype.kind not in "iu":
-        raise SchemaError(
-            f"pack() takes documents of uneven length, as in 'uint16[*]'; column {stage.column!r} is {column.spec}. "
-            "Name the token column with column=."
-        )
-    if LOSS_MASK not in dataset.schema or stage.column == LOSS_MASK:
-        return None
-    mask = dataset.schema[LOSS_MASK]
-    if mask.kind != "ragged" or mask.shape or mask.dtype.kind not in "bu" or mask.dtype.itemsize != 1:
-        raise SchemaError(f"Column {LOSS_MASK!r} is {mask.spec}; a loss mask is 'bool[*]' or 'uint8[*]'.")
-    return mask

@@ -18,29 +18,27 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StageError
-from penstock.order import ORDER_VERSION, derive_key
-from penstock.plan._build import Mix, build_rows, describe_stage, seed_of, stage_identity
-from penstock.plan._compose import ROW_TARGETS
+from penstock.order import ORDER_VERSION
+from penstock.plan._build import build_rows, seed_of
 from penstock.plan._dataset import Dataset
+from penstock.plan._describe import describe_order, describe_stage, stage_identity
 from penstock.plan._ledger import Ledger, make_plan_ledger
-from penstock.plan._mapping import is_marked_pure, is_pure, run_map
-from penstock.plan._mixture import MixedRows
-from penstock.plan._packed import PackedRows
+from penstock.plan._mapping import is_marked_pure, is_pure
+from penstock.plan._mix import Mix
+from penstock.plan._reading import BatchReader
 from penstock.plan._rows import Batch as BatchArrays
-from penstock.plan._rows import Rows, RowSource
+from penstock.plan._rows import RowSource
 from penstock.plan._staged import Staged
 from penstock.plan._stages import LEGAL_ORDER, Batch, Cast, Map, Pack, Stage, Window, check_next
+from penstock.plan._stepped import Stepped
 from penstock.plan._steps import Steps
-from penstock.plan._trace import DocumentTrace, describe_row, trace_rows
-
-IS_REPEATED = "is_repeated"
+from penstock.plan._trace import DocumentTrace, trace_rows
 
 
-class Plan(Staged):
+class Plan(Staged, Stepped):
     """What `ds.shuffle(...).pack(...).batch(...)` builds. Small, printable, comparable, picklable.
 
     >>> import numpy as np, penstock
@@ -57,20 +55,15 @@ class Plan(Staged):
         self.source = source
         self.stages = stages
 
+    @functools.cached_property
+    def row_source(self) -> RowSource:
+        """What the rows are read from, before map and batch."""
+        return build_rows(self.source, self.stages)
+
     @property
     def num_rows(self) -> int:
         """Rows in an epoch."""
-        return self._rows.num_rows
-
-    @property
-    def row_source(self) -> RowSource:
-        """What the rows are read from, before map and batch."""
-        return self._rows
-
-    @property
-    def global_size(self) -> int:
-        """Rows in a batch, over all ranks."""
-        return self._steps.global_size
+        return self.row_source.num_rows
 
     @property
     def has_maps(self) -> bool:
@@ -90,13 +83,34 @@ class Plan(Staged):
     @property
     def is_rectangular(self) -> bool:
         """Whether several batches side by side are one batch of more rows: nothing in one is about the batch."""
-        return self._rows.is_rectangular and not self.has_maps and self._batch is not None and self._batch.tail != "pad"
+        return (
+            self.row_source.is_rectangular
+            and not self.has_maps
+            and self._batch is not None
+            and self._batch.tail != "pad"
+        )
+
+    def as_plan(self) -> Plan:
+        """Itself."""
+        return self
+
+    def with_stage(self, stage: Stage) -> Plan:
+        """The plan with a stage more, if it may follow those there are."""
+        check_next(self.stages, stage)
+        if isinstance(self.source, Mix) and stage.rank < Map.rank:
+            raise StageError(f"{stage.verb}() cannot follow mix(). The order is {LEGAL_ORDER}.")
+        plan = Plan(self.source, (*self.stages, stage))
+        if isinstance(stage, (Map, Batch)) and "row_source" in vars(self):
+            vars(plan)["row_source"] = self.row_source  # neither changes the rows, and counting packed ones takes time
+        if isinstance(stage, (Cast, Window, Pack)):
+            plan.row_source  # noqa: B018 - a column that does not fit is an error here, not at the first batch
+        return plan
 
     def widened(self, num_steps: int) -> Plan:
         """The same rows, `num_steps` batches of them at a time; whoever reads minds where epochs end."""
         assert self._batch is not None
         plan = Plan(self.source, (*self.stages[:-1], Batch(global_size=self.global_size * num_steps)))
-        vars(plan)["_rows"] = self._rows
+        vars(plan)["row_source"] = self.row_source
         return plan
 
     def select_columns(self, names: Iterable[str]) -> Plan:
@@ -105,40 +119,8 @@ class Plan(Staged):
         if isinstance(self.source, Mix) or last is not None:
             raise StageError(f"select_columns() cannot follow {last or 'mix'}(). The order is {LEGAL_ORDER}.")
         plan = Plan(self.source.select_columns(names), self.stages)
-        plan._rows  # noqa: B018 - a cast of a column that is gone is an error here
+        plan.row_source  # noqa: B018 - a cast of a column that is gone is an error here
         return plan
-
-    def num_batches(self, epoch: int = 0) -> int:
-        """Batches that start in an epoch; with tail="carry" epochs can differ by one."""
-        return self._steps.num_batches(epoch)
-
-    def row_of(self, step: int, epoch: int = 0) -> int:
-        """Absolute number of the first row of a step."""
-        return self._steps.row_of(step, epoch)
-
-    def next_row(self, row: int) -> int:
-        """Absolute row at which the batch after the one at `row` starts."""
-        return self._steps.next_row(row)
-
-    def settle(self, row: int) -> int:
-        """Where the next batch starts when `row` is the next row: with tail="drop", past rows that fill none."""
-        return self._steps.settle(row)
-
-    def are_regular(self, row: int, num_steps: int) -> bool:
-        """Whether so many batches from `row` on follow each other with no row cut, repeated or left out."""
-        return self._steps.are_regular(row, num_steps)
-
-    def num_batches_between(self, row: int, end: int) -> int:
-        """Batches that start from `row` on and before `end`, both absolute, when the first starts at `row`."""
-        return self._steps.num_batches_between(row, end)
-
-    def num_parts(self, row: int, num_parts: int) -> int:
-        """Parts of the batch at `row` on each rank, when a full batch has `num_parts`."""
-        return self._steps.num_parts(row, num_parts)
-
-    def num_parts_between(self, row: int, end: int, num_parts: int) -> int:
-        """Parts of all batches from `row` on to `end`, where an epoch ends, when a full batch has `num_parts`."""
-        return self._steps.num_parts_between(row, end, num_parts)
 
     def read(
         self,
@@ -176,44 +158,34 @@ class Plan(Staged):
     ) -> BatchArrays:
         """The batch that starts at an absolute row, whatever batches came before it: what resuming needs.
 
+        With tail="drop", rows at an epoch's end that fill no batch come as a short one; `settle` leads past them.
         `part` of `num_parts` gives a stretch of the rank's rows, for accumulating gradients; targets of the
         whole step are counted all the same.
         """
-        rows, is_repeated = self._steps.rows_at(row)
-        own = self._steps.part(self._steps.share(rows, rank, world_size), part, num_parts)
-        batch = self._rows.read(own, out)
-        if ROW_TARGETS in batch or is_repeated is not None:
-            places = self._steps.part(self._steps.share(np.arange(len(rows)), rank, world_size), part, num_parts)
-            self._account(batch, rows, places, is_repeated)
-        for number, stage in enumerate(self._maps):
-            key = derive_key(self._seed, "map", number)
-            batch = run_map(stage, batch, own, key, functools.partial(describe_row, self._rows))
-        if is_repeated is not None:
-            batch[IS_REPEATED] = is_repeated[places]
-        return batch
+        return self._reader.read_at(row, rank, world_size, part, num_parts, out)
 
     def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """(shape, dtype) of the arrays that `out` may offer for a batch of `num_rows` rows."""
         found = self._output_arrays.get(num_rows)
         if found is None:
-            found = self._output_arrays[num_rows] = self._rows.output_arrays(num_rows)
+            found = self._output_arrays[num_rows] = self.row_source.output_arrays(num_rows)
         return found
 
     def announce(self, row: int) -> None:
         """Tell the kernel which data the batch at a row, and those after it, will need."""
-        self._rows.announce(row)
+        self.row_source.announce(row)
 
     def release(self, row: int) -> None:
         """Tell the kernel which data is done with, when batches are read in order up to the one at a row.
 
         It leaves the page cache once no process has it mapped. Costs who reads it again, another run for one.
         """
-        self._rows.release(row)
+        self.row_source.release(row)
 
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
         """What a batch was made of: every document with its place in the batch, its file and its row in it."""
         rows, _ = self._steps.rows_at(self._steps.row_of(step, epoch))
-        return trace_rows(self._rows, self._steps.share(rows, rank, world_size))
+        return trace_rows(self.row_source, self._steps.share(rows, rank, world_size))
 
     def ledger(self, epoch: int = 0) -> Ledger:
         """The account of an epoch: every token placed exactly once, and what padding, cuts and tails cost.
@@ -221,18 +193,23 @@ class Plan(Staged):
         Raises:
             AssertionError: a token is missing or doubled, which would be a bug in Penstock.
         """
-        return make_plan_ledger(self._rows, self._steps if self._batch is not None else None, epoch)
+        return make_plan_ledger(self.row_source, self._steps if self._batch is not None else None, epoch)
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Identity of the whole plan: equal fingerprints give equal batches."""
-        parts = [self.order_fingerprint, self._source_identity, [stage_identity(stage) for stage in self.stages]]
+        parts = [self.order_fingerprint, self.source.fingerprint, [stage_identity(stage) for stage in self.stages]]
         return _digest(parts)
 
     @functools.cached_property
     def order_fingerprint(self) -> str:
         """Identity of what decides which documents are row i of epoch e, and of nothing else."""
-        return _digest([ORDER_VERSION, self._rows.order_identity])
+        return _digest([ORDER_VERSION, self.row_source.order_identity])
+
+    @functools.cached_property
+    def order_facts(self) -> Mapping[str, str]:
+        """What `order_fingerprint` is made of, in words: what a state tells when it is refused."""
+        return describe_order(self.source, self.stages)
 
     def to_toml(self) -> str:
         """The plan as a TOML file that `penstock.load_plan` reads; refuses what a file cannot name."""
@@ -251,10 +228,6 @@ class Plan(Staged):
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         return Plan, (self.source, self.stages)
-
-    @functools.cached_property
-    def _rows(self) -> RowSource:
-        return build_rows(self.source, self.stages)
 
     @functools.cached_property
     def _maps(self) -> tuple[Map, ...]:
@@ -276,59 +249,8 @@ class Plan(Staged):
         return Steps(self.num_rows, self._batch.global_size, self._batch.tail)
 
     @functools.cached_property
-    def _seed(self) -> int:
-        return seed_of(self.source, self.stages)
-
-    @property
-    def _source_identity(self) -> Any:
-        return self.source.fingerprint
-
-    def _add(self, stage: Stage) -> Plan:
-        check_next(self.stages, stage)
-        if isinstance(self.source, Mix) and stage.rank < Map.rank:
-            raise StageError(f"{stage.verb}() cannot follow mix(). The order is {LEGAL_ORDER}.")
-        plan = Plan(self.source, (*self.stages, stage))
-        if isinstance(stage, (Map, Batch)) and "_rows" in vars(self):
-            vars(plan)["_rows"] = self._rows  # neither changes the rows, and counting packed ones takes time
-        if isinstance(stage, (Cast, Window, Pack)):
-            plan._rows  # noqa: B018 - a column that does not fit is an error here, not at the first batch
-        return plan
-
-    def _account(self, batch: BatchArrays, rows: Rows, places: Rows, is_repeated: NDArray[np.bool_] | None) -> None:
-        """Count targets and hide those of rows that only fill the batch up; `places` are this share's among `rows`."""
-        is_real = np.ones(len(rows), np.bool_) if is_repeated is None else ~is_repeated
-        if self._rows.makes_labels and not is_real[places].all():
-            batch["labels"][~is_real[places]] = -100
-        if ROW_TARGETS in batch:
-            own = int(batch.pop(ROW_TARGETS)[is_real[places]].sum())
-            is_real[places] = False  # by place: with tail="pad" a row can be in several
-            batch["num_targets"], batch["num_targets_global"] = own, own + self._count_targets(rows[is_real])
-
-    def _count_targets(self, rows: Rows) -> int:
-        """Targets in rows that other ranks, or other parts, read."""
-        assert isinstance(self._rows, (PackedRows, MixedRows))
-        return int(self._rows.count_targets(rows).sum()) if len(rows) else 0
-
-
-def mix(
-    sources: Mapping[str, tuple[Plan | Dataset, float]], *, seed: int, rows: int | None = None, epoch: str | None = None
-) -> Plan:
-    """Rows of several plans in fixed shares.
-
-    Args:
-        sources: `{name: (stages, weight)}`; the stages end with shuffle, window or pack. Weights are any
-            positive numbers; they are rounded to 1/65,536.
-        seed: Decides whose turn it is.
-        rows: Rows in an epoch of the mixture.
-        epoch: Or the name of a source: an epoch is one pass over it.
-
-    >>> import numpy as np, penstock
-    >>> a, b = (penstock.from_arrays({"x": np.full(100, value)}) for value in (0, 1))
-    >>> plan = mix({"a": (a.shuffle(seed=1), 0.75), "b": (b.shuffle(seed=1), 0.25)}, seed=7, rows=1000).batch(96)
-    >>> int(plan.read(0)["x"].sum())
-    24
-    """
-    return Plan(Mix.of(sources, seed=seed, rows=rows, epoch=epoch))
+    def _reader(self) -> BatchReader:
+        return BatchReader(self.row_source, self._steps, self._maps, seed_of(self.source, self.stages))
 
 
 def _digest(parts: Any) -> str:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
-from penstock.plan._build import Mix, stage_arguments
 from penstock.plan._dataset import Dataset
+from penstock.plan._describe import stage_arguments
+from penstock.plan._mix import Mix, mix
 from penstock.plan._open import open_dataset
 from penstock.plan._origin import FolderOrigin, ForeignOrigin
-from penstock.plan._plan import Plan, mix
+from penstock.plan._plan import Plan
 from penstock.plan._selection import SplitPart
 from penstock.plan._stages import Cast, Map, Stage
 
@@ -94,7 +95,7 @@ def _dataset_fields(dataset: Dataset) -> dict[str, Any]:
         fields |= {"format": origin.format, "column": origin.column}
         fields |= {"dtype": origin.dtype} if origin.dtype is not None else {}
         fields |= {"shape": list(origin.shape)} if origin.shape is not None else {}
-    fields["splits"] = [_split_fields(selection) for selection in dataset.selections]
+    fields["splits"] = [_split_fields(selection) for selection in dataset.stored.selections]
     return fields
 
 

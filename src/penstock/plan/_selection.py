@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order import derive_key
+from penstock.plan._arguments import whole_number
 
 _CHUNK = 1 << 20
 
@@ -80,12 +81,16 @@ def split_parts(fractions: Mapping[str, float], seed: int) -> dict[str, SplitPar
     """One recipe per name; together they take every sample exactly once.
 
     Raises:
+        TypeError: the fractions have no names, or the seed is not an int.
         ValueError: a fraction is not positive, or they do not add up to 1.
     """
+    if not isinstance(fractions, Mapping):
+        raise TypeError(f"Fractions have names, as in {{'train': 0.9, 'test': 0.1}}; these are {fractions!r}.")
     if not fractions or any(not fraction > 0 for fraction in fractions.values()):
         raise ValueError(f"Fractions must be positive; these are {dict(fractions)}.")
     if abs(sum(fractions.values()) - 1) > 1e-6:
         raise ValueError(f"Fractions must add up to 1; {dict(fractions)} add up to {sum(fractions.values())}.")
+    seed = whole_number("split", "seed", seed)
     edges = np.concatenate([[0.0], np.cumsum(list(fractions.values()))]).tolist()
     edges[-1] = 2.0  # whatever rounding did, the last part takes all that is left
     return {name: SplitPart(edges[place], edges[place + 1], seed) for place, name in enumerate(fractions)}

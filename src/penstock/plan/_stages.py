@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from penstock.errors import StageError
 from penstock.packing import PackingSettings
+from penstock.plan._arguments import whole_number
 
 Mode = Literal["windows", "full"]
 Tail = Literal["carry", "short", "pad", "drop"]
@@ -44,15 +45,14 @@ class Shuffle:
     """"windows" permutes stretches of data and the rows within a group of them: reads stay local.
     "full" permutes everything and reads randomly."""
     group: int = 16
-    """Windows that are mixed with each other: more mixes wider and reads from more places at once."""
+    """Windows that are mixed with each other: more mixes wider, reads from more places at once and, when packed,
+    keeps 5 bytes per document of them in memory."""
 
     def __post_init__(self) -> None:
-        if type(self.seed) is not int:
-            raise TypeError(f"shuffle(seed={self.seed!r}): the seed must be an int.")
+        _make_whole(self, "seed")
+        _make_whole(self, "group", at_least=1, at_most=2**62)
         if self.mode not in ("windows", "full"):
             raise ValueError(f"shuffle(mode={self.mode!r}): the modes are 'windows' and 'full'.")
-        if type(self.group) is not int or not 1 <= self.group <= 2**62:
-            raise ValueError(f"shuffle(group={self.group!r}): one window makes a group, and at most 2**62 do.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,7 @@ class Window:
     """The column that is cut."""
 
     def __post_init__(self) -> None:
-        if type(self.length) is not int or self.length < 1:
-            raise ValueError(f"window(length={self.length!r}): a row has at least one token.")
+        _make_whole(self, "length", at_least=1, at_most=2**62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +88,11 @@ class Pack:
     """Token id in places that hold no token; attention and loss never see it."""
 
     def __post_init__(self) -> None:
+        _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
         if self.labels not in ("next", "same"):
             raise ValueError(f"pack(labels={self.labels!r}): the choices are 'next' and 'same'.")
         if self.positions not in ("restart", "continue"):
             raise ValueError(f"pack(positions={self.positions!r}): the choices are 'restart' and 'continue'.")
-        if type(self.pad) is not int or not -(2**63) <= self.pad < 2**63:
-            raise ValueError(f"pack(pad={self.pad!r}): a token id is an int of 64 bits.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +123,7 @@ class Batch:
     smaller batch; "pad" repeats rows and marks them; "drop" leaves them out and counts them."""
 
     def __post_init__(self) -> None:
-        if type(self.global_size) is not int or self.global_size < 1:
-            raise ValueError(f"batch(global_size={self.global_size!r}): a batch has at least one row.")
+        _make_whole(self, "global_size", at_least=1, at_most=2**62)
         if self.tail not in ("carry", "short", "pad", "drop"):
             raise ValueError(f"batch(tail={self.tail!r}): the tails are 'carry', 'short', 'pad' and 'drop'.")
 
@@ -146,6 +143,11 @@ def check_next(stages: Sequence[Stage], stage: Stage) -> None:
         raise StageError(
             f"{stage.verb}() cannot follow {last.verb}(). The order is {LEGAL_ORDER}.{_advice(stage, last)}"
         )
+
+
+def _make_whole(stage: Stage, name: str, *, at_least: int | None = None, at_most: int | None = None) -> None:
+    number = whole_number(stage.verb, name, getattr(stage, name), at_least=at_least, at_most=at_most)
+    object.__setattr__(stage, name, number)
 
 
 def _advice(stage: Stage, last: Stage) -> str:

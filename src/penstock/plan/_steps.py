@@ -9,8 +9,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.plan._arguments import whole_number
 from penstock.plan._stages import Tail
 
+_MAX_ROW = 2**62
 Kind = TypeVar("Kind", bound=np.generic)
 
 
@@ -24,7 +26,7 @@ class Steps:
 
     def num_batches(self, epoch: int) -> int:
         """Batches that start in an epoch."""
-        _check_epoch(epoch)
+        epoch = checked_epoch(epoch)
         if self.tail == "drop":
             return self.num_rows // self.global_size
         if self.tail == "carry":
@@ -33,6 +35,7 @@ class Steps:
 
     def row_of(self, step: int, epoch: int) -> int:
         """Absolute number of the first row of a step."""
+        step, epoch = whole_number("read", "step", step), checked_epoch(epoch)
         num_batches = self.num_batches(epoch)
         if not 0 <= step < num_batches:
             steps = f"steps 0 to {num_batches - 1:,}" if num_batches else "no steps"
@@ -46,8 +49,9 @@ class Steps:
 
     def rows_at(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
         """(absolute rows of the batch that starts at `row`, which of them only fill it up if any can)."""
-        if row < 0 or self.num_rows == 0:
-            raise IndexError(f"Row {row} is asked for; an epoch has {self.num_rows:,} rows.")
+        row = whole_number("read_at", "row", row)
+        if not 0 <= row <= _MAX_ROW or self.num_rows == 0:
+            raise IndexError(f"Row {row} is asked for; an epoch has {self.num_rows:,} rows, and a run 2**62.")
         rows = np.arange(row, row + self.global_size)
         if self.tail == "carry":
             return rows, None
@@ -129,6 +133,9 @@ class Steps:
         return -(-epoch * self.num_rows // self.global_size)
 
 
-def _check_epoch(epoch: int) -> None:
-    if epoch < 0:
-        raise IndexError(f"Epoch {epoch} is asked for; epochs count from 0.")
+def checked_epoch(epoch: int, *, verb: str = "read") -> int:
+    """An epoch that somebody asks for, from 0 on."""
+    number = whole_number(verb, "epoch", epoch)
+    if number < 0:
+        raise IndexError(f"Epoch {number} is asked for; epochs count from 0.")
+    return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,11 @@ from numpy.typing import NDArray
 from penstock.plan._dataset import Dataset
 from penstock.plan._mixture import MixedRows
 from penstock.plan._packed import PackedRows
-from penstock.plan._rows import RowSource, SampleRows, WindowRows
+from penstock.plan._rows import RowSource
+from penstock.plan._sample_rows import SampleRows
+from penstock.plan._window_rows import WindowRows
+
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,21 +77,36 @@ def _trace_mixture(source: MixedRows, rows: NDArray[np.int64], name: str) -> lis
 
 
 def _trace_windows(source: WindowRows, rows: NDArray[np.int64], name: str) -> list[DocumentTrace]:
-    column, length = source.dataset.schema[source.stage.column], source.stage.length
-    if not column.is_ragged:
-        firsts = source.epochs.find(rows) * length
-        return [_trace(source.dataset, name, row, 0, first, 0, length) for row, first in enumerate(firsts.tolist())]
-    starts = np.concatenate([[0], np.cumsum(source.dataset.lengths(column.name))])
-    found = []
-    for row, first in enumerate((source.epochs.find(rows) * length).tolist()):
-        begin = int(np.searchsorted(starts, first, side="right")) - 1
-        end = int(np.searchsorted(starts, first + length, side="left"))
-        for document in range(begin, end):
-            low, high = max(first, int(starts[document])), min(first + length, int(starts[document + 1]))
-            if high > low:
-                start = low - int(starts[document])
-                found.append(_trace(source.dataset, name, row, low - first, document, start, high - low))
-    return found
+    length = source.stage.length
+    firsts = (source.epochs.find(rows) * length).tolist()
+    if not source.column.is_ragged:
+        return [_trace(source.dataset, name, row, 0, first, 0, length) for row, first in enumerate(firsts)]
+    found: list[list[DocumentTrace]] = [[] for _ in firsts]
+    for first_document, starts in _stretches(source, end=max(firsts, default=0) + length):
+        for row, first in enumerate(firsts):
+            begin = max(0, int(np.searchsorted(starts, first, side="right")) - 1)
+            end = min(len(starts) - 1, int(np.searchsorted(starts, first + length, side="left")))
+            for place in range(begin, end):
+                low, high = max(first, int(starts[place])), min(first + length, int(starts[place + 1]))
+                if high > low:
+                    document, start = first_document + place, low - int(starts[place])
+                    found[row].append(_trace(source.dataset, name, row, low - first, document, start, high - low))
+    return [trace for traces in found for trace in traces]
+
+
+def _stretches(source: WindowRows, end: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(first document, token at which each begins and the last one ends) of stretches of documents, up to a token.
+
+    Nothing says which document a token is in but the lengths of all before it: about 100 M of them are read per second.
+    """
+    num_documents, tokens = len(source.dataset), 0
+    for begin in range(0, num_documents, _CHUNK):
+        lengths = source.dataset.stored.lengths_between(source.column, begin, min(begin + _CHUNK, num_documents))
+        starts = tokens + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        yield begin, starts
+        tokens = int(starts[-1])
+        if tokens >= end:
+            return
 
 
 def _trace(dataset: Dataset, source: str, row: int, column: int, document: int, start: int, size: int) -> DocumentTrace:

@@ -18,24 +18,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
+from penstock.compiled import compiled
 from penstock.shards._checksums import BLOCK_BYTES
-from penstock.shards._table import (
-    ABSENT,
-    COUNT,
-    FILE,
-    OFFSET_FLAGS,
-    OFFSETS,
-    READY,
-    SIZE,
-    STATE,
-    VALUE_FLAGS,
-    VALUES,
-)
+from penstock.shards._table import ABSENT, COUNT, FILE, OFFSET_FLAGS, OFFSETS, READY, SIZE, STATE, VALUE_FLAGS, VALUES
 
 DONE = -1
 _SEEK_END = 2
@@ -54,7 +44,7 @@ def _describe_pointer(typing_context: Any, address: Any) -> Any:
 _pointer: Any = intrinsic(_describe_pointer)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _find(starts: NDArray[np.int64], index: int) -> int:
     low, high = 0, len(starts) - 1
     while high - low > 1:
@@ -66,7 +56,7 @@ def _find(starts: NDArray[np.int64], index: int) -> int:
     return low
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _can_enter(table: NDArray[np.int64], shard: int, slot: int) -> bool:
     """Whether the shard is open and its file as long as it was."""
     if table[shard, slot + STATE] == ABSENT:
@@ -75,14 +65,14 @@ def _can_enter(table: NDArray[np.int64], shard: int, slot: int) -> bool:
     return bool(file < 0 or _lseek(np.int32(file), 0, _SEEK_END) == table[shard, SIZE])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _enter(table: NDArray[np.int64], starts: NDArray[np.int64], slot: int, index: int, previous: int) -> int:
     """The shard that holds `index`, or -1 when it cannot be entered; `previous` was entered already."""
     shard = _find(starts, index)
     return shard if shard == previous or _can_enter(table, shard, slot) else -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _from_front(index: int, num_samples: int) -> int:
     """The index counted from the front, or -1 when there is no such sample."""
     if index < 0:
@@ -90,7 +80,7 @@ def _from_front(index: int, num_samples: int) -> int:
     return index if 0 <= index < num_samples else -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _are_checked(flags_address: int, begin: int, end: int) -> bool:
     """Whether the blocks that hold bytes `begin` to `end` of a tensor were checked."""
     first, last = begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
@@ -101,7 +91,7 @@ def _are_checked(flags_address: int, begin: int, end: int) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _find_sample(
     table: NDArray[np.int64], starts: NDArray[np.int64], slot: int, index: int, item_bytes: int
 ) -> tuple[int, int]:
@@ -120,7 +110,7 @@ def _find_sample(
     return table[shard, slot + VALUES] + begin * item_bytes, end - begin
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def gather(
     table: NDArray[np.int64],
     starts: NDArray[np.int64],
@@ -162,7 +152,7 @@ def gather(
     return DONE
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def locate(
     table: NDArray[np.int64],
     starts: NDArray[np.int64],
@@ -197,7 +187,7 @@ def locate(
     return DONE
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def measure(
     table: NDArray[np.int64],
     starts: NDArray[np.int64],
@@ -224,7 +214,7 @@ def measure(
     return DONE
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def copy_spans(sources: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[Any], like: NDArray[Any]) -> None:
     """Copy each located sample to its place in `out`; `ends` counts items of `out`."""
     begin = 0
@@ -236,7 +226,7 @@ def copy_spans(sources: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray
         begin = ends[place]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def gather_spans(
     table: NDArray[np.int64],
     starts: NDArray[np.int64],
@@ -268,7 +258,7 @@ def gather_spans(
     return DONE
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def gather_stream(
     table: NDArray[np.int64],
     value_starts: NDArray[np.int64],

@@ -1,0 +1,116 @@
+"""What `penstock.mix` was given, checked: several plans, each with its share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING
+
+from penstock.errors import StageError
+from penstock.plan._arguments import whole_number
+from penstock.plan._dataset import Dataset
+from penstock.plan._mixture import MixedRows
+from penstock.plan._staged import Staged
+from penstock.plan._stages import LEGAL_ORDER, Batch, Map
+
+if TYPE_CHECKING:
+    from penstock.plan._plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Several plans, each with its share."""
+
+    sources: tuple[tuple[str, Plan, float], ...]
+    seed: int
+    epoch: int | str
+    """Rows in an epoch, or the source whose pass is one."""
+
+    @classmethod
+    def of(
+        cls, sources: Mapping[str, tuple[Plan | Dataset, float]], *, seed: int, rows: int | None, epoch: str | None
+    ) -> Mix:
+        """A mixture from what `penstock.mix` was given."""
+        if not isinstance(sources, Mapping):
+            raise TypeError(f"mix(): the sources are {{name: (stages, weight)}}, not {type(sources).__name__}.")
+        if not sources:
+            raise ValueError("mix() needs at least one source.")
+        if (rows is None) == (epoch is None):
+            raise ValueError("mix(): give rows=, the rows in an epoch, or epoch=, the source whose pass is one.")
+        if epoch is not None and epoch not in sources:
+            raise ValueError(f"mix(epoch={epoch!r}): the sources are {', '.join(map(repr, sources))}.")
+        length = epoch if epoch is not None else whole_number("mix", "rows", rows, at_least=1, at_most=2**62)
+        parts = tuple(_checked_part(name, source) for name, source in sources.items())
+        mixture = cls(parts, whole_number("mix", "seed", seed), length)
+        mixture.rows()  # weights and columns that do not fit are an error here
+        return mixture
+
+    def rows(self) -> MixedRows:
+        """What the mixture reads from."""
+        parts = {name: (plan.row_source, weight) for name, plan, weight in self.sources}
+        return MixedRows(parts, seed=self.seed, epoch=self.epoch)
+
+    @property
+    def quotas(self) -> dict[str, int]:
+        """Rows of each source in every 65,536."""
+        return dict(zip((name for name, _, _ in self.sources), self.rows().mixture.quotas, strict=True))
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the parts and how they are dealt."""
+        parts = [[name, plan.fingerprint, weight] for name, plan, weight in self.sources]
+        return hashlib.blake2b(json.dumps([parts, self.seed, self.epoch]).encode(), digest_size=16).hexdigest()
+
+    def __repr__(self) -> str:
+        lines = [f"mix(seed={self.seed}, {'rows' if isinstance(self.epoch, int) else 'epoch'}={self.epoch!r})"]
+        quotas = self.quotas
+        for name, plan, _ in self.sources:
+            inner = repr(plan).replace("\n", "\n    ")
+            lines.append(f"  {name}: {quotas[name]}/65536 of {inner}")
+        return "\n".join(lines)
+
+
+def mix(
+    sources: Mapping[str, tuple[Plan | Dataset, float]], *, seed: int, rows: int | None = None, epoch: str | None = None
+) -> Plan:
+    """Rows of several plans in fixed shares.
+
+    Args:
+        sources: `{name: (stages, weight)}`; the stages end with shuffle, window or pack. Weights are any
+            positive numbers; they are rounded to 1/65,536.
+        seed: Decides whose turn it is.
+        rows: Rows in an epoch of the mixture.
+        epoch: Or the name of a source: an epoch is one pass over it.
+
+    >>> import numpy as np, penstock
+    >>> a, b = (penstock.from_arrays({"x": np.full(100, value)}) for value in (0, 1))
+    >>> plan = mix({"a": (a.shuffle(seed=1), 0.75), "b": (b.shuffle(seed=1), 0.25)}, seed=7, rows=1000).batch(96)
+    >>> int(plan.read(0)["x"].sum())
+    24
+    """
+    from penstock.plan._plan import Plan  # plans know of mixtures, so they stand above this module
+
+    return Plan(Mix.of(sources, seed=seed, rows=rows, epoch=epoch))
+
+
+def _checked_part(name: object, source: object) -> tuple[str, Plan, float]:
+    if not isinstance(name, str):
+        raise TypeError(f"mix(): {name!r} is no name of a source; names are text.")
+    if not isinstance(source, tuple | list) or len(source) != 2:
+        raise TypeError(f"mix(): {name!r} must be (stages, weight), as in (ds.shuffle(seed=1).pack(4096), 0.7).")
+    stages, weight = source
+    if not isinstance(stages, Staged):
+        raise TypeError(f"mix(): {name!r} is {type(stages).__name__}; a source is a Penstock dataset or plan.")
+    if not isinstance(weight, Real) or not 0 < float(weight) < math.inf:
+        raise ValueError(f"mix(): the weight of {name!r} is {weight!r}; weights are positive, finite numbers.")
+    plan = stages.as_plan()
+    for stage in plan.stages:
+        if isinstance(stage, (Map, Batch)):
+            raise StageError(
+                f"mix(): {name!r} ends with {stage.verb}(), which comes after mix. The order is {LEGAL_ORDER}."
+            )
+    return name, plan, float(weight)

@@ -1,0 +1,69 @@
+"""One batch, from the number of its first row to the arrays that a rank gets.
+
+Rows are read, targets are counted over all ranks, then mapped functions see the batch, in this order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.order import derive_key
+from penstock.plan._compose import ROW_TARGETS
+from penstock.plan._mapping import run_map
+from penstock.plan._mixture import MixedRows
+from penstock.plan._packed import PackedRows
+from penstock.plan._rows import IGNORED, Batch, Rows, RowSource
+from penstock.plan._stages import Map
+from penstock.plan._steps import Steps
+from penstock.plan._trace import describe_row
+
+IS_REPEATED = "is_repeated"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReader:
+    """Reads the batches of a plan."""
+
+    rows: RowSource
+    steps: Steps
+    maps: tuple[Map, ...]
+    seed: int
+    """What the generators of mapped functions derive from."""
+
+    def read_at(
+        self, row: int, rank: int, world_size: int, part: int, num_parts: int, out: Mapping[str, NDArray[Any]] | None
+    ) -> Batch:
+        """A rank's part of the batch that starts at an absolute row."""
+        rows, is_repeated = self.steps.rows_at(row)
+        own = self.steps.part(self.steps.share(rows, rank, world_size), part, num_parts)
+        batch = self.rows.read(own, out)
+        if ROW_TARGETS in batch or is_repeated is not None:
+            places = self.steps.part(self.steps.share(np.arange(len(rows)), rank, world_size), part, num_parts)
+            self._account(batch, rows, places, is_repeated)
+        for number, stage in enumerate(self.maps):
+            key = derive_key(self.seed, "map", number)
+            batch = run_map(stage, batch, own, key, functools.partial(describe_row, self.rows))
+        if is_repeated is not None:
+            batch[IS_REPEATED] = is_repeated[places]
+        return batch
+
+    def _account(self, batch: Batch, rows: Rows, places: Rows, is_repeated: NDArray[np.bool_] | None) -> None:
+        """Count targets and hide those of rows that only fill the batch up; `places` are this share's among `rows`."""
+        is_real = np.ones(len(rows), np.bool_) if is_repeated is None else ~is_repeated
+        if self.rows.makes_labels and not is_real[places].all():
+            batch["labels"][~is_real[places]] = IGNORED
+        if ROW_TARGETS in batch:
+            own = int(batch.pop(ROW_TARGETS)[is_real[places]].sum())
+            is_real[places] = False  # by place: with tail="pad" a row can be in several
+            batch["num_targets"], batch["num_targets_global"] = own, own + self._count_targets(rows[is_real])
+
+    def _count_targets(self, rows: Rows) -> int:
+        """Targets in rows that other ranks, or other parts, read."""
+        assert isinstance(self.rows, (PackedRows, MixedRows))
+        return int(self.rows.count_targets(rows).sum()) if len(rows) else 0
