@@ -21,8 +21,8 @@ def note_passed_over(sources: Any, reading: SourceOptions) -> list[str]:
     kinds = collections.Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in paths)
     shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN_KINDS))
     return [
-        f"Passed over in folders, for their names tell no format that is read: {shown} ({paths[0]}, …). "
-        "Give them as paths with format= (--format) if they are data."
+        f"Passed over in folders, for their names tell no format that is read: {shown} ({_such_as(paths)}). "
+        "If they are data, give them as paths with reading=SourceOptions(format=…), or --format."
     ]
 
 
@@ -33,7 +33,7 @@ def note_gone(earlier: Earlier | None, files: Sequence[SourceFile]) -> list[str]
     if not gone:
         return []
     return [
-        f"{len(gone):,} source files of before are not among the sources now ({gone[0]}, …): their samples left "
+        f"{len(gone):,} source files of before are not among the sources now ({_such_as(gone)}): their samples left "
         "the dataset. To add to it, give all sources, old and new."
     ]
 
@@ -41,4 +41,12 @@ def note_gone(earlier: Earlier | None, files: Sequence[SourceFile]) -> list[str]
 def note_changes(files: Sequence[SourceFile]) -> list[str]:
     """A sentence when sources did not keep still; the dataset names them as they were listed, so a rerun reads them."""
     changed = changed_since(files)
-    return [f"{len(changed):,} source files changed during the run ({changed[0]}, …). Run it again."] if changed else []
+    return (
+        [f"{len(changed):,} source files changed during the run ({_such_as(changed)}). Run it again."]
+        if changed
+        else []
+    )
+
+
+def _such_as(paths: Sequence[str]) -> str:
+    return paths[0] + (", …" if len(paths) > 1 else "")

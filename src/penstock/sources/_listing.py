@@ -23,6 +23,7 @@ from penstock.sources._options import SourceOptions
 from penstock.sources._remote import is_remote
 
 _log = logging.getLogger(__name__)
+_HOW_TO_TELL = "Pass reading=SourceOptions(format='jsonl'), or what it is (--format)."
 Source = str | os.PathLike[str] | IterableSource | Iterable[Any]
 
 
@@ -91,7 +92,9 @@ def _check_formats(source: str, files: list[SourceFile], options: SourceOptions)
     formats = collections.Counter(format_of(file.path, options) for file in files)
     if None in formats:
         unknown = next(file.path for file in files if format_of(file.path, options) is None)
-        raise ValueError(f"{unknown}: the name does not tell the format. Pass format=, as in format='jsonl'.")
+        raise ValueError(f"{unknown}: the name does not tell the format. {_HOW_TO_TELL}")
     if len(formats) > 1:
         found = ", ".join(f"{count} {name}" for name, count in sorted(formats.items(), key=str))
-        raise ValueError(f"{source}: files of several formats ({found}). Pass a narrower glob, or format= (--format).")
+        raise ValueError(
+            f"{source}: files of several formats ({found}). Use a narrower glob, or read all as one. {_HOW_TO_TELL}"
+        )
