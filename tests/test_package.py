@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
+
+import pytest
 
 import penstock
 
@@ -17,6 +21,16 @@ def test_every_public_name_can_be_had_and_is_listed():
     for name in penstock.__all__:
         assert getattr(penstock, name) is not None
     assert dir(penstock) == sorted(penstock.__all__)
+
+
+def test_type_checkers_can_read_which_names_are_public():
+    tree = ast.parse(Path(penstock.__file__).read_text())
+    (listed,) = [node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"]
+    assert ast.literal_eval(listed) == penstock.__all__
+    branch = next(node for node in tree.body if isinstance(node, ast.If)).body
+    imported = {name.asname or name.name for node in branch for name in node.names}
+    assert imported == set(penstock.__all__) - {"__version__"}
+    assert not any(isinstance(node, ast.FunctionDef) for node in tree.body)  # a `__getattr__` would hide typing errors
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -34,6 +48,32 @@ def test_opening_a_dataset_needs_neither_torch_nor_numba(tmp_path):
     code = f"import penstock, sys; penstock.open({str(tmp_path / 'data')!r})[0]\n"
     code += "print([m for m in ('torch', 'ray', 'numba', 'pyarrow') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("absent", "code", "message"),
+    [
+        ("torch", "penstock.DataLoader", "penstock.DataLoader and penstock.stream need PyTorch: .*'penstock.torch.'"),
+        ("torch", "penstock.masks", "penstock.masks needs PyTorch: pip install 'penstock.torch.'"),
+        ("torch", "from penstock.cli import main; main(['demo'])", "needs torch: pip install 'penstock.torch,text.'"),
+        ("tokenizers", "from penstock.cli import main; main(['demo'])", "needs tokenizers: pip install 'penstock.t"),
+        ("s3fs", "penstock.prepare('s3://a/b.csv', 'never')", "s3:// needs its fsspec driver .*'penstock.s3.'"),
+        ("ray", "penstock.prepare('README.md', 'never', engine='ray')", "needs Ray .*'penstock.ray.'"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(tmp_path, absent, code, message):
+    (tmp_path / "README.md").write_text("x")
+    code = f"import sys; sys.modules[{absent!r}] = None; import penstock; {code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert re.search(message, done.stderr), done.stderr
+
+
+def test_every_extra_is_used_by_the_code():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    packages = [re.split("[<>=\\[]", line)[0] for name, lines in extras.items() if name != "dev" for line in lines]
+    code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    imported = {"pillow": "PIL", "penstock": "penstock", "s3fs": "s3"}
+    assert [name for name in packages if not re.search(rf"\b{imported.get(name, name)}\b", code)] == []
 
 
 def test_the_wheel_holds_the_package_its_types_and_the_licence(tmp_path):
@@ -54,4 +94,4 @@ def test_constraints_pin_everything_exactly_and_torch_to_one_version():
 
 def test_the_extras_that_the_documentation_names_are_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras) == {"torch", "text", "images", "ray", "report", "s3", "all", "dev"}
+    assert set(extras) == {"torch", "text", "images", "ray", "s3", "all", "dev"}

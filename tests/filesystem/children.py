@@ -64,6 +64,12 @@ def run_in_child(body: Callable[[], Any]) -> Any:
         return child.result()
 
 
+def addresses_in_use() -> int:
+    """Bytes of this process that a limit on addresses (`ulimit -v`) counts."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+
 def is_killed(body: Callable[[], Any]) -> bool:
     """Run `body` in a process of its own; whether it was killed."""
     try:

@@ -33,6 +33,16 @@ def test_a_created_file_holds_the_chunks_in_order_and_its_size_comes_back(tmp_pa
     assert path.read_bytes() == b"onetwo3"
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_the_umask_says_who_else_may_read_and_write(tmp_path, umask, mode):
+    def create():
+        os.umask(umask)
+        create_file(tmp_path / "file", [b"x"])
+
+    run_in_child(create)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
 def test_a_file_is_synced_after_its_last_byte(tmp_path, monkeypatch):
     calls = []
     for name in ("write", "fsync", "close"):

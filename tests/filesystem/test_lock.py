@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import signal
 import socket
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 from penstock.errors import StorageError, WriterBusy
 from penstock.filesystem import DirectoryLock, lock_holder
 
-from .children import Child, run_in_child
+from .children import Child, is_killed, run_in_child
 
 
 def hold(directory: Path, ready: int) -> None:
@@ -202,6 +203,35 @@ def test_a_name_that_cannot_be_unlinked_does_not_keep_the_lock(tmp_path, monkeyp
         lock.release()
     with DirectoryLock(tmp_path):
         pass
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become two users")
+def test_one_of_a_group_goes_on_where_another_was_killed(tmp_path):
+    group, first, second = 4000, 4001, 4002
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    os.chown(shared, 0, group)
+    shared.chmod(0o2775)
+
+    def become(user):
+        os.chdir(shared)  # while the way to it is open
+        os.umask(0o002)
+        os.setgroups([])
+        os.setregid(group, group)
+        os.setreuid(user, user)
+
+    def be_killed():
+        become(first)
+        DirectoryLock(Path()).acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def go_on():
+        become(second)
+        with DirectoryLock(Path()):
+            return True
+
+    assert is_killed(be_killed)
+    assert run_in_child(go_on)
 
 
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import resource
 import socket
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from penstock.errors import FormatError, StorageError
 from penstock.filesystem import MappedFile, PositionedFile, open_regular
+
+from .children import addresses_in_use, run_in_child
 
 DATA = np.random.default_rng(0).integers(0, 256, 3 * mmap.PAGESIZE + 100, dtype=np.uint8).tobytes()
 
@@ -164,6 +167,22 @@ def test_a_refused_open_is_a_storage_error_that_names_the_file(path, monkeypatch
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(StorageError, match="file: opening failed: Too many open files"):
         open_regular(path)
+
+
+@pytest.mark.parametrize("limit", ["open files", "addresses"])
+def test_a_map_that_is_refused_is_an_error_that_names_the_file_and_the_way_out(path, limit):
+    def refused():
+        if limit == "open files":
+            free = os.dup(0)  # the file itself gets this number, and its map finds none
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))
+        else:
+            os.truncate(path, 8 << 30)
+            resource.setrlimit(resource.RLIMIT_AS, (addresses_in_use() + (1 << 30),) * 2)
+        MappedFile(path)
+
+    with pytest.raises(StorageError, match=r"file: mapping failed: .*`ulimit -v`.*io='pread'"):
+        run_in_child(refused)
 
 
 @both

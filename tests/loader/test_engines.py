@@ -158,6 +158,25 @@ def test_an_item_that_always_kills_its_worker_is_named_and_hurts_no_other(
             assert processes.wait(ticket).batch["number"] == ticket
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_how_a_worker_died_is_known_also_when_another_is_started_before_it_is_missed(
+    method: str, tmp_path: Path
+) -> None:
+    before = children()
+    engine = make(("process", method), num_workers=1)
+    codes: list[int | None] = []
+    ask = engine._starter.exit_code  # type: ignore[attr-defined]
+    engine._starter.exit_code = lambda started: codes.append(ask(started))  # type: ignore[attr-defined]
+    engine.submit(0, ("kill once", str(tmp_path / "killed")))
+    (worker,) = (psutil.Process(pid) for pid in children() - before)
+    assert wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
+    engine.set_workers(2)
+    engine.submit(1, 1)
+    assert [engine.wait(ticket).batch["number"] for ticket in range(2)] == [3, 1]
+    assert codes == [-signal.SIGKILL]
+    engine.close()
+
+
 def test_a_killed_fork_server_is_replaced() -> None:
     before = children()
     engine = make(("process", "forkserver"))

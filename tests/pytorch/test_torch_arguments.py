@@ -247,7 +247,11 @@ def test_copies_of_a_loader_begin_anew(duplicate: Any) -> None:
     other.close()
     loader.close()
     planned = penstock.DataLoader(numbers(4).batch(2), num_workers=0)
-    assert rows_of(duplicate(planned)) == [0, 1, 2, 3]
+    planned_too = duplicate(planned)
+    assert rows_of(planned_too) == [0, 1, 2, 3]
+    planned_too.batch_sampler.sampler.set_epoch(3)
+    planned.batch_sampler.sampler.set_epoch(5)
+    assert (planned_too.state_dict()["epoch"], planned.state_dict()["epoch"]) == (3, 5)
 
 
 # Penstock's own data.

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,13 @@ def test_a_loop_belongs_to_the_process_that_began_it() -> None:
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert len(list(batches)) == 19
+
+
+def test_threads_that_take_from_one_loop_get_each_batch_once() -> None:
+    loop = iter(penstock.DataLoader(Numbers(600), batch_size=2, num_workers=2))
+    with ThreadPoolExecutor(4) as threads:
+        taken = list(threads.map(list, [loop] * 4))
+    assert sorted(torch.cat([batch for batches in taken for batch in batches]).tolist()) == list(range(600))
 
 
 def test_in_a_forked_child_a_loader_with_persistent_workers_starts_its_own() -> None:

@@ -222,7 +222,7 @@ def test_a_file_that_is_too_long_is_found(io: Any, extra: bytes, small: Path) ->
 
 
 SHRINK = """
-    import itertools, os, sys, penstock
+    import itertools, os, sys, numpy as np, penstock
     from pathlib import Path
     from penstock.errors import StorageError
     path, io, check = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -232,7 +232,13 @@ SHRINK = """
         "item": lambda ds: ds[len(ds) - 1], "first": lambda ds: ds[0],
         "gather": lambda ds: ds.read([0, len(ds) - 1]), "lengths": lambda ds: ds.lengths("t"),
         "all": lambda ds: ds[:],
+        "stream": lambda ds: ds.storage.read_stream(ds.schema["t"], np.zeros(1, np.int64), np.empty((1, 9), np.int64)),
+        "announce": lambda ds: ds.storage.announce(ds.schema["t"], 0, len(ds)),
+        "release": lambda ds: ds.storage.release(ds.schema["t"], 0, len(ds)),
+        "check": lambda ds: ds.storage.check_samples(ds.schema["t"], 0, len(ds)),
     }
+    if check == "never":
+        del reads["check"]
     warm = [lambda ds: ds[0], lambda ds: ds[:]]
     for keep, first, name in itertools.product([0, 4096, 50_000, len(whole) - 1], warm, reads):
         ds = penstock.open(path, io=io, check=check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -253,6 +254,32 @@ def test_json_bombs_are_format_errors(text: bytes, small: Path) -> None:
     (small / "manifest.json").write_bytes(sign_manifest(text))
     with pytest.raises(FormatError, match=r"manifest\.json"):
         penstock.open(small)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("1e400", "Out of range float values"),
+        ("NaN", "Out of range float values"),
+        ("[{}, [-Infinity]]", "Out of range float values"),
+        (r'"\ud800"', "surrogates not allowed"),
+        ("[" * 200 + "]" * 200, "more than 100 levels of lists and objects in each other"),
+        ('{"a":' * 200 + "0" + "}" * 200, "more than 100 levels of lists and objects in each other"),
+    ],
+)
+def test_attributes_that_could_not_be_passed_on_are_refused(value: str, message: str, small: Path) -> None:
+    text = json.dumps(manifest_of(small) | {"attributes": {"a": "here"}}).replace('"here"', value)
+    (small / "manifest.json").write_bytes(sign_manifest(text.encode()[:-1]))
+    with pytest.raises(FormatError, match=rf"manifest\.json: the attributes are not what JSON can hold: .*{message}"):
+        penstock.open(small)
+
+
+def test_attributes_of_99_levels_are_kept_when_samples_are_appended(small: Path) -> None:
+    nested = json.loads("[" * 99 + "]" * 99)
+    forge_manifest(small, lambda fields: fields["attributes"].update(a=nested))
+    with penstock.DatasetWriter(small, SMALL.columns, mode="append"):
+        pass
+    assert penstock.open(small).storage.attributes == {"a": nested}
 
 
 def test_a_manifest_of_256_megabytes_is_not_parsed() -> None:

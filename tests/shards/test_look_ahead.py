@@ -164,7 +164,7 @@ def test_a_shard_closed_meanwhile_is_read_on(long: Path) -> None:
     assert isinstance(ds.storage, ShardFolder)
     for first in range(0, NUM_ROWS, 45):
         read_in_order(ds, first, min(first + 45, NUM_ROWS))
-        ds.storage.close_shards({0})
+        ds.storage.shards.close_shards({0})
 
 
 def test_a_forked_child_and_its_parent_both_read_on(long: Path) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock.errors import CorruptionError, DatasetChanged, DatasetExists, FormatError
+from filesystem.children import addresses_in_use, run_in_child
+from penstock.errors import CorruptionError, DatasetChanged, DatasetExists, FormatError, StorageError
 from penstock.shards import read_manifest, read_provenance
 from penstock.shards._manifest import parse_manifest
 
@@ -128,6 +130,64 @@ def test_content_that_is_no_object_is_refused(noted: Path, data: bytes) -> None:
     entry = dataclasses.replace(manifest.provenance, num_bytes=len(data), checksum=checksum(data))
     with pytest.raises(FormatError, match=str(file)):
         read_provenance(noted, dataclasses.replace(manifest, provenance=entry))
+
+
+@pytest.mark.parametrize(
+    "origins",
+    [
+        5,
+        [1],
+        {"files": 5, "splits": []},
+        {"files": ["a"], "splits": [[0]]},
+        {"files": [], "splits": [[0, 0, 1, 9, None]]},
+        {"files": ["a"], "splits": [["x", 0, 1, 9, None]]},
+        {"files": ["a"], "splits": [[0, 0, 1, -9, None]]},
+        {"files": ["a"], "splits": [[0, 0, 1, 10**30, None]]},
+        {"files": ["a"], "splits": [[0, 0, 1, 9, "x"]]},
+        {"files": ["a"], "splits": [[0, 0, 1, 9, []]]},
+        {"files": ["a"], "splits": [[0, 0, 1, 9, [[1, 0, 1]]]]},
+        {"files": ["a"], "splits": [[0, 0, 1, 9, [[0, 0, 1], [7, 0, 1], [5, 0, 1]]]]},
+        {"files": ["a"], "splits": [[0, 0, 1, 9, None, 2]]},
+        {"files": ["a", "b"], "splits": [[0, 0, 1, 9, [[0, 0, 0], [8, 2, 1]], 2]]},
+    ],
+)
+def test_origins_that_lead_nowhere_are_refused_by_name(noted: Path, origins: Any) -> None:
+    file = add_provenance(noted, {"origins": origins})
+    with pytest.raises(FormatError, match=f"{file}: its origins of samples are not files and splits"):
+        penstock.open(noted).origin(3)
+
+
+@pytest.mark.parametrize(
+    ("split", "origin"),
+    [
+        ([0, 0, 50, 9, None], "a [0:50], row 3"),
+        ([0, 0, 50, 9, [[0, 4, 1], [2, 20, 0]]], "a [0:50], row 20"),
+        ([1, 0, 9, 9, None, 9], "e"),
+        ([1, 0, 2, 9, [[0, 0, 0], [3, 1, 0]], 2], "c"),
+        ([1, 0, 4, 900, None, 4], "e"),  # several samples of each file: a column says of which
+        ([0, 0, 50, 0, None], None),
+    ],
+)
+def test_origins_lead_to_file_and_row(noted: Path, split: list[Any], origin: str | None) -> None:
+    add_provenance(noted, {"origins": {"files": [*"abcdefghij"], "splits": [split]}})
+    assert penstock.open(noted).origin(3) == origin
+
+
+def test_one_larger_than_memory_is_verified_all_the_same_and_a_named_error_for_who_reads_it(noted: Path) -> None:
+    file = file_of(noted)
+    os.truncate(file, 1 << 30)
+    manifest = read_manifest(noted)
+    assert manifest.provenance is not None
+    forged = dataclasses.replace(manifest, provenance=dataclasses.replace(manifest.provenance, num_bytes=1 << 30))
+    (noted / "manifest.json").write_bytes(forged.to_bytes())
+
+    def use() -> list[str]:
+        resource.setrlimit(resource.RLIMIT_AS, (addresses_in_use() + (256 << 20),) * 2)
+        with pytest.raises(StorageError, match=f"{file}: its 1,073,741,824 bytes do not fit into memory"):
+            read_provenance(noted, read_manifest(noted))
+        return list(penstock.verify(noted).faults)
+
+    assert run_in_child(use) == [f"{file}: the file does not match its checksum. Restore it from a copy."]
 
 
 def test_the_manifest_stays_small_however_many_files_there_are(noted: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import FormatError
+from penstock.errors import DatasetChanged, FormatError
 from penstock.shards import ShardFolder
 from penstock.shards._open_files import OPEN_FILES
 
@@ -223,6 +224,24 @@ def test_a_shard_that_comes_back_is_read(many: Path, tmp_path: Path) -> None:
     first = shard_paths(many)[0]
     (tmp_path / first.name).write_bytes(first.read_bytes())
     assert ds[0]["b"] == b"00000"
+
+
+@pytest.mark.parametrize("io", IOS)
+@pytest.mark.parametrize("what", ["moved", "removed", "a file in its place"])
+def test_a_dataset_that_went_away_is_said_to_have_gone(tmp_path: Path, io: Any, what: str) -> None:
+    path = tmp_path / "ds"
+    with penstock.DatasetWriter(path, {"x": "int64"}, shard_bytes=8) as writer:
+        writer.write_batch({"x": range(3)})
+    ds = penstock.open(path, io=io)
+    ds[0]
+    path.rename(tmp_path / "elsewhere")
+    if what == "removed":
+        shutil.rmtree(tmp_path / "elsewhere")
+    elif what == "a file in its place":
+        path.touch()
+    assert ds[0]["x"] == 0  # its shard is open
+    with pytest.raises(DatasetChanged, match=r"no dataset is there .* moved or removed since it was opened"):
+        ds[len(ds) - 1]
 
 
 def test_announcing_and_checking_ahead_change_nothing(many: Path) -> None:

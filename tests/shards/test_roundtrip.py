@@ -20,6 +20,8 @@ from penstock.errors import SchemaError
 from penstock.schema import dtype_from_name
 from penstock.shards import read_manifest
 
+from .folders import add_provenance
+from .independent_reader import read_dataset
 from .strategies import (
     DTYPES,
     Written,
@@ -119,6 +121,29 @@ def test_lengths_are_those_of_the_samples(written: Written, io: Any) -> None:
         for column in written.schema.columns:
             if column.is_ragged:
                 assert ds.lengths(column.name).tolist() == [len(sample[column.name]) for sample in written.samples]
+
+
+@short_law
+@given(datasets())
+def test_a_reader_written_from_the_documentation_alone_reads_the_same(written: Written) -> None:
+    with scratch() as folder:
+        write(folder / "ds", written)
+        read = read_dataset(folder / "ds")
+    for name in written.columns:
+        assert read[name] == [to_bytes(sample[name])[-1] for sample in written.samples]
+
+
+def test_the_documentation_holds_for_many_blocks_for_appended_samples_and_for_provenance(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    columns = {"x": "uint16[*]", "row": "float32[3]"}
+    samples = [{"x": rng.integers(0, 9, size, np.uint16), "row": rng.random(3, np.float32)} for size in (700_000, 0, 3)]
+    for mode in ("create", "append"):
+        with penstock.DatasetWriter(tmp_path, columns, mode=mode, attributes={mode: [1.5]}) as writer:
+            for sample in samples:
+                writer.write(sample)
+    add_provenance(tmp_path, {"sources": []})
+    read = read_dataset(tmp_path)
+    assert {name: [sample[name].tobytes() for sample in 2 * samples] for name in columns} == read
 
 
 @short_law

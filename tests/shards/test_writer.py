@@ -1,5 +1,6 @@
 """What `DatasetWriter` takes, what it refuses, and what it leaves behind."""
 
+import json
 import os
 import tracemalloc
 from pathlib import Path
@@ -155,6 +156,8 @@ def test_after_the_end_nothing_more_is_taken(path):
         ({"shard_bytes": 0}, "shard_bytes=0; a shard has at least one byte"),
         ({"attributes": {"when": object()}}, "attributes must be JSON"),
         ({"attributes": {"x": float("nan")}}, "attributes must be JSON"),
+        ({"attributes": {"path": os.fsdecode(b"caf\xe9")}}, "attributes must be JSON.* surrogates not allowed"),
+        ({"attributes": {"x": json.loads("[" * 200 + "]" * 200)}}, "attributes must be JSON.* more than 100 levels"),
         ({"columns": {}}, "at least one column"),
         ({"columns": {"x": "int65"}}, "'int65' is not a dtype"),
     ],
@@ -266,6 +269,13 @@ def test_a_folder_with_files_of_others_is_refused_and_untouched(path, mode, name
     assert sorted(os.listdir(path)) == before
     assert strange.is_dir() or strange.read_text() == "precious"
     assert contents(path) == (SAMPLES if mode == "overwrite" else None)
+
+
+def test_a_path_that_no_file_system_takes_is_a_named_error(tmp_path):
+    with pytest.raises(StorageError, match="File name too long"):
+        DatasetWriter(tmp_path / ("x" * 300), COLUMNS)
+    with pytest.raises(StorageError, match="File name too long"):
+        penstock.open(tmp_path / ("x" * 300))
 
 
 def test_a_file_in_place_of_the_folder_is_refused_and_untouched(tmp_path):

@@ -82,7 +82,9 @@ def _never_fail_to_print() -> None:
 
 
 def _flush() -> None:
-    """Flush now: a reader that went away (`| head`) is no error of ours."""
+    """Flush now: a reader that went away (`| head`), or was never there (`>&-`), is no error of ours."""
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -31,7 +31,8 @@ def create_file(path: Path, chunks: Iterable[memoryview | bytes]) -> int:
     needed = sum(len(piece) for piece in pieces)
     written = 0
     with storage_errors(path, doing="created"):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        # Who else may read and write is for the umask to say: a group that shares a folder has its own.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
             for piece in pieces:

@@ -91,7 +91,7 @@ class DirectoryLock:
 
     def _open(self) -> int:
         with storage_errors(self.path, doing="opened to lock the folder"):
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def _is_won(self, descriptor: int) -> bool:
         """Lock the open file; False when it is no longer the one that the name leads to."""

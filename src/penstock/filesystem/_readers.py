@@ -77,7 +77,9 @@ def open_regular(path: Path) -> int:
         raise
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise FormatError(f"{path} is a symbolic link; the files of a dataset are plain files.") from error
+            raise FormatError(
+                f"{path} is a symbolic link; the files of a dataset are plain files (`cp -rL` makes them so)."
+            ) from error
         if error.errno == errno.ENXIO:  # a socket
             raise FormatError(f"{path} is not a plain file; the files of a dataset are.") from error
         raise StorageError(error.errno, f"{path}: opening failed: {error.strerror}.") from error
@@ -120,9 +122,20 @@ class MappedFile(_OpenFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._map = mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ) if self.size else b""
-        self.bytes = np.frombuffer(self._map, np.uint8)
+        self.bytes = np.frombuffer(self._map() if self.size else b"", np.uint8)
         self.address: int = self.bytes.ctypes.data
+
+    def _map(self) -> mmap.mmap:
+        try:
+            return mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ)
+        except ValueError:  # it shrank since its size was asked
+            raise self._shrunk(os.fstat(self.descriptor).st_size) from None
+        except OSError as error:
+            raise StorageError(
+                error.errno,
+                f"{self.path}: mapping failed: {error.strerror}. Raise the limit (`ulimit -v` for memory, `ulimit -n` "
+                "for open files), or open the dataset with io='pread'.",
+            ) from error
 
     def read(self, begin: int, end: int) -> NDArray[np.uint8]:
         return self.bytes[begin:end]

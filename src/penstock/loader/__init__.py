@@ -10,7 +10,7 @@ from penstock.loader._engine import Engine, Result, StartMethod, make_engine
 from penstock.loader._layout import Batch
 from penstock.loader._memory import Arena
 from penstock.loader._pipeline import Pipeline
-from penstock.loader._statistics import LoaderStatistics
+from penstock.loader._statistics import LoaderStatistics, count_computed, count_handed_over
 from penstock.loader._work import Item, PlanWork, Stretch, Work, has_batches, plan_items, steps_per_stretch
 
 __all__ = [
@@ -26,6 +26,8 @@ __all__ = [
     "StartMethod",
     "Stretch",
     "Work",
+    "count_computed",
+    "count_handed_over",
     "default_workers",
     "has_batches",
     "make_engine",

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from penstock.loader._engine import Engine, Result
 from penstock.loader._layout import Batch
-from penstock.loader._statistics import LoaderStatistics
+from penstock.loader._statistics import LoaderStatistics, count_computed, count_handed_over
 from penstock.loader._work import Stretch, Work
 
 
@@ -86,7 +86,8 @@ class Pipeline:
             item, batch = self._received.popleft()
         waited = time.perf_counter()
         converted = self._convert(batch)
-        self._count(was_ready, begin, waited)
+        self._statistics.num_ready += was_ready
+        self._left_at = count_handed_over(self._statistics, begin, waited, self._left_at)
         return item, converted
 
     def is_ready(self) -> bool:
@@ -136,11 +137,7 @@ class Pipeline:
         item, result = self._take()
         items = item.items() if isinstance(item, Stretch) else (item,)
         self._received.extend(zip(items, result.batches, strict=True))
-        statistics = self._statistics
-        statistics.num_bytes += result.num_bytes
-        statistics.produce_seconds += result.produce_seconds
-        statistics.worker_cpu_seconds += result.cpu_seconds
-        statistics.page_faults += result.page_faults
+        count_computed(self._statistics, result)
         return result.was_ready
 
     def _take(self) -> tuple[Any, Result]:
@@ -157,16 +154,6 @@ class Pipeline:
         item = next(item for number, item in self._in_flight if number == ticket)
         self._in_flight.remove((ticket, item))
         return item, result
-
-    def _count(self, was_ready: bool, begin: float, waited: float) -> None:
-        statistics, now = self._statistics, time.perf_counter()
-        statistics.num_batches += 1
-        statistics.num_ready += was_ready
-        statistics.wait_seconds += waited - begin
-        statistics.copy_seconds += now - waited
-        if self._left_at is not None:
-            statistics.step_seconds += begin - self._left_at
-        self._left_at = now
 
     def _refuse(self) -> NoReturn:
         if not self.is_ours:

@@ -22,7 +22,7 @@ from penstock.loader._diagnosis import diagnose_death
 from penstock.loader._engine import Result, StartMethod, patience
 from penstock.loader._memory import Slot
 from penstock.loader._sending import check_not_importing_main, pack_work
-from penstock.loader._starting import ForkServerStarter, ForkStarter, SpawnStarter, Starter
+from penstock.loader._starting import ForkServerStarter, ForkStarter, SpawnStarter, Starter, occupy_standard_descriptors
 from penstock.loader._work import Work
 from penstock.loader._worker_proxy import WorkerProxy
 
@@ -39,6 +39,7 @@ class ProcessEngine:
     def __init__(self, work: Work, num_workers: int, start_method: StartMethod, *, is_assigned: bool = False) -> None:
         check_not_importing_main()
         self._greeting = None if start_method == "fork" else pack_work(work)
+        occupy_standard_descriptors()
         self._life_line_reader, self._life_line = os.pipe()
         self._starter: Starter = _make_starter(self._life_line_reader, work, start_method)
         self._end = weakref.finalize(self, _end, self._life_line, self._life_line_reader, self._starter)

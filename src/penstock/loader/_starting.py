@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +18,7 @@ from penstock.loader import _life_line
 from penstock.loader._channel import Channel
 from penstock.loader._life_line import hold_life_line
 from penstock.loader._work import Work
-from penstock.loader._worker import run_worker
+from penstock.loader._worker import flush_printed, run_worker
 
 _END_SECONDS = 3.0
 _EXIT_SECONDS = 1.0
@@ -48,6 +47,16 @@ class Starter(Protocol):
     def close(self) -> None:
         """Wait for everything to be gone; the life-line was cut before."""
         ...
+
+
+def occupy_standard_descriptors() -> None:
+    """In a program that was started without standard streams, leave their numbers to nothing that is opened later.
+
+    Else a channel or a slot gets one, and is taken for what workers read from and print to.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 class ForkServerStarter:
@@ -116,7 +125,8 @@ class SpawnStarter:
 
     def start(self, number: int) -> Started:
         """Start an interpreter."""
-        self._processes = {key: process for key, process in self._processes.items() if process.poll() is None}
+        for process in self._processes.values():
+            process.poll()  # no zombie stays; how it ended may still be asked
         ours, theirs = Channel.pair()
         process = self._processes[number] = _run_python("spawned", theirs, self._life_line)
         theirs.close()
@@ -137,63 +147,60 @@ class ForkStarter:
 
     def __init__(self, life_line: int, work: Work) -> None:
         self._life_line, self._work = life_line, work
-        self._pids: set[int] = set()
+        self._running: set[int] = set()
+        self._codes: dict[int, int] = {}
 
     def start(self, number: int) -> Started:
         """Fork."""
-        for pid in list(self._pids):
+        for pid in list(self._running):
             self._reap(pid)
         ours, theirs = Channel.pair()
-        sys.stdout.flush()  # else what it has buffered is written twice
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # 3.12 warns of threads; so does the setting's docstring
-            pid = os.fork()
-        if (
-            pid == 0
-        ):  # the engine's fork hook closed the rest that belongs to the trainer, the life-line's other end first
+        flush_printed()  # else it is printed twice
+        pid = os.fork()
+        if pid == 0:  # the engine's fork hook closed what else is the trainer's, the life-line's other end first
             ours.close()
             _run_forked(theirs, self._life_line, self._work)
         theirs.close()
-        self._pids.add(pid)
+        self._running.add(pid)
         return Started(number, ours, pid)
 
     def exit_code(self, started: Started) -> int | None:
         """What the operating system says."""
         assert started.pid is not None
-        return self._wait(started.pid, time.monotonic() + _EXIT_SECONDS)
+        self._wait(started.pid, time.monotonic() + _EXIT_SECONDS)
+        return self._codes.pop(started.pid, None)
 
     def close(self) -> None:
         """Wait for all of them."""
         deadline = time.monotonic() + _END_SECONDS
-        for pid in list(self._pids):
+        for pid in list(self._running):
             self._wait(pid, deadline)
 
-    def _wait(self, pid: int, deadline: float) -> int | None:
-        code = self._reap(pid)
-        while pid in self._pids and time.monotonic() < deadline:
+    def _wait(self, pid: int, deadline: float) -> None:
+        self._reap(pid)
+        while pid in self._running and time.monotonic() < deadline:
             time.sleep(0.01)
-            code = self._reap(pid)
-        return code
+            self._reap(pid)
 
-    def _reap(self, pid: int) -> int | None:
+    def _reap(self, pid: int) -> None:
+        if pid not in self._running:  # the number may be another child's by now
+            return
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:  # somebody else in this program waits for all children
-            self._pids.discard(pid)
-            return None
-        if not found:
-            return None
-        self._pids.discard(pid)
-        return os.waitstatus_to_exitcode(status)
+            self._running.discard(pid)
+            return
+        if found:
+            self._running.discard(pid)
+            self._codes[pid] = os.waitstatus_to_exitcode(status)
 
 
 def _run_forked(channel: Channel, life_line: int, work: Work) -> None:
     try:
         os.setpgid(0, 0)
         held = hold_life_line(life_line)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nobody can answer a question that a worker asks
+        if sys.__stdin__ is not None:  # else 0 may be a file of the user's
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nobody can answer a question that a worker asks
         run_worker(channel, held, work)
     finally:
         os._exit(1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+
+from penstock.loader._engine import Result
 
 
 @dataclass(slots=True, kw_only=True)
 class LoaderStatistics:
-    """Totals since the loader was made or `reset`; divide by `num_batches` for means."""
+    """Totals since the loader was made; divide by `num_batches` for means."""
 
     num_batches: int = 0
     """Batches handed over."""
@@ -40,3 +43,25 @@ class LoaderStatistics:
     def ready_share(self) -> float:
         """Share of batches that were ready when asked for: 1.0 means the loader keeps up."""
         return self.num_ready / self.num_batches if self.num_batches else 1.0
+
+
+def count_computed(statistics: LoaderStatistics, result: Result) -> None:
+    """Add what a worker's batch, or several of them in one piece, took to compute."""
+    statistics.num_bytes += result.num_bytes
+    statistics.produce_seconds += result.produce_seconds
+    statistics.worker_cpu_seconds += result.cpu_seconds
+    statistics.page_faults += result.page_faults
+
+
+def count_handed_over(statistics: LoaderStatistics, begin: float, waited: float, left_at: float | None) -> float:
+    """Add a batch that was asked for at `begin` and there at `waited`; the one before it was handed over at `left_at`.
+
+    Returns the time now, at which this one is handed over.
+    """
+    now = time.perf_counter()
+    statistics.num_batches += 1
+    statistics.wait_seconds += waited - begin
+    statistics.copy_seconds += now - waited
+    if left_at is not None:
+        statistics.step_seconds += begin - left_at
+    return now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -39,10 +40,18 @@ def run_worker(channel: Channel, life_line: int, work: Work | None = None) -> No
 def leave_signals_to_trainer() -> None:
     """Ctrl-C, and the SIGTERM of a cluster, may reach every process; what to do about them the trainer decides.
 
-    A handler and not SIG_IGN, which programs that the user's functions start would inherit.
+    A handler and not SIG_IGN, which programs that the user's functions start would inherit. An event loop of the
+    trainer's that wakes up with signals would take those of a forked worker for its own.
     """
+    signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
+
+
+def flush_printed() -> None:
+    """Write out what was printed, if there is anywhere to write it."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # no stream, a closed one, one that nobody reads
+        sys.stdout.flush()
 
 
 def _let_go(channel: Channel) -> None:
@@ -99,7 +108,7 @@ class Answers:
                     self._numbers[layout] = number
         except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
             answer = pickle.dumps(("failed", ticket, *_describe(error)))
-        sys.stdout.flush()  # what the user's functions print, before a kill can take it along
+        flush_printed()  # before a kill can take it along
         if is_known:
             self._channel.send_bytes(answer)
         else:

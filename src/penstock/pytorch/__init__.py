@@ -8,7 +8,7 @@ try:
 except ImportError as error:
     from penstock.errors import MissingExtra
 
-    raise MissingExtra("penstock.DataLoader needs PyTorch: pip install 'penstock[torch]'") from error
+    raise MissingExtra("penstock.DataLoader and penstock.stream need PyTorch: pip install 'penstock[torch]'") from error
 
 from penstock.pytorch._dataloader import DataLoader
 from penstock.pytorch._stream import Stream, stream

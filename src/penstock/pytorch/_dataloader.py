@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
+from torch.utils.data import BatchSampler, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import Sampler
 from typing_extensions import TypeVar  # torch needs it, too; defaults are in `typing` from 3.13 on
 
 from penstock.loader import LoaderStatistics, StartMethod
@@ -222,6 +223,10 @@ class DataLoader(TorchDataLoader[BatchType]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        if self._source is not None:  # a sampler counts the epochs of one loader; a shallow copy came with the other's
+            assert self.batch_size is not None
+            sampler = copy.copy(self.sampler)
+            vars(self).update(sampler=sampler, batch_sampler=BatchSampler(sampler, self.batch_size, self.drop_last))
         self._run = self._make_run()
 
     def _make_run(self) -> PlanRun | TorchRun:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from penstock.loader import LoaderStatistics
+from penstock.loader import LoaderStatistics, count_handed_over
 from penstock.pytorch._indices import Indices, global_generators_kept
 from penstock.pytorch._stateful import WorkerState, iteration_state
 from penstock.pytorch._torch_work import TorchTask, passes
@@ -107,13 +107,7 @@ class Loop(ABC):
             progress.next_worker = (mark.worker + 1) % max(1, progress.num_workers)
 
     def _count(self, begin: float, waited: float) -> None:
-        statistics, now = self._statistics, time.perf_counter()
-        statistics.num_batches += 1
-        statistics.wait_seconds += waited - begin
-        statistics.copy_seconds += now - waited
-        if self._left_at is not None:
-            statistics.step_seconds += begin - self._left_at
-        self._left_at = now
+        self._left_at = count_handed_over(self._statistics, begin, waited, self._left_at)
 
     def _warn_length(self) -> None:
         message = (

@@ -82,7 +82,7 @@ def warn_reading_again(name: str, num_batches: int) -> None:
 def warn_of_second_split() -> None:
     """Accelerate splits iterable datasets over processes, also those that have split themselves."""
     state = sys.modules.get("accelerate.state")
-    if state is not None and state.is_initialized():
+    if state is not None and state.is_initialized() and state.AcceleratorState().num_processes > 1:
         warn_once(
             "second split",
             "This stream gives each rank its share of the files, and a loader that accelerator.prepare or Trainer has "

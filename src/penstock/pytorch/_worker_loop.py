@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections import deque
 from typing import Any
 
 from penstock.errors import WorkerDied
-from penstock.loader import Engine, LoaderStatistics, Result
+from penstock.loader import Engine, LoaderStatistics, Result, count_computed
 from penstock.pytorch._indices import Indices
 from penstock.pytorch._torch_loop import Loop, Mark, Progress
 from penstock.pytorch._torch_work import TorchItem, TorchTask
@@ -23,7 +24,7 @@ from penstock.pytorch._warnings import warn_repeating_workers
 
 
 class WorkerLoop(Loop):
-    """Has batches computed by worker processes."""
+    """Has batches computed by worker processes. Several threads may take from it: each batch goes to one of them."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class WorkerLoop(Loop):
         engine: Engine,
     ) -> None:
         self._engine, self._pid = engine, os.getpid()
+        self._lock = threading.RLock()  # a signal handler may take a batch while its own thread waits for one
         self._is_persistent, self._in_order = loader.persistent_workers, loader.in_order
         self._timeout = loader.timeout
         is_watched = task.is_iterable and loader.worker_init_fn is None
@@ -51,28 +53,33 @@ class WorkerLoop(Loop):
         self, loader: Any, task: TorchTask, indices: Indices, progress: Progress, statistics: LoaderStatistics
     ) -> None:
         """Begin an epoch, with the same workers."""
-        super().__init__(loader, task, progress, statistics)
-        self._engine.forget()
-        self._indices = indices
-        self._epoch += 1
-        self._tasks: deque[tuple[int, TorchItem, Any]] = deque()
-        self._was_cut_short = False
-        self._num_tasks = [0] * progress.num_workers
-        self._num_put = progress.position
-        self._turn, self._ended = progress.next_worker, progress.ended
-        self._starts = list(progress.worker_states)
-        for _ in range(self._max_tasks):
-            self._put()
+        with self._lock:
+            super().__init__(loader, task, progress, statistics)
+            self._engine.forget()
+            self._indices = indices
+            self._epoch += 1
+            self._tasks: deque[tuple[int, TorchItem, Any]] = deque()
+            self._was_cut_short = False
+            self._num_tasks = [0] * progress.num_workers
+            self._num_put = progress.position
+            self._turn, self._ended = progress.next_worker, progress.ended
+            self._starts = list(progress.worker_states)
+            for _ in range(self._max_tasks):
+                self._put()
 
     @property
     def can_restart(self) -> bool:
         """Whether all workers are there for another epoch, and belong to this process."""
         return self._death is None and os.getpid() == self._pid
 
+    def __next__(self) -> Any:
+        self._check_process()  # before the lock, which another thread may have held when this process was forked
+        with self._lock:
+            return super().__next__()
+
     def next(self) -> tuple[Mark, Any] | None:
         """Wait for the next batch, in order or not."""
-        if os.getpid() != self._pid:
-            raise RuntimeError("This loop was begun before a fork; its workers belong to the parent.")
+        self._check_process()
         if self._death is not None:
             raise WorkerDied(self._death)
         if self._was_cut_short:
@@ -119,6 +126,10 @@ class WorkerLoop(Loop):
     def num_buffers(self) -> tuple[int, int]:
         """(buffers there are, buffers in use)."""
         return self._engine.num_buffers()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("This loop was begun before a fork; its workers belong to the parent.")
 
     def _put(self) -> None:
         """Give the next index to the worker whose turn it is, if there is one."""
@@ -187,12 +198,8 @@ class WorkerLoop(Loop):
             warn_repeating_workers(self._name_to_watch, (other, worker))
 
     def _count_result(self, result: Result, begin: float, waited: float) -> None:
-        statistics = self._statistics
-        statistics.num_ready += result.was_ready
-        statistics.num_bytes += result.num_bytes
-        statistics.produce_seconds += result.produce_seconds
-        statistics.worker_cpu_seconds += result.cpu_seconds
-        statistics.page_faults += result.page_faults
+        self._statistics.num_ready += result.was_ready
+        count_computed(self._statistics, result)
         self._count(begin, waited)
 
 

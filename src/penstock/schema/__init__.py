@@ -3,17 +3,15 @@
 Knows nothing of files. May import: `penstock.errors`. Imported by: every room.
 """
 
-from penstock.schema._columns import Column, Kind, Schema
-from penstock.schema._dtypes import dtype_from_name, dtype_from_tag, dtype_name, dtype_tag
+from penstock.schema._columns import Column, Schema
+from penstock.schema._dtypes import dtype_from_name, dtype_name, dtype_tag
 from penstock.schema._ragged import Ragged
 
 __all__ = [
     "Column",
-    "Kind",
     "Ragged",
     "Schema",
     "dtype_from_name",
-    "dtype_from_tag",
     "dtype_name",
     "dtype_tag",
 ]

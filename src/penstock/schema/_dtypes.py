@@ -36,7 +36,6 @@ _TAG_OF_NAME = {
     "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
-_NAME_OF_TAG = {tag: name for name, tag in _TAG_OF_NAME.items()}
 
 
 @functools.cache
@@ -52,12 +51,6 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
     dtype = np.dtype(name)
     # numpy prints a byte order that was asked for ('<u2'), even where it is the machine's own.
     return dtype if sys.byteorder == "little" else dtype.newbyteorder("<")
-
-
-@functools.cache
-def dtype_from_tag(tag: str) -> np.dtype[Any]:
-    """Dtype that a safetensors header calls `tag`; `KeyError` for a tag not in the table."""
-    return dtype_from_name(_NAME_OF_TAG[tag])
 
 
 @functools.cache  # numpy builds a dtype's name anew each time, in 9 us

@@ -1,19 +1,11 @@
-"""A dataset folder, open for reading: shards are opened when a sample of them is first wanted.
+"""A dataset folder, open for reading: where each sample is, and what must be checked before it is read.
 
-The table of addresses is shared by all threads and only ever gains shards. To close one, a new table
-without it takes the place of the old; readers that still use the old one keep it, and with it the
-maps it points into, alive. So no read takes a lock, and no map goes away under a read.
-
-After a fork the child starts with nothing open: maps would survive, locks held by other threads of
-the parent would not be released.
+Reads are vectorised: from maps by compiled loops (`_table`), else by positioned reads (`_positioned`).
+Both ask here for a shard (`_open_shards`), and for the checks that the first use of its blocks needs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,34 +13,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PenstockError
-from penstock.filesystem import MappedFile
 from penstock.schema import Column, Ragged, Schema
-from penstock.shards._blocks import Checks
 from penstock.shards._manifest import Manifest, read_manifest
 from penstock.shards._open_files import OPEN_FILES
-from penstock.shards._opening import Io, changed, open_file, resolve_io
+from penstock.shards._open_shards import OpenShards
+from penstock.shards._opening import Io, changed, resolve_io
 from penstock.shards._places import Places, starts_of
 from penstock.shards._positioned import read_fixed, read_ragged, read_spans, read_stream
 from penstock.shards._provenance import read_provenance
 from penstock.shards._shard import Shard
-from penstock.shards._shard_row import fill_row
 from penstock.shards._spans import Spans
-from penstock.shards._table import (
-    READY,
-    STATE,
-    Table,
-    column_slots,
-    gather_fixed,
-    gather_lengths,
-    gather_ragged,
-    gather_spans,
-    gather_stream,
-)
+from penstock.shards._table import Table, gather_fixed, gather_lengths, gather_ragged, gather_spans, gather_stream
 
 Check = Literal["window", "open", "never"]
-
-_folders: weakref.WeakSet[ShardFolder] = weakref.WeakSet()
 
 
 class ShardFolder:
@@ -71,18 +48,19 @@ class ShardFolder:
         self.starts: NDArray[np.int64] = self.places.starts
         self.num_samples = self.places.num_samples
         self.value_starts = {column.name: self._value_starts(column) for column in self.schema.columns}
-        self.slots = column_slots(self.schema)
-        self._checks: dict[int, Checks] = {}
-        self.reset()
-        _folders.add(self)
+        self.shards = OpenShards(path, self.manifest, io=self.io, is_trusted=check == "never")
+        self.slots = self.shards.slots
         if check == "open":
             self._check_everything()
 
-    def reset(self) -> None:
-        """Close every shard; the next read opens what it needs."""
-        self._lock = threading.Lock()
-        self._shards: dict[int, Shard] = {}
-        self.table = Table.empty(len(self.manifest.shards), len(self.schema))
+    @property
+    def table(self) -> Table:
+        """Where the columns of all open shards are in memory."""
+        return self.shards.table
+
+    def open_shard(self, number: int) -> Shard:
+        """Shard `number`, opened when it is not."""
+        return self.shards.open_shard(number)
 
     def read_fixed(self, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copy samples of a fixed column into `out`, converting to its dtype."""
@@ -145,9 +123,7 @@ class ShardFolder:
         """One sample of a column, read-only: a view of the map, or a private copy."""
         number, sample = self.places.place(index)
         shard = self.open_shard(number)
-        shard.file.check_size()
-        if self.check != "never":
-            shard.check_samples(column, sample, sample + 1)
+        self.check_shard(shard, column, sample, sample + 1)
         if not column.is_ragged:
             return np.asarray(shard.values(column, sample, sample + 1)[0])
         begin, end = shard.offsets(column, sample, sample + 1).tolist()
@@ -177,7 +153,9 @@ class ShardFolder:
     def release(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are done with."""
         for number, first, last in self.places.spans(begin, end):
-            self.open_shard(number).release_samples(column, first, last)
+            shard = self.open_shard(number)
+            shard.file.check_size()
+            shard.release_samples(column, first, last)
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
@@ -185,17 +163,16 @@ class ShardFolder:
             return
         for number, first, last in self.places.spans(begin, end):
             shard = self.open_shard(number)
-            shard.check_samples(column, first, last)
-            self._note_checked(column, number, shard)
+            self.check_shard(shard, column, first, last)
+            self.shards.note_checked(column, number, shard)
 
     def prepare(self, column: Column, index: int) -> None:
         """Open and check what one sample needs, or raise what is wrong with it."""
         number, sample = self.places.place(index)
         shard = self.open_shard(number)
-        shard.file.check_size()
+        self.check_shard(shard, column, sample, sample + 1)
         if self.check != "never":
-            shard.check_samples(column, sample, sample + 1)
-            self._note_checked(column, number, shard)
+            self.shards.note_checked(column, number, shard)
         if column.is_ragged:
             shard.offsets(column, sample, sample + 1)
 
@@ -207,7 +184,7 @@ class ShardFolder:
             start, stop = starts[number : number + 2].tolist()
             shard, last = self.open_shard(number), min(end, stop)
             self.check_elements(shard, column, begin - start, last - start)
-            self._note_checked(column, number, shard)
+            self.shards.note_checked(column, number, shard)
             begin = last
 
     def check_elements(self, shard: Shard, column: Column, begin: int, end: int) -> None:
@@ -226,67 +203,6 @@ class ShardFolder:
         if self.check != "never":
             shard.check_samples(column, begin, end)
 
-    def open_shard(self, number: int) -> Shard:
-        """Shard `number`, opened when it is not.
-
-        Raises:
-            DatasetChanged: the dataset was overwritten since it was opened.
-            FormatError: the shard is missing or is not what the manifest says.
-        """
-        shard = self._shards.get(number)
-        if shard is None:
-            OPEN_FILES.make_room()
-            with self._lock:
-                shard = self._shards.get(number)
-                if shard is None:
-                    shard = self._open(number)
-                    self._shards[number] = shard
-                    OPEN_FILES.opened(self, number)
-                    self._enter_row(number, shard)
-        return shard
-
-    def close_shards(self, numbers: set[int]) -> None:
-        """Forget these shards; their files close when the last reader is done with them."""
-        with self._lock:
-            rows = self.table.rows.copy()
-            rows[list(numbers)] = 0
-            held = {number: shard for number, shard in self.table.held.items() if number not in numbers}
-            self._shards = {number: shard for number, shard in self._shards.items() if number not in numbers}
-            self.table = Table(rows, held)
-
-    def _open(self, number: int) -> Shard:
-        entry = self.manifest.shards[number]
-        file = open_file(self.path, entry.name, io=self.io, fingerprint=self.fingerprint)
-        shard = Shard(file, entry, self.schema)
-        checks = shard.blocks.checks
-        known = self._checks.setdefault(number, checks)
-        if known.identity == checks.identity:
-            shard.blocks.checks = known
-        else:
-            self._checks[number] = checks
-        return shard
-
-    def _enter_row(self, number: int, shard: Shard) -> None:
-        """Let readers find the shard in the table."""
-        if isinstance(shard.file, MappedFile):
-            fill_row(self.table, number, shard, self.slots, is_trusted=self.check == "never")
-
-    def _note_checked(self, column: Column, number: int, shard: Shard) -> None:
-        """Let readers know when the last window of a column was checked, and look ahead into the next shard."""
-        if self.io == "map" and shard.is_checked(column):
-            with self._lock:
-                if self._shards.get(number) is shard:
-                    self.table.rows[number, self.slots[column.name] + STATE] = READY
-        self._go_on(number, shard.blocks.take_through())
-
-    def _go_on(self, number: int, through: dict[str, int]) -> None:
-        """Look ahead from the end of a shard into the next one."""
-        if through and number + 1 < len(self.manifest.shards):
-            with contextlib.suppress(PenstockError, OSError):  # whoever reads there will be told
-                shard = self.open_shard(number + 1)
-                for name, length in through.items():
-                    shard.blocks.look_ahead(shard.layout.tensors[name], 0, length)
-
     def _check_everything(self) -> None:
         for column in self.schema.columns:
             self.check_samples(column, 0, self.num_samples)
@@ -302,12 +218,3 @@ class ShardFolder:
         if num_indices <= size or len(self.manifest.shards) <= size:
             return [(0, num_indices)]
         return [(begin, min(begin + size, num_indices)) for begin in range(0, num_indices, size)]
-
-
-def _reset_after_fork() -> None:
-    OPEN_FILES.reset()
-    for folder in list(_folders):
-        folder.reset()
-
-
-os.register_at_fork(after_in_child=_reset_after_fork)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ def guess_format(path: Path) -> ForeignFormat | None:
     """Format of a file by its name; None for anything that is not foreign."""
     if path.suffix == ".npy":
         return "npy"
-    if path.suffix == ".idx" or megatron_pair(path)[0].is_file():
+    if path.suffix == ".idx" or os.path.isfile(megatron_pair(path)[0]):
         return "megatron"
     return "raw" if path.suffix == ".bin" else None
 

@@ -21,6 +21,7 @@ from typing import Any
 from penstock.errors import CorruptionError, FormatError, IncompleteDataset, SchemaError
 from penstock.filesystem import lock_holder, open_regular
 from penstock.schema import Schema
+from penstock.shards._attributes import check_attributes
 from penstock.shards._checksums import checksum
 from penstock.shards._layout import ALIGNMENT, MAX_HEADER_BYTES
 
@@ -179,6 +180,10 @@ def _check_manifest(fields: Any, where: str) -> Manifest:
         schema = Schema.parse(columns)
     except SchemaError as error:
         raise FormatError(f"{where}: {error}") from None
+    try:
+        check_attributes(attributes)
+    except ValueError as error:
+        raise FormatError(f"{where}: the attributes are not what JSON can hold: {error}.") from None
     ragged = {column.name for column in schema.columns if column.is_ragged}
     manifest = Manifest(
         schema,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from penstock.errors import DatasetChanged, FormatError
+from penstock.errors import DatasetChanged, FormatError, IncompleteDataset
 from penstock.filesystem import FileReader, MappedFile, PositionedFile, is_network_filesystem
 from penstock.shards._manifest import read_manifest
 
@@ -25,13 +25,13 @@ def open_file(folder: Path, name: str, *, io: Literal["map", "pread"], fingerpri
     """Open shard `name` of the dataset that has `fingerprint`.
 
     Raises:
-        DatasetChanged: the dataset was overwritten.
+        DatasetChanged: the dataset was overwritten, moved or removed.
         FormatError: the shard is missing.
     """
     kind = MappedFile if io == "map" else PositionedFile
     try:
         return kind(folder / name)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         missing = _missing(folder, name, fingerprint)
     if isinstance(missing, DatasetChanged):
         raise missing
@@ -52,8 +52,8 @@ def changed(folder: Path, found: str, expected: str) -> DatasetChanged:
 def _missing(folder: Path, name: str, fingerprint: str) -> Exception:
     try:
         now = read_manifest(folder).fingerprint
-    except FileNotFoundError:
-        now = "none"
+    except IncompleteDataset as error:
+        return DatasetChanged(f"{error} It was moved or removed since it was opened; open it where it is now.")
     if now != fingerprint:
         return changed(folder, now, fingerprint)
     return FormatError(f"{folder / name}: the shard is missing. Restore it, or prepare the dataset again.")

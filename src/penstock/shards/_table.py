@@ -54,7 +54,11 @@ class InMemory(Protocol):
     """Number of the first sample of each shard, and behind them the number of samples."""
     value_starts: dict[str, NDArray[np.int64]]
     """For each column that is a stream of elements, the same for its elements."""
-    table: Table
+
+    @property
+    def table(self) -> Table:
+        """Where the columns are now; who reads by it keeps it, as it may be another one the next time."""
+        ...
 
     def prepare(self, column: Column, index: int) -> None:
         """Open and check what one sample needs, or raise what is wrong with it."""

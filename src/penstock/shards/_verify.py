@@ -15,7 +15,7 @@ from penstock.shards._blocks import WINDOW_BYTES
 from penstock.shards._checksums import num_blocks
 from penstock.shards._layout import CHECKSUMS
 from penstock.shards._manifest import ShardEntry, read_manifest
-from penstock.shards._provenance import read_provenance
+from penstock.shards._provenance import verify_provenance
 from penstock.shards._shard import Shard
 
 
@@ -58,10 +58,11 @@ def verify(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], No
     except FormatError as error:
         return Verification(folder, faults=(str(error),))
     faults: list[str] = []
-    try:
-        read_provenance(folder, manifest)
-    except (PenstockError, OSError) as error:
-        faults.append(str(error))
+    if manifest.provenance is not None:
+        try:
+            verify_provenance(folder, manifest.provenance)
+        except (PenstockError, OSError) as error:
+            faults.append(str(error))
     done = 0
     for entry in manifest.shards:
         faults.extend(dict.fromkeys(_verify_shard(folder, entry, manifest.schema)))  # each fault once

@@ -139,7 +139,8 @@ class Workspace:
             ) from error
 
     def _make_directories(self) -> None:
-        missing = [parent for parent in [self._directory, *self._directory.parents] if not parent.exists()]
+        with storage_errors(self._directory, doing="looked for"):
+            missing = [parent for parent in [self._directory, *self._directory.parents] if not parent.exists()]
         for directory in reversed(missing):
             if make_directory(directory):
                 self._made.append(directory)

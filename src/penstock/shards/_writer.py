@@ -6,7 +6,6 @@ same samples give the same files however they were handed in.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Self
 
 from penstock.errors import SchemaError
 from penstock.schema import Schema
+from penstock.shards._attributes import copy_attributes
 from penstock.shards._convert import convert_sample
 from penstock.shards._manifest import FileEntry, Manifest, ShardEntry
 from penstock.shards._shard_writer import ShardWriter, check_names, convert_columns
@@ -63,7 +63,7 @@ class DatasetWriter:
         if shard_bytes < 1:
             raise ValueError(f"shard_bytes={shard_bytes}; a shard has at least one byte.")
         self.schema = Schema.parse(columns)
-        self._attributes = _check_attributes(attributes)
+        self._attributes = copy_attributes(attributes or {})
         self._workspace: Workspace | None = Workspace(Path(path).absolute(), mode)
         self._writer = ShardWriter(self.schema, shard_bytes, self._workspace.add_file)
         self._previous: tuple[ShardEntry, ...] = ()
@@ -143,12 +143,3 @@ class DatasetWriter:
             raise ValueError("A writer belongs to the process that made it; this one is a forked copy.")
         if self._is_torn:
             raise ValueError("An earlier write failed half way, so this writer cannot go on. Write the dataset again.")
-
-
-def _check_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A private copy, as it will come back from the manifest."""
-    try:
-        copy: dict[str, Any] = json.loads(json.dumps(dict(attributes or {}), allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"attributes must be JSON, as the manifest is: {error}.") from None
-    return copy

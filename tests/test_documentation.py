@@ -1,0 +1,186 @@
+"""What the documentation shows runs as it stands, on data made for it, and what it points to is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch.utils.data import TensorDataset
+
+import penstock
+from penstock.cli import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def snippets(page: str, kind: str = "python") -> list[str]:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [text for language, text in blocks if language == kind]
+
+
+def run(snippet: str, **names: Any) -> dict[str, Any]:
+    """Run a snippet in which these names are known; what is known afterwards."""
+    space: dict[str, Any] = {"__name__": "__main__", "penstock": penstock, "torch": torch, **names}
+    exec(snippet, space)
+    return space
+
+
+class Model:
+    """Stands where the reader's model would; notes what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def __call__(self, *inputs: Any) -> float:
+        self.given.append(inputs)
+        return 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.fixture
+def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, and the current one, with raw data under the names that the pages use."""
+    monkeypatch.chdir(tmp_path)
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
+    texts = [file.read_text(errors="replace") for file in files]
+    for folder in ("corpus", "logs"):
+        (tmp_path / folder).mkdir()
+    pq.write_table(pa.table({"text": texts}), tmp_path / "corpus" / "a.parquet")
+    for name, key in (("corpus", "label"), ("logs", "x")):
+        lines = [json.dumps({key: number, "text": f"line {number}"}) + "\n" for number in range(500)]
+        (tmp_path / name / "a.jsonl").write_text("".join(lines))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|eos|>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(texts[:5], trainer)
+    tokenizer.save("tokenizer.json")
+    return tmp_path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> penstock.Dataset:
+    """The prepared dataset that the pages open."""
+    monkeypatch.chdir(tmp_path)
+    with penstock.DatasetWriter("data/corpus", {"tokens": "uint16[*]"}) as writer:
+        writer.write_batch({"tokens": [range(1, length) for length in range(20, 800)]})
+    return penstock.open("data/corpus")
+
+
+def test_twenty_lines(raw: Path) -> None:
+    model = Model()
+    space = run(snippets("README.md")[0], model=model)
+    assert len(model.given) == space["plan"].num_batches() > 1
+    ids, positions, mask, labels = model.given[0]
+    assert ids.shape == positions.shape == labels.shape == (32, 4096)
+    assert mask.shape[-2:] == (4096, 4096)
+    assert next(iter(space["loader"]))["input_ids"].equal(model.given[1][0])  # the checkpoint was made after step 0
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")
+def test_one_line(raw: Path) -> None:
+    rows = torch.arange(128)
+    lines = snippets("README.md")[1].splitlines()
+    space = run("\n".join(line for line in lines if "stream" not in line), torch_dataset=TensorDataset(rows))
+    assert torch.cat([batch for (batch,) in space["loader"]]).sort().values.equal(rows)
+    space = run("\n".join(lines), torch_dataset=TensorDataset(rows))
+    assert sorted(x for batch in space["loader"] for x in batch["x"].tolist()) == list(range(500))
+
+
+def test_preparing_by_command_and_by_function_is_the_same(raw: Path) -> None:
+    (command,) = snippets("docs/preparation.md", kind="")
+    assert main(shlex.split(command)[1:]) == 0
+    prepared = penstock.open("data/corpus").fingerprint
+    run(snippets("docs/preparation.md")[0])  # finds that all is done
+    assert penstock.open("data/corpus").fingerprint == prepared
+    assert main(["verify", "data/corpus"]) == main(["inspect", "data/corpus"]) == 0
+
+
+def test_plans_and_mixtures(corpus: penstock.Dataset) -> None:
+    one, mixture = snippets("docs/plans.md")
+    run(one.replace("123_456", "0"))  # so far into an epoch is only large data
+    plan = run(mixture, web=corpus, code=corpus)["plan"]
+    assert plan.read(0)["input_ids"].shape == (32, 4096)
+
+
+def test_loading(corpus: penstock.Dataset) -> None:
+    plan = corpus.shuffle(seed=7).pack(4096).batch(4)
+    space = run(snippets("docs/loading.md")[0], plan=plan)
+    assert space["batch"]["input_ids"].shape == (4, 4096)
+
+
+def test_state_in_place_of_torchs_loader() -> None:
+    line, state = snippets("docs/drop-in.md")
+    loader = run(line)["DataLoader"](torch.arange(100), batch_size=10, shuffle=True)
+    seen = [batch for batch, _ in zip(loader, range(3), strict=False)]
+    space = run(state, loader=loader, checkpoint={})
+    rest = run("rest = [*seen, *loader, *loader]", loader=loader, seen=seen)["rest"]
+    assert space["checkpoint"]["data"]
+    assert all(batch.shape == (10,) for batch in rest)
+
+
+def test_masks(corpus: penstock.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Compiling takes half a minute, and is done in `tests/masks`.
+    monkeypatch.setattr(torch, "compile", lambda function: lambda q, k, v, block_mask: q + block_mask.shape[-1])
+    flex, hugging_face, check = snippets("docs/masks.md")
+    loader = penstock.DataLoader(corpus.pack(256).batch(2), workers="inline")
+    values = torch.randn(3, 2, 1, 256, 16)
+    space = run(flex, loader=loader, **dict(zip("qkv", values, strict=True)))
+    assert space["out"].shape == (2, 1, 256, 16)
+    known = {name: space[name] for name in ("masks", "batch")}
+    given = run(hugging_face, model=lambda **inputs: SimpleNamespace(loss=inputs), **known)["loss"]
+    assert given["input_ids"].shape == (1, 2 * 256)
+    table = torch.randn(1000, 8)
+    run(check, batch=space["batch"], vocab_size=1000, model=lambda batch: table[batch["input_ids"]])
+
+
+def test_streams(raw: Path) -> None:
+    space = run(snippets("docs/streams.md")[0])
+    assert set(space["batch"]) == {"text", "label"}
+    assert space["checkpoint"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    paths = re.findall(r"\b(?:tests|benchmarks|examples|src|docs)/[\w./-]+\b", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_tests_that_the_table_of_arguments_names_are_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "drop-in.md").read_text()))
+    code = "".join(path.read_text() for path in (ROOT / "tests" / "pytorch").glob("*.py"))
+    assert named
+    assert sorted(name for name in named if f"def {name}(" not in code) == []
+
+
+def test_commands_in_running_text_are_ones_that_the_program_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = re.findall(r"`(penstock [a-z]+ [^`]+)`", "\n".join(page.read_text() for page in PAGES))
+    commands = [shlex.split(text)[1:] for text in texts if "…" not in text]
+    assert len(commands) > 3
+    for command in commands:
+        with pytest.raises(SystemExit) as stopped:
+            main([*command, "--help"])
+        assert stopped.value.code == 0, command
+
+
+def test_the_tree_in_the_readme_is_the_tree() -> None:
+    tree = next(block for block in snippets("README.md", kind="") if block.startswith("src/penstock/"))
+    named = set(re.findall(r"^  ([\w.]+)", tree, re.MULTILINE))
+    rooms = {path.name for path in (ROOT / "src" / "penstock").iterdir() if not path.name.startswith("_")}
+    assert named == rooms - {"py.typed"}
