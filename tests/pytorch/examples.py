@@ -77,13 +77,14 @@ def children() -> set[int]:
 
 
 def workers() -> list[int]:
-    """Worker processes of this process, without the servers that started them."""
-    return [pid for pid in children() if _is_childless(pid)]
+    """Worker processes of this process, without the servers that started them and Python's own helper."""
+    return [pid for pid in children() if _is_worker(pid)]
 
 
-def _is_childless(pid: int) -> bool:
+def _is_worker(pid: int) -> bool:
     try:
-        return not psutil.Process(pid).children()
+        process = psutil.Process(pid)
+        return not process.children() and "resource_tracker" not in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # it ended just now
         return False
 

@@ -37,7 +37,10 @@ def run(folder: Path, body: str, redirections: str = "") -> subprocess.Completed
     )
 
 
-@pytest.mark.parametrize("redirections", ["<&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "redirections",
+    ["<&- >&- 2>&-", pytest.param("<&-", marks=pytest.mark.stress), pytest.param(">&-", marks=pytest.mark.stress)],
+)
 def test_programs_without_standard_streams_load(tmp_path: Path, redirections: str) -> None:
     run(
         tmp_path,
