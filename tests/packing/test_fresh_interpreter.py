@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import numpy as np
+import pytest
 
 from penstock.packing import PackingSettings, pack
 
@@ -27,6 +28,7 @@ def test_importing_the_room_imports_neither_numba_nor_torch() -> None:
     """) == "[]"  # fmt: skip
 
 
+@pytest.mark.stress
 def test_a_fresh_interpreter_packs_the_same() -> None:
     lengths = draw_web_lengths(300_000, seed=4)
     packing = pack(lengths, PackingSettings(length=1000), key=11)

@@ -31,7 +31,11 @@ def run(source: Path, destination: Path, **more: Any) -> penstock.preparation.Pr
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"), [({}, "data: no dataset yet"), ({"shuffle": 1}, "the first pass of two")]
+    ("settings", "words"),
+    [
+        ({}, "data: no dataset yet"),
+        pytest.param({"shuffle": 1}, "the first pass of two", marks=pytest.mark.stress),
+    ],
 )
 def test_inspect_says_how_far_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], words: str

@@ -257,7 +257,7 @@ SHRINK = """
 
 
 @pytest.mark.parametrize("io", IOS)
-@pytest.mark.parametrize("check", ["window", "never"])
+@pytest.mark.parametrize("check", ["window", pytest.param("never", marks=pytest.mark.stress)])
 def test_a_file_that_shrank_is_an_error_at_the_next_read_never_a_signal(check: str, io: str, tmp_path: Path) -> None:
     with penstock.DatasetWriter(tmp_path / "ds", {"x": "uint8[5000]", "t": "uint16[*]"}) as writer:
         writer.write_batch({"x": np.ones((40, 5000), np.uint8), "t": [np.arange(n * 9) for n in range(40)]})

@@ -434,7 +434,9 @@ SHRINK = """
 """
 
 
-@pytest.mark.parametrize("kind", ["npy", "raw", "megatron"])
+@pytest.mark.parametrize(
+    "kind", ["megatron", *(pytest.param(kind, marks=pytest.mark.stress) for kind in ("npy", "raw"))]
+)
 def test_a_foreign_file_that_shrank_is_an_error_never_a_signal(kind: str, tmp_path: Path) -> None:
     open_large(kind, tmp_path)
     name, options = {

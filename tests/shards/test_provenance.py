@@ -173,6 +173,7 @@ def test_origins_lead_to_file_and_row(noted: Path, split: list[Any], origin: str
     assert penstock.open(noted).origin(3) == origin
 
 
+@pytest.mark.stress
 def test_one_larger_than_memory_is_verified_all_the_same_and_a_named_error_for_who_reads_it(noted: Path) -> None:
     file = file_of(noted)
     os.truncate(file, 1 << 30)
