@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,28 @@ def test_a_copy_in_a_process_that_is_no_child_is_empty() -> None:
     put_one(shared)
     copy = pickle.loads(pickle.dumps(shared))
     assert copy.of_pass(1).get("/a", 1) is None
+
+
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+import penstock
+from penstock.pytorch._shared_crossings import SharedCrossings
+from penstock.sources import Crossing
+assert [record["text"] for record in penstock.stream(sys.argv[1])] == ["a", "b"]
+shared = SharedCrossings()
+if os.fork() == 0:
+    shared.of_pass(1).put("/a", 1, Crossing(3, b"from a fork"))
+    os._exit(0)
+os.wait()
+assert shared.of_pass(1).get("/a", 1) == Crossing(3, b"from a fork")
+"""
+
+
+def test_where_files_may_not_be_large_streams_work_and_forks_share(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path / "a.txt"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_file_that_is_written_again_between_two_passes_is_read_again(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ class _TaskRun:
         try:
             with schema_errors_named(split.path):
                 output = self._opened(records)
-        except SchemaError:
+        except SchemaError:  # it has its file's name
             raise
         except Exception as error:
             error.add_note(f"while preparing {locate(split, records.first_row)} and the rows after it")

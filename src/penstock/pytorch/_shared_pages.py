@@ -3,7 +3,8 @@
 A loader copies its dataset into workers, so what they are to tell each other must not be part of the copy. This is
 memory without a name, and not in /dev/shm. Forked workers inherit it; a worker that is given a pickle opens it
 through /proc, if the process that pickled it is one of its parents. Any other process that unpickles it
-has memory of its own from then on. Pages cost nothing before they are written to.
+has memory of its own from then on; so has every one that is not forked where no file may be that large
+(`ulimit -f`). Pages cost nothing before they are written to.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _TOKEN_BYTES = 16
+_NO_FILE = -1
 
 
 class SharedPages:
@@ -31,8 +33,8 @@ class SharedPages:
             self._token[:] = secrets.token_bytes(_TOKEN_BYTES)
 
     def __del__(self) -> None:
-        descriptor = getattr(self, "_descriptor", None)
-        if descriptor is not None:
+        descriptor = getattr(self, "_descriptor", _NO_FILE)
+        if descriptor != _NO_FILE:
             os.close(descriptor)
 
     def __reduce__(self) -> tuple[Callable[..., SharedPages], tuple[int, int, int, bytes]]:
@@ -40,12 +42,17 @@ class SharedPages:
 
 
 def _open_memory(num_bytes: int) -> int:
+    """A file in memory; none where it may not have this size, for a map without one is shared by forks, too."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("penstock-stream")
     else:
         descriptor, path = tempfile.mkstemp()
         os.unlink(path)
-    os.ftruncate(descriptor, num_bytes)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+    except OSError:
+        os.close(descriptor)
+        return _NO_FILE
     return descriptor
 
 
