@@ -2,7 +2,8 @@
 
     list_files -> plan_splits -> read_split, one split at a time, in any process -> Records
 
-May import: `penstock.errors`, `penstock.schema`, `penstock.filesystem`. Imported by: `preparation`, `streams`, `pytorch`.
+May import: `penstock.errors`, `penstock.schema`, `penstock.filesystem`.
+Imported by: `preparation`, `streams`, `pytorch`.
 """
 
 from penstock.sources._crossings import Crossing, Crossings, NoCrossings
