@@ -27,8 +27,9 @@ from _machine import print_result
 from numpy.typing import NDArray
 from PIL import Image
 
-from penstock.preparation import DecodeImage, prepare
+from penstock.preparation import prepare
 from penstock.sources import Records
+from penstock.transforms import DecodeImage
 
 SIZE = 224
 NUM_IMAGES = 1280

@@ -24,10 +24,10 @@ from _machine import print_result
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from penstock.preparation import Tokenize
-from penstock.preparation._rows import BadRows, read_text
-from penstock.preparation._token_maker import TokenMaker
 from penstock.sources import Records
+from penstock.transforms import Tokenize
+from penstock.transforms._rows import BadRows, read_text
+from penstock.transforms._token_maker import TokenMaker
 
 EOS = "<|eos|>"
 VOCAB_SIZE = 32_000

@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     from penstock import errors, masks
     from penstock.plan import Dataset, Plan, from_arrays, load_plan, mix, pure
     from penstock.plan import open_dataset as open
-    from penstock.preparation import DecodeImage, FunctionTransform, KeepColumns, Tokenize, is_stale, prepare
+    from penstock.preparation import is_stale, prepare
     from penstock.pytorch import DataLoader, stream
     from penstock.schema import Ragged, Schema
     from penstock.shards import DatasetWriter, verify
     from penstock.sources import SourceOptions
+    from penstock.transforms import DecodeImage, FunctionTransform, KeepColumns, Tokenize
 else:  # hidden from type checkers, to which a module with `__getattr__` has every name
     import importlib
 
@@ -52,14 +53,14 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "DataLoader": "penstock.pytorch",
         "Dataset": "penstock.plan",
         "DatasetWriter": "penstock.shards",
-        "DecodeImage": "penstock.preparation",
-        "FunctionTransform": "penstock.preparation",
-        "KeepColumns": "penstock.preparation",
+        "DecodeImage": "penstock.transforms",
+        "FunctionTransform": "penstock.transforms",
+        "KeepColumns": "penstock.transforms",
         "Plan": "penstock.plan",
         "Ragged": "penstock.schema",
         "Schema": "penstock.schema",
         "SourceOptions": "penstock.sources",
-        "Tokenize": "penstock.preparation",
+        "Tokenize": "penstock.transforms",
         "from_arrays": "penstock.plan",
         "is_stale": "penstock.preparation",
         "load_plan": "penstock.plan",

@@ -71,3 +71,9 @@ class WorkerDied(PenstockError, RuntimeError):
 
 class MissingExtra(PenstockError, ImportError):
     """An optional package is needed; the message names the extra to install."""
+
+
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise `ValueError` unless the value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}; the choices are {', '.join(map(repr, choices))}.")

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import MissingExtra, SchemaError
-from penstock.preparation._tokenize import Tokenize
-from penstock.preparation._transforms import Output
+from penstock.transforms._tokenize import Tokenize
+from penstock.transforms._transforms import Output
 
 from .tokenizer_examples import (
     BOS,

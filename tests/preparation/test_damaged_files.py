@@ -17,8 +17,9 @@ import pytest
 from PIL import Image
 
 from penstock.errors import FormatError
-from penstock.preparation import DecodeImage, Tokenize, prepare
+from penstock.preparation import prepare
 from penstock.shards import read_manifest
+from penstock.transforms import DecodeImage, Tokenize
 
 from .corpora import assert_holds
 

@@ -15,7 +15,8 @@ import pytest
 
 import penstock
 from penstock.errors import FormatError, SchemaError
-from penstock.preparation import KeepColumns, Tokenize, prepare
+from penstock.preparation import prepare
+from penstock.transforms import KeepColumns, Tokenize
 
 
 def keep(path: Path, rows: list[dict[str, Any]], **options: Any) -> penstock.Dataset:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from filesystem.disks import mounted_disk
-from penstock.preparation import Tokenize, prepare
+from penstock.preparation import prepare
+from penstock.transforms import Tokenize
 
 from .corpora import assert_holds, contents, make_corpus
 

@@ -14,10 +14,10 @@ import pytest
 
 import penstock
 from penstock.errors import SchemaError
-from penstock.preparation._columns import KeepColumns
-from penstock.preparation._functions import FunctionTransform, TransformFailed
-from penstock.preparation._images import DecodeImage
-from penstock.preparation._tokenize import Tokenize
+from penstock.transforms._columns import KeepColumns
+from penstock.transforms._functions import FunctionTransform, TransformFailed
+from penstock.transforms._images import DecodeImage
+from penstock.transforms._tokenize import Tokenize
 
 from .tokenizer_examples import make_records, reasons
 

@@ -19,8 +19,8 @@ from PIL import Image
 
 import penstock
 from penstock.errors import MissingExtra, SchemaError
-from penstock.preparation._images import DecodeImage
-from penstock.preparation._transforms import Output
+from penstock.transforms._images import DecodeImage
+from penstock.transforms._transforms import Output
 
 from .tokenizer_examples import make_records, reasons
 

@@ -13,8 +13,9 @@ import penstock
 from penstock.errors import DatasetExists, FormatError, SchemaError
 from penstock.packing import PackingSettings
 from penstock.plan import build_pack_index, index_name
-from penstock.preparation import FunctionTransform, Progress, Tokenize, prepare
+from penstock.preparation import Progress, prepare
 from penstock.shards import read_manifest
+from penstock.transforms import FunctionTransform, Tokenize
 
 from .corpora import assert_holds, contents, decoded, make_corpus, provenance, stray_files, write_jsonl
 from .functions import lengths

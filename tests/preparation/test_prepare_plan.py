@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.preparation import DecodeImage, Tokenize
 from penstock.preparation._inputs import least_task_bytes
 from penstock.preparation._plan import MIN_TASK_BYTES, choose_task_bytes, group_splits, name_tasks
 from penstock.sources import SourceFile, Split
+from penstock.transforms import DecodeImage, Tokenize
 
 MB = 1 << 20
 

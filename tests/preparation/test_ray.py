@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.errors import MissingExtra
-from penstock.preparation import FunctionTransform, Tokenize, WorkerDied, _ray, prepare
+from penstock.errors import MissingExtra, WorkerDied
+from penstock.preparation import _ray, prepare
 from penstock.preparation._processes import worker_settings
+from penstock.transforms import FunctionTransform, Tokenize
 
 from .corpora import assert_holds, contents, make_corpus
 

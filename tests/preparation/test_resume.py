@@ -21,8 +21,9 @@ import pytest
 
 import penstock
 from penstock.errors import CorruptionError, DatasetExists, IncompleteDataset, StorageError, WriterBusy
-from penstock.preparation import Progress, Tokenize, is_stale, prepare
+from penstock.preparation import Progress, is_stale, prepare
 from penstock.sources import SourceOptions
+from penstock.transforms import Tokenize
 
 from .corpora import assert_holds, contents, decoded, make_corpus, provenance, write_jsonl
 

@@ -11,8 +11,9 @@ import pytest
 
 import penstock
 from penstock.errors import DatasetExists
-from penstock.preparation import FunctionTransform, KeepColumns, Tokenize, Transform, prepare
+from penstock.preparation import prepare
 from penstock.sources import IterableSource
+from penstock.transforms import FunctionTransform, KeepColumns, Tokenize, Transform
 
 from .corpora import contents, decoded
 

@@ -13,8 +13,8 @@ import pytest
 
 import penstock
 from penstock.errors import FormatError, SchemaError
-from penstock.preparation._tokenize import Tokenize
-from penstock.preparation._transforms import Output
+from penstock.transforms._tokenize import Tokenize
+from penstock.transforms._transforms import Output
 
 from .tokenizer_examples import (
     BOS,

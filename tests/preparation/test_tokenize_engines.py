@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from penstock.preparation import _gigatoken, _token_maker, _tokenizer_check, _tokenizer_choice
-from penstock.preparation._gigatoken import GigatokenEngine
-from penstock.preparation._rows import ByteRows, is_utf8
-from penstock.preparation._tokenize import Tokenize
-from penstock.preparation._tokenizer_battery import make_battery
-from penstock.preparation._tokenizer_check import (
+from penstock.transforms import _gigatoken, _token_maker, _tokenizer_check, _tokenizer_choice
+from penstock.transforms._gigatoken import GigatokenEngine
+from penstock.transforms._rows import ByteRows, is_utf8
+from penstock.transforms._tokenize import Tokenize
+from penstock.transforms._tokenizer_battery import make_battery
+from penstock.transforms._tokenizer_check import (
     SAMPLE_BYTES,
     TokenizerMismatch,
     choose_checked,
@@ -29,8 +29,8 @@ from penstock.preparation._tokenizer_check import (
     join_texts,
     take_sample,
 )
-from penstock.preparation._tokenizer_engines import EngineFailed, HuggingFaceEngine, open_reference
-from penstock.preparation._tokenizer_source import load_tokenizer
+from penstock.transforms._tokenizer_engines import EngineFailed, HuggingFaceEngine, open_reference
+from penstock.transforms._tokenizer_source import load_tokenizer
 
 from .tokenizer_examples import (
     hf_tokenizer,
@@ -308,8 +308,8 @@ def test_every_file_of_the_standard_library_gives_the_reference_tokens(
 NEW_WORDS = """
 import resource, sys
 import numpy as np
-from penstock.preparation._gigatoken import GigatokenEngine
-from penstock.preparation._tokenizer_source import load_tokenizer
+from penstock.transforms._gigatoken import GigatokenEngine
+from penstock.transforms._tokenizer_source import load_tokenizer
 
 engine = GigatokenEngine(load_tokenizer(sys.argv[1]))
 first, rng = engine._tokenizer, np.random.default_rng(7)

@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
-from penstock.errors import StorageError
-from penstock.preparation import FunctionTransform, Progress, Tokenize, WorkerDied, prepare
+from penstock.errors import StorageError, WorkerDied
+from penstock.preparation import Progress, prepare
 from penstock.preparation._messages import pack_error, unpack_error
 from penstock.preparation._processes import worker_settings
+from penstock.transforms import FunctionTransform, Tokenize
 
 from .corpora import make_corpus, write_jsonl
 
@@ -95,7 +96,7 @@ def test_a_script_without_a_main_guard_is_not_run_again_by_workers(tmp_path: Pat
     write_jsonl(tmp_path / "a.jsonl", 20, 1)
     script = tmp_path / "script.py"
     script.write_text(
-        "import penstock.preparation as p\n"
+        "import penstock as p\n"
         "print('once')\n"
         f"p.prepare({str(tmp_path / 'a.jsonl')!r}, {str(tmp_path / 'data')!r},\n"
         "          transform=p.Tokenize('bytes'), workers=1)\n"
@@ -109,7 +110,7 @@ def test_a_function_of_the_users_script_reaches_the_workers(tmp_path: Path) -> N
     script = tmp_path / "script.py"
     script.write_text(
         "import numpy as np\n"
-        "import penstock.preparation as p\n"
+        "import penstock as p\n"
         "def count(batch):\n"
         "    return {'length': np.array([len(str(text)) for text in batch['text']])}\n"
         "if __name__ == '__main__':\n"

@@ -16,9 +16,9 @@ import pyarrow as pa
 import tiktoken
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from penstock.preparation._transforms import Output
 from penstock.schema import Ragged
 from penstock.sources import Records
+from penstock.transforms._transforms import Output
 
 EOS, BOS, PAD = "<|eos|>", "<|bos|>", "<|pad|>"
 CL100K = (

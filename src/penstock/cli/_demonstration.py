@@ -23,9 +23,10 @@ from typing import Any
 from penstock.cli._demo_training import BATCH, ROW, digest_of, make_plan
 from penstock.cli._description import describe, print_description
 from penstock.cli._prepare import preparation_bar, show_prepared
-from penstock.preparation import Tokenize, prepare
+from penstock.preparation import prepare
 from penstock.report import console, print_json
 from penstock.sources import SourceOptions
+from penstock.transforms import Tokenize
 
 _VOCABULARY, _EOS = 4096, "<|eos|>"
 _STEPS, _KILL_AT, _COMPARED = 160, 70, 45

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.preparation import Prepared, Progress, Transform
+    from penstock.preparation import Prepared, Progress
+    from penstock.transforms import Transform
 
 HELP = "turn raw data into a dataset"
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -133,10 +134,10 @@ def _flag(name: str) -> str:
 
 
 def _transform(arguments: argparse.Namespace) -> Transform | None:
-    from penstock import preparation
+    from penstock import transforms
 
     if arguments.tokenizer:
-        return preparation.Tokenize(
+        return transforms.Tokenize(
             arguments.tokenizer,
             arguments.column or "",
             append_eos=arguments.append_eos,
@@ -146,7 +147,7 @@ def _transform(arguments: argparse.Namespace) -> Transform | None:
         )
     if arguments.image_size or arguments.image_mode or arguments.image_store:
         size, mode, store = arguments.image_size, arguments.image_mode, arguments.image_store
-        return preparation.DecodeImage(
+        return transforms.DecodeImage(
             size=size,
             mode=mode or ("resize" if size else "keep"),
             store=store or "pixels",
@@ -155,8 +156,8 @@ def _transform(arguments: argparse.Namespace) -> Transform | None:
         )
     if arguments.function:
         sys.path.insert(0, os.getcwd())  # as for `python -m`: the function is often in a file that is right here
-        return preparation.FunctionTransform(arguments.function)
-    return preparation.KeepColumns(arguments.keep) if arguments.keep else None
+        return transforms.FunctionTransform(arguments.function)
+    return transforms.KeepColumns(arguments.keep) if arguments.keep else None
 
 
 def _reading(arguments: argparse.Namespace) -> Any:

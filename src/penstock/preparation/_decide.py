@@ -11,10 +11,10 @@ from penstock.errors import DatasetExists, FormatError
 from penstock.preparation._earlier import Earlier, read_earlier
 from penstock.preparation._recipe import RECIPE_VERSION, Recipe, differences
 from penstock.preparation._settings import Settings
-from penstock.preparation._transforms import Transform
 from penstock.preparation._work import WorkFolder
 from penstock.shards import Manifest
 from penstock.sources import SourceFile, SourceOptions
+from penstock.transforms import Transform
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.preparation._plan import MIN_IMAGE_TASK_BYTES, MIN_TASK_BYTES
-from penstock.preparation._transforms import Transform
 from penstock.sources import SourceFile, SourceOptions, class_names
+from penstock.transforms import Transform
 
 
 def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[SourceFile]) -> SourceOptions:

@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from penstock.preparation._columns import KeepColumns
-from penstock.preparation._functions import BatchFunction, FunctionTransform
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._run import Preparation
 from penstock.preparation._settings import EngineName, OnError, Origins, Settings
 from penstock.preparation._summary import Prepared
-from penstock.preparation._transforms import Transform
 from penstock.sources import SourceOptions
+from penstock.transforms import BatchFunction, FunctionTransform, KeepColumns, Transform
 
 
 def prepare(

@@ -14,9 +14,9 @@ from penstock.preparation._deal import SHUFFLE_KEY
 from penstock.preparation._recipe import ORIGIN_COLUMN, ORIGIN_SPEC
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import locate, schema_errors_named
-from penstock.preparation._transforms import Output, Transform
 from penstock.shards import storage_of_arrays
 from penstock.sources import Records, SourceOptions, Split, peek_split
+from penstock.transforms import Output, Transform
 
 # Splits looked into for a first sample; an empty file or two is nothing unusual.
 _MAX_SPLITS = 16

@@ -36,11 +36,11 @@ from penstock.preparation._skipping import check_kept, check_skipped
 from penstock.preparation._stages import Keyed
 from penstock.preparation._summary import Prepared, RunLedger, describe_run
 from penstock.preparation._tasks import Job
-from penstock.preparation._transforms import Transform
 from penstock.preparation._work import WORK_NAME, WorkFolder, write_json
 from penstock.preparation._workforce import Workforce
 from penstock.shards import Manifest, Workspace, pack_provenance
 from penstock.sources import SourceFile, SourceOptions, Split, list_files, plan_splits
+from penstock.transforms import Transform
 
 
 class Preparation:

@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from penstock.errors import check_choice
+
 EngineName = Literal["local", "ray"]
 OnError = Literal["raise", "skip"]
 Origins = Literal["auto", "manifest", "column"]
@@ -67,9 +69,3 @@ class Settings:
     def num_workers(self) -> int:
         """Workers as a number."""
         return len(os.sched_getaffinity(0)) if self.workers == "auto" else self.workers
-
-
-def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise `ValueError` unless the value is one of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}; the choices are {', '.join(map(repr, choices))}.")

@@ -12,10 +12,10 @@ from typing import Any
 from penstock.errors import IncompleteDataset
 from penstock.preparation._earlier import Earlier, read_earlier
 from penstock.preparation._recipe import differences
-from penstock.preparation._transforms import Transform
 from penstock.preparation._unfinished import Unfinished, find_unfinished
 from penstock.shards import read_manifest
 from penstock.sources import SourceFile, SourceOptions, list_files
+from penstock.transforms import Transform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

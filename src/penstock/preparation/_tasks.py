@@ -25,11 +25,11 @@ from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import OnError
 from penstock.preparation._skipping import Skipped, locate, schema_errors_named
 from penstock.preparation._stages import Clock, Runner, Tell, Written, no_store, peak_memory
-from penstock.preparation._transforms import OpenTransform, Output, Transform
 from penstock.preparation._work import WorkFolder
 from penstock.schema import Ragged, Schema
 from penstock.shards import ShardEntry, ShardWriter
 from penstock.sources import Records, SourceOptions, Split, read_split
+from penstock.transforms import OpenTransform, Output, Transform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.preparation._rows import ByteRows
-from penstock.preparation._tokenizer_check import TokenizerMismatch, check_document, choose_checked
-from penstock.preparation._tokenizer_choice import ChosenEngine
-from penstock.preparation._tokenizer_engines import Bounds, Ids, TokenizerEngine, open_reference
-from penstock.preparation._tokenizer_source import TokenizerSource
-from penstock.preparation._transforms import row_number
 from penstock.schema import Ragged
+from penstock.transforms._rows import ByteRows
+from penstock.transforms._tokenizer_check import TokenizerMismatch, check_document, choose_checked
+from penstock.transforms._tokenizer_choice import ChosenEngine
+from penstock.transforms._tokenizer_engines import Bounds, Ids, TokenizerEngine, open_reference
+from penstock.transforms._tokenizer_source import TokenizerSource
+from penstock.transforms._transforms import row_number
 
 if TYPE_CHECKING:
     from penstock.sources import Records
@@ -108,7 +108,7 @@ class TokenMaker:
         num_added = (first >= 0) + (last >= 0)
         if not num_added:
             return Ragged(ids.astype(dtype, copy=False), offsets)
-        from penstock.preparation._kernels import frame_documents
+        from penstock.transforms._kernels import frame_documents
 
         framed = np.empty(len(ids) + num_added * (len(offsets) - 1), dtype)
         frame_documents(ids, offsets, first, last, framed)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import MissingExtra
-from penstock.preparation._tokenizer_source import TokenizerSource
+from penstock.transforms._tokenizer_source import TokenizerSource
 
 BEGIN_MARK, END_MARK = "\ufdd0", "\ufdd1"
 _GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")

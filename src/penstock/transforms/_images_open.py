@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.preparation._image_decoder import BadImage, ImageDecoder, ImageSettings, quiet_decoding
-from penstock.preparation._keep import read_kept, take_kept
-from penstock.preparation._rows import BadRows, find_column, is_arrow, make_offsets, read_byte_column
-from penstock.preparation._transforms import Output
 from penstock.schema import Ragged
+from penstock.transforms._image_decoder import BadImage, ImageDecoder, ImageSettings, quiet_decoding
+from penstock.transforms._keep import read_kept, take_kept
+from penstock.transforms._rows import BadRows, find_column, is_arrow, make_offsets, read_byte_column
+from penstock.transforms._transforms import Output
 
 if TYPE_CHECKING:
-    from penstock.preparation._images import DecodeImage
     from penstock.sources import Records
+    from penstock.transforms._images import DecodeImage
 
 _SHAPE_SUFFIX = "_shape"
 

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PenstockError, SchemaError
-from penstock.preparation._rows import BadRows, is_arrow
-from penstock.preparation._transforms import OpenTransform, Output
 from penstock.schema import Schema
+from penstock.transforms._rows import BadRows, is_arrow
+from penstock.transforms._transforms import OpenTransform, Output
 
 if TYPE_CHECKING:
     from penstock.sources import Records

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SchemaError
-from penstock.preparation._keep import Keep, check_keep, infer_types, read_kept, take_kept
-from penstock.preparation._rows import BadRows, is_arrow
-from penstock.preparation._transforms import Output
+from penstock.transforms._keep import Keep, check_keep, infer_types, read_kept, take_kept
+from penstock.transforms._rows import BadRows, is_arrow
+from penstock.transforms._transforms import Output
 
 if TYPE_CHECKING:
     from penstock.sources import Records

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.preparation._chat_mask import Conversation
-from penstock.preparation._chat_rows import render_rows
-from penstock.preparation._chat_template import ChatTemplate
-from penstock.preparation._keep import infer_types, read_kept, take_kept
-from penstock.preparation._rows import BadRows, read_text
-from penstock.preparation._token_maker import TokenMaker
-from penstock.preparation._tokenizer_check import join_texts
-from penstock.preparation._transforms import Output
 from penstock.schema import Ragged
+from penstock.transforms._chat_mask import Conversation
+from penstock.transforms._chat_rows import render_rows
+from penstock.transforms._chat_template import ChatTemplate
+from penstock.transforms._keep import infer_types, read_kept, take_kept
+from penstock.transforms._rows import BadRows, read_text
+from penstock.transforms._token_maker import TokenMaker
+from penstock.transforms._tokenizer_check import join_texts
+from penstock.transforms._transforms import Output
 
 if TYPE_CHECKING:
     from penstock.sources import Records

@@ -6,9 +6,9 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
-from penstock.preparation._chat_mask import Conversation, render_conversation
-from penstock.preparation._chat_template import ChatTemplate, TemplateRefused
-from penstock.preparation._rows import BadRows, find_column, is_arrow
+from penstock.transforms._chat_mask import Conversation, render_conversation
+from penstock.transforms._chat_template import ChatTemplate, TemplateRefused
+from penstock.transforms._rows import BadRows, find_column, is_arrow
 
 if TYPE_CHECKING:
     from penstock.sources import Records

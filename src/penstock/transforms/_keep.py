@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.preparation._rows import BadRows, find_column, is_arrow, read_bytes
 from penstock.schema import Column, Ragged, dtype_name
+from penstock.transforms._rows import BadRows, find_column, is_arrow, read_bytes
 
 if TYPE_CHECKING:
     from penstock.sources import Records

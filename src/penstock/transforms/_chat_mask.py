@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.preparation._chat_template import BEGIN_MARK, END_MARK, ChatTemplate, TemplateRefused
+from penstock.transforms._chat_template import BEGIN_MARK, END_MARK, ChatTemplate, TemplateRefused
 
 ASSISTANT = "assistant"
 _MARK = re.compile(f"[{BEGIN_MARK}{END_MARK}]")

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PenstockError
-from penstock.preparation._rows import ByteRows, make_offsets
-from penstock.preparation._tokenizer_engines import TokenizerEngine
+from penstock.transforms._rows import ByteRows, make_offsets
+from penstock.transforms._tokenizer_engines import TokenizerEngine
 
 SAMPLE_BYTES = 1 << 20
 CHECK_ONE_IN = 10_000

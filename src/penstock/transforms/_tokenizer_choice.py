@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import MissingExtra
-from penstock.preparation._gigatoken import GigatokenEngine
-from penstock.preparation._rows import ByteRows
-from penstock.preparation._tokenizer_battery import make_battery
-from penstock.preparation._tokenizer_check import TokenizerMismatch, find_difference, join_texts
-from penstock.preparation._tokenizer_engines import EngineFailed, TokenizerEngine, open_reference
-from penstock.preparation._tokenizer_source import TokenizerSource
+from penstock.transforms._gigatoken import GigatokenEngine
+from penstock.transforms._rows import ByteRows
+from penstock.transforms._tokenizer_battery import make_battery
+from penstock.transforms._tokenizer_check import TokenizerMismatch, find_difference, join_texts
+from penstock.transforms._tokenizer_engines import EngineFailed, TokenizerEngine, open_reference
+from penstock.transforms._tokenizer_source import TokenizerSource
 
 EngineChoice = Literal["auto", "gigatoken", "reference"]
 _log = logging.getLogger(__name__)

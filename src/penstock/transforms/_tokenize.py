@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from penstock.preparation._chat_rows import render_rows
-from penstock.preparation._chat_template import ChatTemplate, load_template
-from penstock.preparation._keep import Keep, check_keep, infer_types
-from penstock.preparation._rows import BadRows, ByteRows, read_text
-from penstock.preparation._token_maker import TokenMaker, smallest_dtype
-from penstock.preparation._tokenize_open import OpenChat, OpenTokenize
-from penstock.preparation._tokenizer_check import SAMPLE_BYTES, join_texts, take_sample
-from penstock.preparation._tokenizer_choice import ChosenEngine, EngineChoice, choose_engine
-from penstock.preparation._tokenizer_source import TokenizerSource, load_tokenizer
-from penstock.preparation._transforms import OpenTransform
+from penstock.transforms._chat_rows import render_rows
+from penstock.transforms._chat_template import ChatTemplate, load_template
+from penstock.transforms._keep import Keep, check_keep, infer_types
+from penstock.transforms._rows import BadRows, ByteRows, read_text
+from penstock.transforms._token_maker import TokenMaker, smallest_dtype
+from penstock.transforms._tokenize_open import OpenChat, OpenTokenize
+from penstock.transforms._tokenizer_check import SAMPLE_BYTES, join_texts, take_sample
+from penstock.transforms._tokenizer_choice import ChosenEngine, EngineChoice, choose_engine
+from penstock.transforms._tokenizer_source import TokenizerSource, load_tokenizer
+from penstock.transforms._transforms import OpenTransform
 
 if TYPE_CHECKING:
     from penstock.sources import Records

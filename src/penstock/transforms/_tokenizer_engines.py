@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PenstockError
-from penstock.preparation._rows import make_offsets
-from penstock.preparation._tokenizer_source import TokenizerSource, import_text
+from penstock.transforms._rows import make_offsets
+from penstock.transforms._tokenizer_source import TokenizerSource, import_text
 
 Ids = tuple[NDArray[Any], NDArray[np.int64]]
 """Ids of all documents side by side, and offsets from 0."""

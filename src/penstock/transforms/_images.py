@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from penstock.preparation._image_decoder import FILTERS, ImageSettings
-from penstock.preparation._images_open import OpenDecodeImage, made_columns
-from penstock.preparation._keep import Keep, check_keep, infer_types
-from penstock.preparation._settings import check_choice
-from penstock.preparation._transforms import OpenTransform
+from penstock.errors import check_choice
+from penstock.transforms._image_decoder import FILTERS, ImageSettings
+from penstock.transforms._images_open import OpenDecodeImage, made_columns
+from penstock.transforms._keep import Keep, check_keep, infer_types
+from penstock.transforms._transforms import OpenTransform
 
 if TYPE_CHECKING:
     from penstock.sources import Records

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.preparation._tokenizer_engines import Bounds, EngineFailed, Ids, panics_named, tile
-from penstock.preparation._tokenizer_source import TokenizerSource, import_text
+from penstock.transforms._tokenizer_engines import Bounds, EngineFailed, Ids, panics_named, tile
+from penstock.transforms._tokenizer_source import TokenizerSource, import_text
 
 # NOTE [when gigatoken is loaded anew]
 # gigatoken 0.10.0 remembers every word it has met, without a limit, in a table that doubles. Beginning again costs

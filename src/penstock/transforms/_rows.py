@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.preparation._transforms import row_error
+from penstock.transforms._transforms import row_error
 
 if TYPE_CHECKING:
     from penstock.sources import Records, RowError

@@ -1,0 +1,24 @@
+"""What becomes of a row: text to tokens, chats to tokens and loss masks, images to pixels, columns, functions.
+
+    Transform (settings, picklable) -> open() in a worker -> OpenTransform(records) -> Output (columns of samples)
+
+Knows nothing of tasks, workers or shards.
+May import: `penstock.sources`, `penstock.schema`, `penstock.compiled`, `penstock.errors`. Imported by: `preparation`.
+"""
+
+from penstock.transforms._columns import KeepColumns
+from penstock.transforms._functions import BatchFunction, FunctionTransform
+from penstock.transforms._images import DecodeImage
+from penstock.transforms._tokenize import Tokenize
+from penstock.transforms._transforms import OpenTransform, Output, Transform
+
+__all__ = [
+    "BatchFunction",
+    "DecodeImage",
+    "FunctionTransform",
+    "KeepColumns",
+    "OpenTransform",
+    "Output",
+    "Tokenize",
+    "Transform",
+]
