@@ -1,9 +1,11 @@
 """Compiled loops, kept between runs.
 
 Compiling all of them takes half a minute, so numba keeps what it made: beside the module or, where that is read-only,
-in the user's cache folder. In many containers neither can be written to, and numba gives up with an error; so it does
-where a quota is used up. Here the next place is a folder of this user's in the temporary one, and without any each
-process compiles for itself.
+in the user's cache folder. In many containers neither is writable, and numba gives up with an error, as it does when
+a quota is used up. Here a folder of this user's in the temporary one comes next, and without that each process compiles
+for itself.
+
+May import: nothing. Imported by: `order`, `packing`, `plan`, `shards`, `transforms`. Holds no state.
 """
 
 from __future__ import annotations

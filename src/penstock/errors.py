@@ -16,6 +16,9 @@
 
 Each also inherits the builtin that people already catch. A wrong argument is a plain
 `ValueError` or `TypeError`.
+
+May import: nothing. Imported by: `cli`, `filesystem`, `loader`, `masks`, `plan`, `preparation`, `pytorch`, `schema`,
+`shards`, `sources`, `streams`, `transforms`. Holds no state.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from penstock import __version__
+from penstock._version import __version__
 from penstock.cli import _demo, _inspect, _prepare, _verify
 from penstock.errors import PenstockError
 

@@ -1,7 +1,8 @@
 """Who may look at whom: attention masks from a packed batch, for each attention backend.
 
-Everything follows from the batch's own boundaries, on the device where the batch is.
-May import: `penstock.errors`. Imported by: nobody inside Penstock; training code uses it.
+Everything follows from the batch's own boundaries, on the device where the batch is. Training code calls it.
+
+May import: `errors`. Imported by: `cli`. Holds no state.
 """
 
 from penstock.errors import MissingExtra

@@ -1,7 +1,9 @@
 """Which row comes next: keyed permutations, the order of an epoch, and mixtures of sources.
 
 Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torch.
-May import: `penstock.errors`, `penstock.compiled` (numba, at the first call). Imported by: `plan`, `loader`.
+Kernels are compiled by numba at the first call.
+
+May import: `compiled`. Imported by: `plan`, `preparation`, `streams`. Holds no state.
 """
 
 from penstock.order._keys import ORDER_VERSION, derive_key

@@ -12,8 +12,8 @@ and a branch that the processor cannot predict; here a size just above a power o
 **How many passes.** Measured over keys, by chi-square: after 4 passes the joint places of two numbers
 show a bias at size 128 and none at 257; 4 are made from 65,536 on. Below, 6 are made, after which
 size 64 shows none. Tiny sizes, whose halves have 2 to 8 values, need 12: after 10, the 5,040 orders of
-7 numbers are not equally likely yet. That took up to 2,000 keys for each outcome; the quicker
-tests/order/test_randomness.py notices 5 passes at size 6, 3 at sizes 20 to 80, and 2 at 65,536.
+7 numbers are not equally likely yet. That took up to 2,000 keys for each outcome; a quicker run
+notices 5 passes at size 6, 3 at sizes 20 to 80, and 2 at 65,536.
 
 **Indices.** Kernels read int64 indices, write int64 results, and return the place of the first
 index that is out of range, or -1. Inside all is uint64: numba makes uint64 + int64 a float.

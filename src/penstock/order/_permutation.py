@@ -3,7 +3,7 @@
 A stored permutation costs 8 bytes a number and minutes at 1e9 numbers, and cannot be asked for its
 place 700,000,000 without building the rest. A keyed bijection answers any position alone, in about
 24 ns and no memory. `_kernels.py` holds the arithmetic and why it is strong;
-tests/order/test_randomness.py holds the evidence, beside two well-known weak methods that fail it.
+Chi-square over keys finds no bias, where it finds one in two well-known weak methods.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Which documents share a row: best-fit-decreasing packing, counted to the token.
 
 Pure integer arithmetic on lengths. Knows nothing of files, threads or torch.
-May import: `penstock.errors`, `penstock.compiled` (numba, at the first call). Imported by: `plan`, `preparation`.
+Kernels are compiled by numba at the first call.
+
+May import: `compiled`. Imported by: `plan`, `preparation`. Holds no state.
 """
 
 from penstock.packing._ledger import PackingLedger, make_ledger

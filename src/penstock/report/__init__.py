@@ -1,7 +1,8 @@
 """How measurements and descriptions look: data first, then words, tables and bars.
 
 Renders for the terminal; knows nothing of where the data comes from.
-May import: `penstock.errors`. Imported by: `cli`.
+
+May import: nothing. Imported by: `cli`, `plan`. Holds no state.
 """
 
 from penstock.report._histogram import Histogram, histogram
