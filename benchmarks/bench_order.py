@@ -90,9 +90,9 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=7)
     settings = parser.parse_args()
-    positions, window_rows = np.arange(settings.positions), np.full(100_000, 10_000)
+    positions, rows_per_window = np.arange(settings.positions), np.full(100_000, 10_000)
     first_use = timed(lambda: Permutation(10, 7)([0]))
-    windowed = WindowedOrder(window_rows, seed=7, epoch=0, group=16)
+    windowed = WindowedOrder(rows_per_window, seed=7, epoch=0, group=16)
     report = {
         "machine": {"processor": platform.processor() or platform.machine(), "system": platform.platform()},
         "versions": {
@@ -101,13 +101,13 @@ def main() -> None:
             "numpy": np.__version__,
             "numba": numba.__version__,
         },
-        "settings": {**vars(settings), "windows": len(window_rows), "rows": windowed.num_rows, "group": 16},
+        "settings": {**vars(settings), "windows": len(rows_per_window), "rows": windowed.num_rows, "group": 16},
         "first_use_seconds": round(first_use, 3),
         "permutation": bench_permutations(positions, settings.repeats),
         "full_order": bench_order(FullOrder(BILLION, seed=7, epoch=0), positions, settings.repeats),
         "windowed_order": bench_order(windowed, positions, settings.repeats),
         "windowed_build_milliseconds": round(
-            best_seconds(lambda: WindowedOrder(window_rows, 7, 1, 16), settings.repeats) * 1e3, 2
+            best_seconds(lambda: WindowedOrder(rows_per_window, 7, 1, 16), settings.repeats) * 1e3, 2
         ),
         "mixture": bench_mixture(positions, settings.repeats),
         "numpy_random_permutation": bench_numpy(positions, settings.repeats),

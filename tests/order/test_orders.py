@@ -24,7 +24,7 @@ def one_of_each(num_rows: int, seed: int, epoch: int) -> list[Order]:
 
 
 def window_of_row(order: WindowedOrder) -> np.ndarray:
-    return np.repeat(np.arange(order.window_rows.size), order.window_rows)
+    return np.repeat(np.arange(order.rows_per_window.size), order.rows_per_window)
 
 
 # All orders
@@ -110,7 +110,7 @@ def test_a_group_reads_all_of_its_windows_and_no_other(counts, seed, epoch, grou
     for g in range(order.num_groups):
         read = np.bincount(window_of[order.rows(order.positions_of_group(g))], minlength=len(counts))
         expected = np.zeros(len(counts), np.int64)
-        expected[order.windows_of_group(g)] = order.window_rows[order.windows_of_group(g)]
+        expected[order.windows_of_group(g)] = order.rows_per_window[order.windows_of_group(g)]
         assert read.tolist() == expected.tolist()
 
 
@@ -180,9 +180,9 @@ def test_the_callers_array_is_not_kept():
     counts = np.array([3, 2])
     order = WindowedOrder(counts, seed=7, epoch=0, group=1)
     counts[:] = 9
-    assert order.window_rows.tolist() == [3, 2]
+    assert order.rows_per_window.tolist() == [3, 2]
     with pytest.raises(ValueError, match="read-only"):
-        order.window_rows[0] = 9
+        order.rows_per_window[0] = 9
 
 
 def test_a_group_or_position_that_does_not_exist_is_named():
@@ -201,7 +201,7 @@ def test_wrong_arguments_are_named():
         WindowedOrder([1, -2], seed=0, epoch=0, group=1)
     with pytest.raises(ValueError, match=r"one dimension, got shape \(1, 2\)"):
         WindowedOrder([[1, 2]], seed=0, epoch=0, group=1)
-    with pytest.raises(TypeError, match="every entry of window_rows must be an integer, got an array of float64"):
+    with pytest.raises(TypeError, match="every entry of rows_per_window must be an integer, got an array of float64"):
         WindowedOrder([1.5], seed=0, epoch=0, group=1)
     with pytest.raises(ValueError, match="add up to more than the 4,611,686,018,427,387,904 rows"):
         WindowedOrder([2**62, 2**62, 2**62], seed=0, epoch=0, group=1)

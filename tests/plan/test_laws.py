@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.plan import _epochs, _pack_index
+from penstock.packing import _index
+from penstock.plan import _epochs
 
 from .examples import IGNORED, assert_same, lengths_lists, make_documents, ragged, shuffled
 
@@ -29,7 +30,7 @@ TAILS = ["carry", "short", "pad", "drop"]
 def _tiny_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_epochs, "STORAGE_WINDOW_BYTES", 24)
-        patch.setattr(_pack_index, "ROWS_PER_WINDOW", 2)
+        patch.setattr(_index, "ROWS_PER_WINDOW", 2)
         yield
 
 

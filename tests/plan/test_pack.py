@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import FormatError
-from penstock.plan import Plan, _pack_index, _window_cache
+from penstock.packing import _index
+from penstock.plan import Plan, _window_cache
 from penstock.plan._packed import PackedRows
 
 from .examples import (
@@ -239,7 +240,7 @@ def test_wrong_buffers_are_refused_by_name(key: str) -> None:
 
 
 def test_threads_reading_random_steps_of_one_plan_get_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pack_index, "ROWS_PER_WINDOW", 4)
+    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 4)
     monkeypatch.setattr(_window_cache, "_KEPT_BYTES", 600)  # a few windows: threads push each other's out
     lengths = np.random.default_rng(0).integers(0, 30, 300).tolist()
     plan = tokens_dataset(lengths).shuffle(1, group=3).pack(16).batch(4)
@@ -265,11 +266,11 @@ def test_threads_reading_random_steps_of_one_plan_get_the_reference(monkeypatch:
     for thread in threads:
         thread.join()
     assert not failures
-    assert len(plan.row_source.index.window_rows) > 8  # type: ignore[attr-defined]
+    assert len(plan.row_source.index.rows_per_window) > 8  # type: ignore[attr-defined]
 
 
 def test_windows_that_were_let_go_are_packed_again_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pack_index, "ROWS_PER_WINDOW", 2)
+    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 2)
     lengths = [3, 7, 2, 9] * 10
     roomy = tokens_dataset(lengths).shuffle(1, group=1).pack(8).batch(2)
     expected = [roomy.read(step, epoch) for epoch in range(2) for step in range(roomy.num_batches(epoch))]
@@ -282,7 +283,7 @@ def test_windows_that_were_let_go_are_packed_again_the_same(monkeypatch: pytest.
 
 
 def test_a_group_that_takes_more_than_the_cache_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pack_index, "ROWS_PER_WINDOW", 2)
+    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 2)
     monkeypatch.setattr(_window_cache, "_KEPT_BYTES", 0)
     packed: list[tuple[int, int]] = []
     pack = PackedRows._pack

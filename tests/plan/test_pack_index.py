@@ -18,8 +18,16 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import FormatError
-from penstock.packing import PACKING_VERSION, PackingSettings, count_rows
-from penstock.plan import PackIndex, _build, _pack_index, build_pack_index, index_name
+from penstock.packing import (
+    PACKING_VERSION,
+    PackIndex,
+    PackingSettings,
+    _index,
+    build_pack_index,
+    count_rows,
+    index_name,
+)
+from penstock.plan import _pack_cache
 
 from .examples import assert_same, make_documents, read_epoch, tokens_dataset, write_tokens
 
@@ -48,9 +56,9 @@ def test_windows_cover_all_documents_and_are_large_but_for_the_bounds(
     with pytest.MonkeyPatch.context() as patch:
         bounds = {"ROWS_PER_WINDOW": rows, "MAX_WINDOW_DOCUMENTS": max_documents, "MAX_WINDOW_TOKENS": max_tokens}
         for name, value in (bounds | {"_CHUNK": chunk}).items():
-            patch.setattr(_pack_index, name, value)
+            patch.setattr(_index, name, value)
         index = cut(lengths, length)
-        patch.setattr(_pack_index, "_CHUNK", 1 << 22)
+        patch.setattr(_index, "_CHUNK", 1 << 22)
         assert cut(lengths, length).window_starts.tolist() == index.window_starts.tolist()
     starts = index.window_starts.tolist()
     assert starts[0] == 0
@@ -65,7 +73,7 @@ def test_windows_cover_all_documents_and_are_large_but_for_the_bounds(
             assert sum(window[:-1]) < target
             assert len(window) <= max_documents
         expected = count_rows(np.array(window, np.int64), PackingSettings(length=length))
-        assert index.window_rows[number] == expected
+        assert index.rows_per_window[number] == expected
 
 
 def test_windows_hold_16384_rows_worth_of_tokens() -> None:
@@ -78,7 +86,7 @@ def test_windows_hold_16384_rows_worth_of_tokens() -> None:
 
 
 def test_progress_is_told_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pack_index, "ROWS_PER_WINDOW", 2)
+    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 2)
     told: list[tuple[int, int]] = []
     cut([4] * 10, on_progress=lambda done, total: told.append((done, total)))
     assert told == [(16, 80), (32, 80), (48, 80), (64, 80), (80, 80)]
@@ -87,9 +95,9 @@ def test_progress_is_told_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that keeps indexes of any size, with windows of two rows."""
-    monkeypatch.setattr(_pack_index, "_WORTH_KEEPING", 0)
-    monkeypatch.setattr(_pack_index, "ROWS_PER_WINDOW", 2)
-    monkeypatch.setattr(_build, "_cache_folder", lambda: tmp_path / "cache" / "packing")
+    monkeypatch.setattr(_pack_cache, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 2)
+    monkeypatch.setattr(_pack_cache, "cache_folder", lambda: tmp_path / "cache" / "packing")
     return tmp_path / "cache" / "packing"
 
 
@@ -97,14 +105,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One entry for each time that rows are counted."""
     calls: list[int] = []
-    honest = _pack_index.build_pack_index
+    honest = _pack_cache.build_pack_index
 
     def counting(*arguments: Any, **options: Any) -> PackIndex:
         calls.append(threading.get_ident())
         time.sleep(0.05)
         return honest(*arguments, **options)
 
-    monkeypatch.setattr(_pack_index, "build_pack_index", counting)
+    monkeypatch.setattr(_pack_cache, "build_pack_index", counting)
     return calls
 
 
@@ -136,10 +144,10 @@ def test_a_damaged_file_is_counted_again_and_replaced(cache: Path, built: list[i
     (kept,) = cache.glob("*.json")
     good = kept.read_bytes()
     if damage == "other documents":
-        _pack_index._keep(kept, PackIndex(np.array([0, 3]), np.array([1])))
+        _pack_cache._keep(kept, PackIndex(np.array([0, 3]), np.array([1])))
     elif damage == "not an index":
         text = json.dumps([1, 2])
-        kept.write_text(f"{_pack_index.hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}\n{text}")
+        kept.write_text(f"{_pack_cache.hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}\n{text}")
     elif damage == "folder":
         kept.unlink()
         kept.mkdir()
@@ -163,7 +171,7 @@ def test_one_builds_and_the_others_wait_for_it(cache: Path, built: list[int]) ->
     lengths, found = np.array(LENGTHS), []
 
     def build() -> None:
-        index = _pack_index.find_pack_index(
+        index = _pack_cache.find_pack_index(
             reader(lengths),
             len(lengths),
             PackingSettings(length=8),
@@ -172,7 +180,7 @@ def test_one_builds_and_the_others_wait_for_it(cache: Path, built: list[int]) ->
             attributes={},
             cache=cache,
         )
-        found.append(index.window_rows.tolist())
+        found.append(index.rows_per_window.tolist())
 
     threads = [threading.Thread(target=build, name=f"builder-{number}") for number in range(4)]
     for thread in threads:
@@ -196,7 +204,7 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(
 
 
 def test_small_data_is_counted_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_build, "_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(_pack_cache, "cache_folder", lambda: tmp_path / "cache")
     tokens_dataset(LENGTHS).pack(8)
     assert not (tmp_path / "cache").exists()
 
@@ -211,7 +219,7 @@ NAME = index_name("tokens", PackingSettings(length=8))
 def test_counts_stored_with_the_dataset_are_used(
     tmp_path: Path, built: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pack_index, "ROWS_PER_WINDOW", 2)
+    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 2)
     index = build_pack_index(reader(np.array(LENGTHS)), len(LENGTHS), PackingSettings(length=8))
     path = write_tokens(tmp_path / "d", make_documents(LENGTHS), attributes=stored({NAME: index.to_json()}))
     plan = penstock.open(path).shuffle(1).pack(8).batch(4, tail="short")

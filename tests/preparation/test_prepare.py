@@ -11,8 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import DatasetExists, FormatError, SchemaError
-from penstock.packing import PackingSettings
-from penstock.plan import build_pack_index, index_name
+from penstock.packing import PackingSettings, build_pack_index, index_name
 from penstock.preparation import Progress, prepare
 from penstock.shards import read_manifest
 from penstock.transforms import FunctionTransform, Tokenize

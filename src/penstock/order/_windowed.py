@@ -41,7 +41,7 @@ class WindowedOrder:
             `group` is less than 1, or `epoch` is negative.
     """
 
-    window_rows: Int64
+    rows_per_window: Int64
     """How many rows each window holds; rows are numbered window after window."""
     seed: int
     epoch: int
@@ -57,13 +57,15 @@ class WindowedOrder:
     _group_starts: Int64 = field(init=False, repr=False)  # group -> its first position; then num_rows
 
     def __post_init__(self) -> None:
-        window_rows = _checked_window_rows(self.window_rows)
+        rows_per_window = _checked_counts(self.rows_per_window)
         epoch = checked_number("epoch", self.epoch)
         group = checked_number("group", self.group, at_least=1, at_most=MAX_ROWS)
-        sequence = Permutation(window_rows.size, derive_key(self.seed, "windows", epoch))(np.arange(window_rows.size))
-        row_starts, slot_starts = _starts(window_rows), _starts(window_rows[sequence])
+        sequence = Permutation(rows_per_window.size, derive_key(self.seed, "windows", epoch))(
+            np.arange(rows_per_window.size)
+        )
+        row_starts, slot_starts = _starts(rows_per_window), _starts(rows_per_window[sequence])
         self._set(
-            window_rows=window_rows,
+            rows_per_window=rows_per_window,
             _sequence=sequence,
             _slots=_inverted(sequence),
             _row_starts=row_starts,
@@ -79,7 +81,7 @@ class WindowedOrder:
             object.__setattr__(self, name, array)
 
     def __reduce__(self) -> tuple[type[WindowedOrder], tuple[Int64, int, int, int]]:
-        return WindowedOrder, (self.window_rows, self.seed, self.epoch, self.group)
+        return WindowedOrder, (self.rows_per_window, self.seed, self.epoch, self.group)
 
     @property
     def num_rows(self) -> int:
@@ -142,9 +144,9 @@ class WindowedOrder:
         return group
 
 
-def _checked_window_rows(window_rows: ArrayLike) -> Int64:
+def _checked_counts(rows_per_window: ArrayLike) -> Int64:
     """A copy of its own, so that a caller's later writes cannot change the order."""
-    counts = as_int64("entry of window_rows", window_rows).copy()
+    counts = as_int64("entry of rows_per_window", rows_per_window).copy()
     if counts.ndim != 1:
         raise ValueError(f"window_rows must have one dimension, got shape {counts.shape}")
     if counts.size and counts.min() < 0:

@@ -9,7 +9,6 @@ from penstock.plan._ledger import Ledger, SourceLedger
 from penstock.plan._mapping import pure
 from penstock.plan._mix import mix
 from penstock.plan._open import from_arrays, open_dataset
-from penstock.plan._pack_index import PackIndex, build_pack_index, index_name
 from penstock.plan._plan import Plan
 from penstock.plan._plan_file import load_plan
 from penstock.plan._trace import DocumentTrace
@@ -18,12 +17,9 @@ __all__ = [
     "Dataset",
     "DocumentTrace",
     "Ledger",
-    "PackIndex",
     "Plan",
     "SourceLedger",
-    "build_pack_index",
     "from_arrays",
-    "index_name",
     "load_plan",
     "mix",
     "open_dataset",

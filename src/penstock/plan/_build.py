@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from penstock.errors import StageError
 from penstock.order import derive_key
+from penstock.packing import PackIndex
 from penstock.plan._dataset import Dataset
 from penstock.plan._mix import Mix
-from penstock.plan._pack_index import PackIndex, find_pack_index
+from penstock.plan._pack_cache import find_pack_index
 from penstock.plan._packed import PackedRows
 from penstock.plan._rows import RowSource
 from penstock.plan._sample_rows import SampleRows
@@ -49,11 +48,4 @@ def _pack_index(dataset: Dataset, stage: Pack) -> PackIndex:
         column=stage.column,
         fingerprint=dataset.rows_fingerprint,
         attributes=dataset.attributes if dataset.stored.are_whole else {},
-        cache=_cache_folder(),
     )
-
-
-def _cache_folder() -> Path:
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("penstock")) / "packing"

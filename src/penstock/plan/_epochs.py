@@ -25,10 +25,10 @@ _KEPT_EPOCHS = 4
 class Epochs:
     """The orders of the epochs of a row source, made when first needed."""
 
-    def __init__(self, window_rows: NDArray[np.int64], shuffle: Shuffle | None) -> None:
-        self.num_rows = int(window_rows.sum())
-        self.window_rows = window_rows
-        self.row_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(window_rows)])
+    def __init__(self, rows_per_window: NDArray[np.int64], shuffle: Shuffle | None) -> None:
+        self.num_rows = int(rows_per_window.sum())
+        self.rows_per_window = rows_per_window
+        self.row_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows_per_window)])
         """First row of each storage window, and behind them the number of rows."""
         self.shuffle = shuffle
         self.order = functools.lru_cache(_KEPT_EPOCHS)(self._order)
@@ -38,7 +38,7 @@ class Epochs:
             return SequentialOrder(self.num_rows)
         if self.shuffle.mode == "full":
             return FullOrder(self.num_rows, self.shuffle.seed, epoch)
-        return WindowedOrder(self.window_rows, self.shuffle.seed, epoch, self.shuffle.group)
+        return WindowedOrder(self.rows_per_window, self.shuffle.seed, epoch, self.shuffle.group)
 
     def locate(self, rows: Rows) -> list[tuple[int, Rows, NDArray[np.int64]]]:
         """(epoch, places in `rows`, rows of the data) for each epoch that `rows` touch; nearly always one."""

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError
 from penstock.order import Permutation, derive_key
-from penstock.packing import PACKING_VERSION, Packing, PackingLedger, make_ledger, pack
+from penstock.packing import PACKING_VERSION, PackIndex, Packing, PackingLedger, make_ledger, pack
 from penstock.plan._compose import Pieces, Placed, compose, count_targets
 from penstock.plan._dataset import Dataset
 from penstock.plan._epochs import Epochs
-from penstock.plan._pack_index import PackIndex
 from penstock.plan._read_ahead import ReadAhead
 from penstock.plan._rows import Batch, Rows
 from penstock.plan._stages import Pack, Shuffle
@@ -39,7 +38,7 @@ class PackedRows:
         self.dataset, self.stage, self.index = dataset, stage, index
         self.column = packed_column(dataset, stage.column)
         self.mask_column = mask_column(dataset, self.column)
-        self.epochs = Epochs(index.window_rows, shuffle)
+        self.epochs = Epochs(index.rows_per_window, shuffle)
         self.num_rows = self.epochs.num_rows
         columns = (self.column,) if self.mask_column is None else (self.column, self.mask_column)
         self._read_ahead = ReadAhead(self.epochs, dataset.stored, columns, index.window_starts)
@@ -99,9 +98,9 @@ class PackedRows:
 
     def _pack(self, epoch: int, number: int) -> PackedWindow:
         packing = self.packing(epoch, number)
-        if packing.num_rows != self.index.window_rows[number]:  # the number comes from a file
+        if packing.num_rows != self.index.rows_per_window[number]:  # the number comes from a file
             raise FormatError(
-                f"The index says that window {number:,} packs into {self.index.window_rows[number]:,} rows of "
+                f"The index says that window {number:,} packs into {self.index.rows_per_window[number]:,} rows of "
                 f"{self.stage.settings.length:,} tokens; it packs into {packing.num_rows:,}. "
                 "The packing stored with the dataset is not of this data: prepare it again."
             )
@@ -123,7 +122,7 @@ class PackedRows:
 
     def ledger(self, epoch: int) -> PackingLedger:
         """Where every token of an epoch went, each window packed anew and checked piece by piece."""
-        ledgers = (self._ledger_of_window(epoch, number) for number in range(len(self.index.window_rows)))
+        ledgers = (self._ledger_of_window(epoch, number) for number in range(len(self.index.rows_per_window)))
         return functools.reduce(PackingLedger.__add__, ledgers, PackingLedger())
 
     def _ledger_of_window(self, epoch: int, number: int) -> PackingLedger:
@@ -136,5 +135,5 @@ class PackedRows:
         # Pieces of a document follow each other without a gap or an overlap, from its first token on.
         assert np.array_equal(starts, expected)
         assert int(sizes.sum()) == ledger.tokens_placed
-        assert packing.num_rows == ledger.num_rows == self.index.window_rows[number]
+        assert packing.num_rows == ledger.num_rows == self.index.rows_per_window[number]
         return ledger

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.packing import PACKING_VERSION, PackingSettings
-from penstock.plan import build_pack_index, index_name
+from penstock.packing import PACKING_VERSION, PackingSettings, build_pack_index, index_name
 from penstock.schema import Schema
 from penstock.shards import Manifest, ShardEntry, Workspace
 

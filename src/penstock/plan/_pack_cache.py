@@ -1,0 +1,114 @@
+"""Where row counts come from: the dataset, the user's cache folder, or counting now.
+
+A dataset prepared with `pack=` has them in its manifest. Otherwise they are counted when a plan is packed, and above
+4 M documents kept in the user's cache folder: one small file per dataset and packing, written once, under a lock,
+and checked by its digest when read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import FormatError
+from penstock.packing import PACKING_VERSION, PackIndex, PackingSettings, ReadLengths, build_pack_index, index_name
+
+logger = logging.getLogger(__name__)
+
+_WORTH_KEEPING = 4 << 20  # below this many documents counting is faster than finding the file
+
+
+def find_pack_index(
+    read_lengths: ReadLengths,
+    num_documents: int,
+    settings: PackingSettings,
+    *,
+    column: str,
+    fingerprint: str,
+    attributes: Mapping[str, Any],
+    cache: Path | None = None,
+) -> PackIndex:
+    """The index: from the dataset's `attributes`, from the cache, or counted now and kept."""
+    name = index_name(column, settings)
+    stored = attributes.get("packing")
+    # Appending to a dataset leaves counts of fewer samples behind.
+    is_of_all = isinstance(stored, dict) and stored.get("samples", num_documents) == num_documents
+    if isinstance(stored, dict) and is_of_all and stored.get("version") == PACKING_VERSION:
+        indexes = stored.get("indexes")
+        if isinstance(indexes, dict) and name in indexes:
+            return _from_dataset(indexes[name], num_documents, name)
+    if num_documents < _WORTH_KEEPING:
+        return build_pack_index(read_lengths, num_documents, settings)
+    identity = hashlib.blake2b(f"{fingerprint} {name} {PACKING_VERSION}".encode(), digest_size=16).hexdigest()
+    path = (cache or cache_folder()) / f"{identity}.json"
+
+    def count() -> PackIndex:
+        logger.info("Counting rows of %d tokens in %d documents; kept in %s", settings.length, num_documents, path)
+        return build_pack_index(read_lengths, num_documents, settings)
+
+    return _from_cache(path, num_documents, count)
+
+
+def cache_folder() -> Path:
+    """Where row counts are kept."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("penstock")) / "packing"
+
+
+def _from_dataset(fields: Any, num_documents: int, name: str) -> PackIndex:
+    try:
+        return PackIndex.from_json(fields, num_documents)
+    except ValueError as error:
+        raise FormatError(
+            f"The packing {name!r} stored with the dataset is not of its {num_documents:,} documents: {error}. "
+            "Prepare the dataset again."
+        ) from None
+
+
+def _from_cache(path: Path, num_documents: int, build: Callable[[], PackIndex]) -> PackIndex:
+    """One process of the machine builds, the others wait for it; a damaged file is built again."""
+    try:
+        return _load(path, num_documents)
+    except (OSError, ValueError):
+        pass
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            logger.warning("Row counts are not kept, %s cannot be written: %s", path.parent, error)
+            return build()
+        try:
+            return _load(path, num_documents)
+        except (OSError, ValueError):
+            index = build()
+            _keep(path, index)
+            return index
+
+
+def _keep(path: Path, index: PackIndex) -> None:
+    text = json.dumps(index.to_json())
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    working = path.with_suffix(f".{os.getpid()}")
+    try:
+        working.write_text(f"{digest}\n{text}")
+        os.replace(working, path)
+    except OSError as error:
+        logger.warning("Row counts are not kept, %s cannot be written: %s", path, error)
+        working.unlink(missing_ok=True)
+
+
+def _load(path: Path, num_documents: int) -> PackIndex:
+    digest, _, text = path.read_text().partition("\n")
+    if hashlib.blake2b(text.encode(), digest_size=8).hexdigest() != digest:
+        raise ValueError(f"{path} is damaged")
+    return PackIndex.from_json(json.loads(text), num_documents)
