@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import threading
@@ -147,7 +148,7 @@ def test_a_damaged_file_is_counted_again_and_replaced(cache: Path, built: list[i
         _pack_cache._keep(kept, PackIndex(np.array([0, 3]), np.array([1])))
     elif damage == "not an index":
         text = json.dumps([1, 2])
-        kept.write_text(f"{_pack_cache.hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}\n{text}")
+        kept.write_text(f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}\n{text}")
     elif damage == "folder":
         kept.unlink()
         kept.mkdir()

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.plan._code_identity import identity_of
+from penstock.identity import function_identity
 from penstock.plan._dataset import Dataset
 from penstock.plan._mix import Mix
 from penstock.plan._stages import Cast, Map, Stage
@@ -22,7 +22,7 @@ _DECIDING = {
 def stage_identity(stage: Stage) -> Any:
     """JSON of a stage's settings."""
     if isinstance(stage, Map):
-        return ["map", identity_of(stage.function), stage.batched]
+        return ["map", function_identity(stage.function), stage.batched]
     return [stage.verb, dataclasses.asdict(stage)]
 
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
+from penstock.identity import names_used
 from penstock.order import derive_key
-from penstock.plan._code_identity import names_in
 from penstock.plan._stages import Map
 from penstock.schema import Ragged, dtype_from_name
 
@@ -96,7 +96,7 @@ def _calling(function: Callable[..., Any], seed: int) -> Iterator[Callable[[dict
     elif is_marked_pure(function):
         yield lambda value, row: function(value)
     else:
-        if "torch" not in sys.modules and "torch" in names_in(function) and importlib.util.find_spec("torch"):
+        if "torch" not in sys.modules and "torch" in names_used(function) and importlib.util.find_spec("torch"):
             importlib.import_module("torch")  # a function that imports it would find a generator that was not seeded
         with _GlobalGenerators() as generators:
 

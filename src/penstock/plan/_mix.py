@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from penstock.errors import StageError
+from penstock.identity import digest
 from penstock.plan._arguments import whole_number
 from penstock.plan._dataset import Dataset
 from penstock.plan._mixture import MixedRows
@@ -63,7 +63,7 @@ class Mix:
     def fingerprint(self) -> str:
         """Identity of the parts and how they are dealt."""
         parts = [[name, plan.fingerprint, weight] for name, plan, weight in self.sources]
-        return hashlib.blake2b(json.dumps([parts, self.seed, self.epoch]).encode(), digest_size=16).hexdigest()
+        return digest(json.dumps([parts, self.seed, self.epoch]))
 
     def __repr__(self) -> str:
         lines = [f"mix(seed={self.seed}, {'rows' if isinstance(self.epoch, int) else 'epoch'}={self.epoch!r})"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import FormatError
+from penstock.identity import digest
 from penstock.packing import PACKING_VERSION, PackIndex, PackingSettings, ReadLengths, build_pack_index, index_name
 
 logger = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ def find_pack_index(
             return _from_dataset(indexes[name], num_documents, name)
     if num_documents < _WORTH_KEEPING:
         return build_pack_index(read_lengths, num_documents, settings)
-    identity = hashlib.blake2b(f"{fingerprint} {name} {PACKING_VERSION}".encode(), digest_size=16).hexdigest()
-    path = (cache or cache_folder()) / f"{identity}.json"
+    key = digest(f"{fingerprint} {name} {PACKING_VERSION}")
+    path = (cache or cache_folder()) / f"{key}.json"
 
     def count() -> PackIndex:
         logger.info("Counting rows of %d tokens in %d documents; kept in %s", settings.length, num_documents, path)
@@ -97,10 +97,9 @@ def _from_cache(path: Path, num_documents: int, build: Callable[[], PackIndex]) 
 
 def _keep(path: Path, index: PackIndex) -> None:
     text = json.dumps(index.to_json())
-    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     working = path.with_suffix(f".{os.getpid()}")
     try:
-        working.write_text(f"{digest}\n{text}")
+        working.write_text(f"{digest(text, 8)}\n{text}")
         os.replace(working, path)
     except OSError as error:
         logger.warning("Row counts are not kept, %s cannot be written: %s", path, error)
@@ -108,7 +107,7 @@ def _keep(path: Path, index: PackIndex) -> None:
 
 
 def _load(path: Path, num_documents: int) -> PackIndex:
-    digest, _, text = path.read_text().partition("\n")
-    if hashlib.blake2b(text.encode(), digest_size=8).hexdigest() != digest:
+    kept, _, text = path.read_text().partition("\n")
+    if digest(text, 8) != kept:
         raise ValueError(f"{path} is damaged")
     return PackIndex.from_json(json.loads(text), num_documents)

@@ -13,7 +13,6 @@ no difference between the first batch and the millionth.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from penstock.errors import StageError
+from penstock.identity import digest
 from penstock.order import ORDER_VERSION
 from penstock.plan._build import build_rows, seed_of
 from penstock.plan._dataset import Dataset
@@ -254,4 +254,4 @@ class Plan(Staged, Stepped):
 
 
 def _digest(parts: Any) -> str:
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return digest(json.dumps(parts, sort_keys=True))

@@ -6,16 +6,15 @@ package is allowed by name: a file from a stranger can name anything.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
+from penstock.identity import import_function, importable_name
 from penstock.plan._dataset import Dataset
 from penstock.plan._describe import stage_arguments
 from penstock.plan._mix import Mix, mix
@@ -110,23 +109,8 @@ def _split_fields(selection: Any) -> list[Any]:
 def _stage_lines(stage: Stage, table: str) -> list[str]:
     arguments: dict[str, Any] = {"dtypes": dict(stage.dtypes)} if isinstance(stage, Cast) else stage_arguments(stage)
     if isinstance(stage, Map):
-        arguments["function"] = _function_name(stage.function)
+        arguments["function"] = importable_name(stage.function)
     return [f"[[{table}]]", f'verb = "{stage.verb}"', *_pairs(arguments), ""]
-
-
-def _function_name(function: Callable[..., Any]) -> str:
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if module is None or name is None or "<" in name or module == "__main__":
-        shown = name or repr(function)
-        raise ValueError(
-            f"{shown} cannot be named in a file: only functions at the top of a module that can be imported."
-        )
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not function:
-        raise ValueError(f"{module}:{name} does not lead back to the function; a plan file needs one that does.")
-    return f"{module}:{name}"
 
 
 def _pairs(fields: dict[str, Any]) -> Iterator[str]:
@@ -191,22 +175,20 @@ def _load_stage(plan: Plan, stage: dict[str, Any], where: Path, allowed: frozens
 
 
 def _import(name: str, where: Path, allowed: frozenset[str]) -> Callable[..., Any]:
-    module, _, path = name.partition(":")
+    module = name.partition(":")[0]
     if not _is_allowed(module, allowed):
         raise FormatError(
             f"{where}: names the function {name}, and running code of {module.partition('.')[0]!r} was not allowed. "
             f"If you trust it: penstock.load_plan(path, allow_code=[{module.partition('.')[0]!r}])."
         )
     try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise FormatError(f"{where}: the function {name} cannot be found: {error}.") from error
+        found = import_function(name)
+    except (ImportError, TypeError, ValueError) as error:
+        raise FormatError(f"{where}: the function {name} cannot be found: {error}") from error
     home = str(getattr(found, "__module__", None))
-    if not callable(found) or not _is_allowed(home, allowed):  # `package:os.system` is code of os
+    if not _is_allowed(home, allowed):  # `package:os.system` is code of os
         raise FormatError(f"{where}: {name} is not a function of {module.partition('.')[0]!r} (it is from {home}).")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _is_allowed(module: str, allowed: frozenset[str]) -> bool:

@@ -6,7 +6,6 @@ many samples there are: appending data moves no sample from one side to the othe
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.identity import digest
 from penstock.order import derive_key
 from penstock.plan._arguments import whole_number
 
@@ -50,7 +50,7 @@ class Take:
     @property
     def identity(self) -> str:
         """Digest of the samples."""
-        return "take " + hashlib.blake2b(self.chosen.tobytes(), digest_size=16).hexdigest()
+        return "take " + digest(self.chosen.tobytes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ nothing; picked samples cost 8 bytes each, computed when first needed.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.identity import digest
 from penstock.plan._selection import Selection
 from penstock.plan._stream import SelectedStream, StorageStream, Stream
 from penstock.schema import Column
@@ -33,7 +33,7 @@ class StoredSamples:
     def digest(self, *more: str) -> str:
         """Identity of the samples and their order, and of what else is said about them."""
         parts = [self.storage.fingerprint, *(selection.identity for selection in self.selections), *more]
-        return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+        return digest("\n".join(parts))
 
     @property
     def are_whole(self) -> bool:

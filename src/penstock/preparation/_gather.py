@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from penstock.filesystem import create_file, remove_if_present
+from penstock.identity import digest_json
 from penstock.preparation._deal import bucket_bounds, dealt_schema, order_of_bucket, read_in_order
 from penstock.preparation._plan import choose_task_bytes
 from penstock.preparation._progress import Counts
-from penstock.preparation._recipe import Recipe, digest
+from penstock.preparation._recipe import Recipe
 from penstock.preparation._record import TaskRecord
 from penstock.preparation._stages import Clock, Runner, Tell, Written, no_store, peak_memory
 from penstock.preparation._work import Attempt, WorkFolder
@@ -53,9 +54,9 @@ def plan_gathering(destination: Path, recipe: Recipe, records: Sequence[TaskReco
     _write_manifest(WorkFolder(destination).path / "dealt", Manifest(dealt_schema(recipe), shards))
     num_bytes = sum(shard.num_bytes - shard.header_bytes for shard in shards)
     bounds = bucket_bounds(num_bytes, choose_task_bytes(num_bytes, recipe.shard_bytes, 1.0))
-    content = digest([recipe.key, [shard.to_json() for shard in shards]])
+    content = digest_json([recipe.key, [shard.to_json() for shard in shards]])
     return [
-        GatherTask(key=digest([content, low, high]), low=low, high=high, num_bytes=num_bytes // len(bounds))
+        GatherTask(key=digest_json([content, low, high]), low=low, high=high, num_bytes=num_bytes // len(bounds))
         for low, high in bounds
         if shards
     ]

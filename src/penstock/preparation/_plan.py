@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.preparation._recipe import digest
+from penstock.identity import digest_json
 from penstock.sources import SourceFile, Split
 
 MIN_TASK_BYTES = 32 << 20
@@ -90,7 +90,7 @@ def name_tasks(
     for splits in groups:
         identities = [files[path].identity or unknown for split in splits for path in paths_of(split)]
         parts = [recipe_key, [split.to_json() for split in splits], identities, first_split if is_numbered else None]
-        tasks.append(Task(key=digest(parts), splits=splits, first_split=first_split))
+        tasks.append(Task(key=digest_json(parts), splits=splits, first_split=first_split))
         first_split += len(splits)
     return tasks
 

@@ -7,12 +7,12 @@ and host are not in it: they decide nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
+from penstock.identity import digest_json
 from penstock.schema import Schema
 
 RECIPE_VERSION = 1
@@ -55,7 +55,7 @@ class Recipe:
     @property
     def key(self) -> str:
         """Short name that differs whenever the recipe does."""
-        return digest(self.to_json())
+        return digest_json(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as it comes back from a file."""
@@ -88,9 +88,3 @@ def _describe(words: str, found: Any, wanted: Any) -> str:
 def _shorten(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-
-
-def digest(value: Any) -> str:
-    """32 hexadecimal digits that name a piece of JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -8,7 +8,6 @@ is checked before anything is opened or allocated by it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Any
 
 from penstock.errors import CorruptionError, FormatError, IncompleteDataset, SchemaError
 from penstock.filesystem import lock_holder, open_regular
+from penstock.identity import digest
 from penstock.schema import Schema
 from penstock.shards._attributes import check_attributes
 from penstock.shards._checksums import checksum
@@ -109,7 +109,7 @@ class Manifest:
         lines += [
             f"{shard.name} {shard.num_samples} {shard.num_bytes} {shard.header_checksum}" for shard in self.shards
         ]
-        return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+        return digest("\n".join(lines))
 
     def to_bytes(self) -> bytes:
         """The file: JSON whose last line is the checksum of all before it."""

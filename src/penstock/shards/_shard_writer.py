@@ -6,7 +6,6 @@ were handed in. Where a file goes is for the caller to say: `store` gets its nam
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
+from penstock.identity import digest
 from penstock.schema import Ragged, Schema
 from penstock.shards._buffers import ShardBuffer, batch_bytes, sample_bytes
 from penstock.shards._checksums import block_checksums, checksum
@@ -94,8 +94,7 @@ class ShardWriter:
         table = np.concatenate([block_checksums(tensors[name]) for name in in_order]).astype("<u4").view(np.uint8)
         tensors[CHECKSUMS] = table
         header = build_header(layout, checksum(table))
-        identity = hashlib.blake2b(header + table.tobytes(), digest_size=8).hexdigest()
-        name = f"shard-{self._number:06d}-{identity}.safetensors"
+        name = f"shard-{self._number:06d}-{digest(header + table.tobytes(), 8)}.safetensors"
         chunks: list[memoryview | bytes] = [header, *(tensors[tensor].data for tensor in layout.tensors)]
         num_bytes = self._store(name, chunks)
         entry = ShardEntry(name, buffer.num_samples, buffer.num_values, num_bytes, len(header), checksum(header))

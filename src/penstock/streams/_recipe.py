@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import posixpath
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from penstock.errors import SchemaError
+from penstock.identity import digest
 from penstock.sources import Format, Source, SourceFile, SourceOptions, TextUnit, format_of, list_files
 
 OnError = Literal["raise", "skip"]
@@ -105,7 +105,4 @@ def _check_formats(files: Iterable[SourceFile], options: SourceOptions) -> None:
 
 
 def _digest(parts: Iterable[Any]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(repr(part).encode() + b"\n")
-    return digest.hexdigest()
+    return digest("".join(f"{part!r}\n" for part in parts), 8)

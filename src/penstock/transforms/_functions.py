@@ -12,10 +12,6 @@ and the run stops.
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib
-import inspect
 import pickle
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PenstockError, SchemaError
+from penstock.identity import import_function, name_function, source_digest
 from penstock.schema import Schema
 from penstock.transforms._rows import BadRows, is_arrow
 from penstock.transforms._transforms import OpenTransform, Output
@@ -73,7 +70,7 @@ class FunctionTransform:
             pickle.dumps(found)
         except Exception as error:  # noqa: BLE001 (pickle raises what the object raises)
             raise TypeError(
-                f"{describe(found)} cannot be sent to workers: {error}. Define it at the top of a module, "
+                f"{name_function(found)} cannot be sent to workers: {error}. Define it at the top of a module, "
                 f"or name it as 'package.module:function'."
             ) from None
 
@@ -81,12 +78,12 @@ class FunctionTransform:
     def identity(self) -> dict[str, Any]:
         """Where the function is, a hash of its code, and its version."""
         found = load_function(self.function)
-        name = self.function if isinstance(self.function, str) else describe(found)
+        name = self.function if isinstance(self.function, str) else name_function(found)
         return {
             "transform": "FunctionTransform",
             "version": VERSION,
             "function": name,
-            "code": hash_code(found),
+            "code": source_digest(found),
             "function_version": self.version,
             "types": None if self.types is None else dict(self.types),
         }
@@ -122,48 +119,10 @@ class FunctionTransform:
 def load_function(function: str | BatchFunction) -> BatchFunction:
     """The function itself."""
     if isinstance(function, str):
-        module_name, colon, name = function.partition(":")
-        if not (module_name and colon and name):
-            raise ValueError(f"{function!r} is no import path; write 'package.module:function'.")
-        function = _import(module_name, name)
+        return import_function(function)
     if not callable(function):
         raise TypeError(f"{function!r} is not callable.")
     return function
-
-
-def _import(module_name: str, name: str) -> Any:
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):  # one that the module imports
-            raise
-        raise ValueError(
-            f"No module {error.name!r} for the function '{module_name}:{name}'. Check PYTHONPATH."
-        ) from None
-    try:
-        return functools.reduce(getattr, name.split("."), module)
-    except AttributeError:
-        raise ValueError(f"{module.__file__ or module_name} has no function {name!r}. Check the spelling.") from None
-
-
-def describe(function: BatchFunction) -> str:
-    """Name of a function as an import path."""
-    if isinstance(function, functools.partial):
-        return f"partial({describe(function.func)}, {function.args}, {function.keywords})"
-    owner = function if hasattr(function, "__qualname__") else type(function)
-    return f"{owner.__module__}:{owner.__qualname__}"
-
-
-def hash_code(function: BatchFunction) -> str:
-    """Hash of a function's source; of its module's name where there is no source."""
-    target: Any = function.func if isinstance(function, functools.partial) else function
-    if not (inspect.isfunction(target) or inspect.ismethod(target) or inspect.isclass(target)):
-        target = type(target)
-    try:
-        text = inspect.getsource(target)
-    except (OSError, TypeError):
-        text = describe(function)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class _OpenFunction:
@@ -181,7 +140,7 @@ class _OpenFunction:
         return Output(columns, bad.good_places()[sources], bad.errors())
 
     def _run_without_bad(self, batch: dict[str, Any], records: Records, bad: BadRows, failure: Exception) -> _Made:
-        name = describe(self._function)
+        name = name_function(self._function)
         for place in range(records.num_rows):
             alone = self._try(_take_rows(batch, np.array([place])), 1)
             if isinstance(alone, Exception):
@@ -210,14 +169,16 @@ class _OpenFunction:
         returned: object = self._function(dict(batch))
         if not isinstance(returned, Mapping):
             raise SchemaError(
-                f"{describe(self._function)} returned {type(returned).__name__}; a dict of columns is needed."
+                f"{name_function(self._function)} returned {type(returned).__name__}; a dict of columns is needed."
             )
         columns = {name: _encode_text(column) for name, column in returned.items() if name != SOURCE_KEY}
         counts = {name: _count(name, column) for name, column in columns.items()}
         if not counts or len(set(counts.values())) != 1:
-            raise SchemaError(f"{describe(self._function)} must return columns of one length; these have {counts}.")
+            raise SchemaError(
+                f"{name_function(self._function)} must return columns of one length; these have {counts}."
+            )
         num_samples = next(iter(counts.values()))
-        return columns, _check_sources(returned.get(SOURCE_KEY), num_samples, num_rows, describe(self._function))
+        return columns, _check_sources(returned.get(SOURCE_KEY), num_samples, num_rows, name_function(self._function))
 
 
 def _check_sources(given: Any, num_samples: int, num_rows: int, name: str) -> NDArray[np.int64]:
