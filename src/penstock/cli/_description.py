@@ -32,7 +32,7 @@ class Description:
     histograms: Mapping[str, Histogram]
     samples: tuple[Mapping[str, str], ...]
     staleness: str | None = None
-    """How a prepared dataset stands to its sources, in words; None when it was not prepared."""
+    """Whether the sources have changed since, in words; None when the dataset was not prepared from any."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -56,7 +56,7 @@ def describe(path: Path, *, num_samples: int) -> Description:
     """Gather the description of the dataset at `path`; only offsets and a few samples are read.
 
     Raises:
-        IncompleteDataset: there is none; with how far its preparation is, where one was begun.
+        IncompleteDataset: there is none; says how far its preparation got, if one was started.
     """
     try:
         return _describe(path, num_samples)
@@ -65,7 +65,7 @@ def describe(path: Path, *, num_samples: int) -> Description:
 
         if unfinished := find_unfinished(path):
             raise IncompleteDataset(
-                f"{path}: no dataset yet, but a preparation of it: {unfinished}. If it is not at work, the same "
+                f"{path}: no dataset yet, but an unfinished preparation: {unfinished}. If it is not running, the same "
                 "`penstock prepare` command goes on from there."
             ) from error
         raise
@@ -112,7 +112,7 @@ def print_description(description: Description) -> None:
 
 
 def _in_words(value: Any) -> str:
-    """JSON on one line for people: what is empty is left out, and hashes are cut."""
+    """JSON on one line for people: empty values are left out, hashes are cut short."""
     if isinstance(value, Mapping):
         present = {key: part for key, part in value.items() if part not in (None, {}, [], "")}
         parts = [
@@ -128,11 +128,9 @@ def _in_words(value: Any) -> str:
 
 
 def _shorten(text: str) -> str:
-    return (
-        text
-        if len(text) <= _SHOWN_ATTRIBUTE
-        else f"{text[:_SHOWN_ATTRIBUTE]} … ({len(text):,} characters; --json shows all)"
-    )
+    if len(text) <= _SHOWN_ATTRIBUTE:
+        return text
+    return f"{text[:_SHOWN_ATTRIBUTE]} … ({len(text):,} characters; --json shows all)"
 
 
 def _staleness(path: Path, manifest: Manifest) -> str | None:
@@ -142,8 +140,8 @@ def _staleness(path: Path, manifest: Manifest) -> str | None:
 
     try:
         return str(is_stale(path))
-    except (OSError, PenstockError, ValueError) as error:  # the sources may be on a machine that is not this one
-        return f"cannot be looked at ({error})"
+    except (OSError, PenstockError, ValueError) as error:  # the sources may be on another machine
+        return f"could not be checked ({error})"
 
 
 def _size(manifest: Manifest, column: Column) -> str:

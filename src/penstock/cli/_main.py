@@ -1,6 +1,6 @@
 """Verbs, exit codes and errors of the command.
 
-Exit codes: 0 good, 1 a finding or a failure, 2 wrong usage. A verb's own imports happen when it
+Exit codes: 0 good, 1 a finding or a failure, 2 wrong usage. A verb imports heavy packages when it
 runs, so that `penstock --help` answers at once.
 """
 
@@ -23,7 +23,7 @@ _VERBS = {"prepare": _prepare, "inspect": _inspect, "verify": _verify, "demo": _
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that guesses what a mistyped verb meant."""
+    """Argument parser that suggests a verb when one is mistyped."""
 
     def error(self, message: str) -> NoReturn:
         typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
@@ -69,20 +69,20 @@ def _report(error: Exception, *, as_json: bool) -> None:
 
 
 def _message(error: Exception) -> str:
-    """What went wrong; an OSError would begin with a number."""
+    """What went wrong; an OSError's own text begins with its number."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _never_fail_to_print() -> None:
-    """Show what the terminal has no letter for, in paths and samples, by its number."""
+    """Escape characters in paths and samples that the terminal cannot show."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _flush() -> None:
-    """Flush now: a reader that went away (`| head`), or was never there (`>&-`), is no error of ours."""
+    """Flush now: a reader that went away (`| head`) or was never there (`>&-`) is not an error."""
     if sys.stdout is None:
         return
     try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _BINS = 64
 _BAR = 30
@@ -42,17 +43,18 @@ class Histogram:
         ]
 
     def _bins(self) -> list[tuple[int, int, int]]:
-        used = np.flatnonzero(self.counts)
-        if not len(used):
-            return []
+        """(shortest, longest, count) of each bin from the first to the last that is not empty."""
+        used = [place for place, count in enumerate(self.counts) if count]
         return [
             (1 << (place - 1) if place else 0, (1 << place) - 1 if place else 0, self.counts[place])
-            for place in range(int(used[0]), int(used[-1]) + 1)
+            for place in (range(used[0], used[-1] + 1) if used else ())
         ]
 
 
 def histogram(chunks: Iterable[NDArray[np.int64]]) -> Histogram:
     """Histogram of lengths that arrive in chunks, so that they need not fit in memory."""
+    import numpy as np
+
     counts = np.zeros(_BINS, np.int64)
     total, shortest, longest = 0, 2**62, 0
     for lengths in chunks:

@@ -1,4 +1,4 @@
-"""The terminal: one console for text, one kind of progress bar, and JSON on demand.
+"""The terminal: one console for text, one kind of progress bar, JSON on demand, and numbers as people read them.
 
 Bars go to standard error, so that what is piped stays clean; without a terminal they are silent.
 """
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+
 
 @functools.cache
 def console() -> Console:
-    """Where people read; brackets and colons in what they read are no markup."""
+    """Where people read. Brackets and colons are printed as they are, not taken for markup."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -32,7 +34,7 @@ def print_json(value: Any) -> None:
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with rate and remaining time; the value is called with (bytes done, bytes in all)."""
+    """A bar with rate and remaining time; call the value with (bytes done, bytes in all)."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -46,3 +48,15 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def format_bytes(count: float) -> str:
+    """Bytes with a decimal unit: 1 GB is 10^9, as disks and networks count.
+
+    >>> format_bytes(2_530_000_000)
+    '2.53 GB'
+    """
+    for unit, size in _UNITS:
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} bytes"

@@ -1,12 +1,11 @@
 """The training half of `penstock demo`: a tiny GPT on packed batches, in a process of its own that can be killed.
 
-Run as `python -m penstock.cli._demo_training`; prints one line of JSON per step.
+Run as `python -m penstock.cli._demo_train`; prints one line of JSON per step.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import time
@@ -19,15 +18,15 @@ import torch
 from torch import nn
 
 from penstock import masks
-from penstock.plan import Plan, open_dataset
+from penstock.cli._demo import BATCH, ROW, SEED, digest_of, make_plan
+from penstock.plan import open_dataset
 from penstock.pytorch import DataLoader
 
-ROW, BATCH, SEED = 256, 8, 7
 _WIDTH, _LAYERS, _HEADS = 128, 2, 4
 
 
-class Block(nn.Module):
-    """Attention over the documents a token may see, then a small network."""
+class TransformerBlock(nn.Module):
+    """Attention over the tokens that each token may see, then a small network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +50,7 @@ class TinyGPT(nn.Module):
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, _WIDTH), nn.Embedding(ROW, _WIDTH)
-        self.blocks = nn.ModuleList([Block() for _ in range(_LAYERS)])
+        self.blocks = nn.ModuleList([TransformerBlock() for _ in range(_LAYERS)])
         self.norm, self.head = nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, vocabulary)
 
     def loss(self, batch: dict[str, Any], visible: torch.Tensor) -> torch.Tensor:
@@ -62,18 +61,8 @@ class TinyGPT(nn.Module):
         return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), batch["labels"].flatten())
 
 
-def make_plan(path: Path) -> Plan:
-    """The plan of the demonstration."""
-    return open_dataset(path).shuffle(seed=SEED).pack(ROW).batch(BATCH)
-
-
-def digest_of(batch: dict[str, Any]) -> str:
-    """A short name for the tokens of a batch."""
-    return hashlib.blake2b(np.ascontiguousarray(batch["input_ids"]).tobytes(), digest_size=6).hexdigest()
-
-
 class PaddedDocuments(torch.utils.data.Dataset[torch.Tensor]):
-    """What one writes without packing: a document per row, cut to the row's length."""
+    """The usual way without packing: one document per row, cut to the row's length."""
 
     def __init__(self, path: Path) -> None:
         self._dataset = open_dataset(path)
@@ -86,7 +75,7 @@ class PaddedDocuments(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def pad_together(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Documents side by side, filled up to a full row."""
+    """One document per row, padded to a full row."""
     rows = torch.zeros(len(documents), ROW + 1, dtype=torch.int64)
     labels = torch.full((len(documents), ROW), -100)
     for row, document in enumerate(documents):
@@ -119,7 +108,7 @@ def penstock_batches(path: Path, state: dict[str, Any] | None) -> Iterator[tuple
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Train, saving a checkpoint now and then, one line of JSON per step."""
+    """Train, print one line of JSON per step, and save a checkpoint now and then."""
     torch.manual_seed(0)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
     model = TinyGPT(arguments.vocabulary)
@@ -150,7 +139,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, state: Any) -> None:
-    """A checkpoint, in place at once or not at all; the loader's state is a few numbers of it."""
+    """Write a checkpoint, all of it or nothing; the loader's state is a few numbers in it."""
     working = path.with_suffix(".tmp")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "data": state}, working)
     working.replace(path)
