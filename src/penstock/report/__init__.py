@@ -4,7 +4,7 @@
 
 One file per medium. Knows nothing of where the data comes from; numpy and rich are imported when they are needed.
 
-May import: nothing. Imported by: `cli`, `plan`. Holds no state.
+May import: nothing. Imported by: `cli`. Holds no state.
 """
 
 from penstock.report._histogram import Histogram, histogram
