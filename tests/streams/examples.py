@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from penstock.sources import Crossing, SourceOptions
+from penstock.sources import SourceOptions
 from penstock.streams import PartRun, Recipe, make_recipe
 
 Record = dict[str, Any]
@@ -36,21 +36,6 @@ def read_all(recipe: Recipe, num_parts: int = 1, epoch: int = 0) -> list[Record]
     """Records of all parts, one part after the other."""
     parts = (PartRun(recipe, part=part, num_parts=num_parts, epoch=epoch) for part in range(num_parts))
     return [record for run in parts for record in run]
-
-
-class KeptCrossings(dict[tuple[str, int], Crossing]):
-    """A `Crossings` of one process, which forgets every `forgets`th entry."""
-
-    def __init__(self, forgets: int = 0) -> None:
-        self._forgets, self._num_put = forgets, 0
-
-    def get(self, path: str, border: int) -> Crossing | None:  # type: ignore[override]
-        return super().get((path, border))
-
-    def put(self, path: str, border: int, crossing: Crossing) -> None:
-        self._num_put += 1
-        if not self._forgets or self._num_put % self._forgets:
-            self[path, border] = crossing
 
 
 def as_counted(records: list[Record]) -> list[str]:

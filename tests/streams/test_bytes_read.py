@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from penstock.streams import PartRun
 
-from .examples import KeptCrossings, recipe_of
+from .examples import recipe_of
 
 
 class CountingFileSystem(LocalFileSystem):
@@ -50,7 +50,7 @@ def times_read(ranges: list[tuple[int, int]], size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 7])
-def test_ranks_that_share_nothing_read_what_is_around_their_borders_twice(
+def test_no_more_is_read_twice_than_the_end_of_the_line_at_each_border(
     tmp_path: Path, ranges: list, num_parts: int
 ) -> None:
     path = tmp_path / "a.jsonl"
@@ -69,7 +69,7 @@ def test_ranks_that_share_nothing_read_what_is_around_their_borders_twice(
     ("name", "reading"),
     [("a.jsonl", {}), ("a.csv", {"quote": None}), ("a.txt", {"text_unit": "separator", "separator": "|"})],
 )
-def test_parts_that_share_their_crossings_read_no_byte_twice(
+def test_ranges_of_a_shuffled_part_read_no_more_twice_either(
     tmp_path: Path,
     ranges: list,
     monkeypatch: pytest.MonkeyPatch,
@@ -83,10 +83,13 @@ def test_parts_that_share_their_crossings_read_no_byte_twice(
     path.write_text("".join(f'{{"n": {number}, "text": "{"word " * (number % 50)}"}}\n' for number in range(10_000)))
     path.write_text(path.read_text().replace("\n", "|") if "separator" in reading else path.read_text())
     recipe = recipe_of(f"counted://{path}", block_bytes=64 << 10, reading=reading, shuffle_buffer=shuffle_buffer)
-    crossings = KeptCrossings()
     for part in order:
-        list(PartRun(recipe, part=part, num_parts=len(order), epoch=0, crossings=crossings))
-    assert set(times_read(ranges, path.stat().st_size)) == {1}
+        list(PartRun(recipe, part=part, num_parts=len(order), epoch=0))
+    size = path.stat().st_size
+    num_borders = sum(begin > 0 for begin, _ in ranges) if shuffle_buffer else len(order) - 1
+    counts = times_read(ranges, size)[4 << 10 if name == "a.csv" else 0 :]  # each range reads a CSV header
+    assert counts.min() == 1
+    assert (counts > 1).sum() <= num_borders * ((4 << 10) + 300)
 
 
 def test_the_first_record_costs_one_block_wherever_the_part_begins(tmp_path: Path, ranges: list) -> None:

@@ -1,47 +1,48 @@
-"""The epoch that each worker of a dataset begins next, known to all processes that share it.
+"""The epoch that each worker of a dataset begins next, in memory that all copies of the dataset share.
 
-Without this, an epoch set in the training process would not reach workers that live on, and one counted in
-workers would be lost with them.
+A loader copies its dataset into workers: an epoch set in the training process would not reach workers that live
+on, and one counted in workers would be lost with them. The numbers are in an anonymous memory file, so nothing is
+in /dev/shm. Forked workers inherit it. A worker that unpickles its dataset opens it through /proc, provided that
+the process that pickled it is one of its ancestors; any other copy counts on its own.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import secrets
 from collections.abc import Callable
-
-from penstock.pytorch._shared_pages import SharedPages
+from pathlib import Path
 
 _MOST_WORKERS = 2048
-_USER, _HAS_SPOKEN, _FIRST_WORKER = range(3)
-_FIRST_PASS = _FIRST_WORKER + _MOST_WORKERS
-_NUM_BYTES = 8 * (_FIRST_PASS + _MOST_WORKERS)
+_USER, _HAS_WARNED, _FIRST_WORKER = range(3)
+_NUM_BYTES = 8 * (_FIRST_WORKER + _MOST_WORKERS)
+_NO_FILE = -1  # where there are no memory files: forks share an anonymous map all the same
 
 
 class SharedEpochs:
-    """For each worker the epoch that is next and how many it has begun, and who did so last."""
+    """For each worker the epoch that is next, and which process began one last."""
 
-    def __init__(self, pages: SharedPages | None = None) -> None:
-        self._pages = SharedPages(_NUM_BYTES) if pages is None else pages
-        self._numbers = self._pages.view.cast("q")
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = _create() if descriptor is None else descriptor
+        self._numbers = memoryview(mmap.mmap(self._descriptor, _NUM_BYTES)).cast("q")
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", _NO_FILE) != _NO_FILE:
+            os.close(self._descriptor)
 
     def next_epoch(self, worker: int) -> int:
         """The epoch that this worker begins next."""
         return self._numbers[_FIRST_WORKER + worker]
 
-    def num_begun(self, worker: int) -> int:
-        """How many epochs this worker has begun."""
-        return self._numbers[_FIRST_PASS + worker]
-
     def begin(self, worker: int, epoch: int) -> None:
         """This worker, in this process, begins an epoch; the one after it is next."""
-        self._numbers[_FIRST_WORKER + worker] = epoch + 1
+        self.set_next(epoch + 1, worker)
         self._numbers[_USER] = os.getpid()
-        self._numbers[_FIRST_PASS + worker] += 1
 
     def set_next(self, epoch: int, worker: int | None = None) -> None:
         """This worker, or every one, begins this epoch next."""
-        workers = range(_MOST_WORKERS) if worker is None else (worker,)
-        for each in workers:
+        for each in range(_MOST_WORKERS) if worker is None else (worker,):
             self._numbers[_FIRST_WORKER + each] = epoch
 
     @property
@@ -49,18 +50,42 @@ class SharedEpochs:
         """Whether the last process that began an epoch is another one."""
         return self._numbers[_USER] not in (0, os.getpid())
 
-    def speaks_first(self) -> bool:
+    def may_warn(self) -> bool:
         """True once, in all processes together."""
-        has_spoken, self._numbers[_HAS_SPOKEN] = self._numbers[_HAS_SPOKEN], 1
-        return not has_spoken
+        has_warned, self._numbers[_HAS_WARNED] = self._numbers[_HAS_WARNED], 1
+        return not has_warned
 
-    def __reduce__(self) -> tuple[Callable[..., SharedEpochs], tuple[SharedPages, int]]:
-        return _restore, (self._pages, self.next_epoch(0))
+    def __reduce__(self) -> tuple[Callable[..., SharedEpochs], tuple[int, int, str, int]]:
+        name = "" if self._descriptor == _NO_FILE else os.readlink(f"/proc/self/fd/{self._descriptor}")
+        return _restore, (os.getpid(), self._descriptor, name, self.next_epoch(0))
 
 
-def _restore(pages: SharedPages, epoch: int) -> SharedEpochs:
-    """The same numbers, or in a process that does not share them a copy."""
-    epochs = SharedEpochs(pages)
-    if pages.is_new:
-        epochs.set_next(epoch)
+def _create() -> int:
+    if not hasattr(os, "memfd_create"):
+        return _NO_FILE
+    descriptor = os.memfd_create(f"penstock-epochs-{secrets.token_hex(8)}")
+    os.ftruncate(descriptor, _NUM_BYTES)
+    return descriptor
+
+
+def _restore(owner: int, descriptor: int, name: str, epoch: int) -> SharedEpochs:
+    """The same numbers in a descendant of the process that pickled them, else a copy."""
+    path = f"/proc/{owner}/fd/{descriptor}"
+    try:
+        if name and _is_ancestor(owner) and os.readlink(path) == name:
+            return SharedEpochs(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:  # the owner closed it, or belongs to another user
+        pass
+    epochs = SharedEpochs()
+    epochs.set_next(epoch)
     return epochs
+
+
+def _is_ancestor(process: int) -> bool:
+    parent = os.getppid()
+    while parent > 1 and parent != process:
+        try:
+            parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return parent == process

@@ -17,7 +17,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from penstock.errors import StateError
 from penstock.pytorch._epochs import SharedEpochs
 from penstock.pytorch._ranks import find_rank
-from penstock.pytorch._shared_crossings import SharedCrossings
 from penstock.pytorch._warnings import warn_of_second_split
 from penstock.sources import Format, SourceOptions, TextUnit, why_whole
 from penstock.streams import OnError, PartRun, Recipe, check_state, make_recipe, start_state
@@ -39,7 +38,6 @@ class Stream(IterableDataset[Any]):
         self._transform = transform
         self._rank = rank
         self._epochs = SharedEpochs()
-        self._crossings = SharedCrossings()
         self._run: PartRun | None = None
         self._owner = os.getpid()
         self._loaded: dict[str, Any] | None = None
@@ -133,11 +131,10 @@ class Stream(IterableDataset[Any]):
             warn_of_second_split()
         part, num_parts = rank * num_workers + worker, world_size * num_workers
         epoch, state = self._epochs.next_epoch(worker), self._due_state(worker)
-        crossings = self._crossings.of_pass(self._epochs.num_begun(worker) + 1)
-        self._run = PartRun(self._recipe, part=part, num_parts=num_parts, epoch=epoch, state=state, crossings=crossings)
+        self._run = PartRun(self._recipe, part=part, num_parts=num_parts, epoch=epoch, state=state)
         self._owner, self._loaded = os.getpid(), None
         self._epochs.begin(worker, epoch)
-        if part == 0 and self._epochs.speaks_first():
+        if part == 0 and self._epochs.may_warn():
             _say_what_is_whole(self._recipe, num_parts)
         return self._run
 

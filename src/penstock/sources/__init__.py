@@ -6,7 +6,6 @@ May import: `penstock.errors`, `penstock.schema`, `penstock.filesystem`.
 Imported by: `preparation`, `streams`, `pytorch`.
 """
 
-from penstock.sources._crossings import Crossing, Crossings, NoCrossings
 from penstock.sources._formats import format_of
 from penstock.sources._listing import Source, list_files, list_passed_over
 from penstock.sources._listing_local import changed_since
@@ -18,11 +17,8 @@ from penstock.sources._rows import Rows, read_rows, why_whole
 from penstock.sources._splitting import class_names, plan_splits
 
 __all__ = [
-    "Crossing",
-    "Crossings",
     "Format",
     "IterableSource",
-    "NoCrossings",
     "Records",
     "RowError",
     "Rows",

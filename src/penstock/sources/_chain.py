@@ -4,7 +4,7 @@
 offset is enough to go on from, and no byte is read that is not needed: a range is entered at its own first
 byte, read up to its end, then by small steps until its last record is complete.
 
-A record that crosses the border of two ranges is read by both, unless they share `Crossings`.
+The end of a record that crosses the border of two ranges is read by both, in steps of 512 bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from penstock.errors import DatasetChanged, FormatError, StorageError
 from penstock.sources._blocks import Block, ByteStream, SeekableBytes, find_first_record, read_exactly
 from penstock.sources._borders import first_border, last_border
-from penstock.sources._crossings import Crossing, Crossings
 from penstock.sources._options import SourceOptions
 from penstock.sources._remote import is_remote
 
@@ -35,7 +34,6 @@ class ByteRange:
     begin: int
     end: int
     separator: bytes
-    crossings: Crossings
 
     @property
     def is_last(self) -> bool:
@@ -49,20 +47,14 @@ class ByteRange:
 
     def enter(self, step_bytes: int) -> tuple[int, bytes] | None:
         """Where the first record begins and what was read from there on; None when there is none."""
-        file, start = self.file, self.begin - len(self.separator)
+        file = self.file
         if self.begin == 0:
             file.seek(0)
             return 0, b""
-        known = self.crossings.get(file.path, self.begin)
-        if known is not None:
-            file.seek(start + len(known.data))
-            return (known.first, known.data[known.first - start :]) if known.first < self.end else None
         found = find_first_record(file, self.begin, self.end, self.separator, step_bytes)
         if found is None:
             return None
         place, data, border = found
-        if place <= start:
-            self.crossings.put(file.path, self.begin, Crossing(place + border, data[start - place : border]))
         return place + border, data[border:]
 
     def enter_again(self, place: int) -> tuple[int, bytes]:
@@ -81,10 +73,7 @@ class ByteRange:
         """`data`, which begins with the record at `offset`, up to the first border at the end or behind it."""
         if self.is_last:
             return data
-        file, start = self.file, self.last_bytes
-        known = self.crossings.get(file.path, self.end)
-        if known is not None:
-            return (data + known.data[offset + len(data) - start :])[: known.first - offset]
+        file = self.file
         step = _REMOTE_STEP_BYTES if is_remote(file.path) else _STEP_BYTES
         while (border := first_border(data, self.separator, self.end - offset)) is None:
             more = file.read(step)
@@ -92,8 +81,6 @@ class ByteRange:
                 return data
             data += more
             step *= 2
-        if offset <= start:
-            self.crossings.put(file.path, self.end, Crossing(offset + border, data[start - offset :]))
         return data[:border]
 
 

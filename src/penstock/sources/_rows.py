@@ -17,7 +17,6 @@ from penstock.errors import FormatError, SchemaError
 from penstock.sources._arrow import arrow
 from penstock.sources._blocks import Block, ByteStream, SeekableBytes, read_exactly
 from penstock.sources._chain import ByteRange, blocks_of_range, blocks_to_end, go_to, last_border_of
-from penstock.sources._crossings import Crossing, Crossings, NoCrossings
 from penstock.sources._csv import has_line_records, read_csv_blocks
 from penstock.sources._csv_header import Header, delimiter_of, read_header
 from penstock.sources._files import open_stream
@@ -31,7 +30,6 @@ from penstock.sources._text import separator_of
 from penstock.sources._text_rows import read_document, read_documents
 
 _HEADER_BYTES = (4 << 10, 64 << 10, 1 << 20)
-_NO_CROSSINGS = NoCrossings()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,13 +49,10 @@ class Rows:
         return self.values[: min(error.row for error in self.errors) - self.first_row]
 
 
-def read_rows(
-    split: Split, options: SourceOptions, place: int | None = None, crossings: Crossings = _NO_CROSSINGS
-) -> Iterator[Rows]:
+def read_rows(split: Split, options: SourceOptions, place: int | None = None) -> Iterator[Rows]:
     """Records of a split in order, from the block at `place` on, or from its start.
 
-    The split is a range of bytes or a whole file (jsonl, csv, text), or row groups (parquet). Readers of ranges of
-    one file that share `crossings` read no byte twice.
+    The split is a range of bytes or a whole file (jsonl, csv, text), or row groups (parquet).
 
     Raises:
         FormatError: the file is truncated or damaged, or a record is longer than `max_record_bytes`.
@@ -65,7 +60,7 @@ def read_rows(
         StorageError: it is gone, or shorter than when it was listed.
         DatasetChanged: no record begins at `place`.
     """
-    return _READERS[split.format](split, options, place, crossings)
+    return _READERS[split.format](split, options, place)
 
 
 def why_whole(file: SourceFile, options: SourceOptions) -> str:
@@ -80,31 +75,31 @@ def why_whole(file: SourceFile, options: SourceOptions) -> str:
     return "is one record" if kind == "text" and options.text_unit == "file" else ""
 
 
-def _read_jsonl(split: Split, options: SourceOptions, place: int | None, crossings: Crossings) -> Iterator[Rows]:
-    for block in _line_blocks(split, options, b"\n", place, crossings):
+def _read_jsonl(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+    for block in _line_blocks(split, options, b"\n", place):
         yield Rows(block.offset, *read_objects(block, split.path, options.columns))
 
 
-def _read_text(split: Split, options: SourceOptions, place: int | None, crossings: Crossings) -> Iterator[Rows]:
+def _read_text(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
     if options.text_unit == "file":
         with open_stream(split.path, options) as stream:
             yield Rows(0, *read_document(stream, split.path, options))
         return
-    for block in _line_blocks(split, options, separator_of(options), place, crossings):
+    for block in _line_blocks(split, options, separator_of(options), place):
         yield Rows(block.offset, *read_documents(block, split.path, options))
 
 
-def _read_csv(split: Split, options: SourceOptions, place: int | None, crossings: Crossings) -> Iterator[Rows]:
+def _read_csv(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
     with open_stream(split.path, options) as stream:
-        header = _read_header(stream, split, options, crossings)
+        header = _read_header(stream, split, options)
         if not header.names:
             return
         find_blocks = _csv_line_blocks if has_line_records(options) else _quoted_blocks
-        for block in find_blocks(stream, header, split, options, place, crossings):
+        for block in find_blocks(stream, header, split, options, place):
             yield from _rows_of_csv(block, header, split.path, options)
 
 
-def _read_parquet(split: Split, options: SourceOptions, place: int | None, _: Crossings) -> Iterator[Rows]:
+def _read_parquet(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
     place = place or 0
     for records in read_split(split, options):
         if records.first_row >= place:
@@ -136,28 +131,26 @@ def _as_dicts(records: Records) -> list[dict[str, Any]]:
     return values
 
 
-def _line_blocks(
-    split: Split, options: SourceOptions, separator: bytes, place: int | None, crossings: Crossings
-) -> Iterator[Block]:
+def _line_blocks(split: Split, options: SourceOptions, separator: bytes, place: int | None) -> Iterator[Block]:
     with open_stream(split.path, options) as stream:
         if hasattr(stream, "seek"):
-            yield from _range_blocks(stream, split, options, separator, place, crossings)
+            yield from _range_blocks(stream, split, options, separator, place)
         else:
             go_to(stream, split.path, place or 0)
             yield from blocks_to_end(stream, split.path, options, place or 0, b"", last_border_of(separator))
 
 
 def _csv_line_blocks(
-    stream: ByteStream, header: Header, split: Split, options: SourceOptions, place: int | None, crossings: Crossings
+    stream: ByteStream, header: Header, split: Split, options: SourceOptions, place: int | None
 ) -> Iterator[Block]:
     """Blocks of lines behind a header."""
     if not hasattr(stream, "seek"):
         entry = _behind_header(stream, header, split.path, place)
         return blocks_to_end(stream, split.path, options, *entry, last_border_of(b"\n"))
     if split.begin >= header.num_bytes:
-        return _range_blocks(stream, split, options, b"\n", place, crossings)
+        return _range_blocks(stream, split, options, b"\n", place)
     split, data = replace(split, begin=header.num_bytes), header.rest if place is None else b""
-    return _range_blocks(stream, split, options, b"\n", header.num_bytes if place is None else place, crossings, data)
+    return _range_blocks(stream, split, options, b"\n", header.num_bytes if place is None else place, data)
 
 
 def _range_blocks(
@@ -166,17 +159,16 @@ def _range_blocks(
     options: SourceOptions,
     separator: bytes,
     place: int | None,
-    crossings: Crossings,
     data: bytes = b"",
 ) -> Iterator[Block]:
     if max(split.begin, place or 0) >= split.end:
         return iter(())
-    chosen = ByteRange(cast(SeekableBytes, stream), split.begin, split.end, separator, crossings)
+    chosen = ByteRange(cast(SeekableBytes, stream), split.begin, split.end, separator)
     return blocks_of_range(chosen, options, place, data)
 
 
 def _quoted_blocks(
-    stream: ByteStream, header: Header, split: Split, options: SourceOptions, place: int | None, _: Crossings
+    stream: ByteStream, header: Header, split: Split, options: SourceOptions, place: int | None
 ) -> Iterator[Block]:
     """Blocks behind a header that end outside of quotes."""
     assert options.quote is not None
@@ -202,12 +194,8 @@ def _behind_header(stream: ByteStream, header: Header, path: str, place: int | N
     return place, header.rest[place - header.num_bytes :]
 
 
-def _read_header(stream: ByteStream, split: Split, options: SourceOptions, crossings: Crossings) -> Header:
+def _read_header(stream: ByteStream, split: Split, options: SourceOptions) -> Header:
     """The header, from as little of the file as holds it; the stream stands behind what was read."""
-    known = crossings.get(split.path, 0)
-    if known is not None:
-        go_to(stream, split.path, len(known.data))
-        return read_header(io.BytesIO(known.data), split.path, options)
     data = b""
     for size in (min(options.batch_bytes, _HEADER_BYTES[0]), *_HEADER_BYTES):
         data += read_exactly(stream, size - len(data))
@@ -215,13 +203,11 @@ def _read_header(stream: ByteStream, split: Split, options: SourceOptions, cross
         with contextlib.suppress(*(() if is_all else (FormatError, SchemaError))):  # of a header that goes on
             header = read_header(io.BytesIO(data), split.path, options)
             if is_all or header.rest:
-                if split.begin or split.end < getattr(stream, "size", 0):
-                    crossings.put(split.path, 0, Crossing(header.num_bytes, data))
                 return header
     raise AssertionError("the last size takes what comes")
 
 
-_READERS: dict[str, Callable[[Split, SourceOptions, int | None, Crossings], Iterator[Rows]]] = {
+_READERS: dict[str, Callable[[Split, SourceOptions, int | None], Iterator[Rows]]] = {
     "csv": _read_csv,
     "jsonl": _read_jsonl,
     "parquet": _read_parquet,

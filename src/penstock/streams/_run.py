@@ -22,7 +22,7 @@ from typing import Any
 
 from penstock.errors import DatasetChanged, FormatError
 from penstock.order import derive_key
-from penstock.sources import Crossings, NoCrossings, Rows, Split, read_rows
+from penstock.sources import Rows, Split, read_rows
 from penstock.streams._recipe import Recipe
 from penstock.streams._shares import Piece, share_of, splits_of
 from penstock.streams._shuffle import ShuffleBuffer, permutation
@@ -31,7 +31,6 @@ from penstock.streams._state import check_part, start_state
 Record = dict[str, Any]
 
 _log = logging.getLogger(__name__)
-_NO_CROSSINGS = NoCrossings()
 _CHUNK_BYTES = 32 << 20
 """Ranges are visited in a shuffled order by chunks of this: what a buffer alone cannot mix."""
 
@@ -72,8 +71,7 @@ class _Handful:
 class PartRun:
     """Records of part `part` of `num_parts` in one epoch, from its start or from a state.
 
-    Iterate over it once. `state` is right at any time between two records. Parts of one epoch that share
-    `crossings` read no byte of a line twice.
+    Iterate over it once. `state` is right at any time between two records.
 
     Raises:
         StateError: the state is of another part, or of another number of parts.
@@ -87,14 +85,12 @@ class PartRun:
         num_parts: int,
         epoch: int,
         state: dict[str, Any] | None = None,
-        crossings: Crossings = _NO_CROSSINGS,
     ) -> None:
         state = start_state(recipe, epoch) if state is None else state
         check_part(state, part, num_parts)
         self.epoch: int = state["epoch"]
         self._recipe = recipe
         self._part, self._num_parts = part, num_parts
-        self._crossings = crossings
         self._facts = {"version": state["version"], "facts": recipe.facts, "writing": state["writing"]}
         mark = _Mark(**state["from"])
         self._num_skipped = mark.skipped
@@ -167,7 +163,7 @@ class PartRun:
         for piece in range(start.piece, len(pieces)):
             splits = self._splits(pieces[piece], piece)
             for split in range(start.split if piece == start.piece else 0, len(splits)):
-                for rows in read_rows(splits[split], self._recipe.options, place, self._crossings):
+                for rows in read_rows(splits[split], self._recipe.options, place):
                     mark = _Mark(record, skipped, piece, split, rows.place)
                     if rows.errors and self._recipe.on_error == "raise":
                         yield mark, rows.before_first_error()
