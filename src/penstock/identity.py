@@ -12,7 +12,8 @@ Whether two functions are the same has two answers, and both are stored, so both
                         closures and partials, and may change with the version of Python.
 
 A function's name is "package.module:function", as `name_function` writes and `import_function` reads it.
-Imported by: every room that names data or functions. Holds no state.
+
+May import: nothing. Imported by: `plan`, `preparation`, `shards`, `streams`, `transforms`. Holds no state.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ def test_a_full_disk_is_told_with_what_is_free_and_leaves_no_part_of_a_task(
     real = getattr(os, call)
     with monkeypatch.context() as patch:
         # Only what shards are written with.
-        patch.setattr("penstock.preparation._direct.os", _Replaced(os, **{call: refuse}))
+        patch.setattr("penstock.filesystem._direct.os", _Replaced(os, **{call: refuse}))
         with pytest.raises(StorageError, match=r"No space left on device .* bytes are free there; make room"):
             prepare(rows, tmp_path / "data", transform=BYTES)
     assert getattr(os, call) is real

@@ -3,6 +3,7 @@
 Knows nothing of shards or columns. May import: `penstock.errors`. Imported by: `shards`, `plan`.
 """
 
+from penstock.filesystem._direct import AlignedBuffers, DirectFile
 from penstock.filesystem._durable import (
     create_file,
     make_directory,
@@ -17,6 +18,8 @@ from penstock.filesystem._mounts import filesystem_type, is_network_filesystem
 from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular
 
 __all__ = [
+    "AlignedBuffers",
+    "DirectFile",
     "DirectoryLock",
     "FileReader",
     "MappedFile",

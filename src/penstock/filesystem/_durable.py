@@ -19,6 +19,8 @@ from penstock.errors import StorageError
 
 # One write(2) transfers at most 2 GiB - 4 KiB; smaller pieces also let a signal in between.
 _WRITE_BYTES = 64 << 20
+# The umask says who else may read and write: a group that shares a folder sets its own.
+NEW_FILE_MODE = 0o666
 
 
 def create_file(path: Path, chunks: Iterable[memoryview | bytes]) -> int:
@@ -31,8 +33,7 @@ def create_file(path: Path, chunks: Iterable[memoryview | bytes]) -> int:
     needed = sum(len(piece) for piece in pieces)
     written = 0
     with storage_errors(path, doing="created"):
-        # Who else may read and write is for the umask to say: a group that shares a folder has its own.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, NEW_FILE_MODE)
     try:
         try:
             for piece in pieces:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.errors import WriterBusy
-from penstock.filesystem._durable import explain_os_error, storage_errors
+from penstock.filesystem._durable import NEW_FILE_MODE, explain_os_error, storage_errors
 from penstock.filesystem._readers import open_regular
 
 LOCK_NAME = ".lock"
@@ -91,7 +91,7 @@ class DirectoryLock:
 
     def _open(self) -> int:
         with storage_errors(self.path, doing="opened to lock the folder"):
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, NEW_FILE_MODE)
 
     def _is_won(self, descriptor: int) -> bool:
         """Lock the open file; False when it is no longer the one that the name leads to."""

@@ -26,8 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError
-from penstock.filesystem import create_file, make_directory, remove_tree, rename, storage_errors, sync_directory
-from penstock.preparation._direct import Blocks, DirectFile
+from penstock.filesystem import (
+    AlignedBuffers,
+    DirectFile,
+    create_file,
+    make_directory,
+    remove_tree,
+    rename,
+    storage_errors,
+    sync_directory,
+)
 from penstock.preparation._recipe import Recipe
 from penstock.preparation._record import Shelf, TaskRecord
 from penstock.shards import ShardEntry
@@ -68,7 +76,7 @@ class Attempt:
             self._unsynced.pop(0).sync()
         pieces = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
         num_bytes = sum(map(len, pieces))
-        file = DirectFile(self._folder / name, num_bytes, self._work.blocks)
+        file = DirectFile(self._folder / name, num_bytes, self._work.buffers)
         self._unsynced.append(file)
         for piece in pieces:
             file.write(piece)
@@ -100,7 +108,7 @@ class WorkFolder:
 
     def __init__(self, destination: Path) -> None:
         self.path = destination / WORK_NAME
-        self.blocks = Blocks()
+        self.buffers = AlignedBuffers()
 
     def exists(self) -> bool:
         """Whether there is anything to go on with."""
