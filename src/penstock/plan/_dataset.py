@@ -16,12 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import SchemaError
 from penstock.plan._origin import ArraysOrigin, Origin
-from penstock.plan._provenance import Provenance
 from penstock.plan._selection import Selection, Take, split_parts
 from penstock.plan._staged import Staged
 from penstock.plan._stored import StoredSamples, as_indices
 from penstock.schema import Column, Ragged, Schema
-from penstock.shards import Storage
+from penstock.shards import Provenance, Storage
 
 if TYPE_CHECKING:
     from penstock.plan._plan import Plan

@@ -12,25 +12,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.preparation._earlier import MadeTask
-from penstock.preparation._origins import SplitOrigin, origins_to_json
-from penstock.preparation._plan import Task
+from penstock.preparation._plan import Task, paths_of
 from penstock.preparation._recipe import Recipe
 from penstock.preparation._record import TaskRecord
 from penstock.preparation._skipping import merge_examples
 from penstock.preparation._work import WorkFolder
-from penstock.shards import Manifest, ShardEntry, Workspace
-from penstock.sources import SourceFile
+from penstock.shards import Manifest, Runs, ShardEntry, SplitOrigin, Workspace, origins_to_json
+from penstock.sources import SourceFile, Split
 
 
 def made_task(task: Task, record: TaskRecord) -> MadeTask:
     """A task and its record, as the manifest will have it."""
     pairs = zip(task.splits, record.splits, strict=True)
     return MadeTask(
-        splits=tuple(SplitOrigin.of(split, num_samples, rows) for split, (num_samples, rows) in pairs),
+        splits=tuple(_origin_of(split, num_samples, rows) for split, (num_samples, rows) in pairs),
         shards=record.shards,
         skipped=record.skipped,
         examples=record.examples,
     )
+
+
+def _origin_of(split: Split, num_samples: int, rows: Runs) -> SplitOrigin:
+    return SplitOrigin(paths_of(split), bool(split.paths), split.begin, split.end, num_samples, rows)
 
 
 def shuffled_task(dealt: Sequence[MadeTask], gathered: Iterable[TaskRecord]) -> MadeTask:

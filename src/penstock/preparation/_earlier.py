@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.preparation._origins import SplitOrigin, origins_from_json
 from penstock.preparation._plan import unchanged_files
 from penstock.preparation._recipe import Recipe
-from penstock.shards import Manifest, ShardEntry, read_provenance
+from penstock.shards import Manifest, ShardEntry, SplitOrigin, origins_from_json, read_provenance
 from penstock.sources import SourceFile
 
 Example = tuple[str, int, str, str]

@@ -11,10 +11,9 @@ import numpy as np
 
 from penstock.errors import FormatError, SchemaError
 from penstock.preparation._deal import SHUFFLE_KEY
-from penstock.preparation._recipe import ORIGIN_COLUMN, ORIGIN_SPEC
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import locate, schema_errors_named
-from penstock.shards import storage_of_arrays
+from penstock.shards import ORIGIN_COLUMN, ORIGIN_SPEC, storage_of_arrays
 from penstock.sources import Records, SourceOptions, Split, peek_split
 from penstock.transforms import Output, Transform
 

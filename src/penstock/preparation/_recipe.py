@@ -16,8 +16,6 @@ from penstock.identity import digest_json
 from penstock.schema import Schema
 
 RECIPE_VERSION = 1
-ORIGIN_COLUMN = "origin"
-ORIGIN_SPEC = "int64[2]"
 _WORDS = {
     "version": "version of the preparation",
     "transform": "transform",

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from penstock.preparation._progress import Counts
-from penstock.shards import ShardEntry
+from penstock.shards import Runs, ShardEntry
 
 Shelf = Literal["ready", "dealt"]
-Rows = list[list[int]] | None
-"""Runs `[first sample, first row, stride]`, or None when sample k is row k."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +19,7 @@ class TaskRecord:
     key: str
     shelf: Shelf
     shards: tuple[ShardEntry, ...]
-    splits: tuple[tuple[int, Rows], ...]
+    splits: tuple[tuple[int, Runs], ...]
     """For each split, how many samples it gave and from which of its rows."""
     skipped: Mapping[str, int]
     """Rows left out, by reason."""

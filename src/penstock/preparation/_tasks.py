@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
 from penstock.preparation._deal import Dealer, dealt_schema
-from penstock.preparation._origins import Trace
 from penstock.preparation._plan import Task
 from penstock.preparation._progress import Counts
-from penstock.preparation._recipe import ORIGIN_COLUMN, Recipe
+from penstock.preparation._recipe import Recipe
 from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import OnError
 from penstock.preparation._skipping import Skipped, locate, schema_errors_named
 from penstock.preparation._stages import Clock, Runner, Tell, Written, no_store, peak_memory
 from penstock.preparation._work import WorkFolder
 from penstock.schema import Ragged, Schema
-from penstock.shards import ShardEntry, ShardWriter
+from penstock.shards import ORIGIN_COLUMN, OriginRuns, ShardEntry, ShardWriter
 from penstock.sources import Records, SourceOptions, Split, read_split
 from penstock.transforms import OpenTransform, Output, Transform
 
@@ -101,7 +100,7 @@ class _TaskRun:
         self._sink = sink
 
     def run(self) -> TaskRecord:
-        traces = [self._run_split(place, split) for place, split in enumerate(self._task.splits)]
+        origins = [self._run_split(place, split) for place, split in enumerate(self._task.splits)]
         shards = self._sink.finish()
         self._clock.charge("write")
         self._report()
@@ -110,15 +109,15 @@ class _TaskRun:
             key=self._task.key,
             shelf="ready" if self._job.recipe.shuffle is None else "dealt",
             shards=shards,
-            splits=tuple((trace.num_samples, trace.rows() if is_traced else None) for trace in traces),
+            splits=tuple((runs.num_samples, runs.rows() if is_traced else None) for runs in origins),
             skipped=self._skipped.by_reason,
             examples=tuple(self._skipped.examples),
             counts=self._total,
             peak_bytes=peak_memory(),
         )
 
-    def _run_split(self, place: int, split: Split) -> Trace:
-        trace = Trace()
+    def _run_split(self, place: int, split: Split) -> OriginRuns:
+        runs = OriginRuns()
         for records in self._read(split):
             self._clock.charge("read")
             output = self._transform(split, records)
@@ -126,11 +125,11 @@ class _TaskRun:
             rows = records.row_numbers()[output.sources]
             with schema_errors_named(split.path):
                 self._write(self._task.first_split + place, output, rows)
-            trace.add(rows)
+            runs.add(rows)
             self._clock.charge("write")
             self._count(records, output)
         self._clock.charge("read")
-        return trace
+        return runs
 
     def _read(self, split: Split) -> Iterator[Records]:
         """Records of a split; a damaged file ends it early when rows may be skipped."""

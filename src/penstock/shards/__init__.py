@@ -9,7 +9,18 @@ from penstock.shards._folder import Check, ShardFolder
 from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
 from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
 from penstock.shards._opening import Io
-from penstock.shards._provenance import pack_provenance, read_provenance
+from penstock.shards._provenance import (
+    ORIGIN_COLUMN,
+    ORIGIN_SPEC,
+    OriginRuns,
+    Provenance,
+    Runs,
+    SplitOrigin,
+    origins_from_json,
+    origins_to_json,
+    pack_provenance,
+    read_provenance,
+)
 from penstock.shards._shard_writer import ShardWriter, convert_columns
 from penstock.shards._spans import Spans
 from penstock.shards._storage import Storage
@@ -18,16 +29,22 @@ from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter
 
 __all__ = [
+    "ORIGIN_COLUMN",
+    "ORIGIN_SPEC",
     "ArrayStorage",
     "Check",
     "DatasetWriter",
     "ForeignFormat",
     "Io",
     "Manifest",
+    "OriginRuns",
+    "Provenance",
+    "Runs",
     "ShardEntry",
     "ShardFolder",
     "ShardWriter",
     "Spans",
+    "SplitOrigin",
     "Storage",
     "Verification",
     "Workspace",
@@ -37,6 +54,8 @@ __all__ = [
     "open_megatron",
     "open_npy",
     "open_raw",
+    "origins_from_json",
+    "origins_to_json",
     "pack_provenance",
     "read_manifest",
     "read_provenance",

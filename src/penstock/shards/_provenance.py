@@ -1,42 +1,159 @@
-"""Where samples came from, in a file of its own: `provenance-*.json`.
+"""Which file and row each sample came from: written, checked and read here.
 
-A folder of a million images is a million source files, and of those who open a dataset hardly any asks for
-them. So the manifest only names this file, with its size and checksum; it is read by who traces a sample
-or prepares again. Who verifies checks it piece by piece, in little memory.
+    prepare: OriginRuns.add(rows) -> SplitOrigin -> origins_to_json -> pack_provenance -> provenance-*.json
+    trace:   provenance-*.json -> read_provenance (checked) -> Provenance.origin(sample) -> "a.jsonl [0:4096], row 7"
+
+A *split* is the part of a source file, or the group of small files, that one reader read. The file says of each how
+many samples it gave, in order:
+
+    "origins": {"files": [path, ...], "splits": [[file, begin, end, samples, rows], ...]}
+
+`rows` is null where sample k of a split is its row k, as it is for almost every transform. Where rows are skipped or
+give several samples, it is runs `[first sample, first row, stride]`: stride 1 is one sample per row, stride 0 several
+of one row. A sixth number says that the split is a group of that many files from `file` on, one row each. A dataset
+that was shuffled, or whose runs would grow with the data, has a column `origin` instead: (split, row) of each sample.
+
+A folder of a million images is a million source files, and hardly anybody who opens a dataset asks for them. So the
+manifest only names this file, with its size and checksum; it is read to trace a sample or to prepare again. Verifying
+it reads piece by piece, in little memory.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
+import itertools
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from penstock.errors import CorruptionError, FormatError, StorageError
+from penstock.errors import CorruptionError, FormatError, SchemaError, StorageError
 from penstock.filesystem import PositionedFile
+from penstock.identity import digest
 from penstock.shards._checksums import BLOCK_BYTES, checksum
 from penstock.shards._manifest import FileEntry, Manifest
-from penstock.shards._origins import are_sound
+from penstock.shards._storage import Storage
+
+ORIGIN_COLUMN = "origin"
+ORIGIN_SPEC = "int64[2]"
+Runs = list[list[int]] | None
+"""Runs `[first sample, first row, stride]`, or None when sample k is row k."""
+
+_MAX_RUNS = 20_000  # about 20 bytes each
+_MAX_COUNT = 1 << 48
+
+
+class OriginRuns:
+    """Collects the rows that the samples of one split came from."""
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self._runs: list[list[int]] = []
+        self._last_row = 0
+        self._stride: int | None = None
+        """None while the last run has one sample, and may still become either kind."""
+
+    def add(self, rows: NDArray[np.int64]) -> None:
+        """The next samples came from these rows, in non-decreasing order."""
+        if not len(rows):
+            return
+        if not self._runs:
+            self._begin(0, int(rows[0]))
+            self.num_samples, self._last_row, rows = 1, int(rows[0]), rows[1:]
+        steps = np.diff(rows, prepend=self._last_row)
+        borders = [0, *(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist(), len(steps)]
+        for begin, end in itertools.pairwise(borders):
+            if begin < end:
+                self._add_steps(rows, int(steps[begin]), begin, end)
+        self.num_samples += len(rows)
+        self._last_row = int(rows[-1]) if len(rows) else self._last_row
+
+    def rows(self) -> Runs:
+        """The runs, or None when sample k is row k.
+
+        Raises:
+            SchemaError: there are too many for a manifest.
+        """
+        if not self._runs or self._runs == [[0, 0, 1]]:
+            return None
+        if len(self._runs) > _MAX_RUNS:
+            raise SchemaError(
+                "Rows are skipped or repeated so often that tracing the samples of one split takes "
+                f"{len(self._runs):,} runs (the limit is {_MAX_RUNS:,}). Keep the origin of each sample in a column: "
+                "origins='column' or --origins column, with --overwrite if a run is unfinished."
+            )
+        return self._runs
+
+    def _add_steps(self, rows: NDArray[np.int64], step: int, begin: int, end: int) -> None:
+        """Rows `begin` to `end`, each `step` after the one before."""
+        if step not in (0, 1):
+            for place in range(begin, end):
+                self._begin(self.num_samples + place, int(rows[place]))
+        elif self._stride is None:
+            self._stride = self._runs[-1][2] = step
+        elif self._stride != step:
+            self._begin(self.num_samples + begin, int(rows[begin]))
+            if end - begin > 1:
+                self._stride = self._runs[-1][2] = step
+
+    def _begin(self, sample: int, row: int) -> None:
+        self._runs.append([sample, row, 1])
+        self._stride = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOrigin:
+    """The files and rows that the samples of one split came from."""
+
+    paths: tuple[str, ...]
+    is_group: bool
+    """Whether row r is the r-th file, rather than row r of the one file."""
+    begin: int
+    end: int
+    num_samples: int
+    rows: Runs
+
+
+def origins_to_json(origins: Iterable[SplitOrigin]) -> dict[str, Any]:
+    """The file's key "origins"."""
+    files: list[str] = []
+    numbers: dict[str, int] = {}
+    splits: list[list[Any]] = []
+    for origin in origins:
+        number = len(files) if origin.is_group else numbers.setdefault(origin.paths[0], len(files))
+        if number == len(files):
+            files += origin.paths
+        group = [len(origin.paths)] if origin.is_group else []
+        splits.append([number, origin.begin, origin.end, origin.num_samples, origin.rows, *group])
+    return {"files": files, "splits": splits}
+
+
+def origins_from_json(section: Mapping[str, Any]) -> list[SplitOrigin]:
+    """What `origins_to_json` gave."""
+    files, origins = section["files"], []
+    for number, begin, end, num_samples, rows, *group in section["splits"]:
+        paths = tuple(files[number : number + (group[0] if group else 1)])
+        origins.append(SplitOrigin(paths, bool(group), begin, end, num_samples, rows))
+    return origins
 
 
 def pack_provenance(content: Mapping[str, Any]) -> tuple[FileEntry, bytes]:
-    """The file, and what the manifest says of it."""
+    """The bytes of the file, and its entry in the manifest."""
     data = json.dumps(dict(content), allow_nan=False).encode()
-    digest = hashlib.blake2b(data, digest_size=8).hexdigest()
-    return FileEntry(f"provenance-{digest}.json", len(data), checksum(data)), data
+    return FileEntry(f"provenance-{digest(data, 8)}.json", len(data), checksum(data)), data
 
 
 def read_provenance(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """What the file holds that the manifest names; nothing when it names none.
+    """Content of the file that the manifest names; empty if it names none.
 
     Raises:
         CorruptionError: it differs from its checksum.
-        FormatError: it is missing, is not JSON, or its origins cannot be followed.
+        FormatError: it is missing, is not JSON, or its origins lead nowhere.
         StorageError: it cannot be read, or does not fit into memory.
     """
     entry = manifest.provenance
@@ -51,13 +168,13 @@ def read_provenance(folder: Path, manifest: Manifest) -> dict[str, Any]:
         raise FormatError(f"{file.path}: not JSON ({type(error).__name__}: {error}).") from None
     if not isinstance(content, dict):
         raise FormatError(f"{file.path}: holds {reprlib.repr(content)}, not an object.")
-    if not are_sound(content.get("origins", {"files": [], "splits": []})):
+    if not _are_valid(content.get("origins", {"files": [], "splits": []})):
         raise FormatError(f"{file.path}: its origins of samples are not files and splits of them. Restore the file.")
     return content
 
 
 def verify_provenance(folder: Path, entry: FileEntry) -> None:
-    """Read every byte of the file, whatever they say.
+    """Read every byte of the file against its checksum.
 
     Raises:
         CorruptionError: it differs from its checksum.
@@ -96,3 +213,77 @@ def _read_all(file: PositionedFile) -> bytearray:
 def _check(file: PositionedFile, entry: FileEntry, found: int) -> None:
     if found != entry.checksum:
         raise CorruptionError(f"{file.path}: the file does not match its checksum. Restore it from a copy.")
+
+
+class Provenance:
+    """The origins of one dataset's samples."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        origins = storage.provenance().get("origins") or {}
+        self._files: list[str] = origins.get("files", [])
+        self._splits: list[list[Any]] = origins.get("splits", [])
+        self._ends = np.cumsum([split[3] for split in self._splits], dtype=np.int64)
+
+    def origin(self, index: int) -> str | None:
+        """File and row of a stored sample in words; None if the dataset does not say."""
+        if not self._splits:
+            return None
+        if ORIGIN_COLUMN in self._storage.schema:
+            number, row = self._storage.value(self._storage.schema[ORIGIN_COLUMN], index).tolist()
+        else:
+            number = int(np.searchsorted(self._ends, index, side="right"))
+            if number >= len(self._splits):
+                return None
+            before = int(self._ends[number - 1]) if number else 0
+            row = _row_of(self._splits[number][4], index - before)
+        file, begin, end, _, _, *num_files = self._splits[number]
+        if num_files:  # a group of small files, each of them one row
+            return str(self._files[file + row])
+        return f"{self._files[file]} [{begin}:{end}], row {row}"
+
+
+def _row_of(runs: list[list[int]] | None, sample: int) -> int:
+    if runs is None:
+        return sample
+    firsts = [run[0] for run in runs]
+    first, row, stride = runs[int(np.searchsorted(firsts, sample, side="right")) - 1]
+    return row + (sample - first) * stride
+
+
+def _are_valid(origins: Any) -> bool:
+    """Whether every split leads to files that are listed, and its runs to rows of them."""
+    files, splits = (origins.get(key) if isinstance(origins, dict) else None for key in ("files", "splits"))
+    if not isinstance(files, list) or not isinstance(splits, list):
+        return False
+    return all(_is_split(split, len(files)) for split in splits)
+
+
+def _is_split(split: Any, num_files: int) -> bool:
+    if not isinstance(split, list) or len(split) not in (5, 6):
+        return False
+    file, _, _, num_samples, runs, *group = split
+    if not all(_is_count(number) for number in (file, num_samples, *group)):
+        return False
+    num_rows = group[0] if group else _MAX_COUNT
+    # Without runs, either sample k is row k, or a column of the dataset says which row it is.
+    are_runs_valid = runs is None or _are_runs(runs, num_samples, num_rows)
+    return are_runs_valid and file + (group[0] if group else 1) <= num_files
+
+
+def _are_runs(runs: Any, num_samples: int, num_rows: int) -> bool:
+    """Whether runs `[first sample, first row, stride]` begin with sample 0 and stay below `num_rows`."""
+    if not isinstance(runs, list) or not all(_is_run(run) for run in runs):
+        return False
+    firsts = [*(run[0] for run in runs), num_samples]
+    pairs = zip(runs, firsts[1:], strict=True)
+    last_rows = [row + max(0, end - 1 - first) * stride for (first, row, stride), end in pairs]
+    return firsts[0] == 0 and firsts == sorted(firsts) and max(last_rows, default=num_rows) < num_rows
+
+
+def _is_run(run: Any) -> bool:
+    return isinstance(run, list) and len(run) == 3 and all(_is_count(number) for number in run)
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number < _MAX_COUNT

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SchemaError
-from penstock.preparation._origins import SplitOrigin, Trace, origins_from_json, origins_to_json
+from penstock.shards import OriginRuns, SplitOrigin, origins_from_json, origins_to_json
 
 
 def expand(runs: list[list[int]] | None, num_samples: int) -> list[int]:
@@ -23,32 +23,32 @@ def expand(runs: list[list[int]] | None, num_samples: int) -> list[int]:
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 9), max_size=60))
 def test_runs_give_back_every_row(steps: list[int], cuts: list[int]) -> None:
-    rows, trace, begin = np.cumsum(steps, dtype=np.int64), Trace(), 0
+    rows, runs, begin = np.cumsum(steps, dtype=np.int64), OriginRuns(), 0
     for count in [*cuts, len(rows)]:
-        trace.add(rows[begin : begin + count])
+        runs.add(rows[begin : begin + count])
         begin = min(len(rows), begin + count)
-    assert trace.num_samples == len(rows)
-    assert expand(trace.rows(), len(rows)) == rows.tolist()
+    assert runs.num_samples == len(rows)
+    assert expand(runs.rows(), len(rows)) == rows.tolist()
 
 
 def test_one_sample_per_row_needs_no_runs() -> None:
-    trace = Trace()
-    trace.add(np.arange(0, 1000))
-    trace.add(np.arange(1000, 1500))
-    assert trace.rows() is None
+    runs = OriginRuns()
+    runs.add(np.arange(0, 1000))
+    runs.add(np.arange(1000, 1500))
+    assert runs.rows() is None
 
 
 def test_a_skipped_row_costs_one_run() -> None:
-    trace = Trace()
-    trace.add(np.array([0, 1, 2, 4, 5, 6]))
-    assert trace.rows() == [[0, 0, 1], [3, 4, 1]]
+    runs = OriginRuns()
+    runs.add(np.array([0, 1, 2, 4, 5, 6]))
+    assert runs.rows() == [[0, 0, 1], [3, 4, 1]]
 
 
 def test_too_many_runs_are_refused_with_a_way_out() -> None:
-    trace = Trace()
-    trace.add(np.arange(0, 100_000, 2))
+    runs = OriginRuns()
+    runs.add(np.arange(0, 100_000, 2))
     with pytest.raises(SchemaError, match=r"50,000 runs .* origins='column'"):
-        trace.rows()
+        runs.rows()
 
 
 def test_origins_survive_the_manifest_also_for_groups_of_files() -> None:
