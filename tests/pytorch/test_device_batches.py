@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data._utils.pin_memory import pin_memory
 
 import penstock
-from penstock.pytorch._device_batches import can_keep, copy_batch, keepables, pin_batch
+from penstock.pytorch._batches import can_keep, copy_batch, keepables, pin_batch
 
 
 class Leaf:

@@ -390,25 +390,27 @@ def test_a_loop_can_be_taken_from_ahead_of_what_is_handed_over() -> None:
     """As the way to a device does."""
     loader = penstock.DataLoader(Numbers(4), num_workers=1)
     loop = iter(loader)
-    assert wait_until(loop.is_ready)
-    taken = [loop.next(), loop.next()]
+    batches = loop.batches
+    assert wait_until(batches.is_ready)
+    taken = [batches.next(), batches.next()]
     assert loader.state_dict()["position"] == 0
-    for mark, _ in taken:
-        loop.hand_over(mark)
+    for receipt, _ in taken:
+        batches.progress.advance(receipt)
     assert loader.state_dict()["position"] == 2
     assert plain(loop) == [[2], [3]]
-    assert loop.next() is None
-    assert loop.is_ready()
+    assert batches.next() is None
+    assert batches.is_ready()
 
 
 def test_a_worker_that_ends_is_counted_out_when_its_last_batch_is_handed_over() -> None:
     loader = penstock.DataLoader(StatefulIterator(3), num_workers=2)
     loop = iter(loader)
-    taken = list(iter(loop.next, None))
+    batches = loop.batches
+    taken = list(iter(batches.next, None))
     assert [batch.tolist() for _, batch in taken] == [[0], [1], [2]]
     assert (loader.state_dict()["position"], loader.state_dict()["ended"]) == (0, [])
-    for mark, _ in taken:
-        loop.hand_over(mark)
+    for receipt, _ in taken:
+        batches.progress.advance(receipt)
     assert loader.state_dict()["position"] == 3
     loop.finish()
     assert loader.state_dict()["position"] is None

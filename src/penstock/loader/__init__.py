@@ -9,7 +9,7 @@ from penstock.loader._cursor import Cursor
 from penstock.loader._engine import Engine, Result, StartMethod, make_engine
 from penstock.loader._layout import Batch
 from penstock.loader._memory import Arena
-from penstock.loader._pipeline import Pipeline
+from penstock.loader._pipeline import InFlight, Pipeline
 from penstock.loader._statistics import LoaderStatistics, count_computed, count_handed_over
 from penstock.loader._work import Item, PlanWork, Stretch, Work, has_batches, plan_items, steps_per_stretch
 
@@ -18,6 +18,7 @@ __all__ = [
     "Batch",
     "Cursor",
     "Engine",
+    "InFlight",
     "Item",
     "LoaderStatistics",
     "Pipeline",

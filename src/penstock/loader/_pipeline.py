@@ -16,12 +16,72 @@ from penstock.loader._statistics import LoaderStatistics, count_computed, count_
 from penstock.loader._work import Stretch, Work
 
 
-class Pipeline:
-    """Keeps `prefetch` batches in flight and hands their batches over, in order unless told otherwise.
+class InFlight:
+    """Items that an engine was given and whose results were not received yet, oldest first."""
 
-    `convert` is applied to a batch when it is handed over, in the caller's thread; `assign` says which worker
-    of an assigned engine computes an item. An engine is asked by one thread at a time: one that starts anew while
-    another waits in `next` waits for it. Any thread may close.
+    def __init__(self, engine: Engine, *, in_order: bool) -> None:
+        self._engine, self._in_order = engine, in_order
+        self._tickets = itertools.count()
+        self._items: deque[tuple[int, Any]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def oldest(self) -> Any:
+        """The item that was submitted first, or as the next."""
+        return self._items[0][1]
+
+    def submit(self, item: Any, worker: int | None = None, *, is_next: bool = False) -> None:
+        """Have an item computed, by this worker if one is named; `is_next` receives it before all others."""
+        ticket = next(self._tickets)
+        self._engine.submit(ticket, item, worker)
+        if is_next:
+            self._items.appendleft((ticket, item))
+        else:
+            self._items.append((ticket, item))
+
+    def receive(self, seconds: float | None = None) -> tuple[Any, Result]:
+        """The oldest item and its result, or out of order the first that is ready; raises what computing it raised.
+
+        Raises:
+            TimeoutError: it was not ready within so many seconds; it stays in flight.
+        """
+        if not self._in_order:
+            ticket, result = self._engine.wait_any(seconds)
+            item = next(item for number, item in self._items if number == ticket)
+            self._items.remove((ticket, item))
+            return item, result
+        ticket, item = self._items[0]
+        try:
+            result = self._engine.wait(ticket, seconds)
+        except Exception as error:
+            if seconds is None or not isinstance(error, TimeoutError):
+                self._items.popleft()
+            raise
+        self._items.popleft()
+        return item, result
+
+    def is_ready(self) -> bool:
+        """Whether `receive` would not wait."""
+        candidates = itertools.islice(self._items, 1 if self._in_order else None)
+        return any(self._engine.is_done(ticket) for ticket, _ in candidates)
+
+    def forget(self) -> None:
+        """Throw everything away, also in the engine."""
+        self._engine.forget()
+        self._items.clear()
+
+    def clear(self) -> None:
+        """Throw everything away; the engine is about to be closed."""
+        self._items.clear()
+
+
+class Pipeline:
+    """Keeps `prefetch` batches in flight and hands them over, in order unless told otherwise.
+
+    `convert` is applied to a batch when it is handed over, in the training thread. One thread at a time asks the
+    engine: a thread that starts new items while another waits in `next` waits for it. Any thread may close.
     """
 
     def __init__(
@@ -33,15 +93,11 @@ class Pipeline:
         convert: Callable[[Batch], Batch],
         prefetch: int,
         in_order: bool,
-        assign: Callable[[Any], int] | None = None,
     ) -> None:
         self._engine, self._work = engine, work
         self._statistics = statistics
         self._convert = convert
-        self._in_order = in_order
-        self._assign = assign
-        self._tickets = itertools.count()
-        self._in_flight: deque[tuple[int, Any]] = deque()
+        self._in_flight = InFlight(engine, in_order=in_order)
         self._received: deque[tuple[Any, Batch]] = deque()
         self._items: Iterator[Any] = iter(())
         self._batches_per_item = 1
@@ -61,8 +117,7 @@ class Pipeline:
         if self._is_closed or not self.is_ours:
             self._refuse()
         with self._lock:
-            self._engine.forget()
-            self._in_flight.clear()
+            self._in_flight.forget()
             self._received.clear()
             self._items = items
             self._batches_per_item = batches_per_item
@@ -95,8 +150,7 @@ class Pipeline:
         with self._lock:
             if self._received or not self._in_flight:
                 return True
-            candidates = itertools.islice(self._in_flight, 1 if self._in_order else None)
-            return any(self._engine.is_done(ticket) for ticket, _ in candidates)
+            return self._in_flight.is_ready()
 
     def refill(self) -> None:
         """Compute as many batches ahead as `prefetch` says now; if another thread waits for one, when it has it."""
@@ -124,13 +178,11 @@ class Pipeline:
             item = next(self._items, None)
             if item is None:
                 return
-            self._in_flight.append((self._submit(item), item))
+            self._submit(item)
 
-    def _submit(self, item: Any) -> int:
-        ticket = next(self._tickets)
+    def _submit(self, item: Any, *, is_next: bool = False) -> None:
         self._work.announce(item)
-        self._engine.submit(ticket, item, None if self._assign is None else self._assign(item))
-        return ticket
+        self._in_flight.submit(item, is_next=is_next)
 
     def _receive(self) -> bool:
         """Wait for the next result; whether it was there already."""
@@ -141,19 +193,15 @@ class Pipeline:
         return result.was_ready
 
     def _take(self) -> tuple[Any, Result]:
-        if self._in_order:
-            ticket, item = self._in_flight.popleft()
-            try:
-                return item, self._engine.wait(ticket)
-            except Exception:  # a stretch is tried again one by one: batches before the one at fault come first
-                if not isinstance(item, Stretch):
-                    raise
-            self._in_flight.extendleft((self._submit(single), single) for single in reversed(item.items()))
-            return self._take()
-        ticket, result = self._engine.wait_any()
-        item = next(item for number, item in self._in_flight if number == ticket)
-        self._in_flight.remove((ticket, item))
-        return item, result
+        oldest = self._in_flight.oldest
+        try:
+            return self._in_flight.receive()
+        except Exception:  # a stretch is tried again one by one: batches before the one at fault come first
+            if not isinstance(oldest, Stretch):
+                raise
+        for item in reversed(oldest.items()):
+            self._submit(item, is_next=True)
+        return self._take()
 
     def _refuse(self) -> NoReturn:
         if not self.is_ours:

@@ -16,11 +16,11 @@ from typing_extensions import TypeVar  # torch needs it, too; defaults are in `t
 
 from penstock.loader import LoaderStatistics, StartMethod
 from penstock.plan import Dataset, Plan
+from penstock.pytorch._arguments import LoaderSettings, Workers, check_torch_arguments
 from penstock.pytorch._device import find_device
 from penstock.pytorch._pinning import wants_pinning
-from penstock.pytorch._plan_face import PlanSampler, find_plan, plan_attributes
 from penstock.pytorch._plan_run import PlanRun
-from penstock.pytorch._settings import LoaderSettings, Workers, check_torch_arguments
+from penstock.pytorch._plan_source import PlanSampler, find_plan, plan_attributes
 from penstock.pytorch._stream import Stream
 from penstock.pytorch._torch_run import TorchRun
 from penstock.pytorch._warnings import warn_odd_batch_size, warn_too_many_workers

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from penstock.pytorch._batches import can_keep, copy_batch, keepables
 from penstock.pytorch._device import Accelerator, Event, open_accelerator
-from penstock.pytorch._device_batches import can_keep, copy_batch, keepables
-from penstock.pytorch._device_lookahead import Lookahead, Source
+from penstock.pytorch._feed import BatchSource, Feed, Lookahead
 from penstock.pytorch._pinning import HostPinning, PinningFeed
 
 _NUM_BEGUN = 2  # the batch that is taken, and the one after it
@@ -47,7 +47,7 @@ class DeviceFeed:
     handed over, or to one that waits for it, as with any tensor of torch's.
     """
 
-    def __init__(self, source: Source, accelerator: Accelerator) -> None:
+    def __init__(self, source: BatchSource, accelerator: Accelerator) -> None:
         pinning = accelerator.pinning
         self._accelerator = accelerator
         self._pinned = None if pinning is None else PinningFeed(source, pinning)
@@ -58,16 +58,16 @@ class DeviceFeed:
         self._is_closed = False
 
     def next(self) -> tuple[Any, Any] | None:
-        """(token, batch on the device), or None when there are no more; raises what the source raised."""
+        """(receipt, batch on the device), or None when there are no more; raises what the source raised."""
         self._check()
         self._wait_for_steps()
         first = self._ahead.first()
         if first is None:
             return None
-        token, copying = first
+        receipt, copying = first
         batch = self._arrive(copying)
         self._ahead.drop_first()
-        return token, batch
+        return receipt, batch
 
     def is_ready(self) -> bool:
         """Whether `next` would not wait for the source."""
@@ -104,7 +104,7 @@ class DeviceFeed:
             raise RuntimeError("This loop was closed. Begin a new one.")
 
 
-def make_feed(source: Source, *, device: torch.device | None, pin_memory: bool) -> DeviceFeed | PinningFeed | None:
+def make_feed(source: BatchSource, *, device: torch.device | None, pin_memory: bool) -> Feed | None:
     """What stands between a source and the training loop; None if nothing has to.
 
     `device` comes from `find_device`, `pin_memory` from `wants_pinning`. Copies to a device pin by themselves.

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
-from penstock.pytorch._device_batches import pin_batch
-from penstock.pytorch._device_lookahead import Lookahead, Source
+from penstock.pytorch._batches import pin_batch
+from penstock.pytorch._feed import BatchSource, Lookahead
 from penstock.pytorch._warnings import warn_once
 
 _CLOSE_SECONDS = 5.0
@@ -55,7 +55,7 @@ class HostPinning:
 class PinningFeed:
     """Hands over the batches of a source in pinned memory."""
 
-    def __init__(self, source: Source, pinning: Pinning) -> None:
+    def __init__(self, source: BatchSource, pinning: Pinning) -> None:
         self._pid = os.getpid()
         self._executor: ThreadPoolExecutor | None = ThreadPoolExecutor(
             1, thread_name_prefix="penstock-pin", initializer=pinning.enter_thread
@@ -64,16 +64,16 @@ class PinningFeed:
         self._ahead: Lookahead[Future[Any]] = Lookahead(source, begin, num_begun=_NUM_BEGUN)
 
     def next(self) -> tuple[Any, Any] | None:
-        """(token, pinned batch), or None when there are no more; raises what source or pinning raised."""
+        """(receipt, pinned batch), or None when there are no more; raises what source or pinning raised."""
         self._check()
         first = self._ahead.first()
         if first is None:
             return None
-        token, future = first
+        receipt, future = first
         if not future.done():
             wait([future])
         self._ahead.drop_first()
-        return token, future.result()
+        return receipt, future.result()
 
     def is_ready(self) -> bool:
         """Whether `next` would not wait for the source; for a copy in memory it may."""

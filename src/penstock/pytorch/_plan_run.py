@@ -23,11 +23,11 @@ from penstock.loader import (
     steps_per_stretch,
 )
 from penstock.plan import Plan
+from penstock.pytorch._arguments import LoaderSettings
+from penstock.pytorch._batches import as_tensors
 from penstock.pytorch._device_feed import make_feed
-from penstock.pytorch._device_lookahead import Source
+from penstock.pytorch._feed import take
 from penstock.pytorch._ranks import check_rank, find_rank
-from penstock.pytorch._settings import LoaderSettings
-from penstock.pytorch._tensors import as_tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +172,7 @@ class PlanRun:
             while True:
                 if self._loop is not loop:
                     raise RuntimeError("This loop is over: another one was begun on the loader, or its state was set.")
-                found = _next_in_profile(source) if torch._C._autograd._profiler_enabled() else source.next()
+                found = take(source, "penstock.wait")
                 if found is None:
                     break
                 self._hand_over(found[0], loop)
@@ -271,9 +271,3 @@ class PlanRun:
         self._row = self.plan.settle(row) if self.plan.num_rows else row
         self._loop = None
         self._is_unfinished = False
-
-
-def _next_in_profile(source: Source) -> tuple[Any, dict[str, Any]] | None:
-    """The next batch, as a range that torch's profiler shows; entering one costs 20 us even when nobody looks."""
-    with torch.profiler.record_function("penstock.wait"):
-        return source.next()

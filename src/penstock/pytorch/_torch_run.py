@@ -14,11 +14,10 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.errors import StateError
 from penstock.loader import LoaderStatistics, StartMethod, make_engine
-from penstock.pytorch._datapipes import is_iterable_pipe, is_pipe, reseed_pipe, split_over_ranks, with_sharding
 from penstock.pytorch._device import find_device
 from penstock.pytorch._device_feed import make_feed
-from penstock.pytorch._fed_loop import FedLoop
-from penstock.pytorch._indices import (
+from penstock.pytorch._pinning import wants_pinning
+from penstock.pytorch._samplers import (
     Indices,
     current_draws,
     dataset_epoch,
@@ -27,11 +26,18 @@ from penstock.pytorch._indices import (
     restore_generators,
     sampler_epoch,
 )
-from penstock.pytorch._pinning import wants_pinning
-from penstock.pytorch._torch_loop import InlineLoop, Loop, Progress
-from penstock.pytorch._torch_work import TorchTask, TorchWork
+from penstock.pytorch._torch_datasets import (
+    Fetching,
+    is_iterable_pipe,
+    is_pipe,
+    reseed_pipe,
+    split_over_ranks,
+    with_sharding,
+)
+from penstock.pytorch._torch_loop import InlineBatches, LoopProgress, TorchBatches, TorchLoop
+from penstock.pytorch._torch_work import TorchWork
 from penstock.pytorch._warnings import warn_reading_again
-from penstock.pytorch._worker_loop import WorkerLoop
+from penstock.pytorch._worker_batches import WorkerBatches
 
 _STATE_VERSION = 1
 
@@ -42,45 +48,44 @@ class TorchRun:
     def __init__(self, loader: Any) -> None:
         self._find_loader = weakref.ref(loader)
         self._statistics = LoaderStatistics()
-        self._progress: Progress | None = None
+        self._progress: LoopProgress | None = None
         self._saved: dict[str, Any] | None = None
         self._base_seed: int | None = None
         self._workers_lived_on = False
         """Whether a state was loaded in which the next epoch has its workers already, and draws no seed for them."""
-        self._find_loop: weakref.ref[Loop] | None = None
+        self._find_batches: weakref.ref[TorchBatches] | None = None
 
     @property
     def kind(self) -> str:
         """What computes: "inline" or "process"."""
         return "process" if self._loader.num_workers else "inline"
 
-    def __iter__(self) -> Loop | FedLoop:
+    def __iter__(self) -> TorchLoop:
         """A loop over one epoch, or over the rest of one after `load_state_dict`."""
-        loader, loop = self._loader, self._next_loop()
+        loader, batches = self._loader, self._start_batches()
         pins = loader.device is None and wants_pinning(loader.pin_memory, loader.pin_memory_device)
-        feed = make_feed(loop, device=find_device(loader.device), pin_memory=pins)
-        return loop if feed is None else FedLoop(loop, feed)
+        return TorchLoop(loader, batches, make_feed(batches, device=find_device(loader.device), pin_memory=pins))
 
-    def _next_loop(self) -> Loop:
+    def _start_batches(self) -> TorchBatches:
         loader = self._loader
         saved, self._saved = self._saved, None
-        earlier = self._living_loop()
-        indices = Indices(loader, draws_seed=earlier is None and not self._workers_lived_on, saved=saved)
+        running = self._living_batches()
+        indices = Indices(loader, draws_seed=running is None and not self._workers_lived_on, saved=saved)
         if indices.base_seed is not None:
             self._base_seed = indices.base_seed
-        elif earlier is None:
+        elif running is None:
             assert self._base_seed is not None
             self._base_seed = later_seed(self._base_seed, 1)
         self._workers_lived_on = False
-        task, progress = _task_of(loader), self._start_progress(indices, saved)
-        if earlier is not None:
-            earlier.restart(loader, task, indices, progress, self._statistics)
-            return earlier
-        loop = self._start_loop(task, indices, progress)
+        fetching, self._progress = _fetching_of(loader), self._start_progress(indices, saved)
+        if running is not None:
+            running.restart(fetching, indices, self._progress)
+            return running
+        batches = self._make_batches(fetching, indices, self._progress)
         if loader.persistent_workers:
-            loader._iterator = loop
-        self._find_loop = weakref.ref(loop)
-        return loop
+            loader._iterator = batches
+        self._find_batches = weakref.ref(batches)
+        return batches
 
     def state_dict(self) -> dict[str, Any]:
         """Where the last loop stands, as plain data: batches handed over, not batches computed ahead.
@@ -153,20 +158,20 @@ class TorchRun:
     def stats(self) -> LoaderStatistics:
         """What was measured so far."""
         statistics, loader = self._statistics, self._loader
-        loop = None if self._find_loop is None else self._find_loop()
-        if isinstance(loop, WorkerLoop):
-            statistics.num_buffers, statistics.num_buffers_in_use = loop.num_buffers
+        batches = None if self._find_batches is None else self._find_batches()
+        if isinstance(batches, WorkerBatches):
+            statistics.num_buffers, statistics.num_buffers_in_use = batches.num_buffers
         statistics.num_workers = loader.num_workers
         statistics.prefetch = loader.num_workers * (loader.prefetch_factor or 0)
         return dataclasses.replace(statistics)
 
     def close(self) -> None:
         """Stop the workers of the last loop."""
-        loop = None if self._find_loop is None else self._find_loop()
-        self._find_loop = None
+        batches = None if self._find_batches is None else self._find_batches()
+        self._find_batches = None
         self._loader._iterator = None
-        if loop is not None:
-            loop.close()
+        if batches is not None:
+            batches.close()
 
     @property
     def _loader(self) -> Any:
@@ -174,23 +179,24 @@ class TorchRun:
         assert loader is not None
         return loader
 
-    def _living_loop(self) -> WorkerLoop | None:
-        """The loop whose persistent workers run another epoch; one of which has died, all start anew."""
-        loop = self._loader._iterator if self._loader.persistent_workers else None
-        if not isinstance(loop, WorkerLoop):
+    def _living_batches(self) -> WorkerBatches | None:
+        """Those of persistent workers, which run another epoch; if any worker died, all are restarted."""
+        batches = self._loader._iterator if self._loader.persistent_workers else None
+        if not isinstance(batches, WorkerBatches):
             return None
-        if not loop.can_restart:
-            loop.close()
+        if not batches.can_restart:
+            batches.close()
             return None
-        return loop
+        return batches
 
-    def _start_progress(self, indices: Indices, saved: dict[str, Any] | None) -> Progress:
+    def _start_progress(self, indices: Indices, saved: dict[str, Any] | None) -> LoopProgress:
         loader = self._loader
         assert self._base_seed is not None
-        progress = Progress(
+        progress = LoopProgress(
             draws=indices.draws,
             base_seed=self._base_seed if saved is None else saved["base_seed"],
             num_workers=loader.num_workers,
+            is_iterable=_is_iterable(loader),
             sampler_epoch=sampler_epoch(loader),
             dataset_epoch=dataset_epoch(loader),
             worker_states=[None] * max(1, loader.num_workers),
@@ -201,37 +207,36 @@ class TorchRun:
                 states = saved["workers"]
                 progress.worker_states = [pickle.dumps(one) if isinstance(one, dict) else one for one in states]
                 progress.next_worker, progress.ended = saved["next_worker"], frozenset(saved["ended"])
-        self._progress = progress
         return progress
 
-    def _start_loop(self, task: TorchTask, indices: Indices, progress: Progress) -> Loop:
+    def _make_batches(self, fetching: Fetching, indices: Indices, progress: LoopProgress) -> TorchBatches:
         loader = self._loader
-        if is_iterable_pipe(task.dataset):
+        if is_iterable_pipe(fetching.dataset):
             assert indices.shared_seed is not None
-            reseed_pipe(task.dataset, indices.shared_seed)
+            reseed_pipe(fetching.dataset, indices.shared_seed)
         if not loader.num_workers:
             if loader.timeout != 0:
                 raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
-            if is_pipe(task.dataset):
-                split_over_ranks(task.dataset)
-            return InlineLoop(loader, task, indices, progress, self._statistics)
+            if is_pipe(fetching.dataset):
+                split_over_ranks(fetching.dataset)
+            return InlineBatches(fetching, indices, progress, self._statistics)
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         loader.check_worker_number_rationality()
         assert self._base_seed is not None
-        init = with_sharding(loader.worker_init_fn) if is_pipe(task.dataset) else loader.worker_init_fn
+        init = with_sharding(loader.worker_init_fn) if is_pipe(fetching.dataset) else loader.worker_init_fn
         engine = make_engine(
-            TorchWork(task, self._base_seed, init),
+            TorchWork(fetching, self._base_seed, init),
             kind="process",
             num_workers=loader.num_workers,
             start_method=_start_method(loader),
             is_assigned=True,
         )
-        return WorkerLoop(loader, task, indices, progress, self._statistics, engine)
+        return WorkerBatches(loader, fetching, indices, progress, self._statistics, engine)
 
 
-def _task_of(loader: Any) -> TorchTask:
-    return TorchTask(
+def _fetching_of(loader: Any) -> Fetching:
+    return Fetching(
         dataset=loader.dataset,
         is_iterable=_is_iterable(loader),
         auto_collation=loader._auto_collation,

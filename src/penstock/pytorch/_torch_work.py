@@ -1,37 +1,59 @@
-"""What runs in a worker for a torch dataset: fetch samples, collate, pack.
+"""What runs in a worker process for a torch dataset: fetch samples, collate them into the slot, answer.
 
 A worker of a torch loader has state: its generators, and the iterator of an iterable dataset. So items are
-assigned to workers, and an item says which epoch it belongs to: the first of a new one starts a new iterator.
+assigned to workers, and an item says which epoch it belongs to: the first of a new epoch starts a new iterator.
+
+`default_collate` stacks straight into the shared slot. Torch's own `collate` walks the structure with torch's
+own table of types, so results equal torch's and types that users registered are honoured. Only torch's function
+for tensors is replaced, because in a worker it makes a new file in `/dev/shm` for each tensor of each batch.
 """
 
 from __future__ import annotations
 
 import gc
 import pickle
+import random
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import _utils as torch_utils
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
 
 from penstock.loader import Arena, Batch
-from penstock.pytorch._collate import collate_into, keep_collate_out_of_shared_memory
-from penstock.pytorch._datapipes import is_iterable_pipe, reseed_pipe
-from penstock.pytorch._stateful import WorkerState, iteration_state, load_dataset_state, load_iterator_state
-from penstock.pytorch._transport import SlotTensors, pack
+from penstock.pytorch._torch_datasets import (
+    Fetching,
+    WorkerState,
+    is_iterable_pipe,
+    iteration_state,
+    reseed_pipe,
+    skip_batch,
+)
+from penstock.pytorch._transport import (
+    Array,
+    Content,
+    FirstBatches,
+    PickledValue,
+    SlotTensors,
+    TorchAnswer,
+    WorkerEnd,
+    WorkerFailure,
+    pack,
+)
 from penstock.pytorch._warnings import warn_slow_pickling
-from penstock.pytorch._worker_seeds import WatchedWorkerInfo, seed_worker, set_worker_info
 
 _SHOWN_INDICES = 4
-_LOOKED_AT = 2
+_COMPARED_BATCHES = 2
+_COMPRESSED = {torch.sparse_coo, torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc}
 
 
 class TorchItem(NamedTuple):
-    """One batch of a torch dataset."""
+    """One batch of a torch dataset, to be computed."""
 
     number: int
     worker: int
@@ -39,7 +61,7 @@ class TorchItem(NamedTuple):
     index: Any
     """What the sampler gave: indices of the samples, or as many Nones for an iterable dataset."""
     start: WorkerState = None
-    """Where an iterable dataset goes on; comes with the first item of a worker after a resume."""
+    """Where an iterable dataset continues; comes with the first item of a worker after a resume."""
     shared_seed: int | None = None
 
     def __str__(self) -> str:
@@ -50,33 +72,11 @@ class TorchItem(NamedTuple):
         return f"batch {self.number} (samples {shown}{', …' if len(indices) > _SHOWN_INDICES else ''})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchTask:
-    """What a torch loader loads, and how."""
-
-    dataset: Any
-    is_iterable: bool
-    auto_collation: bool
-    collate_fn: Callable[[Any], Any]
-    drop_last: bool
-
-    def make_fetcher(self, collate_fn: Callable[[Any], Any], start: WorkerState = None) -> Any:
-        """Torch's own fetcher; for an iterable dataset this starts an iterator, from a state if there is one."""
-        fetch = torch_utils.fetch
-        if not self.is_iterable:
-            return fetch._MapDatasetFetcher(self.dataset, self.auto_collation, collate_fn, self.drop_last)
-        state = pickle.loads(start) if isinstance(start, bytes) else {}  # noqa: S301 - the trainer's
-        load_dataset_state(self.dataset, state)
-        fetcher = fetch._IterableDatasetFetcher(self.dataset, self.auto_collation, collate_fn, self.drop_last)
-        load_iterator_state(fetcher.dataset_iter, state)
-        return fetcher
-
-
 @dataclass
 class TorchWork:
     """Batches of a torch dataset, in worker processes."""
 
-    task: TorchTask
+    fetching: Fetching
     base_seed: int
     worker_init_fn: Callable[[int], None] | None
     _worker: int = 0
@@ -92,119 +92,176 @@ class TorchWork:
         gc.freeze()  # else a full collection writes to, and so copies, every page of the dataset's objects
         torch.set_num_threads(1)
         self._worker = worker
-        seed_worker(self.base_seed, worker)
-        set_worker_info(worker, num_workers, self.base_seed + worker, self.task.dataset)
-        keep_collate_out_of_shared_memory()
+        _seed_worker(self.base_seed, worker)
+        _set_worker_info(worker, num_workers, self.base_seed + worker, self.fetching.dataset)
+        _keep_collate_out_of_shared_memory()
         try:
             if self.worker_init_fn is not None:
                 self.worker_init_fn(worker)
         except Exception:  # noqa: BLE001 - it is raised in the trainer, by each batch of this worker
-            self._error = self._wrapped()
+            self._error = self._wrap_error()
 
     def compute(self, item: TorchItem, arena: Arena) -> Batch:
         """Fetch, collate, pack; errors travel as torch wraps them."""
         try:
             return self._compute(item, arena)
         except Exception:  # noqa: BLE001 - it is raised in the trainer's next()
-            return _carry(self._wrapped())
-        except BaseException as error:  # noqa: BLE001 - it would end the trainer
-            return _carry(self._wrapped_end(error))
+            error = self._wrap_error()
+        except BaseException as end:  # noqa: BLE001 - it would end the trainer
+            error = self._wrap_exit(end)
+        return _failure(error).as_batch()
 
     def announce(self, item: TorchItem) -> None:
         """Nobody knows what a dataset will read."""
 
     def _compute(self, item: TorchItem, arena: Arena) -> Batch:
-        if self._error is not None:  # at every batch: what the start function did not do, each of them would lack
-            return _carry(self._error)
+        if self._error is not None:  # for every batch: each would lack what the start function did not do
+            return _failure(self._error).as_batch()
         if item.epoch != self._epoch:
             self._start_epoch(item, arena)
         if self._has_ended:
-            return {"end": True}
+            return TorchAnswer(WorkerEnd()).as_batch()
         self._tensors = tensors = SlotTensors(arena)
         try:
             value = self._fetcher.fetch(item.index)
         except StopIteration:
-            if not self.task.is_iterable:
+            if not self.fetching.is_iterable:
                 raise
             self._has_ended = True
-            return {"end": True}
-        batch = pack(value, tensors, arena)
-        if self.task.is_iterable:
-            batch["state"] = iteration_state(self.task.dataset, self._fetcher.dataset_iter)
-            self._look(batch)
-        return batch
+            return TorchAnswer(WorkerEnd()).as_batch()
+        content, arrays = pack(value, tensors, arena)
+        if not self.fetching.is_iterable:
+            return TorchAnswer(content).as_batch(arrays)
+        state = iteration_state(self.fetching.dataset, self._fetcher.dataset_iter)
+        return TorchAnswer(content, state, self._first_batches(content, arrays)).as_batch(arrays)
 
-    def _look(self, batch: Batch) -> None:
-        """Say with the second batch what the first two were, and whether anything asked which worker this is."""
-        if len(self._digests) < _LOOKED_AT:
-            self._digests.append(_digest(batch))
-            if len(self._digests) == _LOOKED_AT:
-                batch["look"] = (tuple(self._digests), WatchedWorkerInfo.was_read)
+    def _first_batches(self, content: Content, arrays: list[Array]) -> FirstBatches | None:
+        """With the second batch: what the first two were, and whether anything asked which worker this is."""
+        if len(self._digests) == _COMPARED_BATCHES:
+            return None
+        self._digests.append(_digest(content, arrays))
+        if len(self._digests) < _COMPARED_BATCHES:
+            return None
+        return FirstBatches(tuple(self._digests), _WatchedWorkerInfo.was_read)
 
     def _start_epoch(self, item: TorchItem, arena: Arena) -> None:
-        if item.shared_seed is not None and is_iterable_pipe(self.task.dataset):
-            reseed_pipe(self.task.dataset, item.shared_seed)
-        self._fetcher = self.task.make_fetcher(self._collate, item.start)
+        if item.shared_seed is not None and is_iterable_pipe(self.fetching.dataset):
+            reseed_pipe(self.fetching.dataset, item.shared_seed)
+        self._fetcher = self.fetching.make_fetcher(self._collate, item.start)
         self._epoch, self._has_ended = item.epoch, False
         for _ in range(item.start if isinstance(item.start, int) else 0):
             self._tensors = SlotTensors(arena)
-            self._has_ended = self._has_ended or not passes(self._fetcher, item.index)
+            self._has_ended = self._has_ended or not skip_batch(self._fetcher, item.index)
             arena.begin()
 
     def _collate(self, samples: Any) -> Any:
-        if self.task.collate_fn is torch_utils.collate.default_collate:
+        if self.fetching.collate_fn is torch_collate.default_collate:
             assert self._tensors is not None
-            return collate_into(samples, self._tensors)
-        return self.task.collate_fn(samples)
+            return _collate_into(samples, self._tensors)
+        return self.fetching.collate_fn(samples)
 
-    def _wrapped(self) -> ExceptionWrapper:
+    def _wrap_error(self) -> ExceptionWrapper:
+        """The error being handled."""
         where = f"in DataLoader worker process {self._worker}"
         return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
-    def _wrapped_end(self, error: BaseException) -> ExceptionWrapper:
+    def _wrap_exit(self, error: BaseException) -> ExceptionWrapper:
         """What would end a process is an error of this batch, and the worker goes on."""
         ended = f"called sys.exit({error})" if isinstance(error, SystemExit) else f"raised {error!r}"
         try:
             raise RuntimeError(f"DataLoader worker {self._worker} exited unexpectedly: the dataset {ended}.") from error
         except RuntimeError:
-            return self._wrapped()
+            return self._wrap_error()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickled here, once for all workers, to be able to say when it takes long."""
+        """Pickled here, once for all workers, so that a slow pickle can be reported."""
         begin = time.perf_counter()
-        pickled = pickle.dumps((self.task, self.worker_init_fn))
-        warn_slow_pickling(time.perf_counter() - begin, len(pickled), type(self.task.dataset).__name__)
+        pickled = pickle.dumps((self.fetching, self.worker_init_fn))
+        warn_slow_pickling(time.perf_counter() - begin, len(pickled), type(self.fetching.dataset).__name__)
         return {"pickled": pickled, "base_seed": self.base_seed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        task, worker_init_fn = pickle.loads(state["pickled"])  # noqa: S301 - the trainer's
-        self.__init__(task, state["base_seed"], worker_init_fn)  # type: ignore[misc]
+        fetching, worker_init_fn = pickle.loads(state["pickled"])  # noqa: S301 - the trainer's
+        self.__init__(fetching, state["base_seed"], worker_init_fn)  # type: ignore[misc]
 
 
-def passes(fetcher: Any, index: Any) -> bool:
-    """Have a batch fetched and throw it away; False when there are no more. One that failed may fail again."""
-    try:
-        fetcher.fetch(index)
-    except StopIteration:
-        return False
-    except Exception:  # noqa: BLE001 - it was raised when the batch was to be handed over
-        return True
-    return True
-
-
-def _carry(error: ExceptionWrapper) -> Batch:
-    """An error as a batch; of a class that cannot be pickled, its message."""
+def _failure(error: ExceptionWrapper) -> TorchAnswer:
+    """An error as an answer; a class that cannot be pickled becomes RuntimeError, with the same message."""
     try:
         pickle.loads(pickle.dumps(error.exc_type))  # noqa: S301 - our own bytes
     except Exception:  # noqa: BLE001 - defined inside a function
         error.exc_type = RuntimeError
-    return {"error": error}
+    return TorchAnswer(WorkerFailure(error))
 
 
-def _digest(batch: Batch) -> int:
+def _digest(content: Content, arrays: list[Array]) -> int:
     """A number that is the same for the same data."""
-    digest = zlib.crc32(batch.get("pickle", b""))
-    for key, value in batch.items():
-        if key.isdigit() or key == "rest":
-            digest = zlib.crc32(value.tobytes(), digest)
+    digest = zlib.crc32(content.pickled) if isinstance(content, PickledValue) else 0
+    for array in arrays:
+        digest = zlib.crc32(array.tobytes(), digest)
     return digest
+
+
+class _WatchedWorkerInfo(torch_worker.WorkerInfo):
+    """`torch.utils.data.get_worker_info()`, which remembers whether anyone read anything from it."""
+
+    __slots__ = ()
+    was_read = False
+
+    def __getattribute__(self, name: str) -> Any:
+        _WatchedWorkerInfo.was_read = True
+        return super().__getattribute__(name)
+
+
+def _seed_worker(base_seed: int, worker: int) -> None:
+    """Seed the global generators of Python, torch and numpy as torch does."""
+    random.seed(base_seed + worker)
+    torch.manual_seed(base_seed + worker)
+    np.random.seed(torch_worker._generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+
+
+def _set_worker_info(worker: int, num_workers: int, seed: int, dataset: Any) -> None:
+    """Let `get_worker_info()` answer in this process."""
+    torch_worker._worker_info = _WatchedWorkerInfo(id=worker, num_workers=num_workers, seed=seed, dataset=dataset)
+    _WatchedWorkerInfo.was_read = False
+
+
+def _collate_into(batch: Any, tensors: SlotTensors) -> Any:
+    """What `default_collate(batch)` gives, with stacked tensors in the slot."""
+
+    def stack(samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+        first = samples[0]
+        if first.device.type != "cpu" or any(type(sample) is not torch.Tensor for sample in samples):
+            return _stack_privately(samples)
+        _check_can_stack(first)
+        return torch.stack(list(samples), 0, out=tensors.empty((len(samples), *first.shape), first.dtype))
+
+    return torch_collate.collate(batch, collate_fn_map=_with_stacking(stack))
+
+
+def _stack_privately(samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    """Torch's function for tensors, in memory of this process alone: for users' own collate functions."""
+    first = samples[0]
+    _check_can_stack(first)
+    if type(first) is not torch.Tensor:
+        return torch.stack(list(samples), 0)
+    return torch.stack(list(samples), 0, out=first.new_empty((len(samples), *first.shape)))
+
+
+def _keep_collate_out_of_shared_memory() -> None:
+    """Have `default_collate`, when users call it in a worker, stack in private memory; the slot is next anyway."""
+    torch_collate.default_collate_fn_map.update(_with_stacking(_stack_privately))
+
+
+def _with_stacking(stack: Callable[..., torch.Tensor]) -> dict[Any, Callable[..., Any]]:
+    replaced = (torch_collate.collate_tensor_fn, _stack_privately)
+    return {key: stack if value in replaced else value for key, value in torch_collate.default_collate_fn_map.items()}
+
+
+def _check_can_stack(first: torch.Tensor) -> None:
+    kind = "nested" if first.is_nested else "sparse" if first.layout in _COMPRESSED else None
+    if kind is not None:
+        raise RuntimeError(
+            f"Batches of {kind} tensors are not currently supported by the default collate_fn; "
+            "please provide a custom collate_fn to handle them appropriately."
+        )

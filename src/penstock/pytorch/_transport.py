@@ -1,11 +1,14 @@
 """Any value from a worker to the trainer: tensors and arrays in the shared slot, the rest in one small pickle.
 
+    value -> pack -> (content, arrays in the slot) -> TorchAnswer.as_batch => engine
+    engine => read_answer -> (TorchAnswer, views of the leased slot) -> unpack -> value
+
 Pickle's own out-of-band buffers do the walking: whatever the containers are, named tuples, data classes,
 a user's own batch class, each tensor or array inside is one buffer. Tensors that were stacked in the slot
-already stay where they are; all others are copied there once, behind each other. Over there the same
-pickle is read with the buffers being views of the leased slot: nothing is copied.
+stay where they are; all others are copied there once, one after the other. In the trainer the same
+pickle is read with buffers that are views of the leased slot: nothing is copied.
 
-Strides are kept where the tensor is dense, so channels-last stays so. Two tensors on one storage arrive as
+Strides are kept where the tensor is dense, so channels-last stays channels-last. Two tensors on one storage arrive as
 two. What is not plain memory (sparse, quantised, with gradients, a subclass, on a device) is pickled by value.
 """
 
@@ -14,11 +17,13 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch._utils import ExceptionWrapper
 
 from penstock.loader import Arena, Batch
 
@@ -30,13 +35,72 @@ _NUMPY_DTYPES = {
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 }
 
+Array = NDArray[Any]
+
+
+class PlainTensors(NamedTuple):
+    """A tensor, or a list or dict of nothing but plain tensors: most batches are one of these."""
+
+    keys: list[Any] | int | None
+    """Of a dict its keys, of a list its length, of a single tensor None. The arrays come in the same order."""
+
+
+class PickledValue(NamedTuple):
+    """Anything else."""
+
+    pickled: bytes
+    buffers: list[int | tuple[int, int]]
+    """Where each out-of-band buffer lies: in the array of this number, or in these bytes of the last one."""
+
+
+class WorkerFailure(NamedTuple):
+    """What was raised instead, wrapped as torch wraps it."""
+
+    error: ExceptionWrapper
+
+
+class WorkerEnd(NamedTuple):
+    """The worker's share of an iterable dataset is used up."""
+
+
+Content = PlainTensors | PickledValue
+"""A batch, but for its arrays."""
+
+
+class FirstBatches(NamedTuple):
+    """What a worker of an iterable dataset began with, to be compared with the others."""
+
+    digests: tuple[int, ...]
+    has_asked: bool
+    """Whether anything in the worker asked which worker it is."""
+
+
+class TorchAnswer(NamedTuple):
+    """What a worker answers to a `TorchItem`. The arrays of the content lie in the slot beside it."""
+
+    content: Content | WorkerFailure | WorkerEnd
+    state: bytes | None = None
+    """Where an iterable dataset stands after this batch."""
+    first_batches: FirstBatches | None = None
+    """Comes once, with the second batch."""
+
+    def as_batch(self, arrays: Sequence[Array] = ()) -> Batch:
+        """What an engine carries: this answer first, then the arrays in order."""
+        return {"answer": self, **{str(number): array for number, array in enumerate(arrays)}}
+
+
+def read_answer(batch: Batch) -> tuple[TorchAnswer, list[Array]]:
+    """The answer and the arrays that `as_batch` was given, as the engine brought them."""
+    answer, *arrays = batch.values()
+    return answer, arrays
+
 
 class SlotTensors:
     """New tensors in a slot, for one batch."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self.arrays: list[NDArray[Any]] = []
+        self.arrays: list[Array] = []
         self._numbers: dict[int, int] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -71,49 +135,40 @@ class SlotTensors:
         return number
 
 
-def pack(value: Any, tensors: SlotTensors, arena: Arena) -> Batch:
-    """The value as what an engine carries."""
+def pack(value: Any, tensors: SlotTensors, arena: Arena) -> tuple[Content, list[Array]]:
+    """(the value without its arrays, the arrays in the slot)."""
     flat = _flatten(value)
     if flat is not None:
-        form, parts = flat
-        numbers = [tensors.place(part) for part in parts]
-        return {"form": form} | {str(place): tensors.arrays[number] for place, number in enumerate(numbers)}
+        content, parts = flat
+        return content, [tensors.arrays[tensors.place(part)] for part in parts]
     file = io.BytesIO()
     pickler = _Pickler(file, tensors)
     pickler.dump(value)
-    places, rest = _place_rest(pickler.buffers, pickler.numbers, arena)
-    batch: Batch = {"pickle": file.getvalue(), "places": places, "rest": rest}
-    for number, array in enumerate(tensors.arrays):
-        batch[str(number)] = array
-    return batch
+    buffers, rest = _place_rest(pickler.buffers, pickler.numbers, arena)
+    return PickledValue(file.getvalue(), buffers), [*tensors.arrays, rest]
 
 
-def unpack(batch: Batch) -> Any:
+def unpack(content: Content, arrays: list[Array]) -> Any:
     """The value that was packed; its tensors lie in the slot."""
-    if "form" in batch:
-        form = batch["form"]
-        if form is None:
-            return torch.from_numpy(batch["0"])
-        if type(form) is int:
-            return [torch.from_numpy(batch[str(place)]) for place in range(form)]
-        return {key: torch.from_numpy(batch[str(place)]) for place, key in enumerate(form)}
-    rest = batch["rest"]
-    buffers = [batch[str(place)] if type(place) is int else rest[place[0] : place[1]] for place in batch["places"]]
-    return pickle.loads(batch["pickle"], buffers=buffers)  # noqa: S301 - from a worker of this process
+    if isinstance(content, PlainTensors):
+        tensors = [torch.from_numpy(array) for array in arrays]
+        if content.keys is None:
+            return tensors[0]
+        return tensors if isinstance(content.keys, int) else dict(zip(content.keys, tensors, strict=True))
+    rest = arrays[-1]
+    buffers = [arrays[place] if isinstance(place, int) else rest[place[0] : place[1]] for place in content.buffers]
+    return pickle.loads(content.pickled, buffers=buffers)  # noqa: S301 - from a worker of this process
 
 
-def _flatten(value: Any) -> tuple[int | list[Any] | None, list[torch.Tensor]] | None:
-    """(form, tensors) of a tensor, a list or a dict of nothing but plain tensors: most batches are one of these.
-
-    Their forms are None, a number and the keys. It saves a seventh of what a small batch costs.
-    """
-    form: int | list[Any] | None = None
+def _flatten(value: Any) -> tuple[PlainTensors, list[torch.Tensor]] | None:
+    """The parts of a value that is `PlainTensors`, else None. It saves a seventh of what a small batch costs."""
+    keys: int | list[Any] | None = None
     if type(value) is torch.Tensor:
         parts = [value]
     elif type(value) is list:
-        form, parts = len(value), value
+        keys, parts = len(value), value
     elif type(value) is dict:
-        form, parts = list(value), list(value.values())
+        keys, parts = list(value), list(value.values())
     else:
         return None
     if len(parts) > _MAX_PARTS or len({id(part) for part in parts}) < len(parts):
@@ -121,9 +176,9 @@ def _flatten(value: Any) -> tuple[int | list[Any] | None, list[torch.Tensor]] | 
     for part in parts:
         if type(part) is not torch.Tensor or part.dtype not in _NUMPY_DTYPES:
             return None
-        if not _is_plain(part) or not part.is_contiguous():  # in this order: a sparse one cannot be asked
+        if not _is_plain(part) or not part.is_contiguous():  # in this order: a sparse tensor cannot be asked
             return None
-    return form, parts
+    return PlainTensors(keys), parts
 
 
 class _Pickler(pickle.Pickler):
@@ -151,7 +206,7 @@ class _Pickler(pickle.Pickler):
         self.buffers.append(buffer)
 
 
-def _buffer(array: NDArray[Any]) -> pickle.PickleBuffer:
+def _buffer(array: Array) -> pickle.PickleBuffer:
     return pickle.PickleBuffer(array)  # type: ignore[arg-type] # a Buffer from Python 3.12 on
 
 
@@ -166,7 +221,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _dense(tensor: torch.Tensor) -> tuple[NDArray[Any], tuple[int, ...] | None]:
+def _dense(tensor: torch.Tensor) -> tuple[Array, tuple[int, ...] | None]:
     """(the tensor's bytes in the order of its memory, its strides if that is not row by row)."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     strides = None
@@ -179,7 +234,7 @@ def _dense(tensor: torch.Tensor) -> tuple[NDArray[Any], tuple[int, ...] | None]:
 
 def _place_rest(
     buffers: list[pickle.PickleBuffer], numbers: dict[int, int], arena: Arena
-) -> tuple[list[int | tuple[int, int]], NDArray[Any]]:
+) -> tuple[list[int | tuple[int, int]], Array]:
     """(where each buffer lies: the number of an array, or a span of the second value; that array)."""
     places: list[int | tuple[int, int]] = []
     spans: list[tuple[int, memoryview]] = []
@@ -200,7 +255,7 @@ def _place_rest(
 
 
 def _rebuild(
-    buffer: NDArray[Any], dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None
+    buffer: Array, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None
 ) -> torch.Tensor:
     tensor = torch.from_numpy(buffer)
     if tensor.dtype is dtype and tensor.shape == shape:

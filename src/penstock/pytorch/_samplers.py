@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +29,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from penstock.errors import StateError
-from penstock.pytorch._datapipes import draw_shared_seed, is_iterable_pipe
-from penstock.pytorch._stateful import has_state
+from penstock.pytorch._torch_datasets import draw_shared_seed, has_state, is_iterable_pipe
 
 _DRAW_NOTHING = (SequentialSampler, DistributedSampler, _InfiniteConstantSampler, list, tuple, range)
 _DRAW_FROM_TORCH = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -39,7 +39,7 @@ class Indices:
     """The indices of one epoch, one batch at a time. It refers to the sampler only: the loader refers to its loop."""
 
     def __init__(self, loader: Any, *, draws_seed: bool, saved: dict[str, Any] | None = None) -> None:
-        self._ahead: list[Any] = []
+        self._drawn_early: list[Any] = []
         self.base_seed: int | None = None
         self.shared_seed: int | None = None
         if saved is None:
@@ -47,12 +47,12 @@ class Indices:
             self._start(loader, draws_seed)
             return
         self.draws = saved["draws"]
-        with _drawn_again(loader, self.draws):
+        with _restored_generators(loader, self.draws):
             self._resume(loader, draws_seed, saved)
 
     def next(self) -> tuple[Any, Any]:
         """(index, the sampler's own state after it, if it has one). Raises StopIteration at the end."""
-        index = self._ahead.pop() if self._ahead else next(self._iterator)
+        index = self._drawn_early.pop() if self._drawn_early else next(self._iterator)
         return index, copy.deepcopy(self._stateful.state_dict()) if self._stateful is not None else None
 
     def _start(self, loader: Any, draws_seed: bool) -> None:
@@ -81,14 +81,14 @@ class Indices:
             self._stateful.load_state_dict(own)
 
     def _skip(self, num_batches: int) -> None:
-        for done in range(num_batches):
-            if next(self._iterator, self) is self:
-                raise StateError(
-                    f"The state stands at batch {num_batches:,} of the epoch; the sampler gives {done:,}. "
-                    "It is not the sampler, or not the data, that the state was saved with."
-                )
+        num_skipped = sum(1 for _ in itertools.islice(self._iterator, num_batches))
+        if num_skipped < num_batches:
+            raise StateError(
+                f"The state stands at batch {num_batches:,} of the epoch; the sampler gives {num_skipped:,}. "
+                "It is not the sampler, or not the data, that the state was saved with."
+            )
         # One more, so that a sampler that draws when it is first asked does so from the old generators.
-        self._ahead = [index for index in [next(self._iterator, self)] if index is not self]
+        self._drawn_early = list(itertools.islice(self._iterator, 1))
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
@@ -156,10 +156,10 @@ def restore_generators(loader: Any, draws: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _drawn_again(loader: Any, draws: dict[str, Any]) -> Iterator[None]:
+def _restored_generators(loader: Any, draws: dict[str, Any]) -> Iterator[None]:
     """All generators as they were then; the global ones only inside the block, for they belong to the user."""
     restore_generators(loader, draws)
-    with global_generators_kept():
+    with preserve_generators():
         if "torch" in draws:
             torch.set_rng_state(_decode(draws["torch"]))
         if "numpy" in draws:
@@ -171,7 +171,7 @@ def _drawn_again(loader: Any, draws: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def global_generators_kept() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """Whatever is drawn in the block, afterwards the global generators are as before."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:

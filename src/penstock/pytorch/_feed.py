@@ -1,8 +1,10 @@
-"""Batches begun before they are asked for, and handed over in order.
+"""What every feed has in common: batches begun before they are asked for, and handed over in order.
 
-What lies between a loader and the training loop (pinning, the copy to the device) has the same shape: begin a
-batch or two early, hand over the oldest. All of it happens in the caller's thread, inside its `next()`, so a
-source needs no lock. It is asked ahead only for what it says is ready: a slow source delays nothing that is there.
+    source (pipeline, torch batches) -> PinningFeed -> DeviceFeed -> training loop
+
+A feed lies between what computes batches and the training loop: it begins a batch or two early and hands over the
+oldest. All of it happens in the training thread, inside its `next()`, so a source needs no lock. It is asked ahead
+only for what it says is ready: a slow source never delays a batch that is there.
 """
 
 from __future__ import annotations
@@ -11,19 +13,37 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
+
 Begun = TypeVar("Begun")
 
 
-class Source(Protocol):
-    """Where batches come from, each with a token that says which one it is."""
+class BatchSource(Protocol):
+    """Where batches come from, each with a receipt: what the loop needs to count it as handed over."""
 
     def next(self) -> tuple[Any, Any] | None:
-        """(token, batch), or None when there are no more."""
+        """(receipt, batch), or None when there are no more."""
         ...
 
     def is_ready(self) -> bool:
         """Whether `next` would return, or raise, without waiting."""
         ...
+
+
+class Feed(BatchSource, Protocol):
+    """A source that takes from another one, ahead of the training loop."""
+
+    def close(self) -> None:
+        """Let go of batches not handed over."""
+        ...
+
+
+def take(source: BatchSource, profiled_as: str) -> tuple[Any, Any] | None:
+    """The next batch; while torch's profiler runs, as a range of this name. Entering one costs 20 us."""
+    if not torch._C._autograd._profiler_enabled():
+        return source.next()
+    with torch.profiler.record_function(profiled_as):
+        return source.next()
 
 
 class Lookahead(Generic[Begun]):
@@ -33,7 +53,7 @@ class Lookahead(Generic[Begun]):
     source is asked again.
     """
 
-    def __init__(self, source: Source, begin: Callable[[Any], Begun], *, num_begun: int) -> None:
+    def __init__(self, source: BatchSource, begin: Callable[[Any], Begun], *, num_begun: int) -> None:
         self._source = source
         self._begin = begin
         self._num_begun = num_begun
@@ -41,7 +61,7 @@ class Lookahead(Generic[Begun]):
         self._error: Exception | None = None
 
     def first(self) -> tuple[Any, Begun] | None:
-        """(token, begun) of the oldest batch, which stays until `drop_first`, so that a Ctrl-C loses none."""
+        """(receipt, begun) of the oldest batch, which stays until `drop_first`, so that a Ctrl-C loses none."""
         self._fill()
         if self._begun:
             return self._begun[0]
@@ -62,7 +82,7 @@ class Lookahead(Generic[Begun]):
         return bool(self._begun) or self._error is not None or self._source.is_ready()
 
     def clear(self) -> Iterator[Begun]:
-        """Forget everything, and say what it was."""
+        """Forget everything, and yield what it was."""
         self._error = None
         while self._begun:
             yield self._begun.popleft()[1]

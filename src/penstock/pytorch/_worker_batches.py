@@ -1,0 +1,205 @@
+"""Batches of a torch dataset, computed by worker processes.
+
+Everything that can be observed happens in torch's order: batch k goes to worker k mod n, an ended worker of an
+iterable dataset is passed over, `prefetch_factor` batches per worker are asked for before the first is
+waited for, and one more whenever one is handed over. Only the way the batches travel differs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import AbstractContextManager
+from typing import Any
+
+from penstock.errors import WorkerDied
+from penstock.loader import Engine, InFlight, LoaderStatistics, Result, count_computed, count_handed_over
+from penstock.pytorch._samplers import Indices
+from penstock.pytorch._torch_datasets import Fetching
+from penstock.pytorch._torch_loop import LoopProgress, Receipt
+from penstock.pytorch._torch_work import TorchItem
+from penstock.pytorch._transport import FirstBatches, WorkerEnd, WorkerFailure, read_answer, unpack
+from penstock.pytorch._warnings import warn_repeating_workers
+
+
+class WorkerBatches:
+    """Has batches computed by worker processes. Several threads may take from it: each batch goes to one of them."""
+
+    profiled_as = "_MultiProcessingDataLoaderIter"
+
+    def __init__(
+        self,
+        loader: Any,
+        fetching: Fetching,
+        indices: Indices,
+        progress: LoopProgress,
+        statistics: LoaderStatistics,
+        engine: Engine,
+    ) -> None:
+        self._engine, self._pid = engine, os.getpid()
+        self._lock = threading.RLock()  # a signal handler may take a batch while its own thread waits for one
+        self._is_persistent, self._in_order = loader.persistent_workers, loader.in_order
+        self._timeout = loader.timeout
+        self._statistics = statistics
+        is_watched = fetching.is_iterable and loader.worker_init_fn is None
+        self._watched_name = type(fetching.dataset).__name__ if is_watched else None
+        self._epoch = -1
+        self._death: str | None = None
+        """How a worker died: no batch of this loop comes after that, for those of the dead one would be missing."""
+        self._first_batches: dict[tuple[int, ...], int] = {}
+        self._max_in_flight = loader.prefetch_factor * loader.num_workers
+        self._in_flight = InFlight(engine, in_order=loader.in_order)
+        self.restart(fetching, indices, progress)
+
+    def restart(self, fetching: Fetching, indices: Indices, progress: LoopProgress) -> None:
+        """Begin an epoch, with the same workers."""
+        with self._lock:
+            self._in_flight.forget()
+            self.progress = progress
+            self._is_iterable, self._indices = fetching.is_iterable, indices
+            self._epoch += 1
+            self._sampler_states: dict[int, Any] = {}
+            """The sampler's state after each batch in flight, by number."""
+            self._was_cut_short = False
+            self._left_at: float | None = None
+            self._num_given = [0] * progress.num_workers
+            """Batches in flight of each worker."""
+            self._next_number = progress.position
+            self._turn, self._ended = progress.next_worker, progress.ended
+            self._starts = list(progress.worker_states)
+            for _ in range(self._max_in_flight):
+                self._submit()
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether all workers are there for another epoch, and belong to this process."""
+        return self._death is None and os.getpid() == self._pid
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """One thread at a time takes a batch."""
+        self._check_process()  # before the lock, which another thread may have held when this process was forked
+        return self._lock
+
+    def next(self) -> tuple[Receipt, Any] | None:
+        """Wait for the next batch, in order or not."""
+        self._check_process()
+        if self._death is not None:
+            raise WorkerDied(self._death)
+        if self._was_cut_short:
+            raise RuntimeError("The loader was closed. A new `for` loop starts it again.")
+        begin = time.perf_counter()
+        while self._in_flight:
+            item, result = self._receive()
+            answer, arrays = read_answer(result.batch)
+            content = answer.content
+            if isinstance(content, WorkerEnd):
+                self._end(item.worker)
+                continue
+            receipt = Receipt(item.worker, self._sampler_states.pop(item.number), answer.state, self._ended)
+            self._submit()
+            waited = time.perf_counter()
+            if isinstance(content, WorkerFailure):
+                self.progress.advance(receipt)
+                raise _rebuild(content.error, item)
+            batch = unpack(content, arrays)
+            if answer.first_batches is not None:
+                self._compare(item.worker, answer.first_batches)
+            self._statistics.num_ready += result.was_ready
+            count_computed(self._statistics, result)
+            self._left_at = count_handed_over(self._statistics, begin, waited, self._left_at)
+            return receipt, batch
+        if not self._is_persistent:
+            self.close()
+        return None
+
+    def is_ready(self) -> bool:
+        """Whether an answer is there: a batch, or that a worker has ended, of which there are few."""
+        return self._death is not None or not self._in_flight or self._in_flight.is_ready()
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._was_cut_short = self._was_cut_short or bool(self._in_flight)
+        self._in_flight.clear()
+        if os.getpid() == self._pid:
+            self._engine.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_was_cut_short"):
+            self.close()
+
+    @property
+    def num_buffers(self) -> tuple[int, int]:
+        """(buffers there are, buffers in use)."""
+        return self._engine.num_buffers()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("This loop was begun before a fork; its workers belong to the parent process.")
+
+    def _submit(self) -> None:
+        """Give the next index, if there is one, to the worker whose turn it is."""
+        try:
+            index, sampler_state = self._indices.next()
+        except StopIteration:
+            return
+        worker = self._choose()
+        if worker is None:
+            return
+        start = None
+        if self._is_iterable:
+            start, self._starts[worker] = self._starts[worker], None
+        item = TorchItem(self._next_number, worker, self._epoch, index, start, self._indices.shared_seed)
+        self._in_flight.submit(item, worker)
+        self._sampler_states[item.number] = sampler_state
+        self._num_given[worker] += 1
+        self._next_number += 1
+
+    def _choose(self) -> int | None:
+        """The next worker in turn that has more to give; out of order, the next with less than its share in flight."""
+        num_workers, ended = self.progress.num_workers, self._ended
+        for _ in range(num_workers):
+            worker, self._turn = self._turn, (self._turn + 1) % num_workers
+            if worker in ended:
+                continue
+            if self._in_order or self._num_given[worker] < self._max_in_flight // (num_workers - len(ended)):
+                return worker
+        return None
+
+    def _receive(self) -> tuple[TorchItem, Result]:
+        try:
+            item, result = self._in_flight.receive(self._timeout if self._timeout > 0 else None)
+        except TimeoutError as error:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+        except WorkerDied as error:
+            self._death = str(error)
+            raise
+        self._num_given[item.worker] -= 1
+        return item, result
+
+    def _end(self, worker: int) -> None:
+        """A worker's share of an iterable dataset is used up; it answers the same to whatever else it was given."""
+        if worker not in self._ended:
+            self._ended |= {worker}
+            self._submit()
+
+    def _compare(self, worker: int, first: FirstBatches) -> None:
+        """See whether workers of an iterable dataset begin with the same batches, unaware of each other."""
+        if self._watched_name is None or first.has_asked:
+            return
+        other = self._first_batches.setdefault(first.digests, worker)
+        if other != worker:
+            warn_repeating_workers(self._watched_name, (other, worker))
+
+
+def _rebuild(error: Any, item: TorchItem) -> Exception:
+    """What a worker raised, as torch does it: of its type, with the worker's traceback in the message.
+
+    Without the traceback of making it, whose frames refer to the error: a cycle that would keep the workers alive.
+    """
+    try:
+        error.reraise()
+    except Exception as raised:  # noqa: BLE001 - of any type
+        raised.add_note(f"while computing {item}")
+        return raised.with_traceback(None)
+    raise AssertionError("reraise() did not raise")
