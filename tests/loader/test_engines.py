@@ -22,8 +22,7 @@ import pytest
 from loader.works import Awkward, Returned, Square, a_lambda, odd_arrays
 from penstock.errors import WorkerDied
 from penstock.loader import Engine, make_engine
-from penstock.loader._channel import Channel
-from penstock.loader._sending import pack_work
+from penstock.workers import Channel
 
 KINDS = [("inline", "fork"), ("thread", "fork"), ("process", "forkserver"), ("process", "spawn"), ("process", "fork")]
 PROCESSES = [kind for kind in KINDS if kind[0] == "process"]
@@ -165,8 +164,8 @@ def test_how_a_worker_died_is_known_also_when_another_is_started_before_it_is_mi
     before = children()
     engine = make(("process", method), num_workers=1)
     codes: list[int | None] = []
-    ask = engine._starter.exit_code  # type: ignore[attr-defined]
-    engine._starter.exit_code = lambda started: codes.append(ask(started))  # type: ignore[attr-defined]
+    ask = engine._crew._starter.exit_code  # type: ignore[attr-defined]
+    engine._crew._starter.exit_code = lambda started: codes.append(ask(started))  # type: ignore[attr-defined]
     engine.submit(0, ("kill once", str(tmp_path / "killed")))
     (worker,) = (psutil.Process(pid) for pid in children() - before)
     assert wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
@@ -310,38 +309,7 @@ def test_a_script_that_is_no_file_is_said_before_a_worker_looks_for_it(
         main.__file__ = path
     monkeypatch.setitem(sys.modules, "__main__", main)
     with pytest.raises(TypeError, match=r"interactive session.*multiprocessing_context='fork'"):
-        pack_work(Square(padding=b"__main__"))
-
-
-class HoldsOrFails:
-    """Says when it holds a thread, until it is let go."""
-
-    def __init__(self) -> None:
-        self.holds, self.goes_on = threading.Event(), threading.Event()
-
-    def compute(self, item: str, arena: Any) -> dict[str, Any]:
-        if item == "fail":
-            raise KeyError("no luck")
-        self.holds.set()
-        self.goes_on.wait(30)
-        return {}
-
-    def announce(self, item: str) -> None:
-        pass
-
-
-def test_an_error_that_one_who_waits_ran_into_says_so() -> None:
-    work = HoldsOrFails()
-    engine = make(("thread", "fork"), work, num_workers=1)
-    engine._last_seconds = 0.0  # type: ignore[attr-defined] # as after a small batch
-    engine.submit(0, "hold")
-    assert work.holds.wait(30)
-    engine.submit(1, "fail")
-    with pytest.raises(KeyError) as caught:
-        engine.wait(1)
-    assert caught.value.__notes__ == ["in the waiting thread, while computing fail"]
-    work.goes_on.set()
-    engine.close()
+        make(("process", "spawn"), Square(padding=b"__main__"))
 
 
 def test_threads_asked_to_leave_and_come_back_are_as_many_as_asked_for() -> None:

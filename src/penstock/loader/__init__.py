@@ -1,21 +1,34 @@
 """Running work ahead of the training loop: engines, recycled memory, delivery in order, state.
 
-An engine computes work item k, whatever the work is; nothing here knows torch.
-May import: `plan` and the lines under it. Imported by: `pytorch`.
+    Cursor       where the run stands: an absolute row
+      | plan_items
+    Pipeline     submits items, a few ahead; takes results, in order
+      | item                                 ^ batch: arrays on a leased slot
+    Engine       InlineEngine | ThreadEngine | ProcessEngine, which feeds a `workers.Crew`
+      | item, slot                           ^ layout: where each array lies in the slot
+    Work         computes the item into the slot: PlanWork here, torch datasets in `pytorch`
+
+A slot goes back to its pool when the last array or tensor on it dies. When a worker process dies, its items
+go to the one that is started instead: they are pure functions, so computing one twice is computing it once.
+An engine computes any work; nothing here knows torch.
+
+Holds state: the thread engines of this process, weakly, to close them at exit.
+May import: `plan`, `workers` and the lines under them. Imported by: `pytorch`.
 """
 
-from penstock.loader._cpus import default_workers, usable_cpus
 from penstock.loader._cursor import Cursor
-from penstock.loader._engine import Engine, Result, StartMethod, make_engine
+from penstock.loader._engine import Engine, Result
+from penstock.loader._engines import make_engine
 from penstock.loader._layout import Batch
 from penstock.loader._memory import Arena
-from penstock.loader._pipeline import InFlight, Pipeline
-from penstock.loader._statistics import LoaderStatistics, count_computed, count_handed_over
-from penstock.loader._work import Item, PlanWork, Stretch, Work, has_batches, plan_items, steps_per_stretch
+from penstock.loader._pipeline import InFlight, LoaderStatistics, Pipeline, count_computed, count_handed_over
+from penstock.loader._plan_work import Bundle, Item, PlanWork, has_batches, plan_items, steps_per_bundle
+from penstock.loader._work import Work
 
 __all__ = [
     "Arena",
     "Batch",
+    "Bundle",
     "Cursor",
     "Engine",
     "InFlight",
@@ -24,15 +37,11 @@ __all__ = [
     "Pipeline",
     "PlanWork",
     "Result",
-    "StartMethod",
-    "Stretch",
     "Work",
     "count_computed",
     "count_handed_over",
-    "default_workers",
     "has_batches",
     "make_engine",
     "plan_items",
-    "steps_per_stretch",
-    "usable_cpus",
+    "steps_per_bundle",
 ]

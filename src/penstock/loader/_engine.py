@@ -1,4 +1,4 @@
-"""What all engines have in common, and which one to make."""
+"""What all engines have in common."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import time
 from typing import Any, Literal, NamedTuple, Protocol
 
 from penstock.loader._layout import Batch
-from penstock.loader._work import Work
 
 WorkerKind = Literal["inline", "thread", "process"]
-StartMethod = Literal["forkserver", "spawn", "fork"]
 
 
 class Result(NamedTuple):
     """A finished item."""
 
     batches: list[Batch]
-    """One, or those of a stretch."""
+    """One, or those of a bundle."""
     num_bytes: int
     was_ready: bool
     """Whether it was there when it was asked for."""
@@ -76,7 +74,7 @@ class Engine(Protocol):
 _LOOK_AROUND_SECONDS = 1.0
 
 
-def patience(deadline: float | None) -> float:
+def seconds_to_wait(deadline: float | None) -> float:
     """How long to wait at a time until a deadline, so that one who waits also sees what else goes on.
 
     Raises:
@@ -88,26 +86,3 @@ def patience(deadline: float | None) -> float:
     if left <= 0:
         raise TimeoutError("The batch was not ready in time.")
     return min(left, _LOOK_AROUND_SECONDS)
-
-
-def make_engine(
-    work: Work, *, kind: WorkerKind, num_workers: int, start_method: StartMethod, is_assigned: bool = False
-) -> Engine:
-    """An engine of a kind, with its workers started.
-
-    In an assigned one, each item says which worker process computes it: for work that keeps something from
-    one item to the next, so that no other can take over when that worker dies.
-    """
-    if kind == "inline":
-        from penstock.loader._inline import InlineEngine
-
-        return InlineEngine(work)
-    if kind == "thread":
-        from penstock.loader._threads import ThreadEngine
-
-        if is_assigned:
-            raise ValueError("Items are assigned to processes only.")
-        return ThreadEngine(work, num_workers)
-    from penstock.loader._processes import ProcessEngine
-
-    return ProcessEngine(work, num_workers, start_method, is_assigned=is_assigned)

@@ -16,7 +16,7 @@ Batch = dict[str, Any]
 _ALIGNMENT = 64
 
 
-class Placed(NamedTuple):
+class PlacedArray(NamedTuple):
     """An array in a slot."""
 
     offset: int
@@ -38,8 +38,8 @@ class Placed(NamedTuple):
 class PlacedRagged(NamedTuple):
     """A ragged column in a slot."""
 
-    values: Placed
-    offsets: Placed
+    values: PlacedArray
+    offsets: PlacedArray
     is_bytes: bool
 
     @property
@@ -57,7 +57,7 @@ class PlacedRagged(NamedTuple):
         return Ragged(self.values.view(memory), self.offsets.view(memory), self.is_bytes)
 
 
-class Layout:
+class BatchLayout:
     """What a batch is made of, and where it lies in its slot; or several batches, in equal pieces of its arrays."""
 
     __slots__ = ("_fixed", "_parts", "end", "is_lasting", "num_bytes", "num_pieces")
@@ -65,9 +65,9 @@ class Layout:
     def __init__(self, parts: dict[str, Any], *, is_lasting: bool = False, num_pieces: int = 1) -> None:
         self._parts = parts
         self.is_lasting = is_lasting
-        """Whether this very object describes many batches."""
+        """Whether this very object describes many batches: a worker process then sends it once."""
         self.num_pieces = num_pieces
-        placed = [part for part in parts.values() if isinstance(part, (Placed, PlacedRagged))]
+        placed = [part for part in parts.values() if isinstance(part, (PlacedArray, PlacedRagged))]
         self.end = max((part.end for part in placed), default=1)
         """Where the last byte ends."""
         self.num_bytes = sum(part.num_bytes for part in placed)
@@ -85,19 +85,19 @@ class Layout:
     def view(self, memory: Any) -> Batch:
         """All of it, the arrays based on `memory`."""
         return {
-            key: part.view(memory) if isinstance(part, (Placed, PlacedRagged)) else part
+            key: part.view(memory) if isinstance(part, (PlacedArray, PlacedRagged)) else part
             for key, part in self._parts.items()
         }
 
     def __getitem__(self, key: str) -> Any:
         return self._parts[key]
 
-    def __reduce__(self) -> tuple[Callable[..., Layout], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., BatchLayout], tuple[Any, ...]]:
         return _make_layout, (self._parts, self.num_pieces)
 
 
-def _make_layout(parts: dict[str, Any], num_pieces: int) -> Layout:
-    return Layout(parts, num_pieces=num_pieces)
+def _make_layout(parts: dict[str, Any], num_pieces: int) -> BatchLayout:
+    return BatchLayout(parts, num_pieces=num_pieces)
 
 
 _FixedArrays = list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
@@ -106,7 +106,7 @@ _FixedArrays = list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
 
 def _fixed_arrays(parts: dict[str, Any], num_pieces: int) -> list[_FixedArrays] | None:
     """The arrays of each piece; None where there is more than arrays."""
-    if not all(isinstance(part, Placed) for part in parts.values()):
+    if not all(isinstance(part, PlacedArray) for part in parts.values()):
         return None
     pieces: list[_FixedArrays] = [[] for _ in range(num_pieces)]
     for key, part in parts.items():
@@ -130,10 +130,10 @@ class Template:
         for key, (shape, dtype) in shapes.items():
             parts[key] = place_after(end, shape, dtype_from_name(dtype))
             end = parts[key].end
-        self.layout = Layout(parts, is_lasting=True, num_pieces=num_pieces)
+        self.layout = BatchLayout(parts, is_lasting=True, num_pieces=num_pieces)
 
 
-def place_after(end: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Placed:
+def place_after(end: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> PlacedArray:
     """An array behind what ends at `end`."""
     begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-    return Placed(begin, shape, dtype_name(dtype), begin + math.prod(shape) * dtype.itemsize)
+    return PlacedArray(begin, shape, dtype_name(dtype), begin + math.prod(shape) * dtype.itemsize)

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.loader._layout import Batch, Layout, Placed, PlacedRagged, Template, place_after
+from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagged, Template, place_after
 from penstock.schema import Ragged
 
 _FIRST_BYTES = 1 << 20
@@ -48,7 +48,7 @@ class Arena(ABC):
 
     def __init__(self) -> None:
         self._end = 0
-        self._placed: dict[int, tuple[NDArray[Any], Placed]] = {}
+        self._placed: dict[int, tuple[NDArray[Any], PlacedArray]] = {}
         self._template: Template | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
         self._is_offered = False
@@ -85,7 +85,7 @@ class Arena(ABC):
         """Whether a user's function kept an array that it was given; see NOTE [who frees a slot]."""
         return _most_references(self._arrays) > _OWN_REFERENCES
 
-    def lay_out(self, batch: Mapping[str, Any]) -> Layout:
+    def lay_out(self, batch: Mapping[str, Any]) -> BatchLayout:
         """Where each value of a finished batch lies; what is not in the slot yet is copied there."""
         if self._is_offered:
             assert self._template is not None
@@ -95,7 +95,7 @@ class Arena(ABC):
             self._placed.update({id(array): (array, layout[key]) for key, array in arrays.items()})
         parts = {key: self._place(value) for key, value in batch.items()}
         self._placed.clear()
-        return Layout(parts)
+        return BatchLayout(parts)
 
     def _place(self, value: Any) -> Any:
         if isinstance(value, Ragged):
@@ -227,7 +227,7 @@ class SlotPool(Generic[SomeSlot]):
         """Return a slot that was not handed over; any thread may."""
         self._given_back.append(slot)
 
-    def hand_over(self, slot: SomeSlot, layout: Layout) -> list[Batch]:
+    def hand_over(self, slot: SomeSlot, layout: BatchLayout) -> list[Batch]:
         """The batches in a slot; the slot comes back when the last array on it dies."""
         memory = slot.memory(layout.end)
         if self.num_leased >= self._max_leases:

@@ -1,4 +1,4 @@
-"""Items in, results out, in order, a few ahead: the loop between a list of items and an engine."""
+"""Items in, results out, in order, a few ahead: the loop between a list of items and an engine, with its statistics."""
 
 from __future__ import annotations
 
@@ -8,12 +8,75 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from penstock.loader._engine import Engine, Result
 from penstock.loader._layout import Batch
-from penstock.loader._statistics import LoaderStatistics, count_computed, count_handed_over
-from penstock.loader._work import Stretch, Work
+from penstock.loader._plan_work import Bundle
+from penstock.loader._work import Work
+
+
+@dataclass(slots=True, kw_only=True)
+class LoaderStatistics:
+    """Totals since the loader was made; divide by `num_batches` for means.
+
+    Always on, a few microseconds per step.
+    """
+
+    num_batches: int = 0
+    """Batches handed over."""
+    num_ready: int = 0
+    """Batches that were ready when they were asked for: no waiting."""
+    num_bytes: int = 0
+    """Bytes of the arrays handed over."""
+    wait_seconds: float = 0.0
+    """Time the training thread waited in `next()`."""
+    step_seconds: float = 0.0
+    """Time between hand-overs that was spent outside the loader: the training step."""
+    produce_seconds: float = 0.0
+    """Time workers took to compute batches, summed over workers."""
+    copy_seconds: float = 0.0
+    """Time to turn arrays into tensors and bring them to the device."""
+    worker_cpu_seconds: float = 0.0
+    """Processor time of workers."""
+    page_faults: int = 0
+    """Pages that workers had to wait for from disk."""
+    num_buffers: int = 0
+    """Buffers there are now; batches that are held keep theirs."""
+    num_buffers_in_use: int = 0
+    """Buffers that hold a batch in use or in the making."""
+    num_workers: int = 0
+    """Workers now."""
+    prefetch: int = 0
+    """Batches computed ahead now."""
+
+    @property
+    def ready_share(self) -> float:
+        """Share of batches that were ready when asked for: 1.0 means the loader keeps up."""
+        return self.num_ready / self.num_batches if self.num_batches else 1.0
+
+
+def count_computed(statistics: LoaderStatistics, result: Result) -> None:
+    """Add what a worker's batch, or several of them in one piece, took to compute."""
+    statistics.num_bytes += result.num_bytes
+    statistics.produce_seconds += result.produce_seconds
+    statistics.worker_cpu_seconds += result.cpu_seconds
+    statistics.page_faults += result.page_faults
+
+
+def count_handed_over(statistics: LoaderStatistics, begin: float, waited: float, left_at: float | None) -> float:
+    """Add a batch that was asked for at `begin` and there at `waited`; the one before it was handed over at `left_at`.
+
+    Returns the time now, at which this one is handed over.
+    """
+    now = time.perf_counter()
+    statistics.num_batches += 1
+    statistics.wait_seconds += waited - begin
+    statistics.copy_seconds += now - waited
+    if left_at is not None:
+        statistics.step_seconds += begin - left_at
+    return now
 
 
 class InFlight:
@@ -187,7 +250,7 @@ class Pipeline:
     def _receive(self) -> bool:
         """Wait for the next result; whether it was there already."""
         item, result = self._take()
-        items = item.items() if isinstance(item, Stretch) else (item,)
+        items = item.items() if isinstance(item, Bundle) else (item,)
         self._received.extend(zip(items, result.batches, strict=True))
         count_computed(self._statistics, result)
         return result.was_ready
@@ -196,8 +259,8 @@ class Pipeline:
         oldest = self._in_flight.oldest
         try:
             return self._in_flight.receive()
-        except Exception:  # a stretch is tried again one by one: batches before the one at fault come first
-            if not isinstance(oldest, Stretch):
+        except Exception:  # a bundle is tried again one by one: batches before the one at fault come first
+            if not isinstance(oldest, Bundle):
                 raise
         for item in reversed(oldest.items()):
             self._submit(item, is_next=True)

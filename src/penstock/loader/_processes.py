@@ -9,25 +9,29 @@ are assigned to a worker are not: they need what that worker kept, so its death 
 
 from __future__ import annotations
 
-import os
-import select
 import time
-import weakref
 from collections import deque
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import WorkerDied
-from penstock.loader._compute import Computed
-from penstock.loader._diagnosis import diagnose_death
-from penstock.loader._engine import Result, StartMethod, patience
+from penstock.loader._engine import Result, seconds_to_wait
 from penstock.loader._memory import Slot
-from penstock.loader._sending import check_not_importing_main, pack_work
-from penstock.loader._starting import ForkServerStarter, ForkStarter, SpawnStarter, Starter, occupy_standard_descriptors
-from penstock.loader._work import Work
-from penstock.loader._worker_proxy import WorkerProxy
+from penstock.loader._work import Computed, Work
+from penstock.loader._worker_process import ComputeItems, ItemWorker
+from penstock.plan import from_arrays
+from penstock.schema import Ragged
+from penstock.workers import Crew, StartMethod, describe_death, thread_settings
 
 _MAX_DEATHS = 3
 """Deaths over one item until it is taken for the cause."""
+
+_OTHERWISE = (
+    "let them be forked: start_method='fork' for a plan, multiprocessing_context='fork' for a torch dataset. "
+    "A plan may also use workers='thread' with @penstock.pure."
+)
+"""What else can be done about work that cannot be sent to workers."""
 
 _Waiting = tuple[int, Any, int | None]
 """(ticket, item, worker it is assigned to)"""
@@ -37,28 +41,24 @@ class ProcessEngine:
     """Computes in processes."""
 
     def __init__(self, work: Work, num_workers: int, start_method: StartMethod, *, is_assigned: bool = False) -> None:
-        check_not_importing_main()
-        self._greeting = None if start_method == "fork" else pack_work(work)
-        occupy_standard_descriptors()
-        self._life_line_reader, self._life_line = os.pipe()
-        self._starter: Starter = _make_starter(self._life_line_reader, work, start_method)
-        self._end = weakref.finalize(self, _end, self._life_line, self._life_line_reader, self._starter)
+        self._crew = Crew(
+            ComputeItems(work),
+            start_method,
+            environment=thread_settings(1, ("OMP_NUM_THREADS",)),
+            warm_up=_warm_up,
+            otherwise=_OTHERWISE,
+        )
         self._is_assigned = is_assigned
-        self._workers: list[WorkerProxy] = []
-        """Those that answer, oldest first."""
-        self._staying: list[WorkerProxy] = []
+        self._workers: dict[int, ItemWorker] = {}
+        """Those that answer, by number, oldest first."""
+        self._active: list[ItemWorker] = []
         """Those that are given items."""
         self._deaths_of_workers: dict[int, str] = {}
         """What happened to workers that have items assigned to them."""
-        self._next_number = 0
         self._waiting: deque[_Waiting] = deque()
-        self._done: dict[int, tuple[WorkerProxy | None, Slot | None, Computed | BaseException]] = {}
+        self._done: dict[int, tuple[ItemWorker | None, Slot | None, Computed | BaseException]] = {}
         self._deaths: dict[int, int] = {}
         self._last_ticket, self._first_wanted = -1, 0
-        self._is_closed = False
-        self._ears: tuple[dict[int, WorkerProxy], select.poll] | None = None
-        """(workers by descriptor, what waits for any of them)"""
-        _engines.add(self)
         self.num_workers = num_workers
         self._dispatch()
 
@@ -73,7 +73,7 @@ class ProcessEngine:
         was_ready = self.is_done(ticket)
         deadline = None if seconds is None else time.monotonic() + seconds
         while ticket not in self._done:
-            self._read(patience(deadline))
+            self._read(seconds_to_wait(deadline))
         return self._finish(ticket, was_ready)
 
     def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
@@ -81,7 +81,7 @@ class ProcessEngine:
         was_ready = bool(self._done) or (self._read(0) and bool(self._done))
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._done:
-            self._read(patience(deadline))
+            self._read(seconds_to_wait(deadline))
         ticket = next(iter(self._done))
         return ticket, self._finish(ticket, was_ready)
 
@@ -109,32 +109,20 @@ class ProcessEngine:
 
     def num_buffers(self) -> tuple[int, int]:
         """(buffers there are, buffers in use)."""
-        pools = [worker.pool for worker in self._workers]
+        pools = [worker.pool for worker in self._workers.values()]
         return sum(pool.num_slots for pool in pools), sum(pool.num_held for pool in pools)
 
     def close(self) -> None:
-        """Cut the life-line: every process ends at once, whatever it is doing."""
-        self._let_go()
-        self._end()
-
-    def abandon(self) -> None:
-        """In a forked child: let go of what belongs to the trainer, without ending it."""
-        self._let_go()
-        if self._end.detach() is not None:
-            os.close(self._life_line)
-
-    def _let_go(self) -> None:
-        self._is_closed = True
-        for worker in self._workers:
-            worker.close()
+        """End every process at once, whatever it is doing."""
+        self._crew.close()
         self._workers.clear()
-        self._staying.clear()
+        self._active.clear()
 
     def _dispatch(self) -> None:
         """Have as many workers as wanted, and give them what is waiting while they take it."""
-        if self._is_closed:
+        if self._crew.is_closed:
             return
-        if len(self._staying) != self.num_workers:
+        if len(self._active) != self.num_workers:
             self._start_or_release()
         while self._waiting:
             ticket, item, assigned = self._waiting[0]
@@ -148,61 +136,48 @@ class ProcessEngine:
 
     def _start_or_release(self) -> None:
         """Start workers that are missing, or let some leave after what they are doing."""
-        for worker in self._staying[self.num_workers :]:
+        for worker in self._active[self.num_workers :]:
             worker.is_leaving = True
-            self._staying.remove(worker)
+            self._active.remove(worker)
             self._release_if_idle(worker)
-        while len(self._staying) < self.num_workers and not (self._is_assigned and self._deaths_of_workers):
+        while len(self._active) < self.num_workers and not (self._is_assigned and self._deaths_of_workers):
             self._start()
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.pool.share_files(len(self._workers))
 
     def _start(self) -> None:
-        number, self._next_number = self._next_number, self._next_number + 1
-        worker = WorkerProxy(self._starter.start(number))
-        self._workers.append(worker)
-        self._staying.append(worker)
-        self._ears = None
-        worker.greet(self._greeting, self.num_workers)
+        worker = ItemWorker(self._crew.start(), self.num_workers)
+        self._workers[worker.number] = worker
+        self._active.append(worker)
 
-    def _worker_for(self, assigned: int | None) -> WorkerProxy | None:
+    def _worker_for(self, assigned: int | None) -> ItemWorker | None:
         """The worker that is given an item; None when it is dead."""
         if assigned is None:
-            return min(self._staying, key=lambda worker: len(worker.outstanding))
-        return next((worker for worker in self._staying if worker.number == assigned), None)
+            return min(self._active, key=lambda worker: len(worker.outstanding))
+        return next((worker for worker in self._active if worker.number == assigned), None)
 
     def _read(self, seconds: float) -> bool:
         """Read what workers say, waiting at most so long for the first word; whether there was one."""
         self._check_open()
         try:
-            workers, poller = self._ears or self._listen()
-            ready = poller.poll(seconds * 1000)
-            for descriptor, _ in ready:
-                self._hear(workers[descriptor])
+            ready = self._crew.wait(seconds)
+            for process in ready:
+                self._receive(self._workers[process.number])
             self._dispatch()
-        except (OSError, ValueError):  # also what comes of a descriptor that another thread has just closed
+        except (OSError, ValueError, KeyError):  # also what comes of a crew that another thread has just closed
             self._check_open()
             raise
         return bool(ready)
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._crew.is_closed:
             raise RuntimeError("The loader is closed.")
 
-    def _listen(self) -> tuple[dict[int, WorkerProxy], select.poll]:
-        """Listen to the workers there are now."""
-        workers = {worker.started.channel.fileno(): worker for worker in self._workers}
-        poller = select.poll()  # `select` refuses descriptors from 1,024 on
-        for descriptor in workers:
-            poller.register(descriptor, select.POLLIN)
-        self._ears = workers, poller
-        return self._ears
-
-    def _hear(self, worker: WorkerProxy) -> None:
+    def _receive(self, worker: ItemWorker) -> None:
         try:
-            ticket, slot, outcome = worker.hear()
+            ticket, slot, outcome = worker.receive()
         except EOFError:
-            self._bury(worker)
+            self._replace(worker)
             return
         if ticket < self._first_wanted:
             worker.pool.give_back(slot)
@@ -211,11 +186,10 @@ class ProcessEngine:
             self._deaths.pop(ticket, None)
         self._release_if_idle(worker)
 
-    def _release_if_idle(self, worker: WorkerProxy) -> None:
+    def _release_if_idle(self, worker: ItemWorker) -> None:
         if worker.is_leaving and not worker.outstanding:
-            worker.close()
-            self._workers.remove(worker)
-            self._ears = None
+            self._crew.release(worker.process)
+            del self._workers[worker.number]
 
     def _finish(self, ticket: int, was_ready: bool) -> Result:
         worker, slot, outcome = self._done.pop(ticket)
@@ -226,22 +200,20 @@ class ProcessEngine:
         assert worker is not None
         assert slot is not None
         result = worker.hand_over(slot, outcome, was_ready)
-        for each in self._workers:  # whoever's batches died: some may have nothing to hand over for long
-            each.let_go()
+        for each in self._workers.values():  # whoever's batches died: some may have nothing to hand over for long
+            each.drop_spare_slots()
         return result
 
-    def _bury(self, worker: WorkerProxy) -> None:
+    def _replace(self, worker: ItemWorker) -> None:
         """A worker died: what it had waits again, first things first, for the one that is started instead."""
-        self._workers.remove(worker)
+        code = self._crew.bury(worker.process)
+        del self._workers[worker.number]
         if not worker.is_leaving:
-            self._staying.remove(worker)
-        self._ears = None
-        code = self._starter.exit_code(worker.started)
-        worker.close()
+            self._active.remove(worker)
         lost = [(ticket, item) for ticket, (item, _) in worker.outstanding.items() if ticket >= self._first_wanted]
         if self._is_assigned:
             item = next(iter(worker.outstanding.values()), ("nothing",))[0]
-            death = diagnose_death(worker.started, code, item)
+            death = _explain_death(worker, code, item)
             self._deaths_of_workers[worker.number] = death
             self._done.update({ticket: (None, None, WorkerDied(death)) for ticket, _ in lost})
             return
@@ -249,29 +221,18 @@ class ProcessEngine:
             ticket, item = lost[0]
             self._deaths[ticket] = self._deaths.get(ticket, 0) + 1
             if self._deaths[ticket] > _MAX_DEATHS:
-                self._done[ticket] = (None, None, WorkerDied(diagnose_death(worker.started, code, item, _MAX_DEATHS)))
+                self._done[ticket] = (None, None, WorkerDied(_explain_death(worker, code, item, _MAX_DEATHS)))
                 lost = lost[1:]
         self._waiting.extendleft((ticket, item, None) for ticket, item in reversed(lost))
 
 
-def _make_starter(life_line: int, work: Work, method: StartMethod) -> Starter:
-    if method == "fork":
-        return ForkStarter(life_line, work)
-    return SpawnStarter(life_line) if method == "spawn" else ForkServerStarter(life_line)
+def _explain_death(worker: ItemWorker, code: int | None, item: Any, num_before: int = 0) -> str:
+    process = worker.process
+    death = describe_death(f"Worker {process.number}", process.pid, code, f"computing {item}", num_before=num_before)
+    return f"{death}Lower num_workers or prefetch, or see what this batch needs."
 
 
-def _end(life_line: int, reader: int, starter: Starter) -> None:
-    os.close(life_line)
-    os.close(reader)
-    starter.close()
-
-
-_engines: weakref.WeakSet[ProcessEngine] = weakref.WeakSet()
-
-
-def _abandon_after_fork() -> None:
-    for engine in list(_engines):
-        engine.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_after_fork)
+def _warm_up() -> None:
+    """In the fork server: load the compiled kernels by using them, half a second that each worker would spend."""
+    tokens = Ragged(np.arange(8, dtype=np.uint16), np.array([0, 3, 8]))
+    from_arrays({"tokens": tokens}).shuffle(seed=0).window(4).batch(1).read(0)

@@ -2,36 +2,24 @@
 
 Threads are daemons that hold no reference to the engine, only to what they share with it, so a
 loader that is forgotten is collected and takes its threads along.
-
-# NOTE [one who waits helps]
-#   If the caller waits for batches that take less than a millisecond, it does not sleep: it computes the next
-#   item that no thread has begun. To sleep and to be woken, and to hand the GIL to and fro, costs more than a
-#   small batch does. It is only done by one who would wait anyway; long items are left to the threads, or the
-#   caller would sit in one while the batch that it wants becomes ready.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import math
-import os
 import threading
 import time
 import weakref
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.loader._compute import Computed, Computer
-from penstock.loader._engine import Result, patience
+from penstock.loader._engine import Result, seconds_to_wait
 from penstock.loader._memory import AnySlot, SlotPool, private_slot
-from penstock.loader._work import Work
+from penstock.loader._work import Computed, Computer, Work
+from penstock.workers import abandon_in_forks
 
 _CLOSE_SECONDS = 5.0
-_HELPED_SECONDS = 0.001
-_CALLER = -1
-"""In place of a thread's number: the thread that asked."""
-
 
 _Task = tuple[int, Any, AnySlot]
 """(ticket, item, slot)"""
@@ -77,8 +65,6 @@ class ThreadEngine:
 
     def __init__(self, work: Work, num_workers: int) -> None:
         self._shared = _Shared(work)
-        self._computer = Computer(work)
-        self._last_seconds = math.inf
         self._pool = SlotPool(private_slot)
         self._done: dict[int, _Outcome] = {}
         self._threads: dict[int, threading.Thread] = {}
@@ -88,6 +74,7 @@ class ThreadEngine:
         self.num_workers = 0
         weakref.finalize(self, _send_home, self._shared, self._threads).atexit = False
         _engines.add(self)
+        abandon_in_forks(self)
         self.set_workers(num_workers)
 
     def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
@@ -100,8 +87,7 @@ class ThreadEngine:
         was_ready = self.is_done(ticket)
         deadline = None if seconds is None else time.monotonic() + seconds
         while ticket not in self._done:
-            if not self._help():
-                self._collect(patience(deadline))
+            self._collect(seconds_to_wait(deadline))
         return self._finish(self._done.pop(ticket), was_ready)
 
     def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
@@ -109,7 +95,7 @@ class ThreadEngine:
         was_ready = bool(self._done) or self._collect(0)
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._done:
-            self._collect(patience(deadline))
+            self._collect(seconds_to_wait(deadline))
         ticket = next(iter(self._done))
         return ticket, self._finish(self._done.pop(ticket), was_ready)
 
@@ -172,29 +158,6 @@ class ThreadEngine:
         self._shared.is_closed = True
         self._threads.clear()
 
-    def _help(self) -> bool:
-        """Compute a waiting item here and now, if items are small; see NOTE [one who waits helps]."""
-        if self._last_seconds > _HELPED_SECONDS:
-            return False
-        try:
-            task = self._shared.tasks.get_nowait()
-        except Empty:
-            return False
-        if task is None:
-            self._shared.tasks.put(None)
-            return False
-        ticket, item, slot = task
-        computed: Computed | BaseException
-        try:
-            computed = self._computer.compute(item, slot)
-        except KeyboardInterrupt:
-            self._shared.tasks.put(task)
-            raise
-        except BaseException as error:  # noqa: BLE001 - it is raised when its turn comes
-            computed = error
-        self._done[ticket] = (ticket, _CALLER, slot, computed, item)
-        return True
-
     def _collect(self, seconds: float) -> bool:
         """Take one result from the threads, waiting at most so long for it; whether there was one."""
         try:
@@ -212,10 +175,8 @@ class ThreadEngine:
         _, number, slot, computed, item = outcome
         if isinstance(computed, BaseException):
             self._pool.give_back(slot)
-            where = "the waiting thread" if number == _CALLER else f"worker thread {number}"
-            computed.add_note(f"in {where}, while computing {item}")
+            computed.add_note(f"in worker thread {number}, while computing {item}")
             raise computed
-        self._last_seconds = computed.produce_seconds
         batches = self._pool.hand_over(slot, computed.layout)
         self._pool.shrink()
         return Result(batches, computed.layout.num_bytes, was_ready, number, *computed[1:])
@@ -240,11 +201,3 @@ _engines: weakref.WeakSet[ThreadEngine] = weakref.WeakSet()
 def _close_at_exit() -> None:
     for engine in list(_engines):
         engine.close()
-
-
-def _abandon_after_fork() -> None:
-    for engine in list(_engines):
-        engine.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_after_fork)

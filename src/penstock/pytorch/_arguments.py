@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from penstock.loader import default_workers
 from penstock.plan import Plan
+from penstock.workers import default_workers
 
 Workers = Literal["auto", "inline", "thread", "process"]
 

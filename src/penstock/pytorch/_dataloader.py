@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset as TorchDataset
 from typing_extensions import TypeVar  # torch needs it, too; defaults are in `typing` from 3.13 on
 
-from penstock.loader import LoaderStatistics, StartMethod
+from penstock.loader import LoaderStatistics
 from penstock.plan import Dataset, Plan
 from penstock.pytorch._arguments import LoaderSettings, Workers, check_torch_arguments
 from penstock.pytorch._device import find_device
@@ -24,6 +24,7 @@ from penstock.pytorch._plan_source import PlanSampler, find_plan, plan_attribute
 from penstock.pytorch._stream import Stream
 from penstock.pytorch._torch_run import TorchRun
 from penstock.pytorch._warnings import warn_odd_batch_size, warn_too_many_workers
+from penstock.workers import StartMethod
 
 BatchType = TypeVar("BatchType", covariant=True, default=Any)
 

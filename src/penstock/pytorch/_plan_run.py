@@ -20,7 +20,7 @@ from penstock.loader import (
     has_batches,
     make_engine,
     plan_items,
-    steps_per_stretch,
+    steps_per_bundle,
 )
 from penstock.plan import Plan
 from penstock.pytorch._arguments import LoaderSettings
@@ -222,7 +222,7 @@ class PlanRun:
         """Steps that a worker computes as one, so that two such pieces of work per worker fit into the prefetch."""
         if self.kind == "inline" or not self.settings.in_order:
             return 1
-        num_steps = steps_per_stretch(self.plan, world_size)
+        num_steps = steps_per_bundle(self.plan, world_size)
         return (
             num_steps if self._prefetch is None else max(1, min(num_steps, self._prefetch // (2 * self._num_workers)))
         )

@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.errors import StateError
-from penstock.loader import LoaderStatistics, StartMethod, make_engine
+from penstock.loader import LoaderStatistics, make_engine
 from penstock.pytorch._device import find_device
 from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._pinning import wants_pinning
@@ -38,6 +38,7 @@ from penstock.pytorch._torch_loop import InlineBatches, LoopProgress, TorchBatch
 from penstock.pytorch._torch_work import TorchWork
 from penstock.pytorch._warnings import warn_reading_again
 from penstock.pytorch._worker_batches import WorkerBatches
+from penstock.workers import StartMethod
 
 _STATE_VERSION = 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.loader import usable_cpus
+from penstock.workers import usable_cpus
 
 _PACKAGE = str(Path(__file__).parent)
 _SLOW_SECONDS = 2.0

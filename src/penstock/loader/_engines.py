@@ -1,17 +1,34 @@
-"""No workers: a batch is computed when it is asked for. The reference that the other engines equal."""
+"""Which engine to make, and the one without workers: the reference that the others equal."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.loader._compute import Computer
-from penstock.loader._engine import Result
+from penstock.loader._engine import Engine, Result, WorkerKind
 from penstock.loader._memory import SlotPool, private_slot
-from penstock.loader._work import Work
+from penstock.loader._processes import ProcessEngine
+from penstock.loader._threads import ThreadEngine
+from penstock.loader._work import Computer, Work
+from penstock.workers import StartMethod
+
+
+def make_engine(
+    work: Work, *, kind: WorkerKind, num_workers: int, start_method: StartMethod, is_assigned: bool = False
+) -> Engine:
+    """An engine of a kind, with its workers started.
+
+    In an assigned one, each item says which worker process computes it: for work that keeps something from
+    one item to the next, so that no other can take over when that worker dies.
+    """
+    if kind == "process":
+        return ProcessEngine(work, num_workers, start_method, is_assigned=is_assigned)
+    if is_assigned:
+        raise ValueError("Items are assigned to processes only.")
+    return InlineEngine(work) if kind == "inline" else ThreadEngine(work, num_workers)
 
 
 class InlineEngine:
-    """Computes in the caller's thread."""
+    """No workers: computes an item in the caller's thread when it is asked for."""
 
     num_workers = 0
 

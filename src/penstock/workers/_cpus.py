@@ -1,8 +1,9 @@
-"""How many processors this job may use: not how many the machine has."""
+"""How many processors this job may use, which is not how many the machine has; and how many threads a worker gets."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -19,6 +20,14 @@ def usable_cpus() -> int:
 def default_workers(kind: str) -> int:
     """Workers to start with: one processor is left to the training thread; more than a few seldom help."""
     return max(1, min(4 if kind == "thread" else 8, usable_cpus() - 1))
+
+
+def thread_settings(num_threads: int, names: Iterable[str]) -> dict[str, str]:
+    """What a worker's environment tells its libraries: how many threads each may use.
+
+    Workers are many; each with as many threads as there are processors would be too many. What the user has set wins.
+    """
+    return {name: os.environ.get(name, str(num_threads)) for name in names}
 
 
 def _cgroup_quota() -> float | None:

@@ -1,7 +1,7 @@
-"""Messages between a trainer and its workers: small pickles, or a few bytes, in packets; descriptors beside them.
+"""Messages between a worker process and its owner: small pickles, or a few bytes, in packets; descriptors beside them.
 
 A Unix socket of packets keeps messages whole, passes descriptors, and answers at once with an end of
-file when the other side dies. The two ends trust each other: one started the other.
+file when the other side dies. Several threads may send. The two ends trust each other: one started the other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RIGHTS_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
 class _Socket(socket.socket):
-    """A socket that is closed when it is collected: with an error that refers to it, nobody can say when that is."""
+    """A socket that is closed when it is collected, which may be late: an error can keep it alive."""
 
     def __del__(self) -> None:
         self.close()
@@ -107,7 +107,7 @@ class Channel:
         self._socket.close()
 
     def __del__(self) -> None:
-        self._socket.close()  # a forgotten loader is no reason for a ResourceWarning
+        self._socket.close()  # a forgotten owner is no reason for a ResourceWarning
 
     # `socket.send_fds` and `recv_fds` would do, but drop their flags (CPython 3.11).
     def _send_packet(self, data: bytes, descriptors: tuple[int, ...], flags: int) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import sys
 
 import pytest
 
-from penstock.loader._channel import Channel
-from penstock.loader._life_line import hold_life_line
+from penstock.workers import Channel
 
 
 def test_messages_of_any_size_stay_whole_and_in_order() -> None:
@@ -72,24 +69,3 @@ def test_a_process_without_free_descriptors_says_so() -> None:
             theirs.receive()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_life_line_that_was_cut_before_it_was_held_ends_the_process() -> None:
-    reader, writer = os.pipe()
-    os.close(writer)
-    pid = os.fork()
-    if pid == 0:
-        hold_life_line(reader)
-        os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    os.close(reader)
-
-
-def test_the_first_code_of_a_process_imports_only_the_standard_library() -> None:
-    code = (
-        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='probe');"
-        "print(sorted({name.split('.')[0] for name in sys.modules} & {'numpy', 'penstock', 'torch', 'numba'}))"
-    )
-    path = hold_life_line.__code__.co_filename
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

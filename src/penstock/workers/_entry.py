@@ -1,8 +1,8 @@
-"""The life-line of a worker process, and the first code that such a process runs.
+"""The first code of a worker process: holds the life-line, then does what it is sent.
 
 # NOTE [the life-line]
-#   Every process that Penstock starts holds the read end of a pipe whose write end only the trainer has.
-#   When that closes, because the trainer closed it, exited or was killed, the kernel sends SIGKILL to every
+#   Every process that Penstock starts holds the read end of a pipe whose write end only its owner has.
+#   When that closes, because the owner closed it, exited or was killed, the kernel sends SIGKILL to every
 #   holder (F_SETSIG): at once, whatever it is doing, also while it is still importing, also inside a C
 #   function that keeps the GIL, where a waiting thread would not get to run. A parent-death signal would not
 #   do: it fires when the *thread* that started the process ends, and never under a fork server.
@@ -14,16 +14,16 @@ and the user's modules are imported.
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 import os
 import select
 import signal
 import sys
+from typing import NoReturn
 
 
 def hold_life_line(descriptor: int) -> int:
-    """Have the kernel kill this process when the trainer is gone; the descriptor is replaced by the one returned.
+    """Have the kernel kill this process when its owner is gone; the descriptor is replaced by the one returned.
 
     See NOTE [the life-line].
     """
@@ -40,12 +40,15 @@ def hold_life_line(descriptor: int) -> int:
     return own
 
 
-def _main() -> None:
-    entry, channel, life_line, path = sys.argv[1:]
+def _main() -> NoReturn:
+    channel, life_line, path = sys.argv[1:]
     held = hold_life_line(int(life_line))
     os.set_inheritable(int(channel), False)
     sys.path[:] = json.loads(path)
-    getattr(importlib.import_module("penstock.loader._server"), entry)(int(channel), held)
+
+    from penstock.workers._worker import run_sent_program  # not before the path and the life-line are there
+
+    run_sent_program(int(channel), held)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.loader import (
+    Bundle,
     Item,
     LoaderStatistics,
     Pipeline,
     PlanWork,
-    Stretch,
     make_engine,
     plan_items,
-    steps_per_stretch,
+    steps_per_bundle,
 )
 from penstock.loader._layout import Template
 from penstock.loader._memory import PrivateSlot, SlotPool, private_slot
@@ -52,7 +52,7 @@ def run(plan: Plan, items: Any, kind: Any = "thread", batches_per_item: int = 1)
     num_parts=st.sampled_from([1, 2]),
     num_steps=st.integers(2, 8),
 )
-def test_stretches_hold_the_items_that_would_have_been_there_without_them(
+def test_bundles_hold_the_items_that_would_have_been_there_without_them(
     count: int, size: int, tail: str, first: int, length: int, world_size: int, num_parts: int, num_steps: int
 ) -> None:
     plan = numbers(count, size, tail)
@@ -60,12 +60,12 @@ def test_stretches_hold_the_items_that_would_have_been_there_without_them(
     options: Any = {"rank": 0, "world_size": world_size, "num_parts": num_parts}
     single = list(plan_items(plan, row, row + length, **options))
     joined = list(plan_items(plan, row, row + length, **options, num_steps=num_steps))
-    assert [piece for item in joined for piece in (item.items() if isinstance(item, Stretch) else [item])] == single
+    assert [piece for item in joined for piece in (item.items() if isinstance(item, Bundle) else [item])] == single
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 @pytest.mark.parametrize("num_parts", [1, 2])
-def test_batches_of_a_stretch_are_the_plans(kind: str, num_parts: int) -> None:
+def test_batches_of_a_bundle_are_the_plans(kind: str, num_parts: int) -> None:
     plan = numbers(50, 8, "short")
     items = plan_items(plan, 0, 100, rank=1, world_size=2, num_parts=num_parts, num_steps=3)
     found = run(plan, items, kind, 3 * num_parts)
@@ -78,27 +78,27 @@ def test_batches_of_a_stretch_are_the_plans(kind: str, num_parts: int) -> None:
 
 def test_only_batches_that_are_nothing_but_rows_are_joined() -> None:
     tokens = penstock.from_arrays({"tokens": Ragged(np.arange(100, dtype=np.uint16), np.arange(0, 101, 5))})
-    assert steps_per_stretch(numbers(50, 8), 1) > 1
-    assert steps_per_stretch(tokens.window(4).batch(2), 1) > 1
-    assert steps_per_stretch(tokens.pack(8).batch(2), 1) == 1
-    assert steps_per_stretch(tokens.batch(2), 1) == 1
-    assert steps_per_stretch(numbers(50, 8, "pad"), 1) == 1
+    assert steps_per_bundle(numbers(50, 8), 1) > 1
+    assert steps_per_bundle(tokens.window(4).batch(2), 1) > 1
+    assert steps_per_bundle(tokens.pack(8).batch(2), 1) == 1
+    assert steps_per_bundle(tokens.batch(2), 1) == 1
+    assert steps_per_bundle(numbers(50, 8, "pad"), 1) == 1
     large = penstock.from_arrays({"x": np.zeros((4, 1 << 20), np.uint8)}).batch(4)
-    assert steps_per_stretch(large, 1) == 1
-    assert steps_per_stretch(large, 4) == 2
+    assert steps_per_bundle(large, 1) == 1
+    assert steps_per_bundle(large, 4) == 2
 
 
 class Fragile(PlanWork):
     """Fails on the batch at row 24, alone or in company."""
 
     def compute(self, item: Any, arena: Any) -> Any:
-        rows = [single.row for single in (item.items() if isinstance(item, Stretch) else [item])]
+        rows = [single.row for single in (item.items() if isinstance(item, Bundle) else [item])]
         if 24 in rows:
             raise KeyError("row 24")
         return super().compute(item, arena)
 
 
-def test_an_error_comes_in_place_of_its_own_batch_and_not_of_its_stretch() -> None:
+def test_an_error_comes_in_place_of_its_own_batch_and_not_of_its_bundle() -> None:
     plan = numbers(100, 8)
     work = Fragile(plan)
     engine = make_engine(work, kind="thread", num_workers=1, start_method="fork")
@@ -112,7 +112,7 @@ def test_an_error_comes_in_place_of_its_own_batch_and_not_of_its_stretch() -> No
     pipeline.close()
 
 
-def test_one_batch_of_a_stretch_keeps_the_buffer_of_all() -> None:
+def test_one_batch_of_a_bundle_keeps_the_buffer_of_all() -> None:
     pool = SlotPool(private_slot)
     slot = pool.take()
     template = Template({"x": ((6,), "int64")}, num_pieces=3)

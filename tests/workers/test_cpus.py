@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.loader import _cpus, default_workers, usable_cpus
+from penstock.workers import _cpus, default_workers, thread_settings, usable_cpus
 
 
 @pytest.fixture
@@ -64,3 +64,10 @@ def test_slurm_and_ranks_on_the_same_machine(machine: Path, monkeypatch: pytest.
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "many")
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     assert usable_cpus() == 16
+
+
+def test_the_threads_of_a_worker_are_set_unless_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "5")
+    settings = thread_settings(2, ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"))
+    assert settings == {"OMP_NUM_THREADS": "2", "RAYON_NUM_THREADS": "5"}

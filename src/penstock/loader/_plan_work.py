@@ -1,0 +1,150 @@
+"""The batches of a plan as work for an engine: which items there are, and how one is computed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from penstock.loader._layout import Batch, Template
+from penstock.loader._memory import Arena
+from penstock.plan import Plan
+
+_KEPT_TEMPLATES = 8
+_BUNDLE_BYTES = 2 << 20
+_MAX_STEPS = 8
+
+
+class Item(NamedTuple):
+    """One batch of a plan: its first row, whose share of it, and which part of the share."""
+
+    row: int
+    rank: int = 0
+    world_size: int = 1
+    part: int = 0
+    num_parts: int = 1
+    next_row: int = -1
+    """Where the batch after it begins: what counts as handed over when its last part is."""
+
+    def __str__(self) -> str:
+        part = f", part {self.part + 1} of {self.num_parts}" if self.num_parts > 1 else ""
+        return f"the batch at row {self.row:,} (rank {self.rank} of {self.world_size}{part})"
+
+
+class Bundle(NamedTuple):
+    """Batches of several steps in a row, computed as one; see NOTE [bundles]."""
+
+    row: int
+    rank: int
+    world_size: int
+    num_parts: int
+    num_steps: int
+    step_rows: int
+    """Rows of a step, over all ranks."""
+    next_row: int
+    """Where the batch after the last begins."""
+
+    def items(self) -> list[Item]:
+        """Its batches, one by one."""
+        edges = [self.row + step * self.step_rows for step in range(self.num_steps)] + [self.next_row]
+        return [
+            Item(row, self.rank, self.world_size, part, self.num_parts, next_row)
+            for row, next_row in itertools.pairwise(edges)
+            for part in range(self.num_parts)
+        ]
+
+    def __str__(self) -> str:
+        return f"the {self.num_steps} batches from row {self.row:,} on (rank {self.rank} of {self.world_size})"
+
+
+# NOTE [bundles]
+#   Around a small batch there is more to do than inside it: find out what is next, take a buffer, hand over,
+#   count, switch threads or processes; and all that code is cold, as the batch has just gone through the
+#   caches. So where several batches side by side are one batch of more rows (`plan.is_rectangular`), they are
+#   computed as one, up to 2 MiB of them, and handed over one by one. They share a buffer, which is free again
+#   when the last of them is. Nothing else is different: the batches, their order, what is counted in the state.
+#   Without them, batches of 8 x 128 tokens take four times as long in a thread, and five times in two processes
+#   (`benchmarks/bench_loader.py --only small`).
+
+
+class PlanWork:
+    """Batches of a plan."""
+
+    def __init__(self, plan: Plan, *, drops_consumed: bool = False) -> None:
+        self.plan = plan
+        self._drops_consumed = drops_consumed
+        self._has_maps = plan.has_maps
+        self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
+        self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.widened)
+
+    def compute(self, item: Item | Bundle, arena: Arena) -> Batch:
+        """Read the batch straight into the arena."""
+        batch = self._read(item, arena)
+        if self._drops_consumed:
+            self.plan.release(item.row)
+        return batch
+
+    def _read(self, item: Item | Bundle, arena: Arena) -> Batch:
+        if isinstance(item, Bundle):
+            plan = self._widened(item.num_steps)
+            share = plan.global_size // item.world_size
+            out = arena.arrays(self._template(share, item.num_steps * item.num_parts))
+            return plan.read_at(item.row, item.rank, item.world_size, out=out)
+        row, rank, world_size, part, num_parts, _ = item
+        plan, offer = self.plan, None
+        arena.is_seen = self._has_maps
+        if plan.next_row(row) - row == plan.global_size:  # not the last, shorter one of an epoch
+            offer = arena.arrays(self._template(plan.global_size // world_size // num_parts, 1))
+        return plan.read_at(row, rank, world_size, part=part, num_parts=num_parts, out=offer)
+
+    def announce(self, item: Item | Bundle) -> None:
+        """Tell the kernel which stretches of the shards come next."""
+        self.plan.announce(item.row)
+
+    def __reduce__(self) -> tuple[Callable[..., PlanWork], tuple[Plan, bool]]:
+        return _make_plan_work, (self.plan, self._drops_consumed)
+
+    def _make_template(self, num_rows: int, num_pieces: int) -> Template:
+        return Template(self.plan.output_arrays(num_rows), num_pieces)
+
+
+def _make_plan_work(plan: Plan, drops_consumed: bool) -> PlanWork:
+    return PlanWork(plan, drops_consumed=drops_consumed)
+
+
+def steps_per_bundle(plan: Plan, world_size: int) -> int:
+    """How many steps of a plan make a bundle of a sensible size; 1 where they cannot be computed as one."""
+    if not plan.is_rectangular or plan.global_size % world_size:
+        return 1
+    template = Template(plan.output_arrays(plan.global_size // world_size))
+    return max(1, min(_MAX_STEPS, _BUNDLE_BYTES // max(1, template.layout.num_bytes)))
+
+
+def plan_items(
+    plan: Plan, row: int, end: int | None, *, rank: int, world_size: int, num_parts: int, num_steps: int = 1
+) -> Iterator[Item | Bundle]:
+    """The items of all batches that start from `row` on and before `end`, in bundles of up to `num_steps` steps.
+
+    Without an end, for ever. A full batch has `num_parts` parts, a shorter one fewer.
+    """
+    if not has_batches(plan):
+        return
+    size = plan.global_size
+    while end is None or row < end:
+        steps = num_steps if end is None else min(num_steps, -(-(end - row) // size))
+        if steps > 1 and plan.are_regular(row, steps):
+            next_row = plan.settle(row + steps * size)
+            yield Bundle(row, rank, world_size, num_parts, steps, size, next_row)
+            row = next_row
+            continue
+        next_row = plan.settle(plan.next_row(row))
+        parts = plan.num_parts(row, num_parts)
+        for part in range(parts):
+            yield Item(row, rank, world_size, part, parts, next_row)
+        row = next_row
+
+
+def has_batches(plan: Plan) -> bool:
+    """Whether an epoch has any: not without rows, nor with fewer than a batch when the tail is dropped."""
+    return plan.num_rows > 0 and plan.num_batches_between(0, plan.num_rows) > 0

@@ -1,0 +1,187 @@
+"""One worker process of the engine, both ends of it: what it is sent, what it answers, the slots it writes into.
+
+engine (`ItemWorker`)                        worker process (`ComputeItems`)
+its number, the number of workers ------->   work.begin(…), if the work has it
+(ticket, item, slot, slots to close) ---->   computes the item into the slot; a slot that is new to it
+                                             comes as a descriptor beside the message
+                                      <---   Finished, or 36 bytes if the layout was sent before
+                                      <---   Failed
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock.loader._engine import Result
+from penstock.loader._layout import BatchLayout
+from penstock.loader._memory import Slot, SlotPool
+from penstock.loader._work import Computed, Computer, Work
+from penstock.workers import Channel, PackedError, WorkerProcess, fail_setup, flush_printed
+
+_KNOWN_LAYOUT = struct.Struct("<qIddq")
+"""A finished item in a few bytes: ticket, number of its layout, seconds to produce, processor seconds, page faults.
+
+Pickling the layout of every item would take 6 us more per batch of 8 x 128 tokens, of 38
+(`benchmarks/bench_loader.py --only small`).
+"""
+
+
+class Finished(NamedTuple):
+    """Worker: the item is computed."""
+
+    ticket: int
+    layout: BatchLayout
+    number: int | None
+    """Under which the layout is spoken of from now on."""
+    costs: tuple[float, float, int]
+
+
+class Failed(NamedTuple):
+    """Worker: computing the item raised this."""
+
+    ticket: int
+    error: PackedError
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeItems:
+    """The worker's program."""
+
+    work: Work
+
+    def run(self, channel: Channel, life_line: int) -> None:
+        """Compute items until the engine closes the channel."""
+        self._begin(channel)
+        answers = _Answers(channel, self.work)
+        slots: dict[int, Slot] = {}
+        while True:
+            (ticket, item, number, closed), descriptors = channel.receive()
+            for old in closed:
+                slots.pop(old, None)  # a Ctrl-C can have it said twice
+            if descriptors:
+                slots[number] = Slot(number, descriptors[0])
+            answers.answer(ticket, item, slots[number])
+
+    def _begin(self, channel: Channel) -> None:
+        """Let the work make itself ready in this process, if it wants to."""
+        (number, num_workers), _ = channel.receive()
+        begin = getattr(self.work, "begin", None)
+        try:
+            if begin is not None:
+                begin(number, num_workers)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
+            fail_setup(channel, error)
+
+
+class _Answers:
+    """What a worker tells the engine. A layout that comes again and again is sent once, then only its number."""
+
+    def __init__(self, channel: Channel, work: Work) -> None:
+        self._channel = channel
+        self._computer = Computer(work)
+        self._numbers: dict[BatchLayout, int] = {}
+
+    def answer(self, ticket: int, item: Any, slot: Slot) -> None:
+        """Compute an item and say where it lies, or what went wrong."""
+        number = None
+        try:
+            layout, *costs = self._computer.compute(item, slot)
+            number = self._numbers.get(layout)
+            answer = self._describe(ticket, layout, costs) if number is None else b""
+        except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
+            answer = pickle.dumps(Failed(ticket, PackedError.pack(error)))
+        flush_printed()  # before a kill can take it along
+        if number is None:
+            self._channel.send_pickled(answer)
+        else:
+            self._channel.send_bytes(_KNOWN_LAYOUT.pack(ticket, number, *costs))
+
+    def _describe(self, ticket: int, layout: BatchLayout, costs: Any) -> bytes:
+        number = len(self._numbers) if layout.is_lasting else None
+        answer = pickle.dumps(Finished(ticket, layout, number, tuple(costs)))
+        if number is not None:
+            self._numbers[layout] = number
+        return answer
+
+
+class ItemWorker:
+    """A worker process as the engine sees it."""
+
+    def __init__(self, process: WorkerProcess, num_workers: int) -> None:
+        self.process = process
+        self.pool = SlotPool(Slot)
+        self.outstanding: dict[int, tuple[Any, Slot]] = {}
+        """Items by ticket; the first is the one being computed."""
+        self.is_leaving = False
+        self._open: set[int] = set()
+        """Slots that the process has open."""
+        self._to_close: list[int] = []
+        """Slots that it is to close, said with the next item."""
+        self._layouts: dict[int, BatchLayout] = {}
+        """Layouts that it refers to by number."""
+        process.send((self.number, num_workers))
+
+    @property
+    def number(self) -> int:
+        """Its number among all that were ever started."""
+        return self.process.number
+
+    def give(self, ticket: int, item: Any) -> bool:
+        """Send an item; False when so much waits for this worker already that it must answer first."""
+        slot = self.pool.take()
+        descriptors = () if slot.number in self._open else (slot.descriptor,)
+        self.outstanding[ticket] = (item, slot)  # before it is sent: an answer to it must not come as a surprise
+        if not self.process.send((ticket, item, slot.number, self._to_close), descriptors, is_patient=False):
+            del self.outstanding[ticket]
+            self.pool.give_back(slot)
+            return False
+        self._to_close = []
+        self._open.add(slot.number)
+        return True
+
+    def receive(self) -> tuple[int, Slot, Computed | BaseException]:
+        """(ticket, slot, what came of it) of the item that it says is finished.
+
+        Raises:
+            EOFError: the process is dead.
+            Exception: why it could not begin.
+        """
+        message = self.process.receive()
+        outcome: Computed | BaseException
+        if type(message) is bytes:
+            ticket, number, *costs = _KNOWN_LAYOUT.unpack(message)
+            outcome = Computed(self._layouts[number], *costs)
+        elif type(message) is Finished:
+            ticket = message.ticket
+            if message.number is not None:
+                self._layouts[message.number] = message.layout
+            outcome = Computed(message.layout, *message.costs)
+        else:
+            ticket = message.ticket
+            item = self.outstanding[ticket][0]
+            outcome = message.error.rebuild(f"in worker process {self.number}, while computing {item}")
+        return ticket, self._take_slot(ticket), outcome
+
+    def hand_over(self, slot: Slot, computed: Computed, was_ready: bool) -> Result:
+        """The batches that it wrote into a slot."""
+        batches = self.pool.hand_over(slot, computed.layout)
+        return Result(batches, computed.layout.num_bytes, was_ready, self.number, *computed[1:])
+
+    def drop_spare_slots(self) -> None:
+        """Let go of slots that are too many, on both sides."""
+        dropped = {slot.number for slot in self.pool.shrink()}
+        if dropped:
+            self._to_close += dropped & self._open
+            self._open -= dropped
+
+    def _take_slot(self, ticket: int) -> Slot:
+        """The slot of an item that was answered; answers come in turn."""
+        while True:
+            oldest = next(iter(self.outstanding))
+            _, slot = self.outstanding.pop(oldest)
+            if oldest == ticket:
+                return slot
+            self.pool.give_back(slot)  # a Ctrl-C came before this one was sent, or its answer read

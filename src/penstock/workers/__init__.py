@@ -1,0 +1,50 @@
+"""Worker processes: how they start, what they are sent, how they end, and how many there should be.
+
+    owner                                            worker process
+    -----                                            --------------
+    Crew(program, start_method)
+      .start()    fork server: asks it for a fork -> _fork_server.py ─┐
+                  spawn: an interpreter -----------> _entry.py        ├─> _worker.run_program
+                  fork: this process, as it is ------------------------┘
+                                                       1. holds the life-line
+                  Packed(program), first message --->  2. loads the program; imports the user's script only
+                                                          if a function of it is inside
+      worker.send(…)  <------ channel ------------->   3. program.run(channel): messages, and descriptors
+      .wait()     who has sent something, or died
+                  <------ PackedError --------------   an error: raised again in the owner, its traceback the cause
+      .bury()     <------ end of file --------------   a death: exit code -> describe_death
+      .close()    cuts the life-line --------------->  SIGKILL by the kernel, whatever it is doing; the same
+                                                       when the owner exits or is killed
+
+What the messages say is the program's business: nothing here knows plans, batches, tasks or shards.
+
+Holds state: the crews of this process, weakly, for the hook that lets go of them in forked children.
+May import: the standard library. Imported by: `loader`, `preparation`, `pytorch`.
+"""
+
+from penstock.workers._channel import Channel
+from penstock.workers._cpus import default_workers, thread_settings, usable_cpus
+from penstock.workers._crew import Crew
+from penstock.workers._failures import PackedError, describe_death, describe_ending
+from penstock.workers._forks import abandon_in_forks
+from penstock.workers._packed import Packed
+from penstock.workers._starting import StartMethod, WorkerProcess
+from penstock.workers._worker import Program, fail_setup, flush_printed
+
+__all__ = [
+    "Channel",
+    "Crew",
+    "Packed",
+    "PackedError",
+    "Program",
+    "StartMethod",
+    "WorkerProcess",
+    "abandon_in_forks",
+    "default_workers",
+    "describe_death",
+    "describe_ending",
+    "fail_setup",
+    "flush_printed",
+    "thread_settings",
+    "usable_cpus",
+]

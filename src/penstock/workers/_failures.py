@@ -1,0 +1,82 @@
+"""How failures of worker processes travel: an error as it was raised, a death as a diagnosis."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+
+class RemoteTraceback(Exception):
+    """Where an error happened in a worker process."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
+class PackedError(NamedTuple):
+    """An error on its way from a worker to its owner."""
+
+    pickled: bytes | None
+    """The error; its type alone if it does not survive pickling; None if that does not either."""
+    message: str
+    text: str
+    """The traceback."""
+
+    @classmethod
+    def pack(cls, error: BaseException) -> PackedError:
+        """Take down an error, with as much of it as can travel."""
+        text = "".join(traceback.format_exception(error))
+        for form in (error, type(error)):
+            try:
+                pickled = pickle.dumps(form)
+                pickle.loads(pickled)  # noqa: S301 - our own bytes: some errors pickle and do not come back
+                return cls(pickled, str(error), text)
+            except Exception:  # noqa: BLE001, S112 - then less of it must do
+                continue
+        return cls(None, f"{type(error).__name__}: {error}", text)
+
+    def rebuild(self, note: str) -> BaseException:
+        """The error as it was, with its traceback as the cause; if it cannot travel, one of its type."""
+        error: BaseException
+        try:
+            found = RuntimeError if self.pickled is None else pickle.loads(self.pickled)  # noqa: S301 - from our worker
+            error = found if isinstance(found, BaseException) else found.__new__(found, self.message)
+        except Exception:  # noqa: BLE001 - a class that only the worker can import, or that only it can make
+            error = RuntimeError(self.text.strip().splitlines()[-1])
+        error.__cause__ = RemoteTraceback(self.text)
+        error.add_note(note)
+        return error
+
+
+def describe_ending(code: int | None) -> str:
+    """How a process ended, by its exit code: minus the signal's number, or None when nobody knows."""
+    if code is None:
+        return "ended"
+    return f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+
+
+def describe_death(worker: str, pid: int | None, code: int | None, doing: str, *, num_before: int = 0) -> str:
+    """How a worker died, what it was doing, and how much memory the machine has left; the caller adds what may help."""
+    pid_told = "" if pid is None else f" (pid {pid})"
+    guess = " (out of memory?)" if code == -signal.SIGKILL else ""
+    before = f", as did the {num_before} before it" if num_before else ""
+    return f"{worker}{pid_told} {describe_ending(code)} while {doing}{guess}{before}. {_describe_memory()}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _describe_memory() -> str:
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    except (OSError, ValueError, KeyError):  # what can be said of the death is worth more
+        return ""
+    return f"System memory is {100 * (1 - available / total):.0f} % used. "

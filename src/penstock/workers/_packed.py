@@ -1,0 +1,76 @@
+"""Values that are sent to worker processes, with how to import the user's script if a function of it is among them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+_is_importing_script = False
+"""Whether the user's script is being imported in this worker: it must not start workers of its own then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A pickled value. The script is imported only by a process that loads a value with a function of it."""
+
+    data: bytes
+    script: dict[str, Any] | None
+    """How to import it, in the words of `multiprocessing.spawn.prepare`."""
+
+    @classmethod
+    def pack(cls, value: Any, *, otherwise: str) -> Packed:
+        """Pickle a value; `otherwise` ends the advice in an error: what else can be done than to use a module.
+
+        Raises:
+            TypeError: it cannot be pickled, or holds a function of an interactive session.
+        """
+        try:
+            data = pickle.dumps(value)
+        except Exception as error:
+            raise TypeError(
+                f"What worker processes are to do cannot be sent to them: {error}. "
+                f"Put functions and classes at the top of a module, or {otherwise}"
+            ) from error
+        return cls(data, _find_script(otherwise) if b"__main__" in data else None)
+
+    def load(self) -> Any:
+        """The value, in the process it was sent to."""
+        if self.script is not None:
+            _import_script(self.script)
+        return pickle.loads(self.data)  # noqa: S301 - sent by the owner of this process
+
+
+def check_not_importing_script() -> None:
+    """Refuse to start workers from a script that a worker is importing: there would be no end to it."""
+    if _is_importing_script:
+        raise RuntimeError(
+            "This script starts worker processes while a worker imports it, because a function of it is used there. "
+            "Put what the script does under `if __name__ == '__main__':`, or the function into a module of its own."
+        )
+
+
+def _import_script(script: dict[str, Any]) -> None:
+    global _is_importing_script
+    from multiprocessing import spawn
+
+    _is_importing_script = True
+    spawn.prepare(script)
+    _is_importing_script = False
+
+
+def _find_script(otherwise: str) -> dict[str, Any]:
+    main = sys.modules["__main__"]
+    found = {"sys_path": list(sys.path), "sys_argv": list(sys.argv)}
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    if name is not None:
+        return {**found, "init_main_from_name": name}
+    path = getattr(main, "__file__", None)
+    if path is None or not os.path.exists(path):  # "<stdin>"
+        raise TypeError(
+            "A function or class lives in a notebook or an interactive session, where worker processes cannot find it. "
+            f"Put it into a module, or {otherwise}"
+        )
+    return {**found, "init_main_from_path": os.path.abspath(path)}

@@ -1,0 +1,211 @@
+"""Starting worker processes, and learning how they ended: by an interpreter for each, or by forking the owner.
+
+All but forked ones run `_entry.py` first. Each is, or is started by, the head of a process group of its own:
+Ctrl-C in a terminal goes to the owner alone, also while they are starting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from penstock.workers import _entry
+from penstock.workers._channel import Channel
+from penstock.workers._entry import hold_life_line
+from penstock.workers._worker import Program, SetupFailed, flush_printed, run_program
+
+StartMethod = Literal["forkserver", "spawn", "fork"]
+Interpreter = subprocess.Popen[bytes]
+
+END_SECONDS = 3.0
+"""How long processes whose life-line is cut are waited for."""
+EXIT_SECONDS = 1.0
+"""How long a process that closed its channel is waited for."""
+
+
+@dataclass(slots=True, eq=False)
+class WorkerProcess:
+    """A worker process and its owner's end of the channel."""
+
+    number: int
+    """Among all that its owner ever started."""
+    channel: Channel
+    pid: int | None = None
+    """Under a fork server, known only after its death."""
+
+    def send(self, message: Any, descriptors: tuple[int, ...] = (), *, is_patient: bool = True) -> bool:
+        """Send a message; False when its inbox is full. If it is dead, the end of its channel will say so."""
+        try:
+            self.channel.send(message, descriptors, is_patient=is_patient)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            pass
+        return True
+
+    def receive(self) -> Any:
+        """The next message.
+
+        Raises:
+            EOFError: the process is dead.
+            Exception: why its program could not be loaded, or begin.
+        """
+        message, _ = self.channel.receive()
+        if type(message) is SetupFailed:
+            raise message.error.rebuild(f"while worker process {self.number} was being set up")
+        return message
+
+
+class Starter(Protocol):
+    """Starts workers one way or another; nothing runs before the first is asked for."""
+
+    def start(self, number: int) -> WorkerProcess:
+        """Begin to start a worker; it may take a while until it answers."""
+        ...
+
+    def exit_code(self, worker: WorkerProcess) -> int | None:
+        """How a worker ended (minus the signal's number), waiting a moment; None when it cannot be told."""
+        ...
+
+    def close(self) -> None:
+        """Wait for everything to be gone; the life-line was cut before."""
+        ...
+
+
+def occupy_standard_descriptors() -> None:
+    """In a program that was started without standard streams, leave their numbers to nothing that is opened later.
+
+    Else a channel gets one, and is taken for what workers read from and print to.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+def start_interpreter(life_line: int, environment: Mapping[str, str], program: bytes) -> tuple[Channel, Interpreter]:
+    """Start an interpreter that runs a program, which is packed and pickled; return the owner's end of its channel."""
+    ours, theirs = Channel.pair()
+    descriptors = (theirs.fileno(), life_line)
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, _entry.__file__, *map(str, descriptors), json.dumps(sys.path)]
+    process = subprocess.Popen(  # noqa: S603 - our own code
+        command,
+        pass_fds=descriptors,
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        env={**os.environ, **environment},
+    )
+    theirs.close()
+    send_program(ours, program)
+    return ours, process
+
+
+def send_program(channel: Channel, program: bytes) -> None:
+    """Send a worker its program; if it is dead already, the end of its channel will say so."""
+    with contextlib.suppress(ConnectionError):
+        channel.send_pickled(program)
+
+
+def wait_for(process: Interpreter, seconds: float) -> int | None:
+    """How a process ended; one that takes longer is killed."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+class SpawnStarter:
+    """An interpreter for each worker: slower to start, and nothing is shared with any other."""
+
+    def __init__(self, life_line: int, environment: Mapping[str, str], program: bytes) -> None:
+        self._life_line, self._environment, self._program = life_line, environment, program
+        self._processes: dict[int, Interpreter] = {}
+
+    def start(self, number: int) -> WorkerProcess:
+        """Start an interpreter."""
+        for process in self._processes.values():
+            process.poll()  # no zombie stays; how it ended may still be asked
+        channel, process = start_interpreter(self._life_line, self._environment, self._program)
+        self._processes[number] = process
+        return WorkerProcess(number, channel, process.pid)
+
+    def exit_code(self, worker: WorkerProcess) -> int | None:
+        """What the operating system says."""
+        return wait_for(self._processes.pop(worker.number), EXIT_SECONDS)
+
+    def close(self) -> None:
+        """Wait for all of them."""
+        for process in self._processes.values():
+            wait_for(process, END_SECONDS)
+
+
+class ForkStarter:
+    """Forks of the owner: they take any function along, and everything else too. Only on request."""
+
+    def __init__(self, life_line: int, program: Program) -> None:
+        self._life_line, self._program = life_line, program
+        self._running: set[int] = set()
+        self._codes: dict[int, int] = {}
+
+    def start(self, number: int) -> WorkerProcess:
+        """Fork."""
+        for pid in list(self._running):
+            self._reap(pid)
+        ours, theirs = Channel.pair()
+        flush_printed()  # else it is printed twice
+        pid = os.fork()
+        if pid == 0:  # the hook in `_forks.py` closed what else is the owner's, the life-line's other end too
+            ours.close()
+            _run_forked(theirs, self._life_line, self._program)
+        theirs.close()
+        self._running.add(pid)
+        return WorkerProcess(number, ours, pid)
+
+    def exit_code(self, worker: WorkerProcess) -> int | None:
+        """What the operating system says."""
+        assert worker.pid is not None
+        self._wait(worker.pid, time.monotonic() + EXIT_SECONDS)
+        return self._codes.pop(worker.pid, None)
+
+    def close(self) -> None:
+        """Wait for all of them."""
+        deadline = time.monotonic() + END_SECONDS
+        for pid in list(self._running):
+            self._wait(pid, deadline)
+
+    def _wait(self, pid: int, deadline: float) -> None:
+        self._reap(pid)
+        while pid in self._running and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self._reap(pid)
+
+    def _reap(self, pid: int) -> None:
+        if pid not in self._running:  # the number may be another child's by now
+            return
+        try:
+            found, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # somebody else in this program waits for all children
+            self._running.discard(pid)
+            return
+        if found:
+            self._running.discard(pid)
+            self._codes[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _run_forked(channel: Channel, life_line: int, program: Program) -> None:
+    try:
+        os.setpgid(0, 0)
+        held = hold_life_line(life_line)
+        if sys.__stdin__ is not None:  # else 0 may be a file of the user's
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nobody can answer a question that a worker asks
+        run_program(channel, held, program)
+    finally:
+        os._exit(1)

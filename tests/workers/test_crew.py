@@ -1,0 +1,179 @@
+"""Worker processes of any kind: started, listened to, missed, ended."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.workers import Crew, WorkerProcess
+from workers.programs import Echo, Faulty, Unloadable, nothing
+
+METHODS = ["forkserver", "spawn", "fork"]
+
+
+def make(method: Any, program: Any = None, **environment: str) -> Crew:
+    return Crew(program or Echo(), method, environment=environment, warm_up=nothing, otherwise="do without.")
+
+
+@pytest.fixture(params=METHODS)
+def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
+    made = make(request.param)
+    yield made
+    made.close()
+
+
+def ask(crew: Crew, worker: WorkerProcess, message: Any) -> Any:
+    worker.send(message)
+    assert crew.wait(30) == [worker]
+    return worker.receive()
+
+
+def wait_until(is_so: Any, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_each_worker_runs_the_program_and_has_a_number_of_its_own(crew: Crew) -> None:
+    first, second = crew.start(), crew.start()
+    assert (first.number, second.number) == (0, 1)
+    answers = [ask(crew, first, 1), ask(crew, second, "two")]
+    assert [answer[:2] for answer in answers] == [("echo", 1), ("echo", "two")]
+    assert len({answer[2] for answer in answers} | {os.getpid()}) == 3
+
+
+@pytest.mark.parametrize(("message", "code"), [("kill", -signal.SIGKILL), ("exit", 7)])
+def test_a_death_is_an_end_of_file_and_its_exit_code_is_known(crew: Crew, message: str, code: int) -> None:
+    worker, other = crew.start(), crew.start()
+    pid = ask(crew, worker, 0)[2]
+    with pytest.raises(EOFError):
+        ask(crew, worker, message)
+    assert crew.bury(worker) == code
+    assert worker.pid == pid
+    assert ask(crew, other, 1)[:2] == ("echo", 1)
+
+
+def test_workers_leave_signals_to_their_owner_and_are_in_another_process_group(crew: Crew) -> None:
+    worker = crew.start()
+    assert ask(crew, worker, "signals")[1] == "signals"
+    assert ask(crew, worker, "group")[1] != os.getpgid(0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_closing_ends_every_process_whatever_it_is_doing(method: str) -> None:
+    gc.collect()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    descriptors = len(os.listdir("/proc/self/fd"))
+    crew = make(method)
+    workers = [crew.start() for _ in range(2)]
+    ask(crew, workers[0], 0)
+    for worker in workers:
+        worker.send("sleep")
+    begin = time.monotonic()
+    crew.close()
+    crew.close()
+    assert time.monotonic() - begin < 3
+    assert crew.is_closed
+    assert wait_until(lambda: {child.pid for child in psutil.Process().children(recursive=True)} <= before)
+    del worker, workers
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_released_worker_ends_and_the_rest_of_the_crew_does_not(crew: Crew) -> None:
+    worker, other = crew.start(), crew.start()
+    pid = ask(crew, worker, 0)[2]
+    crew.release(worker)
+    assert wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert ask(crew, other, 1)[:2] == ("echo", 1)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_get_the_environment_they_are_given(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_KEPT", "yes")
+    crew = make(method, PENSTOCK_TEST_GIVEN="5")
+    _, environment, _ = ask(crew, crew.start(), "environment")
+    assert (environment["PENSTOCK_TEST_KEPT"], environment["PENSTOCK_TEST_GIVEN"]) == ("yes", "5")
+    crew.close()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_program_that_cannot_be_loaded_is_an_error_of_the_owner(method: str) -> None:
+    crew = make(method, Unloadable())
+    worker = crew.start()
+    assert crew.wait(30) == [worker]
+    with pytest.raises(LookupError, match="no shoes") as caught:
+        worker.receive()
+    assert "was being set up" in caught.value.__notes__[0]
+    assert "in refuse" in str(caught.value.__cause__)
+    crew.close()
+
+
+def test_a_program_that_cannot_be_sent_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r"cannot be sent to them: .*at the top of a module, or do without\."):
+        make("spawn", Echo(lambda: None))  # type: ignore[arg-type]
+
+
+def test_a_mistake_in_the_program_is_seen_as_a_death_and_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    crew = make("spawn", Faulty())
+    worker = crew.start()
+    assert crew.wait(30) == [worker]
+    with pytest.raises(EOFError):
+        worker.receive()
+    assert crew.bury(worker) == 1
+    crew.close()
+    assert "a mistake of the program's" in capfd.readouterr().err
+
+
+OWNER = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from workers.programs import Echo, nothing
+from penstock.workers import Crew
+
+class Mine(Echo):
+    pass
+
+def main():
+    crew = Crew(Mine("mine"), {method!r}, environment={{}}, warm_up=nothing, otherwise="do without.")
+    worker = crew.start()
+    worker.send(0)
+    crew.wait(30)
+    print(*worker.receive(), flush=True)
+    worker.send("sleep")
+    os.kill(os.getpid(), 9)
+
+{begin}
+"""
+
+
+def run_owner(folder: Path, method: str, begin: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "owner.py"
+    script.write_text(OWNER.format(tests=str(Path(__file__).parents[1]), method=method, begin=begin))
+    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_program_may_be_of_the_owners_script_and_workers_end_when_it_is_killed(method: str, tmp_path: Path) -> None:
+    done = run_owner(tmp_path, method, "if __name__ == '__main__': main()")
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    word, _, pid = done.stdout.split()
+    assert word == "mine"
+    assert wait_until(lambda: not psutil.pid_exists(int(pid)))
+
+
+def test_a_script_that_starts_workers_while_a_worker_imports_it_is_told_to_guard_itself(tmp_path: Path) -> None:
+    done = run_owner(tmp_path, "spawn", "main()")
+    assert "under `if __name__ == '__main__':`" in done.stderr
