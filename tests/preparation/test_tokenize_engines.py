@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from penstock.schema import Ragged
 from penstock.transforms import _gigatoken, _token_maker, _tokenizer_check, _tokenizer_choice
 from penstock.transforms._gigatoken import GigatokenEngine
-from penstock.transforms._rows import ByteRows, is_utf8
+from penstock.transforms._rows import is_utf8
 from penstock.transforms._tokenize import Tokenize
 from penstock.transforms._tokenizer_battery import make_battery
 from penstock.transforms._tokenizer_check import (
@@ -75,7 +76,7 @@ def test_a_batch_is_utf8_exactly_when_every_row_is(rows: list[bytes]) -> None:
         return True
 
     offsets = np.cumsum([0, *map(len, rows)])
-    assert is_utf8(ByteRows(np.frombuffer(b"".join(rows), np.uint8), offsets)) == all(map(decodes, rows))
+    assert is_utf8(Ragged(np.frombuffer(b"".join(rows), np.uint8), offsets)) == all(map(decodes, rows))
 
 
 class Lying:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.schema import Ragged
 
@@ -57,3 +61,36 @@ def test_tensors_are_as_good_as_arrays() -> None:
     assert repr(ragged) == "Ragged(2 samples, 5 values of bfloat16)"
     assert ragged.lengths.tolist() == [2, 3]
     assert [sample.tolist() for sample in ragged] == [[0, 1], [2, 3, 4]]
+
+
+def as_lists(ragged: Ragged) -> list[list[int]]:
+    return [np.asarray(sample).tolist() for sample in ragged]
+
+
+samples = st.lists(st.lists(st.integers(0, 255), max_size=4), max_size=8)
+
+
+def of(lists: list[list[int]]) -> Ragged:
+    return Ragged.from_lengths(np.array([*chain(*lists)], np.int64), [len(part) for part in lists])
+
+
+@given(samples, st.data())
+def test_take_gives_the_samples_asked_for_in_that_order(lists: list[list[int]], data: st.DataObject) -> None:
+    indices = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=12) if lists else st.just([]))
+    assert as_lists(of(lists).take(np.array(indices, np.int64))) == [lists[index] for index in indices]
+
+
+def test_take_of_everything_copies_nothing() -> None:
+    ragged = of([[1], [2, 3]])
+    assert ragged.take(np.array([0, 1])) is ragged
+
+
+@given(st.lists(samples, min_size=1, max_size=4))
+def test_concatenated_parts_keep_their_samples(parts: list[list[list[int]]]) -> None:
+    assert as_lists(Ragged.concatenate([of(part) for part in parts])) == [*chain(*parts)]
+
+
+def test_parts_that_use_only_some_of_their_values_can_be_joined_and_taken_from() -> None:
+    part = Ragged(np.arange(10), np.array([2, 4, 7]))
+    assert as_lists(Ragged.concatenate([part, part])) == [[2, 3], [4, 5, 6]] * 2
+    assert as_lists(part.take(np.array([1]))) == [[4, 5, 6]]

@@ -18,7 +18,7 @@ from penstock.plan._dataset import Dataset
 from penstock.plan._rows import Batch, offered
 from penstock.plan._stages import Pack
 from penstock.plan._token_columns import check_mask_lengths
-from penstock.schema import Column
+from penstock.schema import Column, offsets_of
 from penstock.shards import Spans
 
 ROW_TARGETS = "row_targets"
@@ -97,7 +97,7 @@ def count_targets(source: TokenSource, pieces: Pieces, num_rows: int) -> NDArray
         flat = _read_flat(source, pieces, source.mask_column, np.zeros(int(pieces.sizes.sum()), np.uint8))
         begins = np.cumsum(pieces.sizes) - pieces.sizes
         flat[begins[pieces.sizes > 0]] = 0
-        totals = np.concatenate([np.zeros(1, np.int64), np.cumsum(flat != 0)])
+        totals = offsets_of(flat != 0)
         per_piece = totals[begins + pieces.sizes] - totals[begins]
     return np.bincount(pieces.rows, weights=per_piece, minlength=num_rows).astype(np.int64)
 
@@ -140,7 +140,7 @@ def _in_row_order(placed: Sequence[Placed], num_rows: int) -> tuple[NDArray[np.i
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=num_rows)
     sizes, starts = (np.concatenate([getattr(p, name) for _, _, p in placed])[order] for name in ("sizes", "starts"))
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]), sizes, starts
+    return offsets_of(counts), sizes, starts
 
 
 def _pad_borders(borders: NDArray[np.int32], num_rows: int, max_documents: int | None) -> NDArray[np.int32]:

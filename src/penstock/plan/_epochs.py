@@ -16,6 +16,7 @@ from penstock.order import FullOrder, Order, SequentialOrder, WindowedOrder
 from penstock.plan._compiled import kernels
 from penstock.plan._rows import Rows
 from penstock.plan._stages import Shuffle
+from penstock.schema import offsets_of
 
 # What is permuted as one piece and read as one piece: large enough to stream from a disk.
 STORAGE_WINDOW_BYTES = 4 << 20
@@ -28,7 +29,7 @@ class Epochs:
     def __init__(self, rows_per_window: NDArray[np.int64], shuffle: Shuffle | None) -> None:
         self.num_rows = int(rows_per_window.sum())
         self.rows_per_window = rows_per_window
-        self.row_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows_per_window)])
+        self.row_starts = offsets_of(rows_per_window)
         """First row of each storage window, and behind them the number of rows."""
         self.shuffle = shuffle
         self.order = functools.lru_cache(_KEPT_EPOCHS)(self._order)

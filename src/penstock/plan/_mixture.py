@@ -139,8 +139,7 @@ def _interleave(
         for places, part in parts:
             for place, sample in zip(places.tolist(), part, strict=True):
                 samples[place] = np.frombuffer(sample, np.uint8) if part.is_bytes else sample
-        offsets = np.concatenate([[0], np.cumsum([len(sample) for sample in samples])])
-        return Ragged(np.concatenate(samples), offsets, first.is_bytes)
+        return Ragged.from_lengths(np.concatenate(samples), [len(sample) for sample in samples], first.is_bytes)
     whole = offered(out, key, (num_rows, *first.shape[1:]), first.dtype)
     for places, part in parts:
         whole[places] = part

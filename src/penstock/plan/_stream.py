@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schema import Column
+from penstock.schema import Column, offsets_of
 from penstock.shards import Spans, Storage
 
 
@@ -42,7 +42,7 @@ class SelectedStream:
             lengths = storage.lengths(column, 0, storage.num_samples)[chosen]
         else:
             lengths = np.ones(len(chosen), np.int64)
-        self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        self._starts = offsets_of(lengths)
         self.num_elements = int(self._starts[-1])
 
     def read(self, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:

@@ -15,6 +15,7 @@ from penstock.plan._packed import PackedRows
 from penstock.plan._rows import RowSource
 from penstock.plan._sample_rows import SampleRows
 from penstock.plan._window_rows import WindowRows
+from penstock.schema import offsets_of
 
 _CHUNK = 1 << 20
 
@@ -102,7 +103,7 @@ def _stretches(source: WindowRows, end: int) -> Iterator[tuple[int, NDArray[np.i
     num_documents, tokens = len(source.dataset), 0
     for begin in range(0, num_documents, _CHUNK):
         lengths = source.dataset.stored.lengths_between(source.column, begin, min(begin + _CHUNK, num_documents))
-        starts = tokens + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        starts = tokens + offsets_of(lengths)
         yield begin, starts
         tokens = int(starts[-1])
         if tokens >= end:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.packing import Packing
 from penstock.plan._compiled import kernels
+from penstock.schema import offsets_of
 
 Key = tuple[int, int]
 """(epoch, window)"""
@@ -128,7 +129,7 @@ class WindowCache:
 def reorder(packing: Packing, order: NDArray[np.int64]) -> Packing:
     """The same rows in another order."""
     counts = np.diff(packing.row_offsets)[order]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    offsets = offsets_of(counts)
     pieces = np.repeat(packing.row_offsets[order] - offsets[:-1], counts) + np.arange(offsets[-1])
     return Packing(
         row_offsets=offsets,

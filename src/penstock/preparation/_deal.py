@@ -126,9 +126,7 @@ def _join(parts: list[Ragged | NDArray[Any]]) -> Ragged | NDArray[Any]:
     ragged = [part for part in parts if isinstance(part, Ragged)]
     if not ragged:
         return np.concatenate(parts)  # type: ignore[arg-type]
-    lengths = np.concatenate([part.lengths for part in ragged])
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Ragged(np.concatenate([part.values for part in ragged]), offsets, ragged[0].is_bytes)
+    return Ragged.concatenate(ragged)
 
 
 def _num_bytes(column: Ragged | NDArray[Any]) -> int:

@@ -5,7 +5,7 @@ Knows nothing of files. May import: `penstock.errors`. Imported by: every room.
 
 from penstock.schema._columns import Column, Schema
 from penstock.schema._dtypes import dtype_from_name, dtype_name, dtype_tag
-from penstock.schema._ragged import Ragged
+from penstock.schema._ragged import Ragged, offsets_of
 
 __all__ = [
     "Column",
@@ -14,4 +14,5 @@ __all__ = [
     "dtype_from_name",
     "dtype_name",
     "dtype_tag",
+    "offsets_of",
 ]

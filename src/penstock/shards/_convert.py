@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from penstock.errors import SchemaError
 from penstock.schema import Column, Ragged, dtype_from_name
 
-_ZERO = np.zeros(1, np.int64)
-
 
 def convert_sample(column: Column, value: Any) -> NDArray[Any]:
     """One sample of a column as an array: `column.shape`, or `[n, *column.shape]` when ragged."""
@@ -46,9 +44,8 @@ def convert_batch(column: Column, value: Any) -> Ragged | NDArray[Any]:
     if not isinstance(value, Iterable):
         raise SchemaError(f"Column {column.name!r}: a batch has one value per sample; {type(value).__name__} has none.")
     samples = [convert_sample(column, sample) for sample in value]
-    offsets = np.concatenate([_ZERO, np.cumsum([len(sample) for sample in samples], dtype=np.int64)])
     values = np.concatenate(samples) if samples else np.empty((0, *column.shape), column.dtype)
-    return Ragged(values, offsets, column.kind == "bytes")
+    return Ragged.from_lengths(values, [len(sample) for sample in samples], column.kind == "bytes")
 
 
 def _convert_bytes(column: Column, value: Any) -> NDArray[np.uint8]:

@@ -71,10 +71,7 @@ class ShardFolder:
         """Samples of a ragged column, side by side."""
         read = gather_ragged if self.io == "map" else read_ragged
         parts = [read(self, column, indices[begin:end]) for begin, end in self._pieces(len(indices))]
-        if len(parts) == 1:
-            return parts[0]
-        offsets = np.concatenate([[0], np.cumsum(np.concatenate([part.lengths for part in parts]))])
-        return Ragged(np.concatenate([part.values for part in parts]), offsets, column.kind == "bytes")
+        return parts[0] if len(parts) == 1 else Ragged.concatenate(parts)
 
     def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
         """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
 from penstock.filesystem import MappedFile
-from penstock.schema import Column, Ragged, Schema, dtype_from_name, dtype_name
+from penstock.schema import Column, Ragged, Schema, dtype_from_name, dtype_name, offsets_of
 from penstock.shards._arrays import ArrayStorage
 from penstock.shards._checksums import BLOCK_BYTES, checksum
 
@@ -136,7 +136,7 @@ def _read_megatron_index(index: MappedFile) -> tuple[np.dtype[Any], NDArray[np.i
     dtype = dtype_from_name(_MEGATRON_DTYPES[code - 1])
     parts = np.split(raw[start:needed], [4 * num_sequences, 12 * num_sequences])
     lengths, pointers, borders = (parts[0].view("<i4"), *(part.tobytes() for part in parts[1:]))
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    ends = offsets_of(lengths)
     if (lengths < 0).any() or not np.array_equal(np.frombuffer(pointers, "<i8"), ends[:-1] * dtype.itemsize):
         raise FormatError(
             f"{index.path}: its pointers do not follow its lengths; the sequences are not stored in a row."

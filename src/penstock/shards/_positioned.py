@@ -58,9 +58,8 @@ def read_ragged(folder: OpensShards, column: Column, indices: NDArray[np.int64])
             pieces = np.split(values, edges[1:-1] - edges[0])
             for place, piece in zip(places[begin:end].tolist(), pieces, strict=True):
                 parts[place] = piece
-    lengths = np.array([len(part) for part in parts], np.int64)
     values = np.concatenate(parts) if parts else np.empty((0, *column.shape), column.dtype)
-    return Ragged(values, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), column.kind == "bytes")
+    return Ragged.from_lengths(values, [len(part) for part in parts], column.kind == "bytes")
 
 
 def read_spans(folder: OpensShards, column: Column, spans: Spans, out: NDArray[Any]) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schema import Ragged
+from penstock.schema import Ragged, offsets_of
 from penstock.transforms._image_decoder import BadImage, ImageDecoder, ImageSettings, quiet_decoding
 from penstock.transforms._keep import read_kept, take_kept
-from penstock.transforms._rows import BadRows, find_column, is_arrow, make_offsets, read_byte_column
+from penstock.transforms._rows import BadRows, find_column, is_arrow, read_byte_column, row_bytes
 from penstock.transforms._transforms import Output
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class OpenDecodeImage:
         arrays: list[NDArray[np.uint8]] = [np.asarray(image) for image in decoded if image is not None]
         shapes = np.array([(*array.shape, 1)[:3] for array in arrays], np.int32).reshape(-1, 3)
         values = np.concatenate([np.empty(0, np.uint8), *(array.reshape(-1) for array in arrays)])
-        offsets = make_offsets(np.array([array.size for array in arrays], np.int64))
+        offsets = offsets_of(np.array([array.size for array in arrays], np.int64))
         name = self._settings.column
         return {name: Ragged(values, offsets), name + _SHAPE_SUFFIX: shapes}
 
@@ -113,7 +113,7 @@ def _list_images(records: Records, name: str, bad: BadRows) -> list[memoryview]:
     """Encoded images one by one, not copied."""
     column = find_column(records, name)
     rows = read_byte_column(name, _unwrap(name, column, bad) if is_arrow(column) else column, bad)
-    return [rows.row(place) for place in range(len(rows))]
+    return [row_bytes(rows, place) for place in range(len(rows))]
 
 
 def _unwrap(name: str, column: Any, bad: BadRows) -> Any:

@@ -11,13 +11,13 @@ are told apart only when one is wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
+from penstock.schema import Ragged
 from penstock.transforms._transforms import row_error
 
 if TYPE_CHECKING:
@@ -54,35 +54,9 @@ class BadRows:
         return tuple(row_error(self._records, place, *self._reasons[place]) for place in sorted(self._reasons))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ByteRows:
-    """Row `i` is `values[offsets[i]:offsets[i + 1]]`; a row marked bad is empty."""
-
-    values: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def row(self, place: int) -> memoryview:
-        """Bytes of one row, not copied."""
-        return self.values[self.offsets[place] : self.offsets[place + 1]].data
-
-    def take(self, places: NDArray[np.int64]) -> ByteRows:
-        """These rows, whose places rise; the same object when they are all."""
-        if len(places) == len(self):
-            return self
-        is_taken = np.zeros(len(self), bool)
-        is_taken[places] = True
-        lengths = np.diff(self.offsets)
-        return ByteRows(self.values[np.repeat(is_taken, lengths)], make_offsets(lengths[places]))
-
-
-def make_offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Running sum from 0."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+def row_bytes(rows: Ragged, place: int) -> memoryview:
+    """Bytes of one row, not copied."""
+    return rows.values[rows.offsets[place] : rows.offsets[place + 1]].data
 
 
 def find_column(records: Records, name: str) -> Any:
@@ -107,7 +81,7 @@ def _is_arrow_text(column: Any) -> bool:
     return is_arrow(column) and str(column.type) in ("string", "large_string")
 
 
-def read_bytes(records: Records, name: str, bad: BadRows) -> ByteRows:
+def read_bytes(records: Records, name: str, bad: BadRows) -> Ragged:
     """A column of strings or byte strings; nulls and values of another type are bad rows.
 
     Raises:
@@ -116,26 +90,26 @@ def read_bytes(records: Records, name: str, bad: BadRows) -> ByteRows:
     return read_byte_column(name, find_column(records, name), bad)
 
 
-def read_byte_column(name: str, column: Any, bad: BadRows) -> ByteRows:
+def read_byte_column(name: str, column: Any, bad: BadRows) -> Ragged:
     """As `read_bytes`, of a column at hand."""
     return _read_arrow(name, column, bad) if is_arrow(column) else _read_list(name, column, bad)
 
 
-def read_text(records: Records, name: str, bad: BadRows) -> ByteRows:
+def read_text(records: Records, name: str, bad: BadRows) -> Ragged:
     """As `read_bytes`, and rows that are not UTF-8 are bad."""
     rows = read_bytes(records, name, bad)
     if _is_arrow_text(records.columns[name]) or is_utf8(rows):
         return rows
     for place in range(len(rows)):
         try:
-            str(rows.row(place), "utf-8")
+            str(row_bytes(rows, place), "utf-8")
         except UnicodeDecodeError as error:
             bad.add(place, "invalid_utf8", f"Column {name!r} is not UTF-8: {error.reason} at byte {error.start:,}.")
     # Bad rows keep their bytes here; whoever uses the text takes the good places first.
     return rows
 
 
-def is_utf8(rows: ByteRows) -> bool:
+def is_utf8(rows: Ragged) -> bool:
     """Whether every row is UTF-8 by itself."""
     import pyarrow as pa
 
@@ -147,13 +121,13 @@ def is_utf8(rows: ByteRows) -> bool:
     return True
 
 
-def _read_arrow(name: str, column: Any, bad: BadRows) -> ByteRows:
+def _read_arrow(name: str, column: Any, bad: BadRows) -> Ragged:
     import pyarrow as pa
 
     kind = column.type
     if pa.types.is_null(kind):
         _mark_nulls(name, range(len(column)), bad, ", here in every row. Is the name right?")
-        return ByteRows(np.empty(0, np.uint8), np.zeros(len(column) + 1, np.int64))
+        return Ragged(np.empty(0, np.uint8), np.zeros(len(column) + 1, np.int64))
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
         raise SchemaError(f"Column {name!r} of the source is {kind}; string or binary is needed.")
@@ -163,14 +137,14 @@ def _read_arrow(name: str, column: Any, bad: BadRows) -> ByteRows:
     return _arrow_buffers(column, np.dtype("<i8" if wide else "<i4"))
 
 
-def _arrow_buffers(column: Any, offset_dtype: np.dtype[Any]) -> ByteRows:
+def _arrow_buffers(column: Any, offset_dtype: np.dtype[Any]) -> Ragged:
     _, offset_buffer, value_buffer = column.buffers()
     if not len(column) or offset_buffer is None:
-        return ByteRows(np.empty(0, np.uint8), np.zeros(len(column) + 1, np.int64))
+        return Ragged(np.empty(0, np.uint8), np.zeros(len(column) + 1, np.int64))
     offsets = np.frombuffer(offset_buffer, offset_dtype, len(column) + 1, column.offset * offset_dtype.itemsize)
     begin, end = int(offsets[0]), int(offsets[-1])
     values = np.empty(0, np.uint8) if value_buffer is None else np.frombuffer(value_buffer, np.uint8)[begin:end]
-    return ByteRows(values, offsets.astype(np.int64) - begin)
+    return Ragged(values, offsets.astype(np.int64) - begin)
 
 
 def _mark_nulls(name: str, places: Any, bad: BadRows, more: str = ".") -> None:
@@ -178,7 +152,7 @@ def _mark_nulls(name: str, places: Any, bad: BadRows, more: str = ".") -> None:
         bad.add(place, "null", f"Column {name!r} is null{more}")
 
 
-def _read_list(name: str, column: list[Any], bad: BadRows) -> ByteRows:
+def _read_list(name: str, column: list[Any], bad: BadRows) -> Ragged:
     try:
         data = b"".join(column)
         encoded: list[Any] = column
@@ -186,7 +160,7 @@ def _read_list(name: str, column: list[Any], bad: BadRows) -> ByteRows:
         encoded = [_encode(name, value, place, bad) for place, value in enumerate(column)]
         data = b"".join(encoded)
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-    return ByteRows(np.frombuffer(data, np.uint8), make_offsets(lengths))
+    return Ragged.from_lengths(np.frombuffer(data, np.uint8), lengths)
 
 
 def _encode(name: str, value: Any, place: int, bad: BadRows) -> bytes:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schema import Ragged
-from penstock.transforms._rows import ByteRows
 from penstock.transforms._tokenizer_check import TokenizerMismatch, check_document, choose_checked
 from penstock.transforms._tokenizer_choice import ChosenEngine
 from penstock.transforms._tokenizer_engines import Bounds, Ids, TokenizerEngine, open_reference
@@ -61,7 +60,7 @@ class TokenMaker:
         assert bounds is not None, "the reference always knows where its tokens are"
         return bounds
 
-    def encode(self, rows: ByteRows, records: Records, places: NDArray[np.int64]) -> Ids:
+    def encode(self, rows: Ragged, records: Records, places: NDArray[np.int64]) -> Ids:
         """Ids of the documents, which came from these places of the records.
 
         Raises:
@@ -74,7 +73,7 @@ class TokenMaker:
 
     def _check(
         self,
-        rows: ByteRows,
+        rows: Ragged,
         records: Records,
         places: NDArray[np.int64],
         ids: NDArray[Any],

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from penstock.schema import Ragged
 from penstock.transforms._chat_rows import render_rows
 from penstock.transforms._chat_template import ChatTemplate, load_template
 from penstock.transforms._keep import Keep, check_keep, infer_types
-from penstock.transforms._rows import BadRows, ByteRows, read_text
+from penstock.transforms._rows import BadRows, read_text
 from penstock.transforms._token_maker import TokenMaker, smallest_dtype
 from penstock.transforms._tokenize_open import OpenChat, OpenTokenize
 from penstock.transforms._tokenizer_check import SAMPLE_BYTES, join_texts, take_sample
@@ -190,10 +191,10 @@ class Tokenize:
                 break
         ready = copy.copy(self)
         ready._set("_types", types)
-        ready._set("_chosen", choose_engine(self._source, self.engine, _concatenate(pieces)))
+        ready._set("_chosen", choose_engine(self._source, self.engine, Ragged.concatenate(pieces)))
         return ready
 
-    def _read_texts(self, records: Records) -> ByteRows:
+    def _read_texts(self, records: Records) -> Ragged:
         """Documents of the good rows, as they will be tokenized."""
         bad = BadRows(records)
         if self._template is None:
@@ -214,10 +215,4 @@ class Tokenize:
 
 
 _CHARACTER_BYTES = 4
-_NOTHING = ByteRows(np.empty(0, np.uint8), np.zeros(1, np.int64))
-
-
-def _concatenate(pieces: list[ByteRows]) -> ByteRows:
-    starts = np.cumsum([0, *(len(piece.values) for piece in pieces[:-1])])
-    offsets = [piece.offsets[1:] + start for piece, start in zip(pieces, starts, strict=True)]
-    return ByteRows(np.concatenate([p.values for p in pieces]), np.concatenate([np.zeros(1, np.int64), *offsets]))
+_NOTHING = Ragged(np.empty(0, np.uint8), np.zeros(1, np.int64))

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PenstockError
-from penstock.transforms._rows import ByteRows, make_offsets
+from penstock.schema import Ragged
+from penstock.transforms._rows import row_bytes
 from penstock.transforms._tokenizer_engines import TokenizerEngine
 
 SAMPLE_BYTES = 1 << 20
@@ -46,14 +47,14 @@ class Difference:
         )
 
 
-def join_texts(texts: Sequence[str]) -> ByteRows:
+def join_texts(texts: Sequence[str]) -> Ragged:
     """Texts as an engine takes them."""
     encoded = [text.encode() for text in texts]
     lengths = np.array([len(text) for text in encoded], np.int64)
-    return ByteRows(np.frombuffer(b"".join(encoded), np.uint8), make_offsets(lengths))
+    return Ragged.from_lengths(np.frombuffer(b"".join(encoded), np.uint8), lengths)
 
 
-def find_difference(fast: TokenizerEngine, reference: TokenizerEngine, rows: ByteRows) -> Difference | None:
+def find_difference(fast: TokenizerEngine, reference: TokenizerEngine, rows: Ragged) -> Difference | None:
     """The first document on which two engines differ."""
     found_ids, found_ends = fast.encode(rows.values, rows.offsets)
     ids, ends = reference.encode(rows.values, rows.offsets)
@@ -63,7 +64,7 @@ def find_difference(fast: TokenizerEngine, reference: TokenizerEngine, rows: Byt
         found = found_ids[found_ends[document] : found_ends[document + 1]]
         expected = ids[ends[document] : ends[document + 1]]
         if not np.array_equal(found, expected):
-            return _describe(rows.row(document), found, expected)
+            return _describe(row_bytes(rows, document), found, expected)
     return None
 
 
@@ -83,12 +84,12 @@ def cut_text(values: NDArray[np.uint8], num_bytes: int) -> NDArray[np.uint8]:
     return values[:num_bytes]
 
 
-def take_sample(rows: ByteRows, num_bytes: int) -> ByteRows:
+def take_sample(rows: Ragged, num_bytes: int) -> Ragged:
     """Whole documents up to `num_bytes`; the last one is cut."""
     num_bytes = min(num_bytes, len(rows.values))
     num_rows = int(np.searchsorted(rows.offsets, num_bytes, side="left"))
     values = cut_text(rows.values, num_bytes)
-    return ByteRows(values, np.minimum(rows.offsets[: num_rows + 1], len(values)))
+    return Ragged(values, np.minimum(rows.offsets[: num_rows + 1], len(values)))
 
 
 def choose_checked(row_numbers: NDArray[np.int64], lengths: NDArray[np.int64], key: int) -> NDArray[np.int64]:
@@ -106,8 +107,8 @@ def check_document(
 ) -> Difference | None:
     """Compare what was found for one document with the reference; of a very long one, its first 1 MB anew."""
     piece = cut_text(text, MAX_CHECKED_BYTES)
-    rows = ByteRows(piece, np.array([0, len(piece)]))
+    rows = Ragged(piece, np.array([0, len(piece)]))
     if len(piece) < len(text):
         return find_difference(fast, reference, rows)
     expected, _ = reference.encode(rows.values, rows.offsets)
-    return None if np.array_equal(found, expected) else _describe(rows.row(0), found, expected)
+    return None if np.array_equal(found, expected) else _describe(row_bytes(rows, 0), found, expected)

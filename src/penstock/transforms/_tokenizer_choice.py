@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import MissingExtra
+from penstock.schema import Ragged
 from penstock.transforms._gigatoken import GigatokenEngine
-from penstock.transforms._rows import ByteRows
 from penstock.transforms._tokenizer_battery import make_battery
 from penstock.transforms._tokenizer_check import TokenizerMismatch, find_difference, join_texts
 from penstock.transforms._tokenizer_engines import EngineFailed, TokenizerEngine, open_reference
@@ -30,7 +30,7 @@ class ChosenEngine:
         return GigatokenEngine(source) if self.is_fast else open_reference(source)
 
 
-def choose_engine(source: TokenizerSource, wanted: EngineChoice, sample: ByteRows) -> ChosenEngine:
+def choose_engine(source: TokenizerSource, wanted: EngineChoice, sample: Ragged) -> ChosenEngine:
     """Compare the engines on the battery and the sample, and choose.
 
     Raises:
@@ -50,7 +50,7 @@ def choose_engine(source: TokenizerSource, wanted: EngineChoice, sample: ByteRow
     return ChosenEngine(is_fast=True)
 
 
-def _compare(source: TokenizerSource, sample: ByteRows) -> None:
+def _compare(source: TokenizerSource, sample: Ragged) -> None:
     fast, reference = GigatokenEngine(source), open_reference(source)
     battery = join_texts(make_battery(source.specials))
     for name, rows in (("the battery", battery), ("the sample of your documents", sample)):

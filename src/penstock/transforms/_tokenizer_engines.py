@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PenstockError
-from penstock.transforms._rows import make_offsets
+from penstock.schema import offsets_of
 from penstock.transforms._tokenizer_source import TokenizerSource, import_text
 
 Ids = tuple[NDArray[Any], NDArray[np.int64]]
@@ -89,7 +89,7 @@ class HuggingFaceEngine:
         characters = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         if not text.isascii():
             sizes = np.fromiter((len(character.encode()) for character in text), np.int64, len(text))
-            characters = make_offsets(sizes)[characters]
+            characters = offsets_of(sizes)[characters]
         return characters[:, 0], characters[:, 1]
 
 
@@ -137,12 +137,12 @@ def _group(values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Iterator[li
 def _join(arrays: list[NDArray[np.uint32]]) -> Ids:
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
     ids = np.concatenate(arrays) if arrays else np.empty(0, np.uint32)
-    return ids, make_offsets(lengths)
+    return ids, offsets_of(lengths)
 
 
 def tile(lengths: NDArray[np.int64]) -> Bounds:
     """Where tokens of these lengths stand when they follow each other without a gap."""
-    offsets = make_offsets(lengths)
+    offsets = offsets_of(lengths)
     return offsets[:-1], offsets[1:]
 
 
