@@ -60,7 +60,7 @@ def test_hugging_face_never_gets_an_attention_mask() -> None:
     batch = {**pack(LENGTHS, ROW_LENGTH), "attention_mask": torch.ones(2, 6, dtype=torch.int64)}
     assert set(masks.hugging_face_kwargs(batch)) == {
         "input_ids", "labels", "position_ids",
-        "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+        "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "use_cache",
     }  # fmt: skip
 
 

@@ -14,6 +14,6 @@ except ModuleNotFoundError as error:
 
 from penstock.masks._block import block_mask
 from penstock.masks._dense import dense, from_token
-from penstock.masks._kwargs import hugging_face_kwargs, varlen
+from penstock.masks._kwargs import check_isolation, hugging_face_kwargs, varlen
 
-__all__ = ["block_mask", "dense", "from_token", "hugging_face_kwargs", "varlen"]
+__all__ = ["block_mask", "check_isolation", "dense", "from_token", "hugging_face_kwargs", "varlen"]

@@ -13,8 +13,10 @@ A row's padding tail is one segment of its own. Inside it padding sees earlier p
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict, overload
 
+import torch
 from torch import Tensor
 
 from penstock.masks._batch import Batch, integer, tensor
@@ -44,6 +46,7 @@ class _HuggingFace(TypedDict):
     cu_seq_lens_k: Tensor
     max_length_q: int
     max_length_k: int
+    use_cache: bool
 
 
 @overload
@@ -76,12 +79,15 @@ def varlen(batch: Batch, *, kernel: Literal["flash_attn", "torch"] = "flash_attn
 
 
 def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
-    """Keyword arguments for a transformers model with FlashAttention: `model(**kwargs)`.
+    """Keyword arguments for a transformers model, whatever its attention: `model(**kwargs)`.
 
     The rows are laid end to end as one of shape [1, B * T], because transformers takes a batch of
     several packed rows for unpacked ones, and lets documents see each other. There is no
-    `attention_mask`, because its presence turns packing off. The four boundary arguments work
-    together: with one missing, boundaries are guessed from `position_ids`.
+    `attention_mask`, because its presence turns packing off. The four boundary arguments are for
+    FlashAttention and work together: with one missing, boundaries are guessed from `position_ids`.
+    The other backends always read them from there, but only in a model without a cache, which is
+    why `use_cache=False` travels along. A few architectures (OPT, BLOOM, Falcon, Mamba) never look:
+    `check_isolation` tells.
 
     transformers shifts labels itself, so pack with `labels="same"`.
 
@@ -98,7 +104,48 @@ def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
         cu_seq_lens_k=starts,
         max_length_q=longest,
         max_length_k=longest,
+        use_cache=False,
     )
+
+
+def check_isolation(model: Callable[..., Any], batch: Batch) -> None:
+    """Change one token and see that no other document's logits change: once, before a long training.
+
+    `model(**hugging_face_kwargs(batch))` runs twice, in eval mode and without gradients; compare on the
+    device and with the attention you train with. This waits for the GPU.
+
+    Raises:
+        RuntimeError: documents see each other, so this model must not be trained on packed rows.
+        ValueError: the batch holds fewer than two documents, so there is nothing to compare.
+    """
+    kwargs = hugging_face_kwargs(batch)
+    documents = tensor(batch, "document_ids").reshape(-1).to(kwargs["input_ids"].device)
+    is_other = (documents != documents[0]) & (documents >= 0)
+    if not is_other.any():
+        raise ValueError("the batch holds one document; expected two or more, to see whether one changes another.")
+    changed = kwargs["input_ids"].clone()
+    changed[0, 0] = 1 if changed[0, 0] == 0 else 0
+    before, after = _logits(model, kwargs), _logits(model, {**kwargs, "input_ids": changed})
+    num_changed = int((before != after).any(dim=-1)[0, is_other].sum())
+    if num_changed:
+        raise RuntimeError(
+            f"one token of the batch's first document changed the logits of {num_changed} tokens of others, of "
+            f"{int(is_other.sum())}: {type(model).__name__} does not keep packed documents apart. Use another "
+            "attention implementation or model, or train on rows of one document each."
+        )
+
+
+def _logits(model: Callable[..., Any], kwargs: Mapping[str, object]) -> Tensor:
+    was_training = getattr(model, "training", False)
+    try:
+        if was_training:
+            model.eval()  # type: ignore[attr-defined]
+        with torch.no_grad():
+            logits: Tensor = model(**kwargs).logits
+    finally:
+        if was_training:
+            model.train()  # type: ignore[attr-defined]
+    return logits
 
 
 def _flat(batch: Batch, key: str) -> Tensor:
