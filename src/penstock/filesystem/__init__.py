@@ -1,6 +1,9 @@
 """Where bytes come from and how they get there: maps, positioned reads, durable writes, locks.
 
-Knows nothing of shards or columns. May import: `penstock.errors`. Imported by: `shards`, `plan`.
+Knows nothing of shards or columns.
+
+May import: `errors`. Imported by: `preparation`, `shards`, `sources`. Holds state: the locks held by this process,
+weakly, so that a forked child lets go of them.
 """
 
 from penstock.filesystem._direct import AlignedBuffers, DirectFile

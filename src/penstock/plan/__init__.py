@@ -1,7 +1,9 @@
 """Datasets and what is built on them: which samples, in which order, make which batch.
 
-Pure functions over shards: no threads, no torch, no state between calls.
-May import: `shards`, `order`, `packing`, and the lines under them. Imported by: `loader`, `pytorch`, `cli`.
+Pure functions over shards: no threads, no torch.
+
+May import: `compiled`, `errors`, `identity`, `order`, `packing`, `schema`, `shards`. Imported by: `cli`, `loader`,
+`pytorch`. Holds state: row counts of packing, in the user's cache folder.
 """
 
 from penstock.plan._dataset import Dataset

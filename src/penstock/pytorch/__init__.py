@@ -1,6 +1,7 @@
 """`penstock.DataLoader`: batches as tensors, ahead of the training loop.
 
-May import: `loader` and the lines under it, and torch. Imported by: users, `cli`.
+May import: `errors`, `loader`, `plan`, `schema`, `sources`, `streams`, `workers`. Imported by: `cli`. Holds state:
+which warnings were given already.
 """
 
 try:

@@ -1,6 +1,9 @@
 """What a sample is made of: dtypes, columns, and values of uneven length.
 
-Knows nothing of files. May import: `penstock.errors`. Imported by: every room.
+Knows nothing of files.
+
+May import: `errors`. Imported by: `cli`, `loader`, `plan`, `preparation`, `pytorch`, `shards`, `transforms`. Holds no
+state.
 """
 
 from penstock.schema._columns import Column, Schema

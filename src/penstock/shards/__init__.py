@@ -1,7 +1,9 @@
 """Samples on disk and in memory: the shard format, its writer, and vectorised reads.
 
 Files are checked at this border: behind it every count, offset and name can be trusted.
-May import: `penstock.filesystem`, `penstock.schema`, `penstock.errors`. Imported by: `plan`, `preparation`, `cli`.
+
+May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`. Imported by: `cli`, `plan`, `preparation`. Holds
+state: the open shards of this process, weakly, so that a forked child opens its own.
 """
 
 from penstock.shards._arrays import ArrayStorage, storage_of_arrays

@@ -2,8 +2,8 @@
 
     list_files -> plan_splits -> read_split, one split at a time, in any process -> Records
 
-May import: `penstock.errors`, `penstock.schema`, `penstock.filesystem`.
-Imported by: `preparation`, `streams`, `pytorch`.
+May import: `errors`, `filesystem`. Imported by: `cli`, `preparation`, `pytorch`, `streams`, `transforms`. Holds state:
+the objects that were given as sources, by name.
 """
 
 from penstock.sources._formats import format_of

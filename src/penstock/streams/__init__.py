@@ -2,7 +2,9 @@
 
     Recipe -> share_of, a part's bytes -> PartRun, its records, with a state at every one
 
-Knows no torch and no processes. May import: `sources`, `order`, and the lines under them. Imported by: `pytorch`.
+Knows no torch and no processes.
+
+May import: `errors`, `identity`, `order`, `sources`. Imported by: `pytorch`. Holds no state.
 """
 
 from penstock.streams._recipe import OnError, Recipe, make_recipe

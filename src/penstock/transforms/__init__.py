@@ -3,7 +3,8 @@
     Transform (settings, picklable) -> open() in a worker -> OpenTransform(records) -> Output (columns of samples)
 
 Knows nothing of tasks, workers or shards.
-May import: `penstock.sources`, `penstock.schema`, `penstock.compiled`, `penstock.errors`. Imported by: `preparation`.
+
+May import: `compiled`, `errors`, `identity`, `schema`, `sources`. Imported by: `cli`, `preparation`. Holds no state.
 """
 
 from penstock.transforms._columns import KeepColumns
