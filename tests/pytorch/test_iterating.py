@@ -430,9 +430,9 @@ def test_a_closed_loader_says_so_and_starts_again() -> None:
 def test_arguments_that_make_no_sense_are_refused() -> None:
     plan = numbers().batch(4)
     for wrong, match in [
-        ({"workers": "threads"}, "'inline', 'thread' and 'process'"),
-        ({"num_workers": -1}, "from 0 on"),
-        ({"num_workers": 1.5}, "from 0 on"),
+        ({"workers": "threads"}, "'inline', 'thread' or 'process'"),
+        ({"num_workers": -1}, "at least 0"),
+        ({"num_workers": 1.5}, "at least 0"),
         ({"prefetch": 0}, "prefetch=0"),
         ({"epochs": 0}, "epochs=0"),
         ({"micro_batch": "4"}, "micro_batch='4'"),

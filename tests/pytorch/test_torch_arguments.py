@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.plan import Plan
+from penstock.pytorch._arguments import ARGUMENTS
 from pytorch.examples import expected, numbers, received, rows_of
 from pytorch.torch_examples import Numbers, Repeated, Rows, plain
 
@@ -50,6 +51,19 @@ def test_the_documentation_names_every_argument_with_tests_that_exist() -> None:
     for row in rows:
         for part in row[4].split(";"):
             assert all(f"def {name}(" in tests for name in re.findall(r"`(test_\w+)`", part)), row[1]
+
+
+def test_one_table_knows_every_argument_and_the_documentation_agrees_with_it() -> None:
+    assert list(ARGUMENTS) == list(inspect.signature(penstock.DataLoader).parameters)[1:]
+    torchs = inspect.signature(TorchDataLoader).parameters
+    assert {name for name, argument in ARGUMENTS.items() if argument.is_torchs} == set(torchs) - {"dataset"}
+    page = Path(__file__).parents[2] / "docs" / "drop-in.md"
+    rows = [line.split("|") for line in page.read_text().splitlines() if line.startswith("| `")]
+    for row in rows:
+        for name in (name.strip(" `") for name in row[1].split(",") if name.strip(" `") in ARGUMENTS):
+            argument = ARGUMENTS[name]
+            assert row[2].strip().startswith("refused") == (argument.with_torch is not None), name
+            assert argument.with_plan is not None or row[3].strip() != "refused", name
 
 
 def test_a_torch_dataset_has_no_workers_by_default_and_a_plan_has_some() -> None:

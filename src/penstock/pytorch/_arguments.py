@@ -1,59 +1,155 @@
-"""Settings of a loader."""
+"""The arguments of `DataLoader`: one table that says whose each is, and what to use in its place with other data.
+
+A default is written once, in the signature of `DataLoader.__init__`, where editors show it; the checks read it there.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from penstock.plan import Plan
-from penstock.workers import default_workers
+from penstock.workers import StartMethod, default_workers
 
 Workers = Literal["auto", "inline", "thread", "process"]
+
+
+class Argument(NamedTuple):
+    """For which kind of data an argument means something. With the other kind it may only have its default."""
+
+    is_torchs: bool
+    with_plan: str | None = None
+    """What to do instead with a plan; None if plans take it."""
+    with_torch: str | None = None
+    """What to do instead with a torch dataset; None if torch datasets take it."""
+    also_allowed: tuple[Any, ...] = ()
+    """Other values that ask for nothing and may be given."""
+
+
+ARGUMENTS: Mapping[str, Argument] = {
+    "batch_size": Argument(True, with_plan="the plan says it: plan.batch({value})"),
+    "shuffle": Argument(True, with_plan="the plan says it: ds.shuffle(seed=7).batch(32)", also_allowed=(False,)),
+    "sampler": Argument(True, with_plan="the plan is the order; use ds.take(indices) to choose samples"),
+    "batch_sampler": Argument(True, with_plan="the plan says what a batch is"),
+    "num_workers": Argument(True),
+    "collate_fn": Argument(True, with_plan="put it into the plan: plan.map(function, batched=True)"),
+    "pin_memory": Argument(True),
+    "drop_last": Argument(True, with_plan="the plan says it: plan.batch(32, tail='drop')"),
+    "timeout": Argument(True, with_plan="it is for torch datasets"),
+    "worker_init_fn": Argument(
+        True, with_plan="workers of a plan have no state; let mapped functions take (row, rng) instead"
+    ),
+    "multiprocessing_context": Argument(True, with_plan="use start_method"),
+    "generator": Argument(True, with_plan="the plan has its seed: ds.shuffle(seed=7)"),
+    "prefetch_factor": Argument(True),
+    "persistent_workers": Argument(True),
+    "pin_memory_device": Argument(True),
+    "in_order": Argument(True),
+    "workers": Argument(
+        False, with_torch="samples of a torch dataset are computed in processes", also_allowed=("process",)
+    ),
+    "prefetch": Argument(False, with_torch="with a torch dataset use prefetch_factor, per worker"),
+    "rank": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...)"),
+    "world_size": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...)"),
+    "micro_batch": Argument(False, with_torch="with a torch dataset use batch_size"),
+    "epochs": Argument(False, with_torch="with a torch dataset use a loop around the loop"),
+    "start_method": Argument(False, with_torch="with a torch dataset use multiprocessing_context"),
+    "drop_consumed": Argument(False, with_torch="with a torch dataset use one that drops what it has read"),
+    "device": Argument(False),
+}
+"""All but `dataset`, in the order of the signature."""
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of the table's arguments, from a function's signature."""
+    parameters = inspect.signature(function).parameters
+    return {name: parameters[name].default for name in ARGUMENTS}
+
+
+def check_plan_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Refuse torch's arguments for what a plan decides.
+
+    Raises:
+        ValueError: one was given; the message says what to do instead.
+    """
+    for name, argument in ARGUMENTS.items():
+        value = given[name]
+        allowed = (None, defaults[name], *argument.also_allowed)
+        if argument.with_plan is not None and not _is_one_of(value, allowed):
+            raise ValueError(f"{name}={value!r} with a plan: {argument.with_plan.format(value=value)}.")
+
+
+def check_torch_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Refuse the arguments of plans for a torch dataset.
+
+    Raises:
+        ValueError: one was given; the message says what to do instead.
+    """
+    if given["num_workers"] == "auto":
+        raise ValueError("num_workers='auto' is for plans; with a torch dataset it would decide on random numbers.")
+    for name, argument in ARGUMENTS.items():
+        value = given[name]
+        if argument.with_torch is not None and not _is_one_of(value, (defaults[name], *argument.also_allowed)):
+            raise ValueError(f"{name}={value!r} is for plans; {argument.with_torch}.")
+
+
+def torchs_arguments(given: Mapping[str, Any], *, is_plan: bool) -> dict[str, Any]:
+    """What torch's `DataLoader.__init__` is given; for a plan, without what the plan decides."""
+    taken = [name for name, argument in ARGUMENTS.items() if argument.is_torchs]
+    return {name: given[name] for name in taken if not is_plan or ARGUMENTS[name].with_plan is None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
     """How a plan is run; none of it changes a batch."""
 
-    workers: Workers = "auto"
+    workers: Workers
     """"auto" takes threads for Penstock's own gathers and functions marked pure, processes for other Python code."""
-    num_workers: int | Literal["auto"] = "auto"
-    """More workers produce more and leave less of the processors to the training thread."""
-    prefetch: int | None = None
-    """Batches computed ahead: hides uneven workers, costs memory. None: two per worker, more of small ones."""
-    in_order: bool = True
+    num_workers: int | Literal["auto"] | None
+    """More workers produce more, and leave less of the processors to the training thread. None is "auto"."""
+    prefetch: int | None
+    """Batches computed ahead: hides uneven workers, costs memory. None: two per worker, more if they are small."""
+    in_order: bool
     """Hand batches over in order. Without it a slow one holds up nothing, and there is no state to save."""
-    micro_batch: int | None = None
-    """Hand a step's rows out in pieces of this many, for accumulating gradients."""
-    epochs: int | None = 1
+    micro_batch: int | None
+    """Hand out a step's rows in pieces of this size, for accumulating gradients."""
+    epochs: int | None
     """Epochs that one `for` loop runs through; None never stops."""
-    drop_consumed: bool = False
-    """Let data that was read leave the page cache: for data far larger than memory, which nobody else reads."""
-    start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
-    """How worker processes start. "fork" takes lambdas along, and every lock and thread of the trainer too."""
+    drop_consumed: bool
+    """Let data that was read leave the page cache: for data far larger than memory that no other run reads."""
+    start_method: StartMethod
+    """How worker processes start. "fork" takes lambdas along, but also every lock and thread of the trainer."""
 
     def __post_init__(self) -> None:
         if self.workers not in ("auto", "inline", "thread", "process"):
-            raise ValueError(f"workers={self.workers!r}; the kinds are 'auto', 'inline', 'thread' and 'process'.")
-        if self.num_workers != "auto" and (type(self.num_workers) is not int or self.num_workers < 0):
-            raise ValueError(f"num_workers={self.num_workers!r}; give a number from 0 on, or 'auto'.")
+            raise ValueError(f"workers={self.workers!r}; expected 'auto', 'inline', 'thread' or 'process'.")
+        if self.num_workers not in ("auto", None) and (type(self.num_workers) is not int or self.num_workers < 0):
+            raise ValueError(f"num_workers={self.num_workers!r}; expected an integer of at least 0, or 'auto'.")
         if self.start_method not in ("forkserver", "spawn", "fork"):
-            raise ValueError(f"start_method={self.start_method!r}; it is 'forkserver', 'spawn' or 'fork'.")
+            raise ValueError(f"start_method={self.start_method!r}; expected 'forkserver', 'spawn' or 'fork'.")
         for name in ("prefetch", "micro_batch", "epochs"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name}={value!r}; give a number from 1 on.")
+                raise ValueError(f"{name}={value!r}; expected an integer of at least 1.")
 
-    def with_prefetch_factor(self, plan: Plan, prefetch_factor: int | None) -> LoaderSettings:
-        """The same with torch's number of batches ahead per worker, unless their number in all is given."""
-        _, num_workers = self.resolve(plan)
-        if prefetch_factor is None or self.prefetch is not None or not num_workers:
-            return self
-        return dataclasses.replace(self, prefetch=prefetch_factor * num_workers)
+    @classmethod
+    def for_plan(cls, plan: Plan, given: Mapping[str, Any]) -> LoaderSettings:
+        """The settings among the given arguments; `prefetch_factor`, per worker, counts unless `prefetch` is given."""
+        settings = cls(**{field.name: given[field.name] for field in dataclasses.fields(cls)})
+        _, num_workers = settings.resolve(plan)
+        if given["prefetch_factor"] is None or settings.prefetch is not None or not num_workers:
+            return settings
+        return dataclasses.replace(settings, prefetch=given["prefetch_factor"] * num_workers)
 
     def resolve(self, plan: Plan) -> tuple[Literal["inline", "thread", "process"], int]:
-        """(kind, number) of the workers for a plan."""
+        """(kind, number) of the workers for a plan.
+
+        Raises:
+            ValueError: threads cannot run its functions.
+        """
         kind = self.workers
         if kind == "auto":
             kind = "process" if plan.runs_python else "thread"
@@ -64,28 +160,13 @@ class LoaderSettings:
         if kind == "thread" and plan.needs_isolation:
             raise ValueError(
                 "A mapped function takes only the row, so it may use global generators, which threads share. "
-                "Use workers='process', give it (row, rng), or mark it with @penstock.pure."
+                "Use workers='process', let it take (row, rng), or mark it with @penstock.pure."
             )
-        return kind, default_workers(kind) if self.num_workers == "auto" else self.num_workers
+        if self.num_workers is None or self.num_workers == "auto":
+            return kind, default_workers(kind)
+        return kind, self.num_workers
 
 
-def check_torch_arguments(num_workers: Any, workers: Any, *others: Any) -> None:
-    """Refuse arguments of plans for a torch dataset."""
-    if num_workers == "auto":
-        raise ValueError("num_workers='auto' is for plans; with a torch dataset it decides on random numbers.")
-    if workers not in ("auto", "process"):
-        raise ValueError(f"workers={workers!r} is for plans; samples of a torch dataset are computed in processes.")
-    for name, value in zip(_PLAN_ONLY, others, strict=True):
-        if value != _PLAN_ONLY[name][0]:
-            raise ValueError(f"{name}={value!r} is for plans; with a torch dataset use {_PLAN_ONLY[name][1]}.")
-
-
-_PLAN_ONLY: dict[str, tuple[Any, str]] = {
-    "prefetch": (None, "prefetch_factor, per worker"),
-    "rank": (None, "sampler=DistributedSampler(...)"),
-    "world_size": (None, "sampler=DistributedSampler(...)"),
-    "micro_batch": (None, "batch_size"),
-    "epochs": (1, "a loop around the loop"),
-    "start_method": ("forkserver", "multiprocessing_context"),
-    "drop_consumed": (False, "a dataset that drops what it has read"),
-}
+def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+    """Whether a value is among these; None by identity, for an array compared with it would be an array."""
+    return any(value is each if each is None else value == each for each in allowed)

@@ -16,7 +16,14 @@ from typing_extensions import TypeVar  # torch needs it, too; defaults are in `t
 
 from penstock.loader import LoaderStatistics
 from penstock.plan import Dataset, Plan
-from penstock.pytorch._arguments import LoaderSettings, Workers, check_torch_arguments
+from penstock.pytorch._arguments import (
+    ARGUMENTS,
+    LoaderSettings,
+    Workers,
+    check_torch_arguments,
+    defaults_of,
+    torchs_arguments,
+)
 from penstock.pytorch._device import find_device
 from penstock.pytorch._pinning import wants_pinning
 from penstock.pytorch._plan_run import PlanRun
@@ -94,55 +101,26 @@ class DataLoader(TorchDataLoader[BatchType]):
         drop_consumed: bool = False,
         device: str | int | torch.device | None = None,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name in ARGUMENTS}
         if (rank is None) != (world_size is None):
             raise ValueError("Give both rank and world_size, or neither.")
         self.workers, self.prefetch, self.rank, self.world_size = workers, prefetch, rank, world_size
         self.micro_batch, self.epochs, self.start_method = micro_batch, epochs, start_method
         self.drop_consumed, self.device = drop_consumed, device
         find_device(device)  # one that is not there is an error here, not at the first batch
-        torch_arguments: dict[str, Any] = {
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "sampler": sampler,
-            "batch_sampler": batch_sampler,
-            "collate_fn": collate_fn,
-            "drop_last": drop_last,
-            "timeout": timeout,
-            "worker_init_fn": worker_init_fn,
-            "multiprocessing_context": multiprocessing_context,
-            "generator": generator,
-        }
-        self._source = find_plan(dataset, torch_arguments, world_size)
+        self._source = find_plan(dataset, given, _DEFAULTS)
         if self._source is None:
-            plan_only = (prefetch, rank, world_size, micro_batch, epochs, start_method, drop_consumed)
-            check_torch_arguments(num_workers, workers, *plan_only)
-            num_workers = num_workers or 0
+            check_torch_arguments(given, _DEFAULTS)
+            arguments = torchs_arguments(given, is_plan=False) | {"num_workers": num_workers or 0}
         else:
             plan = self._source.make()
-            self.settings = LoaderSettings(
-                workers=workers,
-                num_workers="auto" if num_workers is None else num_workers,
-                prefetch=prefetch,
-                in_order=in_order,
-                micro_batch=micro_batch,
-                epochs=epochs,
-                start_method=start_method,
-                drop_consumed=drop_consumed,
-            ).with_prefetch_factor(plan, prefetch_factor)
-            _, num_workers = self.settings.resolve(plan)
-            torch_arguments = plan_attributes(self._source, micro_batch, world_size)
-            prefetch_factor = prefetch_factor if num_workers else None
-            persistent_workers = persistent_workers and num_workers > 0
-        super().__init__(
-            dataset,  # type: ignore[arg-type]
-            **torch_arguments,
-            num_workers=num_workers,  # type: ignore[arg-type]
-            pin_memory=pin_memory,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+            self.settings = LoaderSettings.for_plan(plan, given)
+            _, count = self.settings.resolve(plan)
+            arguments = torchs_arguments(given, is_plan=True) | plan_attributes(self._source, micro_batch, world_size)
+            arguments["num_workers"] = count
+            arguments["prefetch_factor"] = prefetch_factor if count else None
+            arguments["persistent_workers"] = persistent_workers and count > 0
+        super().__init__(dataset, **arguments)  # type: ignore[arg-type]
         self._run = self._make_run()
         if self._source is not None and self._run.kind == "process":
             warn_too_many_workers(self.num_workers)
@@ -254,3 +232,7 @@ class DataLoader(TorchDataLoader[BatchType]):
             self._run = self._make_run()
             if state is not None:
                 self._run.load_state_dict(state)
+
+
+_DEFAULTS = defaults_of(DataLoader.__init__)
+"""Read once from the signature, the only place where they are written."""

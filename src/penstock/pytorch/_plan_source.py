@@ -1,4 +1,4 @@
-"""How a plan wears torch's loader: which of torch's arguments mean something, and what frameworks see.
+"""Which plan a loader runs, and what frameworks see of it.
 
 Frameworks that train on several processes put a `DistributedSampler` into every loader that has none, or
 wrap loaders so that each process gets a share. A plan gives each rank its share already, so its loader says
@@ -8,33 +8,15 @@ that this is done: its sampler is a `DistributedSampler`, and Accelerate finds i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DistributedSampler
 
 from penstock.plan import Dataset, Plan
+from penstock.pytorch._arguments import check_plan_arguments
 from penstock.pytorch._ranks import check_rank, find_rank
-
-_INSTEAD = {
-    "batch_size": "the plan says it: plan.batch({value})",
-    "shuffle": "the plan says it: ds.shuffle(seed=7).batch(32)",
-    "sampler": "the plan is the order; use ds.take(indices) for a choice",
-    "batch_sampler": "the plan says what a batch is",
-    "collate_fn": "put it into the plan: plan.map(function, batched=True)",
-    "drop_last": "the plan says it: plan.batch(32, tail='drop')",
-    "timeout": "it is for torch datasets",
-    "worker_init_fn": "workers of a plan have no state; give mapped functions (row, rng)",
-    "multiprocessing_context": "use start_method",
-    "generator": "the plan has its seed: ds.shuffle(seed=7)",
-}
-_MEANS_NOTHING: dict[str, tuple[Any, ...]] = {
-    "batch_size": (1,),
-    "shuffle": (False,),
-    "drop_last": (False,),
-    "timeout": (0,),
-}
 
 
 class PlanSampler(DistributedSampler[int]):
@@ -73,20 +55,12 @@ def _nothing() -> None:
     """A loader that is not there."""
 
 
-def check_plan_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments of torch that a plan has its own way for."""
-    for name, instead in _INSTEAD.items():
-        value = arguments[name]
-        if value is not None and value not in _MEANS_NOTHING.get(name, ()):
-            raise ValueError(f"{name}={value!r} with a plan: {instead.format(value=value)}.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSource:
-    """What a loader's plan is made of: a plan, or a Penstock dataset with torch's arguments.
+    """What a loader's plan is made from: a plan, or a Penstock dataset with torch's arguments.
 
-    The latter gives each rank `batch_size` samples, so it depends on the number of ranks, which is often
-    not known yet when the loader is made: it is asked again when a loop begins.
+    A dataset gives each rank `batch_size` samples, so its plan depends on the number of ranks, which is often
+    not known yet when the loader is made: the plan is made again when a loop begins.
     """
 
     dataset: Plan | Dataset
@@ -97,7 +71,7 @@ class PlanSource:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the number of ranks changes nothing about it."""
+        """Whether the plan is the same for any number of ranks."""
         return isinstance(self.dataset, Plan) or self.world_size is not None
 
     def make(self) -> Plan:
@@ -109,32 +83,32 @@ class PlanSource:
         return plan.batch(self.batch_size * world_size, tail="drop" if self.drop_last else "short")
 
 
-def find_plan(dataset: Any, arguments: dict[str, Any], world_size: int | None) -> PlanSource | None:
-    """The plan that a loader of this runs: it is one, or a Penstock dataset and nothing asks for Python per sample.
+def find_plan(dataset: Any, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> PlanSource | None:
+    """The plan that a loader runs: it was given one, or a Penstock dataset and nothing that asks for Python per sample.
 
-    Without a generator the seed is 0 on all ranks, as `DistributedSampler`'s is: ranks often seed torch
-    each in their own way, and would then shuffle each in their own way.
+    Without a generator the seed is 0 on all ranks, as `DistributedSampler`'s is: each rank often seeds torch in
+    its own way, and would then shuffle in its own way.
+
+    Raises:
+        ValueError: with a plan, an argument asks for what the plan decides; or there is no such world size.
     """
-    if world_size is not None:
-        check_rank(0, world_size)
-    for sampler in (arguments["sampler"], getattr(arguments["batch_sampler"], "sampler", None)):
+    if given["world_size"] is not None:
+        check_rank(0, given["world_size"])
+    for sampler in (given["sampler"], getattr(given["batch_sampler"], "sampler", None)):
         if isinstance(sampler, PlanSampler):
             return sampler.source
     if isinstance(dataset, Plan):
-        check_plan_arguments(arguments)
+        check_plan_arguments(given, defaults)
         return PlanSource(dataset=dataset)
-    needs_torch = ("sampler", "batch_sampler", "collate_fn", "worker_init_fn", "multiprocessing_context")
-    if not isinstance(dataset, Dataset) or any(arguments[name] is not None for name in needs_torch):
+    if not isinstance(dataset, Dataset) or _needs_python(given):
         return None
-    if arguments["batch_size"] is None or arguments["timeout"]:
-        return None
-    generator = arguments["generator"]
+    generator = given["generator"]
     return PlanSource(
         dataset=dataset,
-        batch_size=arguments["batch_size"],
-        seed=(0 if generator is None else generator.initial_seed()) if arguments["shuffle"] else None,
-        drop_last=arguments["drop_last"],
-        world_size=world_size,
+        batch_size=given["batch_size"],
+        seed=(0 if generator is None else generator.initial_seed()) if given["shuffle"] else None,
+        drop_last=given["drop_last"],
+        world_size=given["world_size"],
     )
 
 
@@ -143,3 +117,9 @@ def plan_attributes(source: PlanSource, micro_batch: int | None, world_size: int
     world_size = find_rank()[1] if world_size is None else world_size
     size = micro_batch or max(1, source.make().global_size // world_size)
     return {"batch_size": size, "sampler": PlanSampler(source, size)}
+
+
+def _needs_python(given: Mapping[str, Any]) -> bool:
+    """Whether torch's arguments ask for something that only Python per sample can do."""
+    names = ("sampler", "batch_sampler", "collate_fn", "worker_init_fn", "multiprocessing_context")
+    return any(given[name] is not None for name in names) or given["batch_size"] is None or bool(given["timeout"])
