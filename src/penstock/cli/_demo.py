@@ -8,12 +8,10 @@ import importlib.util
 import json
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cli._prepare import preparation_bar, show_prepared
 from penstock.errors import MissingExtra
@@ -38,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     for package in ("torch", "tokenizers"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(f"The demo needs {package}: pip install 'penstock[torch,text]'")
+    import tempfile
+
     if arguments.path is not None:
         return _show(arguments.path, as_json=arguments.json)
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
@@ -60,8 +60,7 @@ def digest_of(batch: dict[str, Any]) -> str:
     return hashlib.blake2b(np.ascontiguousarray(batch["input_ids"]).tobytes(), digest_size=6).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
+class _Measured(NamedTuple):
     """One way of loading in the training loop."""
 
     tokens_per_second: float

@@ -2,7 +2,8 @@
 
     data (a Histogram, a count of bytes, progress) -> the terminal, or JSON
 
-One file per medium. Knows nothing of where the data comes from; numpy and rich are imported when they are needed.
+One file per medium. Knows nothing of where the data comes from; what takes long to import (numpy, rich)
+is imported when it is needed, so that `penstock --help` need not wait for it.
 
 May import: nothing. Imported by: `cli`. Holds no state.
 """

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,8 +13,7 @@ _BINS = 64
 _BAR = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(NamedTuple):
     """How many lengths fall in [0], [1], [2, 3], [4, 7], [8, 15], ..."""
 
     counts: tuple[int, ...]
