@@ -108,10 +108,10 @@ def test_a_reader_who_goes_on_to_the_next_shard_finds_it_checked(chain: Path) ->
     second = int(ds.storage.starts[1])
     read_in_order(ds, 0, second - 1)
     LOOK_AHEAD.stop()  # waits for what is in hand, and ends it
-    assert ds.storage.open_shard(1).blocks.flags(ds.storage.open_shard(1).layout.tensors["x"]).any()
+    assert ds.storage.shards.open_shard(1).blocks.flags(ds.storage.shards.open_shard(1).layout.tensors["x"]).any()
     assert read_in_order(ds, second - 1) == NUM_ROWS
     for number in range(len(ds.storage.manifest.shards)):
-        assert ds.storage.open_shard(number).is_checked(ds.schema["x"])
+        assert ds.storage.shards.open_shard(number).is_checked(ds.schema["x"])
 
 
 @pytest.mark.parametrize("io", IOS)
@@ -134,7 +134,7 @@ def test_when_all_was_read_all_is_known_to_be_checked(long: Path) -> None:
     ds = penstock.open(long)
     read_in_order(ds)
     assert isinstance(ds.storage, ShardFolder)
-    assert ds.storage.open_shard(0).is_checked(ds.schema["x"])
+    assert ds.storage.shards.open_shard(0).is_checked(ds.schema["x"])
 
 
 def test_whoever_reads_here_and_there_or_little_starts_no_thread(long: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock.errors import DatasetChanged, FormatError
 from penstock.shards import ShardFolder
-from penstock.shards._open_files import OPEN_FILES
+from penstock.shards._open_shards import OPEN_FILES
 
 from .strategies import scratch, shard_paths
 

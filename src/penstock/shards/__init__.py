@@ -10,7 +10,6 @@ from penstock.shards._arrays import ArrayStorage, storage_of_arrays
 from penstock.shards._folder import Check, ShardFolder
 from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
 from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
-from penstock.shards._opening import Io
 from penstock.shards._provenance import (
     ORIGIN_COLUMN,
     ORIGIN_SPEC,
@@ -23,9 +22,9 @@ from penstock.shards._provenance import (
     pack_provenance,
     read_provenance,
 )
+from penstock.shards._shard import Io
 from penstock.shards._shard_writer import ShardWriter, convert_columns
-from penstock.shards._spans import Spans
-from penstock.shards._storage import Storage
+from penstock.shards._storage import Spans, Storage
 from penstock.shards._verify import Verification, verify
 from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter

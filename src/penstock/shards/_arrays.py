@@ -18,23 +18,9 @@ from penstock.filesystem import MappedFile
 from penstock.schema import Column, Ragged, Schema
 from penstock.shards._checksums import checksum
 from penstock.shards._convert import convert_batch
-from penstock.shards._spans import Spans
-from penstock.shards._table import (
-    COUNT,
-    FILE,
-    OFFSETS,
-    READY,
-    SIZE,
-    STATE,
-    VALUES,
-    Table,
-    column_slots,
-    gather_fixed,
-    gather_lengths,
-    gather_ragged,
-    gather_spans,
-    gather_stream,
-)
+from penstock.shards._gather import gather_fixed, gather_lengths, gather_ragged, gather_spans, gather_stream
+from penstock.shards._storage import Spans
+from penstock.shards._table import COUNT, FILE, OFFSETS, READY, SIZE, STATE, VALUES, Table, column_slots
 
 
 class ArrayStorage:

@@ -32,7 +32,7 @@ class Checks:
         """For each tensor, which of its blocks were checked."""
 
 
-class Blocks:
+class ChecksumBlocks:
     """The blocks of one open shard; `data_start` is where its tensors begin in the file."""
 
     def __init__(self, file: FileReader, data_start: int, layout: Layout, table_checksum: int) -> None:

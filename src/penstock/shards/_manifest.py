@@ -12,7 +12,7 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from penstock.errors import CorruptionError, FormatError, IncompleteDataset, Sch
 from penstock.filesystem import lock_holder, open_regular
 from penstock.identity import digest
 from penstock.schema import Schema
-from penstock.shards._attributes import check_attributes
 from penstock.shards._checksums import checksum
 from penstock.shards._layout import ALIGNMENT, MAX_HEADER_BYTES
 
@@ -35,6 +34,7 @@ _PROVENANCE_NAME = re.compile(r"provenance-[0-9a-f]{16}\.json", re.ASCII)
 _CHECKSUM = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _CLOSING = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _CLOSING_BYTES = 26
+_MAX_LEVELS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,3 +267,37 @@ def _why_incomplete(directory: Path) -> str:
     if (directory / WORK_FOLDER).exists():
         return f"{directory}: not finished; its writer was stopped. Write or prepare it again."
     return f"{directory}: no dataset is there ({MANIFEST_NAME} is missing)."
+
+
+def copy_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """A private copy, as it will come back from the manifest.
+
+    Raises:
+        ValueError: a manifest cannot keep it.
+    """
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(dict(attributes)))
+        check_attributes(copy)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"attributes must be JSON, as the manifest is: {error}.") from None
+    return copy
+
+
+def check_attributes(attributes: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for what Python reads as JSON and other programs do not.
+
+    Python takes `NaN`, `1e400` as infinity, half of a surrogate pair, a thousand levels of lists. Passing that on, to a
+    file or a screen, would fail far from the manifest that brought it.
+    """
+    level: list[Any] = [attributes]
+    for _ in range(_MAX_LEVELS):
+        level = [part for value in level for part in _parts(value)]
+    if level:
+        raise ValueError(f"more than {_MAX_LEVELS} levels of lists and objects in each other")
+    json.dumps(attributes, allow_nan=False, ensure_ascii=False).encode()
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -1,8 +1,14 @@
-"""The shards of a folder that are open, and the table by which compiled loops find them.
+"""The shards of a folder: which one holds a sample, which are open, and what must be checked before a read.
+
+    sample -> Places: shard and place in it -> open_shard -> check its blocks -> the table says READY
 
 The table is shared by all threads and only ever gains shards. To close one, a new table without it
 takes the place of the old; readers that still use the old one keep it, and with it the maps it points
 into, alive. So no read takes a lock, and no map goes away under a read.
+
+Each open shard takes a descriptor and one more for its map, and the usual limit is 1,024 for everything the training
+script has open: half of it is left alone, counted over all datasets of the process. The oldest go first: with windows
+read in order they are also the ones that are done with.
 
 After a fork the child starts with nothing open: maps would survive, locks held by other threads of
 the parent would not be released.
@@ -10,37 +16,74 @@ the parent would not be released.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
+import resource
 import threading
 import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.errors import PenstockError
 from penstock.filesystem import MappedFile
-from penstock.schema import Column
+from penstock.schema import Column, offsets_of
 from penstock.shards._blocks import Checks
 from penstock.shards._manifest import Manifest
-from penstock.shards._open_files import OPEN_FILES
-from penstock.shards._opening import open_file
-from penstock.shards._shard import Shard
-from penstock.shards._shard_row import fill_row
+from penstock.shards._shard import Shard, fill_row, open_file
 from penstock.shards._table import READY, STATE, Table, column_slots
 
-_all: weakref.WeakSet[OpenShards] = weakref.WeakSet()
+
+class Places:
+    """Where the samples of a dataset lie."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.starts = offsets_of(counts)
+        self.num_samples = int(self.starts[-1])
+
+    def place(self, index: int) -> tuple[int, int]:
+        """(shard, sample within the shard) of one index."""
+        number = bisect.bisect_right(self.starts, index) - 1
+        return number, index - int(self.starts[number])
+
+    def spans(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(shard, first sample, last sample) of each shard that holds samples `begin` to `end`."""
+        number = int(np.searchsorted(self.starts, begin, side="right")) - 1
+        while begin < end:
+            start, stop = self.starts[number : number + 2].tolist()
+            if stop > begin:
+                yield number, begin - start, min(end, stop) - start
+                begin = min(end, stop)
+            number += 1
+
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(shard, sample within the shard) of each index; negative ones count from the end."""
+        indices = np.where(indices < 0, indices + self.num_samples, indices)
+        if len(indices) and not (indices.min() >= 0 and indices.max() < self.num_samples):
+            wrong = indices[(indices < 0) | (indices >= self.num_samples)][0]
+            raise IndexError(f"Index {wrong} is out of range for {self.num_samples:,} samples.")
+        shard_of = np.searchsorted(self.starts, indices, side="right") - 1
+        return shard_of, indices - self.starts[shard_of]
 
 
 class OpenShards:
     """Opens a shard when it is first wanted; `is_trusted` says that no block of any is ever checked."""
 
     def __init__(self, path: Path, manifest: Manifest, *, io: Literal["map", "pread"], is_trusted: bool) -> None:
-        self.slots = column_slots(manifest.schema)
         self._path = path
         self._manifest = manifest
+        self.slots = column_slots(manifest.schema)
+        self.places = Places([shard.num_samples for shard in manifest.shards])
+        self.starts = self.places.starts
+        self.value_starts = {column.name: self._value_starts(column) for column in manifest.schema.columns}
         self._fingerprint = manifest.fingerprint
         self._io = io
-        self._is_trusted = is_trusted
+        self.is_trusted = is_trusted
         self._checks: dict[int, Checks] = {}
         self.reset()
         _all.add(self)
@@ -68,7 +111,7 @@ class OpenShards:
                     self._shards[number] = shard
                     OPEN_FILES.opened(self, number)
                     if isinstance(shard.file, MappedFile):
-                        fill_row(self.table, number, shard, self.slots, is_trusted=self._is_trusted)
+                        fill_row(self.table, number, shard, self.slots, is_trusted=self.is_trusted)
         return shard
 
     def close_shards(self, numbers: set[int]) -> None:
@@ -80,7 +123,67 @@ class OpenShards:
             self._shards = {number: shard for number, shard in self._shards.items() if number not in numbers}
             self.table = Table(rows, held)
 
-    def note_checked(self, column: Column, number: int, shard: Shard) -> None:
+    def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
+        """Lengths of samples `begin` to `end` of a ragged column."""
+        for number, _, _ in self.places.spans(begin, end):
+            self.open_shard(number)  # counts are the manifest's until the files are seen: no memory by them before
+        lengths = np.empty(end - begin, np.int64)
+        for number, first, last in self.places.spans(begin, end):
+            shard = self.open_shard(number)
+            shard.file.check_size()
+            if not self.is_trusted:
+                shard.check_offsets(column, first, last)
+            place = int(self.starts[number]) + first - begin
+            lengths[place : place + last - first] = np.diff(shard.offsets(column, first, last))
+        return lengths
+
+    def check_samples(self, column: Column, begin: int, end: int) -> None:
+        """Check samples `begin` to `end` of a column now, so that no read has to."""
+        if self.is_trusted:
+            return
+        for number, first, last in self.places.spans(begin, end):
+            shard = self.open_shard(number)
+            self.check_shard(shard, column, first, last)
+            self._note_checked(column, number, shard)
+
+    def prepare(self, column: Column, index: int) -> None:
+        """Open and check what one sample needs, or raise what is wrong with it."""
+        number, sample = self.places.place(index)
+        shard = self.open_shard(number)
+        self.check_shard(shard, column, sample, sample + 1)
+        if not self.is_trusted:
+            self._note_checked(column, number, shard)
+        if column.is_ragged:
+            shard.offsets(column, sample, sample + 1)
+
+    def prepare_elements(self, column: Column, begin: int, end: int) -> None:
+        """The same for elements `begin` to `end` of a column, whatever samples they belong to."""
+        starts = self.value_starts[column.name]
+        while begin < end:
+            number = int(np.searchsorted(starts, begin, side="right")) - 1
+            start, stop = starts[number : number + 2].tolist()
+            shard, last = self.open_shard(number), min(end, stop)
+            self.check_elements(shard, column, begin - start, last - start)
+            self._note_checked(column, number, shard)
+            begin = last
+
+    def check_elements(self, shard: Shard, column: Column, begin: int, end: int) -> None:
+        """Check the size of the file and, unless checking is off, elements `begin` to `end` of the shard."""
+        shard.file.check_size()
+        if not self.is_trusted:
+            shard.check_values(column, begin, end)
+
+    def sample_length(self, column: Column, index: int) -> int:
+        """Elements of one ragged sample."""
+        return int(self.lengths(column, index, index + 1)[0])
+
+    def check_shard(self, shard: Shard, column: Column, begin: int, end: int) -> None:
+        """Check the size of the file and, unless checking is off, samples `begin` to `end` of the shard."""
+        shard.file.check_size()
+        if not self.is_trusted:
+            shard.check_samples(column, begin, end)
+
+    def _note_checked(self, column: Column, number: int, shard: Shard) -> None:
         """Let readers know when the last window of a column was checked, and look ahead into the next shard."""
         if self._io == "map" and shard.is_checked(column):
             with self._lock:
@@ -107,6 +210,53 @@ class OpenShards:
                 shard = self.open_shard(number + 1)
                 for name, length in through.items():
                     shard.blocks.look_ahead(shard.layout.tensors[name], 0, length)
+
+    def _value_starts(self, column: Column) -> NDArray[np.int64]:
+        if not column.is_ragged:
+            return self.starts
+        return offsets_of([shard.num_values[column.name] for shard in self._manifest.shards])
+
+
+class OpenFiles:
+    """The open shards of all datasets, oldest first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all of them (in a forked child)."""
+        self._lock = threading.Lock()
+        self._order: deque[tuple[weakref.ref[OpenShards], int]] = deque()
+
+    def opened(self, owner: OpenShards, number: int) -> None:
+        """Note that `owner` opened shard `number`."""
+        with self._lock:
+            self._order.append((weakref.ref(owner), number))
+
+    def make_room(self) -> None:
+        """Close the oldest shards when there are too many.
+
+        A quarter at a time: every closing copies a table.
+        """
+        with self._lock:
+            if len(self._order) <= self.limit:
+                return
+            oldest = [self._order.popleft() for _ in range(len(self._order) - self.limit * 3 // 4)]
+        for owner in {reference() for reference, _ in oldest} - {None}:
+            assert owner is not None
+            owner.close_shards({number for reference, number in oldest if reference() is owner})
+
+
+def _limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 4096
+    return max(16, min(4096, soft // 4))
+
+
+OPEN_FILES = OpenFiles(_limit())
+_all: weakref.WeakSet[OpenShards] = weakref.WeakSet()
 
 
 def _reset_after_fork() -> None:

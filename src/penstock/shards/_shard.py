@@ -1,22 +1,42 @@
-"""One open shard: its tensors, as the manifest says they lie in the file.
+"""One shard: opening its file, the tensors in it, and its row in the table of addresses.
 
-When all blocks of a column were checked (`_blocks`), one flag says so and nothing is looked at again.
+    open_file -> Shard compares size and header with the manifest -> fill_row tells compiled loops where its columns are
+
+Nothing of a shard is read before its blocks were checked (`_blocks`); once all blocks of a column were, one flag
+says so and nothing is looked at again.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import CorruptionError, FormatError
-from penstock.filesystem import FileReader
+from penstock.errors import CorruptionError, DatasetChanged, FormatError, IncompleteDataset
+from penstock.filesystem import FileReader, MappedFile, PositionedFile, is_network_filesystem
 from penstock.schema import Column, Schema
-from penstock.shards._blocks import Blocks
+from penstock.shards._blocks import ChecksumBlocks
 from penstock.shards._checksums import checksum
 from penstock.shards._layout import offsets_name, plan_layout, read_header, values_name
-from penstock.shards._manifest import ShardEntry
+from penstock.shards._manifest import ShardEntry, read_manifest
+from penstock.shards._table import (
+    COUNT,
+    FILE,
+    OFFSET_FLAGS,
+    OFFSETS,
+    OPEN,
+    READY,
+    SIZE,
+    STATE,
+    VALUE_FLAGS,
+    VALUES,
+    Table,
+)
+
+Io = Literal["auto", "map", "pread"]
 
 
 class Shard:
@@ -37,7 +57,7 @@ class Shard:
         header = file.read(0, entry.header_bytes).tobytes()
         self._check_header(header)
         table_checksum = read_header(header, self.layout, self._where)
-        self.blocks = Blocks(file, entry.header_bytes, self.layout, table_checksum)
+        self.blocks = ChecksumBlocks(file, entry.header_bytes, self.layout, table_checksum)
 
     def values(self, column: Column, begin: int, end: int) -> NDArray[Any]:
         """Samples `begin` to `end` of a fixed column, or elements of a ragged one."""
@@ -128,3 +148,71 @@ class Shard:
             )
         if length != len(header):
             raise FormatError(f"{self._where}: the header says it has {length:,} bytes, the manifest {len(header):,}.")
+
+
+def resolve_io(io: Io, path: Path) -> Literal["map", "pread"]:
+    """How to read files at `path`."""
+    if io not in ("auto", "map", "pread"):
+        raise ValueError(f"io={io!r}; the choices are 'auto', 'map' and 'pread'.")
+    if io == "auto":
+        return "pread" if is_network_filesystem(path) else "map"
+    return io
+
+
+def open_file(folder: Path, name: str, *, io: Literal["map", "pread"], fingerprint: str) -> FileReader:
+    """Open shard `name` of the dataset that has `fingerprint`.
+
+    Raises:
+        DatasetChanged: the dataset was overwritten, moved or removed.
+        FormatError: the shard is missing.
+    """
+    kind = MappedFile if io == "map" else PositionedFile
+    try:
+        return kind(folder / name)
+    except (FileNotFoundError, NotADirectoryError):
+        missing = _missing(folder, name, fingerprint)
+    if isinstance(missing, DatasetChanged):
+        raise missing
+    try:  # the same data may have been written again a moment ago, under the same name
+        return kind(folder / name)
+    except FileNotFoundError:
+        raise missing from None
+
+
+def changed(folder: Path, found: str, expected: str) -> DatasetChanged:
+    """The error for another dataset than the one that was opened."""
+    return DatasetChanged(
+        f"{folder}: the dataset has the fingerprint {found}, not {expected}: "
+        "it was written again since it was opened. Open it anew."
+    )
+
+
+def _missing(folder: Path, name: str, fingerprint: str) -> Exception:
+    try:
+        now = read_manifest(folder).fingerprint
+    except IncompleteDataset as error:
+        return DatasetChanged(f"{error} It was moved or removed since it was opened; open it where it is now.")
+    if now != fingerprint:
+        return changed(folder, now, fingerprint)
+    return FormatError(f"{folder / name}: the shard is missing. Restore it, or prepare the dataset again.")
+
+
+def fill_row(table: Table, number: int, shard: Shard, slots: Mapping[str, int], *, is_trusted: bool) -> None:
+    """Write where the columns of shard `number` lie; `is_trusted` says that no block of it is ever checked."""
+    assert isinstance(shard.file, MappedFile)
+    row, columns = table.rows[number], shard.layout.schema.columns
+    row[FILE], row[SIZE] = shard.file.descriptor, shard.file.size
+    data = shard.file.address + shard.entry.header_bytes
+    for column in columns:
+        slot = slots[column.name]
+        values = shard.layout.tensors[values_name(column)]
+        row[slot + VALUES] = data + values.begin
+        row[slot + VALUE_FLAGS] = shard.blocks.flags(values).ctypes.data
+        if column.is_ragged:
+            offsets = shard.layout.tensors[offsets_name(column)]
+            row[slot + OFFSETS] = data + offsets.begin
+            row[slot + OFFSET_FLAGS] = shard.blocks.flags(offsets).ctypes.data
+            row[slot + COUNT] = shard.entry.num_values[column.name]
+    table.held[number] = shard
+    for column in columns:  # last: a reader acts on the state alone
+        row[slots[column.name] + STATE] = READY if is_trusted or shard.is_checked(column) else OPEN

@@ -1,19 +1,38 @@
-"""What a dataset needs of the place its samples are in."""
+"""What a dataset asks of the place its samples are in: a folder of shards, arrays in RAM, or a foreign file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schema import Column, Ragged, Schema
-from penstock.shards._spans import Spans
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Parts of samples, and where each goes, as packing asks for them.
+
+    `sizes[k]` elements from element `firsts[k]` of sample `indices[k]` go to place `targets[k]`.
+    """
+
+    indices: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    targets: NDArray[np.int64]
+
+
+def check_span(first: int, size: int, length: int) -> None:
+    """Refuse a span that leaves its sample."""
+    if first < 0 or size < 0 or first + size > length:
+        raise IndexError(f"Elements {first:,} to {first + size:,} are asked of a sample that has {length:,}.")
 
 
 class Storage(Protocol):
-    """Random access to samples. A dataset folder, arrays in RAM and foreign files all offer it."""
+    """Random access to samples."""
 
     schema: Schema
     num_samples: int
@@ -29,7 +48,7 @@ class Storage(Protocol):
         ...
 
     def provenance(self) -> Mapping[str, Any]:
-        """Where the samples came from, read from disk each time; empty when nobody noted it."""
+        """Where the samples came from, read from disk each time; empty if that was not recorded."""
         ...
 
     @property

@@ -14,9 +14,8 @@ from typing import Any, Self
 
 from penstock.errors import SchemaError
 from penstock.schema import Schema
-from penstock.shards._attributes import copy_attributes
 from penstock.shards._convert import convert_sample
-from penstock.shards._manifest import FileEntry, Manifest, ShardEntry
+from penstock.shards._manifest import FileEntry, Manifest, ShardEntry, copy_attributes
 from penstock.shards._shard_writer import ShardWriter, check_names, convert_columns
 from penstock.shards._workspace import Mode, Workspace
 

@@ -1,0 +1,135 @@
+"""Vectorised reads from memory: one call per column, whatever the number of samples and shards.
+
+    gather_* -> kernel runs over the table -> DONE
+                  | stops at a sample that is not open or not checked
+                  v
+                source.prepare(sample), then the kernel goes on from there
+
+In the steady state it never stops.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.schema import Column, Ragged
+from penstock.shards._storage import Spans, check_span
+from penstock.shards._table import InMemory
+
+_BYTE = np.empty(0, np.uint8)
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """The compiled kernels; importing numba takes 0.4 s, so it waits for the first read."""
+    from penstock.shards import _kernels
+
+    return _kernels
+
+
+def gather_fixed(source: InMemory, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Copy samples of a fixed column into `out`, converting to its dtype."""
+    if not (out.flags.c_contiguous and _is_compiled(column.dtype, out.dtype)):
+        stored = np.empty(out.shape, column.dtype)
+        gather_fixed(source, column, indices, stored)
+        out[...] = stored
+        return
+    like, rows = _as_kernel_arrays(column, out)
+    slot, place = source.slots[column.name], 0
+    while True:
+        table = source.table  # keeps its maps alive while the kernel reads
+        place = kernels().gather(table.rows, source.starts, slot, indices, place, rows, like)
+        if place == -1:
+            return
+        source.prepare(column, _index_at(source, indices, place))
+
+
+def gather_ragged(source: InMemory, column: Column, indices: NDArray[np.int64]) -> Ragged:
+    """Samples of a ragged column, side by side."""
+    addresses, offsets = np.empty(len(indices), np.int64), np.zeros(len(indices) + 1, np.int64)
+    slot, place, held = source.slots[column.name], 0, []
+    while True:
+        held.append(source.table)  # every table that gave an address must outlive the copy
+        rows = held[-1].rows
+        place = kernels().locate(rows, source.starts, slot, indices, place, column.item_bytes, addresses, offsets[1:])
+        if place == -1:
+            break
+        source.prepare(column, _index_at(source, indices, place))
+    values = np.empty((int(offsets[-1]), *column.shape), column.dtype)
+    if values.size:
+        kernels().copy_spans(addresses, offsets[1:] * column.item_bytes, values.reshape(-1).view(np.uint8), _BYTE)
+    return Ragged(values, offsets, column.kind == "bytes")
+
+
+def gather_lengths(source: InMemory, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Lengths of samples of a ragged column; indices count from the front."""
+    lengths = np.empty(len(indices), np.int64)
+    slot, place = source.slots[column.name], 0
+    while True:
+        table = source.table
+        place = kernels().measure(table.rows, source.starts, slot, indices, place, lengths)
+        if place == -1:
+            return lengths
+        source.prepare(column, int(indices[place]))
+
+
+def gather_spans(source: InMemory, column: Column, spans: Spans, out: NDArray[Any]) -> None:
+    """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
+    slot, place = source.slots[column.name], 0
+    like = _empty(column.dtype)
+    while True:
+        table = source.table
+        place = kernels().gather_spans(
+            table.rows, source.starts, slot, spans.indices, spans.firsts, spans.sizes, spans.targets, place, out, like
+        )
+        if place == -1:
+            return
+        index = int(spans.indices[place])
+        source.prepare(column, index)
+        check_span(int(spans.firsts[place]), int(spans.sizes[place]), source.sample_length(column, index))
+
+
+def gather_stream(source: InMemory, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and shards."""
+    slot, place = source.slots[column.name], 0
+    starts, like = source.value_starts[column.name], _empty(column.dtype)
+    while True:
+        table = source.table
+        place = kernels().gather_stream(table.rows, starts, slot, firsts, place, out, like)
+        if place == -1:
+            return
+        first = int(firsts[place])
+        source.prepare_elements(column, first, first + out.shape[1])
+
+
+def _index_at(source: InMemory, indices: NDArray[np.int64], place: int) -> int:
+    """The index that stopped a kernel, counted from the front."""
+    num_samples = int(source.starts[-1])
+    if place < 0:
+        raise IndexError(f"Index {indices[-2 - place]} is out of range for {num_samples:,} samples.")
+    return int(indices[place]) % num_samples
+
+
+@functools.cache
+def _is_compiled(stored: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Whether the kernels convert between these; they know no half, bfloat16, float8, complex or swapped numbers."""
+    return stored == wanted or all(
+        dtype.isnative and (dtype.kind in "biu" or dtype.name in ("float32", "float64")) for dtype in (stored, wanted)
+    )
+
+
+def _as_kernel_arrays(column: Column, out: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(empty array of the dtype to read, `out` as rows): plain bytes when no conversion is asked."""
+    if out.dtype == column.dtype:
+        return _BYTE, out.reshape(-1).view(np.uint8).reshape(len(out), column.item_bytes)
+    return _empty(column.dtype), out.reshape(len(out), column.num_items)
+
+
+@functools.cache
+def _empty(dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.empty(0, dtype)
