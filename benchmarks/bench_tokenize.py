@@ -26,8 +26,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.sources import Records
 from penstock.transforms import Tokenize
-from penstock.transforms._rows import BadRows, read_text
-from penstock.transforms._token_maker import TokenMaker
+from penstock.transforms._byte_rows import read_text
+from penstock.transforms._tokenize_rows import TokenMaker
+from penstock.transforms._transform import BadRows
 
 EOS = "<|eos|>"
 VOCAB_SIZE = 32_000

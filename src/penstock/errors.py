@@ -12,6 +12,9 @@
     ├── StageError           (ValueError)         stages of a plan in an order that has no meaning
     ├── StateError           (ValueError)         a saved state belongs to another order of the data
     ├── WorkerDied           (RuntimeError)       worker processes kept dying over the same work
+    ├── TransformFailed      (RuntimeError)       your function failed on a batch: fix the function
+    ├── EngineFailed         (RuntimeError)       a tokenizer library failed: use the other engine
+    ├── TokenizerMismatch    (RuntimeError)       two engines gave different tokens: use engine="reference"
     └── MissingExtra         (ImportError)        an optional package is needed: install the extra
 
 Each also inherits the builtin that people already catch. A wrong argument is a plain
@@ -70,6 +73,18 @@ class StateError(PenstockError, ValueError):
 
 class WorkerDied(PenstockError, RuntimeError):
     """Worker processes were killed or crashed, several times over the same work."""
+
+
+class TransformFailed(PenstockError, RuntimeError):
+    """A user's function failed on a batch, but on no single row of it."""
+
+
+class EngineFailed(PenstockError, RuntimeError):
+    """A tokenizer library failed, or does not support this tokenizer."""
+
+
+class TokenizerMismatch(PenstockError, RuntimeError):
+    """Two tokenizer engines that must agree gave different tokens for one document."""
 
 
 class MissingExtra(PenstockError, ImportError):

@@ -65,7 +65,7 @@ def test_columns_that_tools_keep_book_in_are_left_out_and_named(tmp_path: Path) 
         tar.addfile(member, io.BytesIO(b"hi"))
     done = prepare(tmp_path / "a.tar", tmp_path / "data", workers=1)
     assert penstock.open(tmp_path / "data").schema.to_json() == {"txt": "bytes"}
-    assert done.notes == ("Left out '__key__': a column of a dataset cannot be called so.",)
+    assert done.notes == ("Left out '__key__': names of columns may not start with '__'.",)
 
 
 def test_a_name_that_no_column_can_have_is_refused_with_a_way_out(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def later_column(tmp_path: Path) -> Path:
 
 
 def test_a_column_that_turns_up_late_is_an_error(later_column: Path, tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match=r"b\.jsonl: Column 'late' is not one of the first rows, which are 'x'\."):
+    with pytest.raises(SchemaError, match=r"b\.jsonl: Column 'late' is not in the first rows; their columns are 'x'\."):
         prepare(later_column, tmp_path / "data", workers=1)
 
 

@@ -1,9 +1,20 @@
 """What becomes of a row: text to tokens, chats to tokens and loss masks, images to pixels, columns, functions.
 
-    Transform (settings, picklable) -> open() in a worker -> OpenTransform(records) -> Output (columns of samples)
+    Transform         settings: frozen, picklable; its identity goes into the manifest
+       |  before_run(first rows)    column types are settled, the tokenizer's engine is chosen
+       |  open()                    once per worker: tokenizer, decoder or function is loaded
+    OpenTransform
+       |  (records)                 rows in, columns of samples out
+    Output            samples, the row each came from, and the rows that could not become one
+
+    Tokenize             _tokenize -> _tokenize_rows -> _engine_choice -> _tokenizer_engines -> _tokenizer_source
+      with a template                  _tokenize_rows -> _conversations -> _chat_template
+    DecodeImage          _images -> _image_decoder
+    FunctionTransform    _functions
+    KeepColumns          _columns
+    all of them          _kept (columns stored as they are), _byte_rows (columns of text and bytes), _transform
 
 Knows nothing of tasks, workers or shards.
-
 May import: `compiled`, `errors`, `identity`, `schema`, `sources`. Imported by: `cli`, `preparation`. Holds no state.
 """
 
@@ -11,7 +22,7 @@ from penstock.transforms._columns import KeepColumns
 from penstock.transforms._functions import BatchFunction, FunctionTransform
 from penstock.transforms._images import DecodeImage
 from penstock.transforms._tokenize import Tokenize
-from penstock.transforms._transforms import OpenTransform, Output, Transform
+from penstock.transforms._transform import OpenTransform, Output, Transform
 
 __all__ = [
     "BatchFunction",

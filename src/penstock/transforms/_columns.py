@@ -1,19 +1,17 @@
-"""The transform that changes nothing: columns of the source become columns of the dataset."""
+"""`KeepColumns`: columns of the source become columns of the dataset, unchanged."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import SchemaError
-from penstock.transforms._keep import Keep, check_keep, infer_types, read_kept, take_kept
-from penstock.transforms._rows import BadRows, is_arrow
-from penstock.transforms._transforms import Output
-
-if TYPE_CHECKING:
-    from penstock.sources import Records
+from penstock.sources import Records
+from penstock.transforms._byte_rows import is_arrow
+from penstock.transforms._kept import Keep, check_keep, infer_types, read_kept, take_kept
+from penstock.transforms._transform import BadRows, Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class KeepColumns:
     """
 
     keep: Keep | None = None
-    """Names, or `{name: type}`; None keeps every column of the first rows but those that are called `__…`."""
+    """Names, or `{name: type}`; None keeps every column of the first rows whose name does not start with '__'."""
     _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
     _left_out: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
@@ -49,7 +47,7 @@ class KeepColumns:
     def notes(self) -> tuple[str, ...]:
         """What was left out."""
         names = ", ".join(map(repr, self._left_out))
-        return (f"Left out {names}: a column of a dataset cannot be called so.",) if names else ()
+        return (f"Left out {names}: names of columns may not start with '__'.",) if names else ()
 
     @property
     def input_columns(self) -> tuple[str, ...] | None:
@@ -57,7 +55,7 @@ class KeepColumns:
         return None if self.keep is None else tuple(self.keep)
 
     def columns(self) -> dict[str, str] | None:
-        """Types as given, or as found by `before_run`."""
+        """Types as given, or as `before_run` found them."""
         return self._types
 
     def before_run(self, sample: Iterable[Records]) -> KeepColumns:
@@ -66,7 +64,7 @@ class KeepColumns:
         if self._types is not None or first is None:
             return self
         known = copy.copy(self)
-        if self.keep is None:  # tools keep book under such names: pandas its index, WebDataset its keys
+        if self.keep is None:  # such names are bookkeeping: the index of pandas, the keys of WebDataset
             left_out = tuple(name for name in first.columns if name.startswith("__"))
             object.__setattr__(known, "_left_out", left_out)
             pairs = _check_all([name for name in first.columns if name not in left_out])
@@ -88,11 +86,11 @@ def _check_all(names: list[str]) -> tuple[tuple[str, str | None], ...]:
 
 
 def _check_known(records: Records, types: Mapping[str, str]) -> None:
-    """Raise when a column turns up that the first rows did not have: it would be left out without a word."""
+    """Raise when a column turns up that the first rows did not have: it would be dropped silently."""
     for name, column in records.columns.items():
         if name not in types and not name.startswith("__") and not _is_empty(column):
             raise SchemaError(
-                f"Column {name!r} is not one of the first rows, which are {', '.join(map(repr, types))}. "
+                f"Column {name!r} is not in the first rows; their columns are {', '.join(map(repr, types))}. "
                 "Name the columns to keep (keep=, --keep); a row without one of them is a bad row."
             )
 

@@ -1,13 +1,12 @@
-"""Any Python function as a transform: a batch in, any number of samples out.
+"""`FunctionTransform`: any Python function as a transform, a batch in, any number of samples out.
 
 The function gets `{column: array or list}` and returns the same kind of dict; text becomes "bytes". If it returns as
 many samples as it got rows, sample i came from row i. Otherwise it must say where each came from, in the key
-`__source__`: places in the batch that never fall. Batches are about 4 MB of raw data and are cut the same way in every
-run.
+`__source__`: places in the batch, never decreasing. Batches are about 4 MB of raw data and are cut the same way in
+every run.
 
-A function that raises is asked again row by row. Rows that fail alone are bad rows, with the function's own
-traceback, and the batch is tried once more without them; if no row fails alone, the whole batch is at fault
-and the run stops.
+If the function raises, it is called again row by row. Rows that fail alone are bad rows, reported with the
+function's own traceback, and the batch is tried once more without them. If no row fails alone, the run stops.
 """
 
 from __future__ import annotations
@@ -16,19 +15,17 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PenstockError, SchemaError
+from penstock.errors import SchemaError, TransformFailed
 from penstock.identity import import_function, name_function, source_digest
 from penstock.schema import Schema
-from penstock.transforms._rows import BadRows, is_arrow
-from penstock.transforms._transforms import OpenTransform, Output
-
-if TYPE_CHECKING:
-    from penstock.sources import Records
+from penstock.sources import Records
+from penstock.transforms._byte_rows import is_arrow
+from penstock.transforms._transform import BadRows, OpenTransform, Output
 
 VERSION = 1
 SOURCE_KEY = "__source__"
@@ -37,17 +34,13 @@ _Made = tuple[dict[str, Any], NDArray[np.int64]]
 """Columns, and the place of each sample's row."""
 
 
-class TransformFailed(PenstockError, RuntimeError):
-    """A user's function failed on a batch, or returned what no dataset can hold."""
-
-
 @dataclass(frozen=True, slots=True)
 class FunctionTransform:
     """Run a function over batches of rows.
 
     Raises:
         TypeError: it is not callable, or cannot be pickled.
-        ValueError: an import path that is none, or that leads nowhere.
+        ValueError: not an import path, or one that leads nowhere.
 
     >>> FunctionTransform("string:capwords").identity["function"]
     'string:capwords'
@@ -58,7 +51,7 @@ class FunctionTransform:
     types: Mapping[str, str] | None = field(default=None, kw_only=True)
     """Types of the columns it returns; None takes them from its first output."""
     version: str = field(default="", kw_only=True)
-    """Yours to change when the function's result changes in a way its own code does not show."""
+    """Change it when the function's result changes in a way its own code does not show."""
 
     def __post_init__(self) -> None:
         if self.types is not None:
@@ -100,7 +93,7 @@ class FunctionTransform:
 
     @property
     def input_columns(self) -> tuple[str, ...] | None:
-        """All of them: nobody knows what a function reads."""
+        """All of them: a function may read any."""
         return None
 
     def columns(self) -> dict[str, str] | None:
@@ -152,17 +145,17 @@ class _OpenFunction:
         if isinstance(made, Exception):
             raise TransformFailed(
                 f"{name} failed on a batch of {len(places)} rows (from row {records.first_row:,} of the split), "
-                f"and not on any single row of it. Its own traceback:\n{_own_traceback(made)}"
+                f"but on no single row of it. Its own traceback:\n{_own_traceback(made)}"
             ) from made
         return made
 
     def _try(self, batch: dict[str, Any], num_rows: int) -> _Made | Exception:
-        """What the function makes of a batch, or what it raised; a result that is no batch stops the run."""
+        """What the function makes of a batch, or what it raised; a result of the wrong form stops the run."""
         try:
             return self._run(batch, num_rows)
         except SchemaError:
             raise
-        except Exception as error:  # noqa: BLE001 (a user's function raises what it likes)
+        except Exception as error:  # noqa: BLE001 (a user's function may raise anything)
             return error
 
     def _run(self, batch: dict[str, Any], num_rows: int) -> _Made:
@@ -186,18 +179,18 @@ def _check_sources(given: Any, num_samples: int, num_rows: int, name: str) -> ND
         if num_samples != num_rows:
             raise SchemaError(
                 f"{name} made {num_samples} samples of {num_rows} rows without saying which came from which. "
-                f"Return the place of each sample's row, too: {{'{SOURCE_KEY}': [0, 0, 1, …], …}}."
+                f"Also return the place of each sample's row: {{'{SOURCE_KEY}': [0, 0, 1, …], …}}."
             )
         return np.arange(num_rows, dtype=np.int64)
     sources = np.asarray(given)
-    is_sound = sources.shape == (num_samples,) and (sources.dtype.kind in "iu" or not num_samples)
-    if not is_sound or (num_samples and (sources.min() < 0 or sources.max() >= num_rows)):
+    is_valid = sources.shape == (num_samples,) and (sources.dtype.kind in "iu" or not num_samples)
+    if not is_valid or (num_samples and (sources.min() < 0 or sources.max() >= num_rows)):
         raise SchemaError(
             f"{name} returned {SOURCE_KEY!r} with {sources.dtype} {list(sources.shape)}; "
             f"{num_samples} integers from 0 to {num_rows - 1} are needed."
         )
     if (np.diff(sources) < 0).any():
-        raise SchemaError(f"{name} returned {SOURCE_KEY!r} that falls; keep samples in the order of their rows.")
+        raise SchemaError(f"{name} returned {SOURCE_KEY!r} that decreases; keep samples in the order of their rows.")
     return sources.astype(np.int64)
 
 
@@ -210,7 +203,7 @@ def _count(name: str, column: Any) -> int:
 
 
 def _encode_text(column: Any) -> Any:
-    """Text as byte strings, which is how a dataset holds it; anything else as it is."""
+    """Text as byte strings, which is how a dataset holds it; anything else unchanged."""
     values = column.tolist() if isinstance(column, np.ndarray) and column.dtype.kind == "U" else column
     if isinstance(values, (list, tuple)) and values and all(isinstance(value, str) for value in values):
         return [value.encode() for value in values]

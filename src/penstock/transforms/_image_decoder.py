@@ -1,4 +1,10 @@
-"""One encoded image through Pillow: header, limit, draft, decode, turn, scale."""
+"""One encoded image through Pillow (libjpeg-turbo): header, limit, draft, decode, turn, scale.
+
+The header is read first: an image with more pixels than `max_pixels` is refused before a byte of it is decoded, and so
+is a format that is not on the list (Pillow has decoders that start other programs). A large JPEG is decoded at 1/2,
+1/4 or 1/8 of its size as long as that leaves twice the wanted size ("draft": scaling is part of decoding, 2.8
+times faster from 3000x2250 to 224).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +39,7 @@ _SMALLEST = (1, 1)
 
 
 class BadImage(ValueError):
-    """An image that cannot be used; `reason` is what it is counted by."""
+    """An image that cannot be used; `reason` is the word it is counted under."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -42,7 +48,7 @@ class BadImage(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSettings:
-    """What is to be done with every image."""
+    """What to do with every image: the options of `DecodeImage`, checked and in one form."""
 
     column: str
     size: tuple[int, int] | None
@@ -74,7 +80,7 @@ def import_pillow() -> Any:
 
 
 def _load_formats(pillow: Any) -> list[str]:
-    """Formats that this build of Pillow decodes; it knows a format once its module is imported."""
+    """Formats that this build of Pillow can decode; importing a plugin registers its format."""
     for plugin in _PLUGINS.values():
         importlib.import_module(f"PIL.{plugin}ImagePlugin")
     return [name for name in _PLUGINS if name in pillow.OPEN]
@@ -82,7 +88,7 @@ def _load_formats(pillow: Any) -> list[str]:
 
 @contextmanager
 def quiet_decoding(pillow: Any) -> Iterator[None]:
-    """Pillow warns of broken metadata, which is not the user's affair, and of bombs, which are refused here."""
+    """Silence warnings about broken metadata; make an error of the one about decompression bombs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", pillow.DecompressionBombWarning)
@@ -90,7 +96,7 @@ def quiet_decoding(pillow: Any) -> Iterator[None]:
 
 
 class ImageDecoder:
-    """Decodes by one set of settings; call inside `quiet_decoding`."""
+    """Decodes with one set of settings; call it inside `quiet_decoding`."""
 
     def __init__(self, settings: ImageSettings) -> None:
         self.pillow = import_pillow()
@@ -105,23 +111,24 @@ class ImageDecoder:
         Raises:
             BadImage: it is corrupt, too large, or of a kind that is not supported.
         """
-        with _reasons_told(self.pillow):
+        with _wrap_failures(self.pillow):
             image = self._open(encoded)
             turn = self._find_turn(image)
             self._draft(image, turn)
             image = self._scale(_convert(image, self._mode), turn)
             return image if turn is None else image.transpose(turn)
 
-    def check(self, encoded: bytes | memoryview) -> None:
-        """Decode an image, as small as its format allows, only to see that it can be.
+    def check(self, encoded: bytes | memoryview) -> bytes:
+        """The bytes themselves, after decoding them as small as their format allows.
 
         Raises:
             BadImage: as `decode`.
         """
-        with _reasons_told(self.pillow):
+        with _wrap_failures(self.pillow):
             image = self._open(encoded)
             image.draft(None, _SMALLEST)
             image.load()
+        return bytes(encoded)
 
     def encode_jpeg(self, image: Any) -> bytes:
         """A JPEG of the settings' quality."""
@@ -143,7 +150,7 @@ class ImageDecoder:
         return image
 
     def _find_turn(self, image: Any) -> Any:
-        """Transposition that the EXIF orientation asks for; None for upright."""
+        """Transposition that the EXIF orientation asks for; None when the image is upright."""
         if not self._settings.is_turned or not _may_have_exif(image):
             return None
         turns = self.pillow.Transpose
@@ -174,7 +181,7 @@ class ImageDecoder:
 
 
 def _centre_box(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Largest part of the image, in its middle, with the shape of the target."""
+    """Largest part of the image, centred, with the aspect ratio of the target."""
     scale = min(size[0] / target[0], size[1] / target[1])
     width, height = target[0] * scale, target[1] * scale
     left, top = max(0.0, (size[0] - width) / 2), max(0.0, (size[1] - height) / 2)
@@ -187,7 +194,7 @@ def _convert(image: Any, mode: str) -> Any:
 
 
 def _may_have_exif(image: Any) -> bool:
-    # Asking for EXIF parses it; for a JPEG and a WebP the header has told already whether there is any.
+    # Asking for EXIF parses it; for JPEG and WebP the header has said already whether there is any.
     return image.format not in ("JPEG", "WEBP") or "exif" in image.info
 
 
@@ -196,14 +203,15 @@ def _too_large(found: str, limit: int) -> BadImage:
 
 
 @contextmanager
-def _reasons_told(pillow: Any) -> Iterator[None]:
+def _wrap_failures(pillow: Any) -> Iterator[None]:
+    """Turn whatever a decoder raises into `BadImage`."""
     try:
         yield
     except (BadImage, MemoryError):
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise BadImage("too_many_pixels", str(error)) from None
-    except Exception as error:  # noqa: BLE001 (decoders raise nearly everything on broken input)
+    except Exception as error:  # noqa: BLE001 (decoders raise nearly anything on broken input)
         raise BadImage("corrupt_image", f"{type(error).__name__}: {_shorten(error)}") from None
 
 

@@ -1,45 +1,46 @@
-"""Encoded images to pixels, to smaller JPEGs, or checked and left as they are.
+"""`DecodeImage`: encoded images to pixels, to smaller JPEGs, or checked and stored unchanged.
 
-The decoder is Pillow (libjpeg-turbo). The header is read first, and an image with more pixels than `max_pixels`
-is a bad row before a byte of it is decoded; so is one that is corrupt, cut short, or of a format that is not on the
-list (Pillow has decoders that start other programs). A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size when
-twice the wanted size is left ("draft": the scaling is part of the decoding, 2.8 times faster from 3000x2250 to 224).
+    bytes -> header: pixel limit, format -> draft decode -> turn upright -> scale -> pixels | JPEG     (_image_decoder)
+    a row that fails on the way is a bad row; the others are stacked into one array, or listed         (here)
 
-What comes out is RGB, or grey with `channels=1`: transparency is dropped, palettes and CMYK are converted, the first
-frame of an animation is taken. Pixels of more than 8 bits are refused, for no scaling of them is right for all.
-The EXIF orientation is applied by default, so that pixels stand as a viewer shows them; torchvision's ImageFolder
-does not do that, and `orientation="ignore"` gives what it gives.
+Images come out as RGB, or grey with `channels=1`: transparency is dropped, palettes and CMYK are converted, the first
+frame of an animation is taken. Pixels of more than 8 bits are refused, because no one scaling of them suits all.
+The EXIF orientation is applied by default, so images are upright, as in a viewer; torchvision's ImageFolder
+ignores it, and so does `orientation="ignore"`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import check_choice
-from penstock.transforms._image_decoder import FILTERS, ImageSettings
-from penstock.transforms._images_open import OpenDecodeImage, made_columns
-from penstock.transforms._keep import Keep, check_keep, infer_types
-from penstock.transforms._transforms import OpenTransform
-
-if TYPE_CHECKING:
-    from penstock.sources import Records
+from penstock.schema import Ragged
+from penstock.sources import Records
+from penstock.transforms._byte_rows import find_column, is_arrow, read_byte_column, row_bytes
+from penstock.transforms._image_decoder import FILTERS, BadImage, ImageDecoder, ImageSettings, quiet_decoding
+from penstock.transforms._kept import Keep, check_keep, infer_types, read_kept, take_kept
+from penstock.transforms._transform import BadRows, OpenTransform, Output
 
 VERSION = 1
+_SHAPE_SUFFIX = "_shape"
 DEFAULT_MAX_PIXELS = 89_478_485
-"""Pillow's own limit, 256 MB of RGB; it warns above it, and so this is also the largest there is."""
+"""Pillow's own limit, 256 MB of RGB. Pillow warns above it, so this is also the largest that can be set."""
 Mode = Literal["resize", "crop", "keep"]
 Store = Literal["pixels", "jpeg", "as_is"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeImage:
-    """Turn a column of encoded images into pixels, or into JPEGs.
+    """Turn a column of encoded images into pixels or JPEGs.
 
     Raises:
-        ValueError: choices that do not go together.
+        ValueError: options that do not go together.
         MissingExtra: on opening, when Pillow is not installed.
 
     >>> DecodeImage(size=224, keep={"label": "int64"}).columns()
@@ -49,9 +50,9 @@ class DecodeImage:
     size: int | tuple[int, int] | None = None
     """Height and width, or one number for both; not with mode="keep"."""
     mode: Mode = "resize"
-    """"resize" bends to `size`; "crop" scales the short side and cuts the centre; "keep" leaves the size alone."""
+    """"resize" stretches to `size`; "crop" scales the short side and takes the centre; "keep" leaves the size alone."""
     store: Store = "pixels"
-    """"pixels" is fastest to train from; "jpeg" is re-encoded, and far smaller; "as_is" keeps the bytes, checked."""
+    """"pixels" is fastest to train from; "jpeg" re-encodes, far smaller; "as_is" checks the bytes and keeps them."""
     column: str = "image"
     """Column with the encoded images, and name of the column written."""
     keep: Keep | None = None
@@ -79,7 +80,7 @@ class DecodeImage:
         self._check_size()
         _check_range("max_pixels", self.max_pixels, 1, DEFAULT_MAX_PIXELS)
         _check_range("quality", self.quality, 1, 95)
-        pairs = check_keep(self.keep or (), made_columns(self.settings))
+        pairs = check_keep(self.keep or (), _made_columns(self.settings))
         if self.keep is not None and all(spec for _, spec in pairs):
             object.__setattr__(self, "_types", dict(pairs))
 
@@ -91,7 +92,7 @@ class DecodeImage:
             raise ValueError(f"mode={self.mode!r} with size={self.size}; 'resize' and 'crop' need a size, 'keep' none.")
         height, width = self.settings.size or (1, 1)
         if type(height) is not int or type(width) is not int or min(height, width) < 1:
-            raise ValueError(f"size={self.size}; height and width are numbers from 1.")
+            raise ValueError(f"size={self.size}; height and width must be numbers from 1.")
 
     @property
     def settings(self) -> ImageSettings:
@@ -112,7 +113,7 @@ class DecodeImage:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Every option; not the version of Pillow, whose pixels have been the same for years."""
+        """Every option; not the version of Pillow, whose pixels have not changed for years."""
         keep = None if self.keep is None else [list(pair) for pair in check_keep(self.keep, ())]
         return {"transform": "DecodeImage", "version": VERSION, **self.settings.to_json(), "keep": keep}
 
@@ -129,15 +130,15 @@ class DecodeImage:
 
     @property
     def input_columns(self) -> tuple[str, ...] | None:
-        """The image and what is kept; all while that is open."""
+        """The image and what is kept; all columns until that is known."""
         return None if self.keep is None else (self.column, *self.keep)
 
     def columns(self) -> dict[str, str] | None:
-        """The image, its shape where sizes differ, and what is kept."""
-        return None if self._types is None else {**made_columns(self.settings), **self._types}
+        """The image, its shape where sizes differ, and kept columns."""
+        return None if self._types is None else {**_made_columns(self.settings), **self._types}
 
     def before_run(self, sample: Iterable[Records]) -> DecodeImage:
-        """The same, with the kept columns and their types known from the first records."""
+        """The same, with kept columns and their types taken from the first records."""
         first = next((records for records in sample if records.num_rows), None)
         if self._types is not None or first is None:
             return self
@@ -147,10 +148,105 @@ class DecodeImage:
         return ready
 
     def open(self) -> OpenTransform:
-        """The decoder at work."""
-        return OpenDecodeImage(self)
+        """The decoder, loaded."""
+        return _OpenDecodeImage(self)
+
+
+class _OpenDecodeImage:
+    """Encoded images to what the settings ask for: one array, or a list of byte strings."""
+
+    def __init__(self, transform: DecodeImage) -> None:
+        self._transform = transform
+        self._settings = transform.settings
+        self._decoder = ImageDecoder(self._settings)
+
+    def __call__(self, records: Records) -> Output:
+        """Images of these rows, and kept columns."""
+        self._transform = self._transform.before_run([records])
+        columns = self._transform.columns() or {}
+        types = {name: spec for name, spec in columns.items() if name not in _made_columns(self._settings)}
+        bad = BadRows(records)
+        kept = read_kept(records, types, bad)
+        images = _list_images(records, self._settings.column, bad)
+        with quiet_decoding(self._decoder.pillow):
+            made = self._make(images, bad)
+        places = bad.good_places()
+        return Output({**made, **take_kept(kept, places, records.num_rows)}, places, bad.errors())
+
+    def _make(self, images: list[memoryview], bad: BadRows) -> dict[str, Any]:
+        name = self._settings.column
+        if self._settings.store == "as_is":
+            return {name: list(self._apply(self._decoder.check, images, bad))}
+        decoded = self._apply(self._decoder.decode, images, bad)
+        if self._settings.store == "jpeg":
+            return {name: [self._decoder.encode_jpeg(image) for image in decoded]}
+        if self._settings.size is None:
+            return self._flatten(decoded)
+        shape = (*self._settings.size, self._settings.channels)
+        return {name: _stack(decoded, np.empty((len(images), *shape), np.uint8))}
+
+    def _apply(self, work: Callable[[memoryview], Any], images: list[memoryview], bad: BadRows) -> Iterator[Any]:
+        """What `work` makes of each image; the rows of those it refuses become bad."""
+        for place, encoded in enumerate(images):
+            if place in bad:
+                continue
+            try:
+                made = work(encoded)
+            except BadImage as error:
+                bad.add(place, error.reason, f"Column {self._settings.column!r} holds no usable image: {error}.")
+            else:
+                yield made
+
+    def _flatten(self, decoded: Iterator[Any]) -> dict[str, Any]:
+        arrays: list[NDArray[np.uint8]] = [np.asarray(image) for image in decoded]
+        shapes = np.array([(*array.shape, 1)[:3] for array in arrays], np.int32).reshape(-1, 3)
+        values = np.concatenate([np.empty(0, np.uint8), *(array.reshape(-1) for array in arrays)])
+        name = self._settings.column
+        return {name: Ragged.from_lengths(values, [array.size for array in arrays]), name + _SHAPE_SUFFIX: shapes}
+
+
+def _stack(decoded: Iterator[Any], stacked: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Images one after the other in an array that may have room for more."""
+    count = 0
+    for image in decoded:
+        stacked[count] = np.asarray(image).reshape(stacked.shape[1:])
+        count += 1
+    return stacked[:count]
+
+
+def _list_images(records: Records, name: str, bad: BadRows) -> list[memoryview]:
+    """Encoded images, not copied."""
+    column = find_column(records, name)
+    rows = read_byte_column(name, _unwrap(name, column, bad) if is_arrow(column) else column, bad)
+    return [row_bytes(rows, place) for place in range(len(rows))]
+
+
+def _unwrap(name: str, column: Any, bad: BadRows) -> Any:
+    """The column of bytes; Hugging Face stores an image as `{"bytes": …, "path": …}`, sometimes with the path alone."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
+        return column
+    encoded = pc.struct_field(column, "bytes")
+    if encoded.null_count and column.type.get_field_index("path") >= 0:
+        for place, path in enumerate(pc.struct_field(column, "path").to_pylist()):
+            if path is not None and not encoded[place].is_valid:
+                bad.add(place, "null", f"Column {name!r} has no bytes but the path {path!r}. Give the image files.")
+    return encoded
+
+
+def _made_columns(settings: ImageSettings) -> dict[str, str]:
+    """Columns that the settings write, with their types."""
+    if settings.store != "pixels":
+        return {settings.column: "bytes"}
+    if settings.size is None:
+        # A ragged column has one free dimension, an image two: its bytes in a row, and its shape beside them.
+        return {settings.column: "uint8[*]", settings.column + _SHAPE_SUFFIX: "int32[3]"}
+    height, width = settings.size
+    return {settings.column: f"uint8[{height},{width},{settings.channels}]"}
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{name}={value!r}; a number from {low:,} to {high:,}.")
+        raise ValueError(f"{name}={value!r}; a number from {low:,} to {high:,} is needed.")

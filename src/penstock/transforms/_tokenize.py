@@ -1,8 +1,8 @@
-"""Text to tokens: the transform most datasets are made with.
+"""`Tokenize`: text or conversations to tokens, the transform most datasets are made with.
 
-Tokens are those of the reference library (`tokenizers`, or tiktoken), special tokens in the text
-included, whatever engine computed them; see `_tokenizer_check.py` for how that is kept true. Nothing is added
-around a document but what `prepend_bos` and `append_eos` ask for: a tokenizer's own post-processor is not used.
+Tokens are those of the reference library (`tokenizers` or tiktoken), special tokens in the text included, whichever
+engine computes them; `_engine_choice` says how that is checked. Nothing is added around a document but what
+`prepend_bos` and `append_eos` ask for: a tokenizer's own post-processor is not used.
 
 An empty document is kept: it becomes BOS and EOS if they are asked for, else a document of no tokens, which
 packing gives no row. A null, a value that is not text, and text that is not UTF-8 are bad rows.
@@ -16,24 +16,27 @@ import copy
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from penstock.schema import Ragged
-from penstock.transforms._chat_rows import render_rows
+from penstock.sources import Records
+from penstock.transforms._byte_rows import read_text
 from penstock.transforms._chat_template import ChatTemplate, load_template
-from penstock.transforms._keep import Keep, check_keep, infer_types
-from penstock.transforms._rows import BadRows, read_text
-from penstock.transforms._token_maker import TokenMaker, smallest_dtype
-from penstock.transforms._tokenize_open import OpenChat, OpenTokenize
-from penstock.transforms._tokenizer_check import SAMPLE_BYTES, join_texts, take_sample
-from penstock.transforms._tokenizer_choice import ChosenEngine, EngineChoice, choose_engine
+from penstock.transforms._conversations import render_rows
+from penstock.transforms._engine_choice import (
+    SAMPLE_BYTES,
+    ChosenEngine,
+    EngineChoice,
+    choose_engine,
+    join_texts,
+    take_sample,
+)
+from penstock.transforms._kept import Keep, check_keep, infer_types
+from penstock.transforms._tokenize_rows import OpenChat, OpenTokenize, TokenMaker, smallest_dtype
 from penstock.transforms._tokenizer_source import TokenizerSource, load_tokenizer
-from penstock.transforms._transforms import OpenTransform
-
-if TYPE_CHECKING:
-    from penstock.sources import Records
+from penstock.transforms._transform import BadRows, OpenTransform
 
 VERSION = 1
 TOKENS, LOSS_MASK = "tokens", "loss_mask"
@@ -57,9 +60,9 @@ class Tokenize:
     column: str = ""
     """Column to read: "text" when not given, "messages" with a chat template."""
     append_eos: str | bool | None = field(default=None, kw_only=True)
-    """Token to end each document with; True takes the one that the tokenizer's folder declares. None adds nothing."""
+    """Token to end each document with; True takes the one the tokenizer's folder declares, None adds nothing."""
     prepend_bos: str | bool | None = field(default=None, kw_only=True)
-    """Token to begin each document with, in the same way."""
+    """Token to begin each document with, likewise."""
     keep: Keep = field(default=(), kw_only=True)
     """Other columns to store: names, or `{name: type}`."""
     engine: EngineChoice = field(default="auto", kw_only=True)
@@ -67,13 +70,13 @@ class Tokenize:
     chat_template: str | os.PathLike[str] | bool | None = field(default=None, kw_only=True)
     """Jinja text, a file with it, or True for the tokenizer's own; rows are then lists of messages."""
     loss_mask: bool = field(default=True, kw_only=True)
-    """With a chat template: also store which tokens the assistant said, or refuse the conversation."""
+    """With a chat template: also store which tokens the assistant said; a conversation that cannot tell is refused."""
     template_values: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """More variables for the template, such as `{"enable_thinking": False}`; JSON."""
     template_date: str | None = field(default=None, kw_only=True)
-    """Day that `strftime_now` tells, as "2026-07-01"; the real date would change the data from day to day."""
+    """Date that `strftime_now` returns, as "2026-07-01"; today's would change the data from day to day."""
     tools_column: str | None = field(default=None, kw_only=True)
-    """With a chat template: column with the tools of each conversation."""
+    """With a chat template: the column with the tools of each conversation."""
     _template: ChatTemplate | None = field(default=None, init=False, repr=False, compare=False)
     _chosen: ChosenEngine | None = field(default=None, init=False, repr=False, compare=False)
     _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
@@ -161,17 +164,17 @@ class Tokenize:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why the reference is used, where it is."""
+        """Why the reference is used, if it is."""
         return (self._chosen.note,) if self._chosen and self._chosen.note else ()
 
     @property
     def input_columns(self) -> tuple[str, ...]:
-        """The text, the tools, and what is kept."""
+        """The text, the tools, and kept columns."""
         kept = [name for name, _ in check_keep(self.keep, ())]
         return tuple(dict.fromkeys([self.column, *filter(None, [self.tools_column]), *kept]))
 
     def columns(self) -> dict[str, str] | None:
-        """Tokens in the smallest dtype that holds the vocabulary, the mask, and what is kept."""
+        """Tokens in the smallest dtype that holds the vocabulary, the mask, and kept columns."""
         if self._types is None:
             return None
         made = {TOKENS: f"{smallest_dtype(self.vocab_size).name}[*]"}
@@ -180,7 +183,7 @@ class Tokenize:
         return {**made, **self._types}
 
     def before_run(self, sample: Iterable[Records]) -> Tokenize:
-        """The same with its engine chosen, on at most 1 MB of the sample, and types for what is kept."""
+        """The same, with its engine chosen on at most 1 MB of the sample, and types for kept columns."""
         pieces, types, num_bytes = [_NOTHING], self._types, 0
         for records in sample:
             if types is None and records.num_rows:

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import SchemaError
+from penstock.errors import SchemaError, TransformFailed
 from penstock.transforms._columns import KeepColumns
-from penstock.transforms._functions import FunctionTransform, TransformFailed
+from penstock.transforms._functions import FunctionTransform
 from penstock.transforms._images import DecodeImage
 from penstock.transforms._tokenize import Tokenize
 
@@ -87,7 +87,8 @@ def one_sample(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("sources", "message"), [([0, 2], "from 0 to 1"), ([1, 0], "falls"), ([0], "2 integers"), ([0.0, 1.0], "float64")]
+    ("sources", "message"),
+    [([0, 2], "from 0 to 1"), ([1, 0], "decreases"), ([0], "2 integers"), ([0.0, 1.0], "float64")],
 )
 def test_sources_that_cannot_be_are_refused(sources: list[Any], message: str) -> None:
     function = functools.partial(give_sources, sources=sources)

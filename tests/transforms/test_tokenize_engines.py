@@ -16,21 +16,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from penstock.errors import EngineFailed, TokenizerMismatch
 from penstock.schema import Ragged
-from penstock.transforms import _gigatoken, _token_maker, _tokenizer_check, _tokenizer_choice
-from penstock.transforms._gigatoken import GigatokenEngine
-from penstock.transforms._rows import is_utf8
-from penstock.transforms._tokenize import Tokenize
-from penstock.transforms._tokenizer_battery import make_battery
-from penstock.transforms._tokenizer_check import (
+from penstock.transforms import _engine_choice, _tokenize_rows, _tokenizer_engines
+from penstock.transforms._byte_rows import is_utf8
+from penstock.transforms._engine_choice import (
     SAMPLE_BYTES,
-    TokenizerMismatch,
     choose_checked,
     find_difference,
     join_texts,
+    make_battery,
     take_sample,
 )
-from penstock.transforms._tokenizer_engines import EngineFailed, HuggingFaceEngine, open_reference
+from penstock.transforms._tokenize import Tokenize
+from penstock.transforms._tokenizer_engines import GigatokenEngine, HuggingFaceEngine, open_reference
 from penstock.transforms._tokenizer_source import load_tokenizer
 
 from .tokenizer_examples import (
@@ -103,7 +102,7 @@ class Lying:
 
 @pytest.fixture
 def lying(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tokenizer_choice, "GigatokenEngine", Lying)
+    monkeypatch.setattr(_engine_choice, "GigatokenEngine", Lying)
 
 
 @pytest.mark.usefixtures("lying")
@@ -135,7 +134,7 @@ def test_a_difference_is_an_error_when_gigatoken_was_asked_for() -> None:
 
 @pytest.mark.usefixtures("lying")
 def test_a_difference_during_the_run_stops_it_with_both_token_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tokenizer_check, "CHECK_ONE_IN", 1)
+    monkeypatch.setattr(_engine_choice, "CHECK_ONE_IN", 1)
     opened = Tokenize(hf_tokenizer()).before_run([text_records(["fine"])]).open()
     opened(text_records(["fine", "still fine"]))
     with pytest.raises(
@@ -146,8 +145,8 @@ def test_a_difference_during_the_run_stops_it_with_both_token_lists(monkeypatch:
 
 @pytest.mark.usefixtures("lying")
 def test_a_long_document_is_checked_on_its_first_megabyte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tokenizer_check, "CHECK_ONE_IN", 1)
-    monkeypatch.setattr(_tokenizer_check, "MAX_CHECKED_BYTES", 1000)
+    monkeypatch.setattr(_engine_choice, "CHECK_ONE_IN", 1)
+    monkeypatch.setattr(_engine_choice, "MAX_CHECKED_BYTES", 1000)
     opened = Tokenize(hf_tokenizer()).before_run([]).open()
     opened(text_records(["é" * 1000 + " surprise"]))
     with pytest.raises(TokenizerMismatch):
@@ -155,7 +154,7 @@ def test_a_long_document_is_checked_on_its_first_megabyte(monkeypatch: pytest.Mo
 
 
 def test_without_before_run_opening_compares_the_engines_on_the_battery(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tokenizer_choice, "GigatokenEngine", Lying)
+    monkeypatch.setattr(_engine_choice, "GigatokenEngine", Lying)
     monkeypatch.setattr(Lying, "word", "naïve café")
     records = text_records(["naïve café"])
     assert token_lists(Tokenize(hf_tokenizer()).open()(records)) == [hf_tokenizer().encode("naïve café").ids]
@@ -221,39 +220,35 @@ def test_without_gigatoken_the_reference_runs_and_names_the_extra(monkeypatch: p
 
 
 class TestMemoryOfWords:
-    """gigatoken remembers every word, so it is loaded anew; see NOTE [when gigatoken is loaded anew]."""
+    """gigatoken remembers every word, so it is reloaded; see NOTE [when gigatoken is reloaded]."""
 
-    def loads(self, monkeypatch: pytest.MonkeyPatch, used_bytes: list[int], *, is_much: bool = True) -> list[bool]:
-        """Whether gigatoken is loaded anew before each of some equal batches, with this much memory in use."""
-        if is_much:  # whatever there is counts as much text
-            monkeypatch.setattr(_gigatoken, "_QUICK_TEXT_BYTES", 0)
-        monkeypatch.setattr(_gigatoken, "anonymous_bytes", lambda: 0)  # the limits move up with a large process
+    def reloads(self, monkeypatch: pytest.MonkeyPatch, at_load: int, used_bytes: list[int]) -> list[bool]:
+        """Whether gigatoken is loaded again before each of some equal batches, with this much memory in use."""
+        monkeypatch.setattr(_tokenizer_engines, "anonymous_bytes", lambda: at_load)
         engine = GigatokenEngine(load_tokenizer(hf_tokenizer()))
         rows = join_texts(list(library_texts()))
         expected = engine.encode(rows.values, rows.offsets)[0]
         seen = []
         for used in used_bytes:
             before = engine._tokenizer
-            monkeypatch.setattr(_gigatoken, "anonymous_bytes", lambda used=used: used)
+            monkeypatch.setattr(_tokenizer_engines, "anonymous_bytes", lambda used=used: used)
             assert np.array_equal(engine.encode(rows.values, rows.offsets)[0], expected)
             seen.append(engine._tokenizer is not before)
         return seen
 
-    def test_below_the_soft_limit_it_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.loads(monkeypatch, [_gigatoken._SOFT_LIMIT_BYTES] * 6) == [False] * 6
+    def test_it_is_reloaded_once_the_process_has_grown_too_much(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limit = _tokenizer_engines._MAX_GROWTH_BYTES
+        assert self.reloads(monkeypatch, 0, [limit, limit, limit + 1]) == [False, False, True]
 
-    def test_over_it_nearly_as_much_text_again_goes_through(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        # The fourth batch is the first that finds too much; 0.8 of four batches more are allowed.
-        used = [_gigatoken._SOFT_LIMIT_BYTES] * 2 + [_gigatoken._SOFT_LIMIT_BYTES + 1] * 6
-        assert self.loads(monkeypatch, used) == [False] * 6 + [True, False]
+    def test_growth_counts_from_what_a_large_process_had_when_it_was_loaded(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limit, large = _tokenizer_engines._MAX_GROWTH_BYTES, 4 << 30
+        assert self.reloads(monkeypatch, large, [large + limit] * 3) == [False] * 3
 
-    def test_over_little_text_it_goes_sooner(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        quick = _gigatoken._QUICK_LIMIT_BYTES
-        assert self.loads(monkeypatch, [quick, quick + 1, quick + 1], is_much=False) == [False, True, True]
-
-    def test_over_the_hard_limit_it_goes_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        hard = _gigatoken._SOFT_LIMIT_BYTES + _gigatoken._HARD_EXTRA_BYTES
-        assert self.loads(monkeypatch, [hard, hard + 1]) == [False, True]
+    def test_memory_that_others_hold_does_not_reload_it_for_every_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limit = _tokenizer_engines._MAX_GROWTH_BYTES
+        assert self.reloads(monkeypatch, 0, [2 * limit, 2 * limit, 3 * limit]) == [True, False, False]
 
 
 def test_the_battery_holds_the_tokenizers_own_tokens() -> None:
@@ -288,7 +283,7 @@ def test_reference_and_fast_engine_know_the_bytes_of_each_token(
 
 def test_the_kernel_frames_every_dtype() -> None:
     for dtype in (np.uint8, np.uint16, np.uint32):
-        framed = _token_maker.TokenMaker._frame(
+        framed = _tokenize_rows.TokenMaker._frame(
             np.array([1, 2, 3], np.uint32), np.array([0, 2, 2, 3]), 7, 9, np.dtype(dtype)
         )
         assert framed.values.dtype == dtype
@@ -309,7 +304,7 @@ def test_every_file_of_the_standard_library_gives_the_reference_tokens(
 NEW_WORDS = """
 import resource, sys
 import numpy as np
-from penstock.transforms._gigatoken import GigatokenEngine
+from penstock.transforms._tokenizer_engines import GigatokenEngine
 from penstock.transforms._tokenizer_source import load_tokenizer
 
 engine = GigatokenEngine(load_tokenizer(sys.argv[1]))

@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock.errors import FormatError, SchemaError
 from penstock.transforms._tokenize import Tokenize
-from penstock.transforms._transforms import Output
+from penstock.transforms._transform import Output
 
 from .tokenizer_examples import (
     BOS,

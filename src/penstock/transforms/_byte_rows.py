@@ -1,57 +1,26 @@
-"""Columns of raw records as arrays, and the rows among them that are no good.
+"""Columns of text and byte strings as flat arrays, with bad rows marked.
 
-Every reader here answers for all rows of a batch and marks the bad ones in a `BadRows`; the transform then
-drops them in one go. The usual batch has none, and costs no Python per row: text stays the bytes that Arrow
-holds, side by side, with offsets.
+Every reader here takes all rows of a batch and marks the bad ones in a `BadRows`; the transform then drops them in one
+go. A batch without any, the usual case, costs no Python per row: text stays the bytes that Arrow holds, side by
+side, with offsets.
 
-UTF-8 is checked because the fast tokenizer trusts its input: by the reader where a column is text, here where it is
-bytes. Arrow does it in place (20 GB/s for Python source, 1 GB/s for Japanese, where decoding gives 3 and 0.6); rows
-are told apart only when one is wrong.
+UTF-8 is checked because the fast tokenizer trusts its input: by the source's reader where a column is text, here where
+it is bytes. Arrow checks in place (20 GB/s for Python source, 1 GB/s for Japanese, where decoding gives 3 and
+0.6); rows are looked at one by one only when the check fails.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.schema import Ragged
-from penstock.transforms._transforms import row_error
-
-if TYPE_CHECKING:
-    from penstock.sources import Records, RowError
+from penstock.sources import Records
+from penstock.transforms._transform import BadRows
 
 _EXCERPT = 60
-
-
-class BadRows:
-    """Places of the rows that cannot become samples, each with its first reason."""
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-        self._reasons: dict[int, tuple[str, str]] = {}
-
-    def add(self, place: int, reason: str, message: str) -> None:
-        """Mark a row; the first reason given stands."""
-        self._reasons.setdefault(int(place), (reason, message))
-
-    def __contains__(self, place: int) -> bool:
-        return place in self._reasons
-
-    def __len__(self) -> int:
-        return len(self._reasons)
-
-    def good_places(self) -> NDArray[np.int64]:
-        """Places of the rows that are left."""
-        is_good = np.ones(self._records.num_rows, bool)
-        is_good[list(self._reasons)] = False
-        return np.flatnonzero(is_good)
-
-    def errors(self) -> tuple[RowError, ...]:
-        """What `Output.errors` holds."""
-        return tuple(row_error(self._records, place, *self._reasons[place]) for place in sorted(self._reasons))
 
 
 def row_bytes(rows: Ragged, place: int) -> memoryview:
@@ -63,7 +32,7 @@ def find_column(records: Records, name: str) -> Any:
     """A column of the records.
 
     Raises:
-        SchemaError: there is none of that name.
+        SchemaError: there is no such column.
     """
     if name in records.columns:
         return records.columns[name]
@@ -77,7 +46,7 @@ def is_arrow(column: Any) -> bool:
 
 
 def _is_arrow_text(column: Any) -> bool:
-    """Whether a column is one whose reader has checked that it is UTF-8."""
+    """Whether the source's reader has checked already that this column is UTF-8."""
     return is_arrow(column) and str(column.type) in ("string", "large_string")
 
 
@@ -85,18 +54,18 @@ def read_bytes(records: Records, name: str, bad: BadRows) -> Ragged:
     """A column of strings or byte strings; nulls and values of another type are bad rows.
 
     Raises:
-        SchemaError: the column is missing, or has a type that is not text.
+        SchemaError: the column is missing, or its type is not text.
     """
     return read_byte_column(name, find_column(records, name), bad)
 
 
 def read_byte_column(name: str, column: Any, bad: BadRows) -> Ragged:
-    """As `read_bytes`, of a column at hand."""
+    """As `read_bytes`, for a column already found."""
     return _read_arrow(name, column, bad) if is_arrow(column) else _read_list(name, column, bad)
 
 
 def read_text(records: Records, name: str, bad: BadRows) -> Ragged:
-    """As `read_bytes`, and rows that are not UTF-8 are bad."""
+    """As `read_bytes`; rows that are not UTF-8 are bad, too."""
     rows = read_bytes(records, name, bad)
     if _is_arrow_text(records.columns[name]) or is_utf8(rows):
         return rows
@@ -105,7 +74,7 @@ def read_text(records: Records, name: str, bad: BadRows) -> Ragged:
             str(row_bytes(rows, place), "utf-8")
         except UnicodeDecodeError as error:
             bad.add(place, "invalid_utf8", f"Column {name!r} is not UTF-8: {error.reason} at byte {error.start:,}.")
-    # Bad rows keep their bytes here; whoever uses the text takes the good places first.
+    # Bad rows keep their bytes here: callers take the good places before they use the text.
     return rows
 
 

@@ -1,31 +1,30 @@
-"""Columns that go along unchanged: a label, a URL, a score beside the tokens or the pixels.
+"""Columns stored as they are: a label, a URL, a score beside the tokens or the pixels.
 
 Text and byte strings become "bytes", numbers and booleans keep their dtype, lists of numbers become ragged
-columns. Types must hold for the whole dataset, while a source may guess them anew for each batch (JSON does):
-they are taken from the first rows, or given as `keep={"score": "float32"}`, and a later value
-that does not fit is a bad row, never a silent conversion.
+columns. A type must hold for the whole dataset, while a source may guess it anew for each batch (JSON does). So types
+come from the first rows, or from `keep={"score": "float32"}`, and a later value that does not fit is a bad
+row, never a silent conversion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.schema import Column, Ragged, dtype_name
-from penstock.transforms._rows import BadRows, find_column, is_arrow, read_bytes
-
-if TYPE_CHECKING:
-    from penstock.sources import Records
+from penstock.sources import Records
+from penstock.transforms._byte_rows import find_column, is_arrow, read_bytes
+from penstock.transforms._transform import BadRows
 
 Keep = Sequence[str] | Mapping[str, str]
 
 
 def check_keep(keep: Keep, made: Iterable[str]) -> tuple[tuple[str, str | None], ...]:
-    """Names to keep with the types given for them; refuses a name that the transform makes itself."""
+    """Names to keep, with the types given for them; refuses a name that the transform writes itself."""
     if isinstance(keep, str):
         raise TypeError(f"keep={keep!r} is one string; write keep=[{keep!r}].")
     pairs = tuple(keep.items()) if isinstance(keep, Mapping) else tuple((name, None) for name in keep)
@@ -33,7 +32,7 @@ def check_keep(keep: Keep, made: Iterable[str]) -> tuple[tuple[str, str | None],
     for name, spec in pairs:
         Column.parse(name, spec or "bytes")
         if name in taken:
-            raise ValueError(f"keep names {name!r}, which the transform writes too or is named twice.")
+            raise ValueError(f"keep names {name!r}, which the transform writes itself or which is named twice.")
         taken.add(name)
     return pairs
 
@@ -44,10 +43,10 @@ def infer_types(keep: Iterable[tuple[str, str | None]], records: Records) -> dic
 
 
 def infer_type(name: str, column: Any) -> str:
-    """Type that holds a column of the source.
+    """Type that can hold a column of the source.
 
     Raises:
-        SchemaError: no type of a dataset holds it.
+        SchemaError: no type of a dataset can.
     """
     if is_arrow(column):
         return _infer_arrow(name, column)
@@ -56,7 +55,7 @@ def infer_type(name: str, column: Any) -> str:
         return "bytes"
     if not known:
         return _refuse(name, _ONLY_NULLS)
-    if all(type(value) is int for value in known):  # numpy makes floats of those that int64 does not hold
+    if all(type(value) is int for value in known):  # numpy would turn integers too large for int64 into floats
         kind = next((kind for kind in ("int64", "uint64") if _holds(kind, min(known), max(known))), None)
         return kind or _refuse(name, "integers of more than 64 bits")
     try:
@@ -113,7 +112,7 @@ def _refuse(name: str, found: str) -> str:
 
 
 def read_kept(records: Records, types: Mapping[str, str], bad: BadRows) -> dict[str, Any]:
-    """Kept columns over all rows, ready but for dropping the bad ones."""
+    """Kept columns over all rows, bad ones included."""
     return {name: _read_column(records, Column.parse(name, spec), bad) for name, spec in types.items()}
 
 
@@ -138,7 +137,7 @@ def _read_column(records: Records, column: Column, bad: BadRows) -> Any:
 
 
 def _read_numbers(found: Any, column: Column) -> NDArray[Any] | None:
-    """A whole Arrow column of exactly this dtype without nulls; None when rows must be looked at one by one."""
+    """An Arrow column of exactly this dtype, without nulls; None when rows must be looked at one by one."""
     if column.kind != "fixed" or column.shape or not is_arrow(found) or found.null_count or not _is_number(found.type):
         return None
     array: NDArray[Any] = found.to_numpy(zero_copy_only=False)
@@ -169,7 +168,7 @@ def _read_value(column: Column, value: Any, place: int, bad: BadRows, empty: NDA
 
 
 def _convert(column: Column, value: Any) -> NDArray[Any] | None:
-    """The value in the column's dtype and shape; None when it would not be the same value."""
+    """The value in the column's dtype and shape; None when that would change it."""
     try:
         array = np.asarray(value)
         with np.errstate(all="ignore"):
@@ -186,7 +185,7 @@ def _convert(column: Column, value: Any) -> NDArray[Any] | None:
 
 
 def _is_exact(array: NDArray[Any], converted: NDArray[Any]) -> bool:
-    """Whether numbers are still the same; comparing an integer with a float would round it first."""
+    """Whether the numbers are unchanged; numpy would round an integer before comparing it with a float."""
     if not np.array_equal(converted, array):
         return False
     if array.dtype.kind == "f" or converted.dtype.kind != "f":

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from penstock.schema import Ragged
 from penstock.sources import Records
-from penstock.transforms._transforms import Output
+from penstock.transforms._transform import Output
 
 EOS, BOS, PAD = "<|eos|>", "<|bos|>", "<|pad|>"
 CL100K = (

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import MissingExtra, SchemaError
 from penstock.transforms._tokenize import Tokenize
-from penstock.transforms._transforms import Output
+from penstock.transforms._transform import Output
 
 from .tokenizer_examples import (
     BOS,
