@@ -47,6 +47,17 @@ def suicidal_once(batch: dict[str, Any]) -> dict[str, Any]:
     raise AssertionError
 
 
+def loses_its_connection(batch: dict[str, Any]) -> dict[str, Any]:
+    raise ConnectionResetError("the user's own network")
+
+
+def keeps_the_gil(batch: dict[str, Any]) -> dict[str, Any]:
+    """One call in C that takes minutes."""
+    Path(os.environ["PENSTOCK_TEST_MARK"]).touch()
+    sum(range(10**10))
+    raise AssertionError
+
+
 def is_pandas_there(batch: dict[str, Any]) -> dict[str, Any]:
     """Whether this process has imported pandas, in each row."""
     return {"is_there": np.full(len(batch["text"]), "pandas" in sys.modules)}

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -14,10 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
-from penstock.errors import StorageError, WorkerDied
+from penstock.errors import FormatError, WorkerDied
 from penstock.preparation import Progress, prepare
-from penstock.preparation._messages import pack_error, unpack_error
-from penstock.preparation._processes import worker_settings
+from penstock.preparation._local import worker_settings
 from penstock.transforms import FunctionTransform, Tokenize
 
 from .corpora import make_corpus, write_jsonl
@@ -68,7 +68,8 @@ def test_a_task_that_kills_every_worker_stops_the_run_and_is_named(tmp_path: Pat
     write_jsonl(tmp_path / "a.jsonl", 20, 1)
     transform = FunctionTransform("preparation.functions:suicidal", types=TYPES)
     before = children()
-    with pytest.raises(WorkerDied, match=r"killed by SIGKILL \(out of memory\?\) while preparing .*a\.jsonl.*3\. time"):
+    told = r"killed by SIGKILL while preparing .*a\.jsonl.* \(out of memory\?\), as did the 2 before it"
+    with pytest.raises(WorkerDied, match=told):
         prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=transform, workers=2)
     assert children() == before
     assert not (tmp_path / "data").exists()
@@ -122,24 +123,33 @@ def test_a_function_of_the_users_script_reaches_the_workers(tmp_path: Path) -> N
     assert penstock.open(tmp_path / "data")[: len(texts)]["length"].tolist() == [len(text) for text in texts]
 
 
-def test_an_exception_travels_with_its_class_and_traceback() -> None:
-    try:
-        raise StorageError(28, "no room")
-    except StorageError as error:
-        message = pack_error(error)
-    back = unpack_error(message, "worker 1")
-    assert isinstance(back, StorageError)
-    assert (back.errno, back.strerror) == (28, "no room")
-    assert 'raise StorageError(28, "no room")' in back.__notes__[0]
+def test_an_error_in_a_worker_arrives_with_its_traceback_and_where_it_was(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 20, 1)
+    transform = FunctionTransform("preparation.functions:loses_its_connection", types=TYPES)
+    with pytest.raises(FormatError, match="the user's own network") as caught:
+        prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=transform, workers=1)
+    assert "in loses_its_connection" in str(caught.value.__cause__)
+    assert "in worker 0, process" in caught.value.__notes__[-1]
 
 
-def test_an_exception_that_cannot_travel_is_told_in_words() -> None:
-    class Strange(Exception):
-        pass
-
-    back = unpack_error(pack_error(Strange("so odd")), "worker 1")
-    assert isinstance(back, RuntimeError)
-    assert str(back) == "Strange: so odd"
+def test_workers_of_a_killed_run_end_whatever_they_are_doing(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 20, 1)
+    code = (
+        "import penstock as p\n"
+        f"p.prepare({str(tmp_path / 'a.jsonl')!r}, {str(tmp_path / 'data')!r}, workers=1,\n"
+        "          transform=p.FunctionTransform('preparation.functions:keeps_the_gil', types={'length': 'int64'}))\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PENSTOCK_TEST_MARK": str(tmp_path / "m"),
+    }
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as owner:
+        while not (tmp_path / "m").exists() and owner.poll() is None:
+            time.sleep(0.05)
+        (worker,) = psutil.Process(owner.pid).children()
+        owner.kill()
+    worker.wait(5)
 
 
 def test_a_worker_leaves_to_the_user_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 from penstock.filesystem import create_file, remove_if_present
 from penstock.identity import digest_json
 from penstock.preparation._deal import bucket_bounds, dealt_schema, order_of_bucket, read_in_order
+from penstock.preparation._jobs import Clock, Runner, Tell, Written, no_store, peak_memory
 from penstock.preparation._plan import choose_task_bytes
 from penstock.preparation._progress import Counts
 from penstock.preparation._recipe import Recipe
 from penstock.preparation._record import TaskRecord
-from penstock.preparation._stages import Clock, Runner, Tell, Written, no_store, peak_memory
 from penstock.preparation._work import Attempt, WorkFolder
 from penstock.schema import Ragged
 from penstock.shards import Manifest, ShardFolder, ShardWriter

@@ -1,74 +1,115 @@
-"""Tasks on processes of this machine, and in this very process for data that cannot leave it.
+"""Tasks on processes of this machine, both ends of it.
+
+    LocalEngine (here)                         RunTasks (worker process)
+    Packed(job), once for each job ------->    opens it; imports the user's script only if a function of it is inside
+                                     <-----    Opened
+    a task ------------------------------->    reads, transforms, writes
+                                     <-----    Told, after each batch
+                                     <-----    Freed: time for another task, while a thread syncs this one's shards
+                                     <-----    Done
+                                     <-----    TaskFailed: the error, raised again here
 
 NOTE [who outlives whom]
-  The parent holds each worker's life-line; when it ends in any way, the workers end (`_worker.py`).
-  A worker that ends is noticed by the end of its connection. Its task goes back to the front of the queue,
-  for a fresh worker; a task that has killed three is the likely culprit, and the run stops. Nothing else needs
-  undoing: what a dead worker wrote is in an attempt that no record names.
+  When this process ends in any way, the workers end: see the life-line in `penstock.workers`.
+  A worker that ends is noticed by the end of its channel. Its tasks go back to the front of the queue, for a
+  fresh worker; a task that has killed three is the likely culprit, and the run stops. Nothing else needs undoing:
+  what a dead worker wrote is in an attempt that no record names.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import os
-import pickle
+import queue
 import shutil
-from collections.abc import Callable, Sequence
+import signal
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import connection
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from penstock.errors import WorkerDied
-from penstock.preparation._messages import Done, Failed, Freed, Open, Opened, Run, Told, unpack_error
-from penstock.preparation._processes import WorkerProcess, explain_death
+from penstock.preparation._jobs import (
+    MAX_DEATHS,
+    AnyJob,
+    Done,
+    Keyed,
+    Listen,
+    Lost,
+    Opened,
+    Runner,
+    TaskFailed,
+    Tell,
+    Told,
+    Written,
+)
 from penstock.preparation._progress import Counts
-from penstock.preparation._stages import AnyJob, Keyed
 from penstock.preparation._work import WorkFolder
+from penstock.workers import (
+    Channel,
+    Crew,
+    Packed,
+    PackedError,
+    WorkerProcess,
+    describe_death,
+    describe_ending,
+    thread_settings,
+    usable_cpus,
+)
 
-MAX_DEATHS = 3
+_THREAD_SETTINGS = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# pyarrow's allocator gives memory back 10 ms after it was freed. A worker wants it again at the next batch, and pages
+# that are new to a process cost as much as reading parquet into them: 2.2 s a GB when they are kept, 3.4 when not.
+_MEMORY_SETTINGS = {"MIMALLOC_PURGE_DELAY": "-1"}
+_OTHERWISE = "name the function, as in 'package.module:function'."
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A worker died; its task will be tried again."""
+def worker_settings(num_threads: int) -> dict[str, str]:
+    """What libraries are told by a worker's environment: how many threads are theirs, and to keep their memory.
 
-    worker: str
-    how: str
-    keys: tuple[str, ...]
-    """The tasks it had; none when it was starting."""
-
-
-Listen = Callable[[Opened | Told | Done | Lost], None]
-"""Hears of everything that happens; may raise to stop the run."""
+    What this process was told wins, but for the tokenizers library, whose own choice depends on how it was started.
+    """
+    memory = {name: os.environ.get(name, value) for name, value in _MEMORY_SETTINGS.items()}
+    parallelism = {"TOKENIZERS_PARALLELISM": "true" if num_threads > 1 else "false"}
+    return {**memory, **thread_settings(num_threads, _THREAD_SETTINGS), **parallelism}
 
 
-class Engine(Protocol):
-    """Something that gets tasks done."""
+@dataclass(slots=True, eq=False)
+class _TaskWorker:
+    """A worker process, and what it was given."""
 
-    def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
-        """Do all tasks, in any order; return when each has been heard of as `Done`."""
-        ...
+    process: WorkerProcess
+    seat: int
+    """Its number among those that work at once; a worker that takes over from a dead one has the same."""
+    tasks: dict[str, Keyed]
+    """What it has not finished; the last one is at work, one before it may be being synced."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"worker {self.seat}"
 
 
 class LocalEngine:
     """Worker processes, started at once so that they import while the parent plans."""
 
     def __init__(self, num_workers: int, work: WorkFolder) -> None:
-        self._num_threads = max(1, len(os.sched_getaffinity(0)) // num_workers)
         self._work = work
-        self._workers: list[WorkerProcess] = []
+        self._crew = Crew(
+            RunTasks(),
+            "spawn",
+            environment=worker_settings(max(1, usable_cpus() // num_workers)),
+            warm_up=_warm_up,
+            otherwise=_OTHERWISE,
+        )
+        self._workers: dict[int, _TaskWorker] = {}
         self._deaths: collections.Counter[str] = collections.Counter()
         try:
-            for number in range(num_workers):
-                self._workers.append(WorkerProcess(number, self._num_threads))
+            for seat in range(num_workers):
+                self._start(seat)
         except BaseException:
             self.close()
             raise
@@ -83,8 +124,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """End all workers."""
-        while self._workers:
-            self._workers.pop().stop()
+        self._crew.close()
 
     def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
         """Do all tasks. Large ones come first, so that the last to end is a small one.
@@ -94,116 +134,131 @@ class LocalEngine:
             Exception: whatever a task raised.
         """
         waiting = collections.deque(sorted(tasks, key=lambda task: -task.num_bytes))
-        opening = _pack_job(job)
-        for worker in self._workers:
-            self._send(worker, opening)
+        packed = Packed.pack(job, otherwise=_OTHERWISE)
+        for worker in self._workers.values():
+            worker.process.send(packed)
         num_left = len(waiting)
         while num_left:
-            for ready in connection.wait([worker.connection for worker in self._workers]):
-                worker = next(each for each in self._workers if each.connection is ready)
-                message = self._receive(worker)
-                if message is None:
-                    listen(self._replace(worker, waiting, opening))
-                elif isinstance(message, Failed):
-                    raise unpack_error(message, f"{worker.name}, process {worker.process.pid}")
-                elif isinstance(message, Freed):
+            for process in self._crew.wait():
+                worker = self._workers[process.number]
+                try:
+                    message = process.receive()
+                except EOFError:
+                    listen(self._replace(worker, waiting, packed))
+                    continue
+                if isinstance(message, TaskFailed):
+                    raise message.error.rebuild(f"in {worker.name}, process {process.pid}")
+                if isinstance(message, (Opened, Freed)):
                     self._give_task(worker, waiting)
-                else:
-                    num_left -= self._note(worker, message, waiting)
+                elif isinstance(message, Done):
+                    del worker.tasks[message.record.key]
+                    num_left -= 1
+                if not isinstance(message, Freed):
                     listen(message)
 
-    def _note(self, worker: WorkerProcess, message: Opened | Told | Done, waiting: collections.deque[Keyed]) -> int:
-        """Keep book of a message; return how many tasks it says are finished."""
-        if isinstance(message, Opened):
-            self._give_task(worker, waiting)
-        elif isinstance(message, Done):
-            del worker.tasks[message.record.key]
-            return 1
-        return 0
+    def _start(self, seat: int) -> _TaskWorker:
+        worker = _TaskWorker(self._crew.start(), seat, {})
+        self._workers[worker.process.number] = worker
+        return worker
 
-    def _give_task(self, worker: WorkerProcess, waiting: collections.deque[Keyed]) -> None:
+    def _give_task(self, worker: _TaskWorker, waiting: collections.deque[Keyed]) -> None:
         if waiting:
             task = waiting.popleft()
             worker.tasks[task.key] = task
-            self._send(worker, Run(task))
+            worker.process.send(task)
 
-    def _send(self, worker: WorkerProcess, message: Open | Run) -> None:
-        with contextlib.suppress(OSError):  # it has died; its end of the connection says so at the next wait
-            worker.connection.send(message)
-
-    def _receive(self, worker: WorkerProcess) -> Any:
-        """The next message of a worker; None when it is gone."""
-        try:
-            return worker.connection.recv()
-        except (EOFError, OSError):
-            return None
-
-    def _replace(self, worker: WorkerProcess, waiting: collections.deque[Keyed], opening: Open) -> Lost:
+    def _replace(self, worker: _TaskWorker, waiting: collections.deque[Keyed], packed: Packed) -> Lost:
         """Put a dead worker's tasks back and start another worker in its place."""
-        how = worker.ending()
+        code = self._crew.bury(worker.process)
+        del self._workers[worker.process.number]
         tasks = list(worker.tasks.values())
         doing, key = (f"preparing {tasks[-1]}", tasks[-1].key) if tasks else ("starting", "")
         self._deaths[key] += 1
-        pid = worker.process.pid
-        worker.stop()
         if self._deaths[key] >= MAX_DEATHS:
-            raise WorkerDied(explain_death(worker.name, pid, how, doing, self._deaths[key]))
+            raise WorkerDied(_explain_death(worker, code, doing, self._deaths[key] - 1))
         for task in tasks:
             waiting.appendleft(task)
             self._remove_attempts(task.key)
-        fresh = WorkerProcess(worker.number, self._num_threads)
-        self._workers[self._workers.index(worker)] = fresh
-        self._send(fresh, opening)
-        return Lost(worker.name, f"{how} while {doing}", tuple(worker.tasks))
+        self._start(worker.seat).process.send(packed)
+        return Lost(worker.name, f"{describe_ending(code)} while {doing}", tuple(worker.tasks))
 
     def _remove_attempts(self, key: str) -> None:
         for folder in (self._work.path / "attempts").glob(f"{key}-*"):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class InlineEngine:
-    """Tasks in this process, for data that is an object of it."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
-        """Do all tasks, one after another."""
-        runner = job.open()
-        listen(Opened())
-        for task in tasks:
-            listen(Done(runner.run(task, functools.partial(_pass_on, listen, task.key)).finish()))
+def _explain_death(worker: _TaskWorker, code: int | None, doing: str, num_before: int) -> str:
+    """Why a run stops after the deaths of workers, and what to do."""
+    death = describe_death(worker.name.capitalize(), worker.process.pid, code, doing, num_before=num_before)
+    advice = "fix the error it printed to stderr, and run it again."
+    if code == -signal.SIGKILL:
+        advice = "run it again with fewer workers, or with a smaller shard_bytes after --overwrite."
+    return f"{death}Finished tasks are kept: {advice}"
 
 
-def _pass_on(listen: Listen, key: str, counts: Counts) -> None:
-    listen(Told(key, counts))
+def _warm_up() -> None:
+    """Nothing: each of these workers is an interpreter of its own."""
 
 
-def _pack_job(job: AnyJob) -> Open:
-    try:
-        packed = pickle.dumps(job)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"The transform cannot be sent to worker processes: {error}. "
-            "Define it at the top of a module, or name it, as in 'package.module:function'."
-        ) from None
-    return Open(packed, _describe_main() if b"__main__" in packed else None)
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Worker: the task's shards are written, and while they are made safe there is time for another."""
 
 
-def _describe_main() -> dict[str, Any]:
-    """How a worker imports the script that this process runs, as multiprocessing does it."""
-    from multiprocessing import spawn
+@dataclass(frozen=True, slots=True)
+class RunTasks:
+    """The worker's program."""
 
-    main: dict[str, Any] = spawn.get_preparation_data("penstock-worker")
-    main.pop("authkey", None)  # for multiprocessing's own servers, and not to be sent around
-    if not any(key.startswith("init_main") for key in main):
-        raise ValueError(
-            "The transform is a function of an interactive session, which worker processes cannot import. "
-            "Put it into a module, and name it as in 'package.module:function'."
-        )
-    return main
+    def run(self, channel: Channel, life_line: int) -> None:
+        """Open the jobs and do the tasks that are sent, until the channel ends."""
+        runner: Runner[Any] | None = None
+        finisher = _Finisher(channel)
+        while True:
+            message, _ = channel.receive()
+            answer: Opened | Freed | TaskFailed
+            try:
+                if isinstance(message, Packed):
+                    runner = message.load().open()
+                    answer = Opened()
+                else:
+                    assert runner is not None
+                    finisher.take(runner.run(message, _teller(channel, message.key)))
+                    answer = Freed()
+            except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
+                answer = TaskFailed(PackedError.pack(error))
+            channel.send(answer)
+
+
+class _Finisher:
+    """Makes written tasks safe, one at a time, while the next one is at work."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._waiting: queue.Queue[Written] = queue.Queue(maxsize=1)
+        threading.Thread(target=self._work, name="penstock-finisher", daemon=True).start()
+
+    def take(self, written: Written) -> None:
+        """Take over a task; a disk that cannot keep up is waited for, and that is writing time."""
+        begin = time.perf_counter()
+        self._waiting.join()
+        written.record.counts.write_seconds += time.perf_counter() - begin
+        self._waiting.put(written)
+
+    def _work(self) -> None:
+        while True:
+            written = self._waiting.get()
+            answer: Done | TaskFailed
+            try:
+                answer = Done(written.finish())
+            except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
+                answer = TaskFailed(PackedError.pack(error))
+            with contextlib.suppress(ConnectionError):  # the parent is gone, and so will this process be
+                self._channel.send(answer)
+            self._waiting.task_done()
+
+
+def _teller(channel: Channel, key: str) -> Tell:
+    def tell(counts: Counts) -> None:
+        channel.send(Told(key, counts))
+
+    return tell

@@ -17,10 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.errors import MissingExtra, WorkerDied
-from penstock.preparation._local import MAX_DEATHS, Listen, Lost
-from penstock.preparation._messages import Done, Failed, Told, pack_error, unpack_error
-from penstock.preparation._processes import worker_settings
-from penstock.preparation._stages import AnyJob, Keyed, Runner
+from penstock.preparation._jobs import MAX_DEATHS, AnyJob, Done, Keyed, Listen, Lost, Runner, TaskFailed, Told
+from penstock.preparation._local import worker_settings
+from penstock.workers import PackedError
 
 _opened: dict[str, Runner[Any]] = {}
 
@@ -103,12 +102,12 @@ class RayEngine:
             how = f"{type(error).__name__} while preparing {task}"
             if deaths[task.key] >= MAX_DEATHS:
                 raise WorkerDied(
-                    f"{how}, the {deaths[task.key]}. time. Finished tasks are kept: run it again with fewer "
-                    "workers a node, or with a smaller shard_bytes after --overwrite."
+                    f"{how}, as did the {MAX_DEATHS - 1} before it. Finished tasks are kept: run it again with fewer "
+                    "workers per node, or with a smaller shard_bytes after --overwrite."
                 ) from error
             return Lost("ray worker", how, (task.key,))
-        if isinstance(result, Failed):
-            raise unpack_error(result, "a Ray worker")
+        if isinstance(result, TaskFailed):
+            raise result.error.rebuild("in a Ray worker")
         assert isinstance(result, Done)
         return result
 
@@ -118,7 +117,7 @@ class RayEngine:
                 self._ray.cancel(reference, force=True)
 
 
-def _run_task(job: AnyJob, token: str, task: Keyed) -> Done | Failed:
+def _run_task(job: AnyJob, token: str, task: Keyed) -> Done | TaskFailed:
     """In a Ray worker: do a task with the job that this process opened, or opens now."""
     try:
         if token not in _opened:
@@ -126,4 +125,4 @@ def _run_task(job: AnyJob, token: str, task: Keyed) -> Done | Failed:
             _opened[token] = job.open()
         return Done(_opened[token].run(task, lambda counts: None).finish())
     except Exception as error:  # noqa: BLE001 whatever it was, the driver raises it
-        return pack_error(error)
+        return TaskFailed(PackedError.pack(error))

@@ -22,8 +22,10 @@ from penstock.preparation._commit import (
 )
 from penstock.preparation._decide import Basis, find_basis, wanted_recipe
 from penstock.preparation._earlier import MadeTask
+from penstock.preparation._engines import Workforce
 from penstock.preparation._gather import GatherJob, plan_gathering
 from penstock.preparation._inputs import expected_ratio, least_task_bytes, patterns_of, pin_reading
+from penstock.preparation._jobs import Keyed
 from penstock.preparation._notes import note_changes, note_gone, note_passed_over
 from penstock.preparation._packs import check_packable, pack_attributes
 from penstock.preparation._plan import Task, choose_task_bytes, group_splits, name_tasks
@@ -33,11 +35,9 @@ from penstock.preparation._recipe import Recipe
 from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_kept, check_skipped
-from penstock.preparation._stages import Keyed
 from penstock.preparation._summary import Prepared, RunLedger, describe_run
 from penstock.preparation._tasks import Job
 from penstock.preparation._work import WORK_NAME, WorkFolder, write_json
-from penstock.preparation._workforce import Workforce
 from penstock.shards import Manifest, Workspace, pack_provenance
 from penstock.sources import SourceFile, SourceOptions, Split, list_files, plan_splits
 from penstock.transforms import Transform

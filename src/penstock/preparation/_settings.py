@@ -6,11 +6,11 @@ change the time it takes, the rest what happens when something is wrong.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from penstock.errors import check_choice
+from penstock.workers import usable_cpus
 
 EngineName = Literal["local", "ray"]
 OnError = Literal["raise", "skip"]
@@ -68,4 +68,4 @@ class Settings:
     @property
     def num_workers(self) -> int:
         """Workers as a number."""
-        return len(os.sched_getaffinity(0)) if self.workers == "auto" else self.workers
+        return usable_cpus() if self.workers == "auto" else self.workers

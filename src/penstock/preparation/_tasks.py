@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
 from penstock.preparation._deal import Dealer, dealt_schema
+from penstock.preparation._jobs import Clock, Runner, Tell, Written, no_store, peak_memory
 from penstock.preparation._plan import Task
 from penstock.preparation._progress import Counts
 from penstock.preparation._recipe import Recipe
 from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import OnError
 from penstock.preparation._skipping import Skipped, locate, schema_errors_named
-from penstock.preparation._stages import Clock, Runner, Tell, Written, no_store, peak_memory
 from penstock.preparation._work import WorkFolder
 from penstock.schema import Ragged, Schema
 from penstock.shards import ORIGIN_COLUMN, OriginRuns, ShardEntry, ShardWriter

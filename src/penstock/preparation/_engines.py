@@ -1,24 +1,67 @@
-"""The engine of one run: chosen and started early, given the tasks that are not done, listened to while it works."""
+"""Getting the tasks of a run done: which engine does them, which are left, and who listens meanwhile.
+
+Workforce.execute -> LocalEngine          worker processes of this machine
+                     RayEngine            a cluster
+                     InlineTaskEngine     this process, for data that cannot leave it
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, Self
 
-from penstock.preparation._local import Engine, InlineEngine, LocalEngine, Lost
-from penstock.preparation._messages import Done, Opened, Told
-from penstock.preparation._progress import Meter, OnProgress
+from penstock.preparation._jobs import AnyJob, Done, Keyed, Listen, Lost, Opened, Told
+from penstock.preparation._local import LocalEngine
+from penstock.preparation._progress import Counts, Meter, OnProgress
 from penstock.preparation._ray import RayEngine
 from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_skipped
-from penstock.preparation._stages import AnyJob, Keyed
 from penstock.preparation._summary import RunLedger
 from penstock.preparation._work import WorkFolder
 
 _log = logging.getLogger(__name__)
+
+
+class TaskEngine(Protocol):
+    """Something that gets tasks done."""
+
+    def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
+        """Do all tasks, in any order; return when each has been heard of as `Done`."""
+        ...
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class InlineTaskEngine:
+    """Tasks in this process, for data that is an object of it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
+        """Do all tasks, one after another."""
+        runner = job.open()
+        listen(Opened())
+        for task in tasks:
+            listen(Done(runner.run(task, functools.partial(_pass_on, listen, task.key)).finish()))
+
+
+def _pass_on(listen: Listen, key: str, counts: Counts) -> None:
+    listen(Told(key, counts))
 
 
 class Workforce:
@@ -30,22 +73,22 @@ class Workforce:
         self._ledger = ledger
         self._on_progress = on_progress
         self._stack = contextlib.ExitStack()
-        self._engine: Engine | None = None
+        self._engine: TaskEngine | None = None
 
     def close(self) -> None:
         """End the engine and all its workers."""
         self._stack.close()
 
-    def start(self, num_tasks: int, *, local_only: bool) -> Engine:
+    def start(self, num_tasks: int, *, local_only: bool) -> TaskEngine:
         """The engine of this run, begun early so that workers import while the parent plans."""
         if self._engine is None:
             self._engine = self._stack.enter_context(self._choose_engine(num_tasks, local_only))
         return self._engine
 
-    def _choose_engine(self, num_tasks: int, local_only: bool) -> Engine:
+    def _choose_engine(self, num_tasks: int, local_only: bool) -> TaskEngine:
         settings = self._settings
         if local_only:
-            return InlineEngine()
+            return InlineTaskEngine()
         if settings.engine == "ray":
             return RayEngine(None if settings.workers == "auto" else settings.workers, settings.address)
         return LocalEngine(max(1, min(settings.num_workers, num_tasks)), self._work)

@@ -1,4 +1,10 @@
-"""What every kind of task shares: how it runs, tells, and counts its time and memory."""
+"""What every kind of task shares: how it runs, what is heard of it, and how it counts its time and memory.
+
+job.open() -> runner, once in each worker           heard as   Opened
+runner.run(task, tell) -> Written                   heard as   Told, after each batch
+written.finish() -> TaskRecord                      heard as   Done
+a worker dies                                       heard as   Lost; its tasks are tried again
+"""
 
 from __future__ import annotations
 
@@ -11,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from penstock.preparation._progress import Counts
 from penstock.preparation._record import TaskRecord
 from penstock.preparation._work import Attempt
+from penstock.workers import PackedError
 
 Tell = Callable[[Counts], None]
 """Called after each batch with what was done since the last call."""
@@ -71,6 +78,50 @@ class AnyJob(Protocol):
     def open(self) -> Runner[Any]:
         """Load what tasks need."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A worker has opened the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """This was done for a task since the last time."""
+
+    key: str
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A task is finished."""
+
+    record: TaskRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """A task, or opening the job, raised this in a worker; it is raised again where the run was started."""
+
+    error: PackedError
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker died; its tasks will be tried again."""
+
+    worker: str
+    how: str
+    keys: tuple[str, ...]
+    """The tasks it had; none when it was starting."""
+
+
+Listen = Callable[[Opened | Told | Done | Lost], None]
+"""Hears of everything that happens; may raise to stop the run."""
+
+MAX_DEATHS = 3
+"""Deaths over one task until it is taken for the cause."""
 
 
 @dataclass(slots=True)
