@@ -1,5 +1,17 @@
 """`penstock.DataLoader`: batches as tensors, ahead of the training loop.
 
+    DataLoader(plan)             PlanRun:  loader.Pipeline -> arrays in a slot -> tensors of the same memory --------+
+                                                                                                                     |
+    DataLoader(torch_dataset)    TorchRun: sampler -> Indices -> InlineBatches, or WorkerBatches:                    |
+                                   TorchItem => worker: TorchWork fetches and collates into the slot                 |
+                                   TorchAnswer <= worker, unpacked over the leased slot -----------------------------+
+                                                                                                                     |
+    with pin_memory or device    PinningFeed (a thread copies) -> DeviceFeed (a side stream copies) <----------------+
+                                   -> the `for` loop, which counts what it was handed: the state
+
+Both runs offer the same: iterate, length, state, epoch, statistics, close. `_arguments` says which arguments are for
+which of them. `stream` is a torch dataset over raw files, for this loader or torch's.
+
 May import: `errors`, `loader`, `plan`, `schema`, `sources`, `streams`, `workers`. Imported by: `cli`. Holds state:
 which warnings were given already.
 """
