@@ -56,7 +56,7 @@ def test_bundles_hold_the_items_that_would_have_been_there_without_them(
     count: int, size: int, tail: str, first: int, length: int, world_size: int, num_parts: int, num_steps: int
 ) -> None:
     plan = numbers(count, size, tail)
-    row = plan.settle(first * size if tail == "carry" else first * count)
+    row = plan.steps.settle(first * size if tail == "carry" else first * count)
     options: Any = {"rank": 0, "world_size": world_size, "num_parts": num_parts}
     single = list(plan_items(plan, row, row + length, **options))
     joined = list(plan_items(plan, row, row + length, **options, num_steps=num_steps))

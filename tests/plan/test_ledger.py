@@ -88,9 +88,9 @@ def test_the_fill_of_a_mixture_weighs_those_of_its_sources_also_of_mixtures() ->
 
 
 def test_a_lost_or_doubled_token_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.plan import _packed
+    from penstock.plan import _packed_rows
 
-    honest = _packed.pack
+    honest = _packed_rows.pack
 
     def doubling(*arguments: Any) -> Any:
         packing = honest(*arguments)
@@ -98,6 +98,6 @@ def test_a_lost_or_doubled_token_would_be_noticed(monkeypatch: pytest.MonkeyPatc
         return packing
 
     plan = tokens_dataset([4, 4, 3]).pack(4)
-    monkeypatch.setattr(_packed, "pack", doubling)
+    monkeypatch.setattr(_packed_rows, "pack", doubling)
     with pytest.raises(AssertionError):
         plan.ledger()

@@ -94,7 +94,7 @@ class PlanWork:
         row, rank, world_size, part, num_parts, _ = item
         plan, offer = self.plan, None
         arena.is_seen = self._has_maps
-        if plan.next_row(row) - row == plan.global_size:  # not the last, shorter one of an epoch
+        if plan.steps.next_row(row) - row == plan.global_size:  # not the last, shorter one of an epoch
             offer = arena.arrays(self._template(plan.global_size // world_size // num_parts, 1))
         return plan.read_at(row, rank, world_size, part=part, num_parts=num_parts, out=offer)
 
@@ -133,13 +133,13 @@ def plan_items(
     size = plan.global_size
     while end is None or row < end:
         steps = num_steps if end is None else min(num_steps, -(-(end - row) // size))
-        if steps > 1 and plan.are_regular(row, steps):
-            next_row = plan.settle(row + steps * size)
+        if steps > 1 and plan.steps.are_regular(row, steps):
+            next_row = plan.steps.settle(row + steps * size)
             yield Bundle(row, rank, world_size, num_parts, steps, size, next_row)
             row = next_row
             continue
-        next_row = plan.settle(plan.next_row(row))
-        parts = plan.num_parts(row, num_parts)
+        next_row = plan.steps.settle(plan.steps.next_row(row))
+        parts = plan.steps.num_parts(row, num_parts)
         for part in range(parts):
             yield Item(row, rank, world_size, part, parts, next_row)
         row = next_row
@@ -147,4 +147,4 @@ def plan_items(
 
 def has_batches(plan: Plan) -> bool:
     """Whether an epoch has any: not without rows, nor with fewer than a batch when the tail is dropped."""
-    return plan.num_rows > 0 and plan.num_batches_between(0, plan.num_rows) > 0
+    return plan.num_rows > 0 and plan.steps.num_batches_between(0, plan.num_rows) > 0

@@ -1,19 +1,26 @@
 """Datasets and what is built on them: which samples, in which order, make which batch.
 
-Pure functions over shards: no threads, no torch.
+    Location + selections -> Samples -> Dataset                     _location, _samples, _dataset, _open
+    Dataset, or a Mix of plans, + stages -> Plan                    _stages, _verbs, _plan, _mix
+        the stages decide the RowSource: what row i of the run is   _rows; _sample_rows, _token_window_rows,
+                                                                    _packed_rows, _mixed_rows over _epochs
+        batch() decides the Steps: which rows are batch k           _steps
+    plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading, _compose, _mapping
+
+A batch depends on the plan and the arguments of `read` alone; any thread or process gives the same one.
 
 May import: `compiled`, `errors`, `identity`, `order`, `packing`, `schema`, `shards`. Imported by: `cli`, `loader`,
-`pytorch`. Holds state: row counts of packing, in the user's cache folder.
+`pytorch`. Holds state: a packed plan keeps the windows it packed last in memory (`_packed_blocks`), and row counts of
+large datasets are kept in the user's cache folder (`_pack_cache`). Neither changes a batch.
 """
 
+from penstock.plan._accounts import DocumentTrace, Ledger, SourceLedger
 from penstock.plan._dataset import Dataset
-from penstock.plan._ledger import Ledger, SourceLedger
 from penstock.plan._mapping import pure
 from penstock.plan._mix import mix
 from penstock.plan._open import from_arrays, open_dataset
 from penstock.plan._plan import Plan
 from penstock.plan._plan_file import load_plan
-from penstock.plan._trace import DocumentTrace
 
 __all__ = [
     "Dataset",

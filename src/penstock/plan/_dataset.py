@@ -1,6 +1,6 @@
 """Dataset: random access to samples by index, whatever they are stored in.
 
-A dataset is an origin (where the data is), a few selections (which of its samples), and columns. It
+A dataset is a location (where the data is), a few selections (which of its samples), and columns. It
 opens nothing that is not asked for, pickles as that description, and gives whole batches by one
 vectorised read per column. It works as a map-style dataset in torch's `DataLoader` by duck typing.
 """
@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.errors import SchemaError
-from penstock.plan._origin import ArraysOrigin, Origin
-from penstock.plan._selection import Selection, Take, split_parts
-from penstock.plan._staged import Staged
-from penstock.plan._stored import StoredSamples, as_indices
+from penstock.errors import SchemaError, StageError
+from penstock.plan._location import ArraysLocation, Location
+from penstock.plan._pack_cache import find_pack_index
+from penstock.plan._packed_rows import PackedRows
+from penstock.plan._plan import Plan, Stages
+from penstock.plan._rows import RowSource
+from penstock.plan._sample_rows import SampleRows
+from penstock.plan._samples import Samples, Selection, Take, as_indices, split_parts
+from penstock.plan._stages import Cast, Pack, Shuffle, Stage, Window, order_facts
+from penstock.plan._token_window_rows import TokenWindowRows
+from penstock.plan._tokens import packed_column
+from penstock.plan._verbs import Verbs
 from penstock.schema import Column, Ragged, Schema
-from penstock.shards import Provenance, Storage
-
-if TYPE_CHECKING:
-    from penstock.plan._plan import Plan
+from penstock.shards import Storage
 
 Sample = dict[str, Any]
 Columns = dict[str, NDArray[Any] | Ragged]
@@ -32,7 +36,7 @@ Columns = dict[str, NDArray[Any] | Ragged]
 _COPY_BYTES = 16 << 10
 
 
-class Dataset(Staged):
+class Dataset(Verbs[Plan]):
     """Samples by index. `penstock.open` and `penstock.from_arrays` make one.
 
     >>> import numpy as np, penstock
@@ -43,21 +47,21 @@ class Dataset(Staged):
 
     def __init__(
         self,
-        origin: Origin,
+        location: Location,
         selections: tuple[Selection, ...] = (),
         columns: tuple[str, ...] | None = None,
         *,
         fingerprint: str | None = None,
         storage: Storage | None = None,
     ) -> None:
-        self._origin = origin
-        self.storage = storage if storage is not None else origin.open(fingerprint)
-        self.stored = StoredSamples(self.storage, selections)
-        """The samples where they are stored, for plans to read from."""
+        self._location = location
+        self.storage = storage if storage is not None else location.open(fingerprint)
         self.schema: Schema = self.storage.schema.select(columns) if columns is not None else self.storage.schema
+        self.samples = Samples(self.storage, selections, self.schema)
+        """The samples where they are stored, for row sources to read from."""
 
     def __len__(self) -> int:
-        return len(self.stored)
+        return len(self.samples)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Sample: ...
@@ -77,7 +81,7 @@ class Dataset(Staged):
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """A list of samples by one vectorised read: what torch's `DataLoader` asks for."""
         columns = self.read(indices)
-        return [{name: values[place] for name, values in columns.items()} for place in range(len(indices))]
+        return [{name: values[number] for name, values in columns.items()} for number in range(len(indices))]
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
@@ -93,7 +97,7 @@ class Dataset(Staged):
             IndexError: an index is out of range.
             SchemaError: an array in `out` does not fit its column, or there is no such column.
         """
-        wanted = self.stored.locate_checked(indices)
+        wanted = self.samples.locate_checked(indices)
         for name in out or {}:
             self.schema[name]
         columns: Columns = {}
@@ -101,7 +105,7 @@ class Dataset(Staged):
             given = out.get(column.name) if out is not None else None
             if column.is_ragged:
                 if given is not None:
-                    raise SchemaError(f"Column {column.name!r} is ragged; how much it takes is not known beforehand.")
+                    raise SchemaError(f"Column {column.name!r} is ragged; its size is not known beforehand.")
                 columns[column.name] = self.storage.read_ragged(column, wanted)
             else:
                 columns[column.name] = self._read_fixed(column, wanted, given)
@@ -112,7 +116,7 @@ class Dataset(Staged):
         found = self.schema[column]
         if not found.is_ragged:
             raise SchemaError(f"Column {column!r} is {found.spec}: every sample has the same shape.")
-        return self.stored.lengths(found)
+        return self.samples.lengths(found)
 
     def select_columns(self, names: Iterable[str]) -> Dataset:
         """The same samples with only these columns."""
@@ -144,22 +148,17 @@ class Dataset(Staged):
     def in_memory(self) -> Dataset:
         """The same samples, loaded into RAM now."""
         arrays = self.read(np.arange(len(self)))
-        return Dataset(ArraysOrigin(arrays))
+        return Dataset(ArraysLocation(arrays))
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Identity of the data: which storage, which samples, which columns."""
-        return self.stored.digest(repr(self.schema.to_json()))
-
-    @functools.cached_property
-    def rows_fingerprint(self) -> str:
-        """Identity of the samples and their order, whichever columns are shown."""
-        return self.stored.digest()
+        return self.samples.digest(repr(self.schema.to_json()))
 
     @property
-    def described_origin(self) -> Origin:
-        """Where the data is, as it was opened."""
-        return self._origin
+    def rows_fingerprint(self) -> str:
+        """Identity of the samples and their order, whichever columns are shown."""
+        return self.samples.fingerprint
 
     def select(self, selection: Selection) -> Dataset:
         """The samples that a recipe picks."""
@@ -172,28 +171,47 @@ class Dataset(Staged):
 
     def origin(self, index: int) -> str | None:
         """File and row that a sample was prepared from; None when the dataset does not say."""
-        return self._provenance.origin(self.stored.locate_one(index))
+        return self.samples.origin(index)
 
     def as_plan(self) -> Plan:
         """A plan with no stages yet."""
-        from penstock.plan._plan import Plan  # the one place where a dataset knows of plans
-
         return Plan(self)
 
-    @functools.cached_property
-    def _provenance(self) -> Provenance:
-        return Provenance(self.storage)
+    def with_stage(self, stage: Stage) -> Plan:
+        """A plan with one stage."""
+        return Plan(self).with_stage(stage)
+
+    def build_rows(self, stages: Stages) -> RowSource:
+        """The rows that a plan with these stages reads."""
+        return build_rows(self.samples, stages)
+
+    def check_stage(self, stage: Stage) -> None:
+        """Any stage can follow a dataset."""
+
+    def map_seed(self, stages: Stages) -> int:
+        """The seed of the shuffle, if there is one."""
+        return next((stage.seed for stage in stages if isinstance(stage, Shuffle)), 0)
+
+    def order_facts(self, stages: Stages) -> dict[str, str]:
+        """The samples, and the settings that decide their order."""
+        return {"data": self.rows_fingerprint, **order_facts(stages)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The dataset in a plan file; `ValueError` for arrays in RAM and lists of indices."""
+        location = self._location.to_json()
+        fields = {"path": location.pop("path"), "fingerprint": self.fingerprint, "columns": list(self.schema)}
+        return {**fields, **location, "splits": [selection.to_json() for selection in self.samples.selections]}
 
     def __reduce__(self) -> tuple[Any, ...]:
         columns = tuple(self.schema)
-        return _restore, (self._origin, self.stored.selections, columns, self.storage.fingerprint)
+        return _restore, (self._location, self.samples.selections, columns, self.storage.fingerprint)
 
     def __repr__(self) -> str:
-        return f"Dataset({self._origin}: {len(self):,} samples; {self.schema})"
+        return f"Dataset({self._location}: {len(self):,} samples; {self.schema})"
 
     def _sample(self, index: int) -> Sample:
-        place = self.stored.locate_one(index)
-        return {column.name: _present(column, self.storage.value(column, place)) for column in self.schema.columns}
+        stored = self.samples.locate_one(index)
+        return {column.name: _present(column, self.storage.value(column, stored)) for column in self.schema.columns}
 
     def _read_fixed(self, column: Column, wanted: NDArray[np.int64], out: NDArray[Any] | None) -> NDArray[Any]:
         shape = (len(wanted), *column.shape)
@@ -209,13 +227,43 @@ class Dataset(Staged):
         return out
 
     def _derive(self, *, selection: Selection | None = None, columns: tuple[str, ...] | None = None) -> Dataset:
-        selections = self.stored.selections if selection is None else (*self.stored.selections, selection)
+        selections = self.samples.selections if selection is None else (*self.samples.selections, selection)
         names = tuple(self.schema) if columns is None else columns
-        return Dataset(self._origin, selections, names, storage=self.storage)
+        return Dataset(self._location, selections, names, storage=self.storage)
 
 
-def _restore(origin: Origin, selections: tuple[Selection, ...], columns: tuple[str, ...], fingerprint: str) -> Dataset:
-    return Dataset(origin, selections, columns, fingerprint=fingerprint)
+def build_rows(samples: Samples, stages: Stages) -> RowSource:
+    """The row source that stages describe.
+
+    Raises:
+        SchemaError: a column does not fit its stage.
+        StageError: a cast before window() or pack().
+    """
+    casts = tuple(stage for stage in stages if isinstance(stage, Cast))
+    shuffle = next((stage for stage in stages if isinstance(stage, Shuffle)), None)
+    cut = next((stage for stage in stages if isinstance(stage, (Window, Pack))), None)
+    if cut is None:
+        return SampleRows(samples, casts, shuffle)
+    if casts:
+        raise StageError(f"cast() has no effect before {cut.verb}(): its rows are int64 already. Leave it out.")
+    if isinstance(cut, Window):
+        return TokenWindowRows(samples, cut, shuffle)
+    column = packed_column(samples.schema, cut.column)
+    index = find_pack_index(
+        lambda begin, end: samples.lengths_between(column, begin, end),
+        len(samples),
+        cut.settings,
+        column=cut.column,
+        fingerprint=samples.fingerprint,
+        attributes=samples.storage.attributes if samples.are_whole else {},
+    )
+    return PackedRows(samples, cut, shuffle, index)
+
+
+def _restore(
+    location: Location, selections: tuple[Selection, ...], columns: tuple[str, ...], fingerprint: str
+) -> Dataset:
+    return Dataset(location, selections, columns, fingerprint=fingerprint)
 
 
 def _present(column: Column, value: NDArray[Any]) -> Any:

@@ -1,7 +1,9 @@
-"""Which row of the data stands where in each epoch.
+"""Which row of the data stands where in each epoch, and so which data comes next.
 
 The data of a row source is cut into storage windows, runs of consecutive rows. An epoch is an order over
-them (`penstock.order`), made when it is first asked for: 4 ms for 100,000 windows.
+them (`penstock.order`), made when it is first asked for: 4 ms for 100,000 windows. Where groups of windows are
+read in turn (`mode="windows"`) the kernel is told which come next: without a shuffle it sees the pattern by itself,
+and a full shuffle has none.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order import FullOrder, Order, SequentialOrder, WindowedOrder
-from penstock.plan._compiled import kernels
-from penstock.plan._rows import Rows
+from penstock.plan._rows import Rows, kernels
+from penstock.plan._samples import Samples
 from penstock.plan._stages import Shuffle
-from penstock.schema import offsets_of
+from penstock.schema import Column, offsets_of
 
 # What is permuted as one piece and read as one piece: large enough to stream from a disk.
 STORAGE_WINDOW_BYTES = 4 << 20
 _KEPT_EPOCHS = 4
+_KEPT_GROUPS = 64
 
 
 class Epochs:
@@ -30,7 +33,7 @@ class Epochs:
         self.num_rows = int(rows_per_window.sum())
         self.rows_per_window = rows_per_window
         self.row_starts = offsets_of(rows_per_window)
-        """First row of each storage window, and behind them the number of rows."""
+        """First row of each storage window; the last entry is the number of rows."""
         self.shuffle = shuffle
         self.order = functools.lru_cache(_KEPT_EPOCHS)(self._order)
 
@@ -85,3 +88,68 @@ def even_windows(num_rows: int, row_bytes: int) -> NDArray[np.int64]:
     if len(sizes):
         sizes[-1] = num_rows - rows_per_window * (len(sizes) - 1)
     return sizes
+
+
+class ReadAhead:
+    """Tells the kernel which storage windows a run needs next and which it has left.
+
+    Threads may call at once; at worst a window is announced twice.
+    """
+
+    def __init__(
+        self, epochs: Epochs, samples: Samples, columns: tuple[Column, ...], window_starts: NDArray[np.int64]
+    ) -> None:
+        self._epochs, self._samples, self._columns = epochs, samples, columns
+        self._window_starts = window_starts
+        """First sample of each storage window; the last entry is the number of samples."""
+        self._announced: frozenset[tuple[int, int]] = frozenset()
+        """(epoch, group) of the groups announced lately."""
+        self._announced_rows = range(0)
+        """Rows of the group announced last: most calls end here."""
+        self._released: tuple[int, int] | None = None
+        """(epoch, group) up to which groups were released."""
+
+    def announce(self, row: int) -> None:
+        """Announce, once, the windows of the row's group and of the next."""
+        if row in self._announced_rows or not self._reads_groups:
+            return
+        epoch, group, order = self._locate(row)
+        first, positions = epoch * self._epochs.num_rows, order.positions_of_group(group)
+        self._announced_rows = range(first + positions.start, first + positions.stop)
+        for number in range(group, min(group + 2, order.num_groups)):
+            if (epoch, number) not in self._announced:
+                kept = self._announced if len(self._announced) < _KEPT_GROUPS else frozenset()
+                self._announced = kept | {(epoch, number)}
+                for window in order.windows_of_group(number).tolist():
+                    self._samples.announce(self._columns, *self._samples_of(window))
+
+    def release(self, row: int) -> None:
+        """Release the windows of the groups between the last row's and this row's."""
+        if not self._reads_groups:
+            return
+        epoch, group, order = self._locate(row)
+        before, here = self._released, (epoch, group)
+        if before == (epoch, group + 1):  # another thread is ahead
+            return
+        self._released = here
+        if before is None or before > here:  # the run begins, or begins again
+            return
+        for number in range(before[1] if before[0] == epoch else 0, group):
+            for window in order.windows_of_group(number).tolist():
+                self._samples.release(self._columns, *self._samples_of(window))
+
+    @property
+    def _reads_groups(self) -> bool:
+        shuffle = self._epochs.shuffle
+        return shuffle is not None and shuffle.mode == "windows" and self._epochs.num_rows > 0
+
+    def _locate(self, row: int) -> tuple[int, int, WindowedOrder]:
+        """(epoch, group, the epoch's order) of an absolute row."""
+        epoch, position = divmod(row, self._epochs.num_rows)
+        order = self._epochs.order(epoch)
+        assert isinstance(order, WindowedOrder)
+        return epoch, order.group_of(position), order
+
+    def _samples_of(self, window: int) -> tuple[int, int]:
+        begin, end = self._window_starts[window : window + 2].tolist()
+        return begin, end

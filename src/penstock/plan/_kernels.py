@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compiled import compiled
-from penstock.plan._rows import IGNORED
+from penstock.plan._stages import IGNORED
 
 
 @compiled

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING
+from typing import Any, NoReturn
 
 from penstock.errors import StageError
 from penstock.identity import digest
+from penstock.order import derive_key
 from penstock.plan._arguments import whole_number
 from penstock.plan._dataset import Dataset
-from penstock.plan._mixture import MixedRows
-from penstock.plan._staged import Staged
-from penstock.plan._stages import LEGAL_ORDER, Batch, Map
-
-if TYPE_CHECKING:
-    from penstock.plan._plan import Plan
+from penstock.plan._mixed_rows import MixedRows, mix_rows
+from penstock.plan._plan import Plan, Stages
+from penstock.plan._stages import LEGAL_ORDER, Batch, Map, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +44,42 @@ class Mix:
         length = epoch if epoch is not None else whole_number("mix", "rows", rows, at_least=1, at_most=2**62)
         parts = tuple(_checked_part(name, source) for name, source in sources.items())
         mixture = cls(parts, whole_number("mix", "seed", seed), length)
-        mixture.rows()  # weights and columns that do not fit are an error here
+        mixture.build_rows()  # weights and columns that do not fit are an error here
         return mixture
 
-    def rows(self) -> MixedRows:
-        """What the mixture reads from."""
+    def build_rows(self, stages: Stages = ()) -> MixedRows:
+        """What the mixture reads from; the stages that may follow change no row."""
         parts = {name: (plan.row_source, weight) for name, plan, weight in self.sources}
-        return MixedRows(parts, seed=self.seed, epoch=self.epoch)
+        return mix_rows(parts, seed=self.seed, epoch=self.epoch)
+
+    def check_stage(self, stage: Stage) -> None:
+        """Only map() and batch() can follow."""
+        if stage.level < Map.level:
+            raise StageError(f"{stage.verb}() cannot follow mix(). The order is {LEGAL_ORDER}.")
+
+    def select_columns(self, names: Iterable[str]) -> NoReturn:
+        """Always refused."""
+        raise StageError(f"select_columns() cannot follow mix(). The order is {LEGAL_ORDER}.")
+
+    def map_seed(self, stages: Stages) -> int:
+        """A seed of the mixture's own."""
+        return derive_key(self.seed, "mix")
+
+    def order_facts(self, stages: Stages) -> dict[str, str]:
+        """How sources are dealt, and the order of each."""
+        shares = ", ".join(f"{name} {quota}/65536" for name, quota in self.quotas.items())
+        parts = {f"source {name}": plan.order_fingerprint[:16] for name, plan, _ in self.sources}
+        return {"mix": f"seed={self.seed}, epoch={self.epoch!r}, {shares}", **parts}
+
+    def to_json(self) -> dict[str, Any]:
+        """The mixture in a plan file."""
+        parts = {name: {"weight": weight, **plan.to_json()} for name, plan, weight in self.sources}
+        return {"seed": self.seed, "rows" if isinstance(self.epoch, int) else "epoch": self.epoch, "mix": parts}
 
     @property
     def quotas(self) -> dict[str, int]:
         """Rows of each source in every 65,536."""
-        return dict(zip((name for name, _, _ in self.sources), self.rows().mixture.quotas, strict=True))
+        return dict(zip((name for name, _, _ in self.sources), self.build_rows().mixture.quotas, strict=True))
 
     @property
     def fingerprint(self) -> str:
@@ -92,18 +114,16 @@ def mix(
     >>> int(plan.read(0)["x"].sum())
     24
     """
-    from penstock.plan._plan import Plan  # plans know of mixtures, so they stand above this module
-
     return Plan(Mix.of(sources, seed=seed, rows=rows, epoch=epoch))
 
 
 def _checked_part(name: object, source: object) -> tuple[str, Plan, float]:
     if not isinstance(name, str):
-        raise TypeError(f"mix(): {name!r} is no name of a source; names are text.")
+        raise TypeError(f"mix(): {name!r} cannot name a source; names are text.")
     if not isinstance(source, tuple | list) or len(source) != 2:
         raise TypeError(f"mix(): {name!r} must be (stages, weight), as in (ds.shuffle(seed=1).pack(4096), 0.7).")
     stages, weight = source
-    if not isinstance(stages, Staged):
+    if not isinstance(stages, Dataset | Plan):
         raise TypeError(f"mix(): {name!r} is {type(stages).__name__}; a source is a Penstock dataset or plan.")
     if not isinstance(weight, Real) or not 0 < float(weight) < math.inf:
         raise ValueError(f"mix(): the weight of {name!r} is {weight!r}; weights are positive, finite numbers.")

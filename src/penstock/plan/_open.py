@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from penstock.errors import FormatError
 from penstock.plan._arguments import name_of_dtype
 from penstock.plan._dataset import Dataset
-from penstock.plan._origin import ArraysOrigin, FolderOrigin, ForeignOrigin
+from penstock.plan._location import ArraysLocation, FolderLocation, ForeignLocation
 from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
 
 Format = Literal["penstock", "npy", "raw", "megatron"]
@@ -53,22 +53,22 @@ def open_dataset(
     """
     if check not in ("window", "open", "never"):
         raise ValueError(f"check={check!r}; the choices are 'window', 'open' and 'never'.")
-    place = Path(path).absolute()
-    kind = _resolve_format(place, format)
+    absolute = Path(path).absolute()
+    kind = _resolve_format(absolute, format)
     if kind == "penstock":
         if dtype is not None or shape is not None or column is not None:
             raise ValueError(
-                f"{place} is a dataset that describes itself; dtype=, shape= and column= are for raw files."
+                f"{absolute} is a dataset that describes itself; dtype=, shape= and column= are for raw files."
             )
-        return Dataset(FolderOrigin(path=place, io=io, check=check))
+        return Dataset(FolderLocation(path=absolute, io=io, check=check))
     if kind != "raw" and (dtype is not None or shape is not None):
-        raise ValueError(f"{place} says itself what it holds; dtype= and shape= are for raw files.")
+        raise ValueError(f"{absolute} says itself what it holds; dtype= and shape= are for raw files.")
     if io == "pread":
-        raise ValueError(f"io='pread' is for dataset folders; {place} is adopted as a memory map.")
+        raise ValueError(f"io='pread' is for dataset folders; {absolute} is adopted as a memory map.")
     name = column or ("tokens" if kind == "megatron" else "data")
     sizes = tuple(shape) if shape is not None else None
     number = None if dtype is None else name_of_dtype(dtype)
-    return Dataset(ForeignOrigin(path=place, format=kind, column=name, dtype=number, shape=sizes))
+    return Dataset(ForeignLocation(path=absolute, format=kind, column=name, dtype=number, shape=sizes))
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
@@ -81,7 +81,7 @@ def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
     >>> ds[1]["name"]
     b'two'
     """
-    return Dataset(ArraysOrigin(dict(arrays)))
+    return Dataset(ArraysLocation(dict(arrays)))
 
 
 def _resolve_format(path: Path, format: Format | None) -> Literal["penstock"] | ForeignFormat:

@@ -1,8 +1,8 @@
 """Plan: every batch as a pure function of a few numbers.
 
-A plan is a dataset (or a mixture of plans) and a tuple of stages, nothing else. `read` computes any
-batch of any epoch for any rank from those and its arguments: there is no state, no stored order, and
-no difference between the first batch and the millionth.
+A plan is a source (a dataset, or a mixture of plans) and a tuple of stages, nothing else. `read` computes any
+batch of any epoch for any rank from those and its arguments: no stored order, and no difference between the first
+batch and the millionth.
 
     run:    row 0 1 2 3 ...                                  endless, absolute, the same for all settings below
     epoch:  rows [e * num_rows, (e + 1) * num_rows)
@@ -12,33 +12,79 @@ no difference between the first batch and the millionth.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from penstock.errors import StageError
-from penstock.identity import digest
+from penstock.identity import digest, importable_name
 from penstock.order import ORDER_VERSION
-from penstock.plan._build import build_rows, seed_of
-from penstock.plan._dataset import Dataset
-from penstock.plan._describe import describe_order, describe_stage, stage_identity
-from penstock.plan._ledger import Ledger, make_plan_ledger
+from penstock.plan._accounts import DocumentTrace, Ledger
 from penstock.plan._mapping import is_marked_pure, is_pure
-from penstock.plan._mix import Mix
 from penstock.plan._reading import BatchReader
 from penstock.plan._rows import Batch as BatchArrays
-from penstock.plan._rows import RowSource
-from penstock.plan._staged import Staged
-from penstock.plan._stages import LEGAL_ORDER, Batch, Cast, Map, Pack, Stage, Window, check_next
-from penstock.plan._stepped import Stepped
-from penstock.plan._steps import Steps
-from penstock.plan._trace import DocumentTrace, trace_rows
+from penstock.plan._rows import OutputArrays, RowSource
+from penstock.plan._stages import (
+    LEGAL_ORDER,
+    Batch,
+    Cast,
+    Map,
+    Pack,
+    Stage,
+    Window,
+    check_next,
+    describe_stage,
+    stage_arguments,
+    stage_identity,
+)
+from penstock.plan._steps import Steps, checked_epoch
+from penstock.plan._toml import write_toml
+from penstock.plan._verbs import Verbs
+
+FILE_VERSION = 1
+"""Version of plan files."""
+
+Stages = tuple[Stage, ...]
 
 
-class Plan(Staged, Stepped):
+class Plannable(Protocol):
+    """What a plan is built on: a `Dataset`, or the `Mix` of several plans."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the data."""
+        ...
+
+    def build_rows(self, stages: Stages) -> RowSource:
+        """The rows that these stages make of it."""
+        ...
+
+    def check_stage(self, stage: Stage) -> None:
+        """Raise `StageError` for a stage that cannot follow it."""
+        ...
+
+    def select_columns(self, names: Iterable[str]) -> Plannable:
+        """The same samples with only these columns."""
+        ...
+
+    def map_seed(self, stages: Stages) -> int:
+        """What the generators of mapped functions derive from."""
+        ...
+
+    def order_facts(self, stages: Stages) -> dict[str, str]:
+        """What decides the order of rows, fact by fact."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """The source in a plan file; `ValueError` when a file cannot name it."""
+        ...
+
+
+class Plan(Verbs["Plan"]):
     """What `ds.shuffle(...).pack(...).batch(...)` builds. Small, printable, comparable, picklable.
 
     >>> import numpy as np, penstock
@@ -51,14 +97,21 @@ class Plan(Staged, Stepped):
     True
     """
 
-    def __init__(self, source: Dataset | Mix, stages: tuple[Stage, ...] = ()) -> None:
+    def __init__(self, source: Plannable, stages: Stages = ()) -> None:
         self.source = source
         self.stages = stages
 
     @functools.cached_property
     def row_source(self) -> RowSource:
         """What the rows are read from, before map and batch."""
-        return build_rows(self.source, self.stages)
+        return self.source.build_rows(self.stages)
+
+    @functools.cached_property
+    def steps(self) -> Steps:
+        """How rows are cut into batches: the arithmetic of steps, rows and tails."""
+        if self._batch is None:
+            raise StageError(f"The plan has no batch() yet, so it has no batches. The order is {LEGAL_ORDER}.")
+        return Steps(self.num_rows, self._batch.global_size, self._batch.tail)
 
     @property
     def num_rows(self) -> int:
@@ -66,8 +119,21 @@ class Plan(Staged, Stepped):
         return self.row_source.num_rows
 
     @property
+    def global_size(self) -> int:
+        """Rows in a batch, over all ranks."""
+        return self.steps.global_size
+
+    def num_batches(self, epoch: int = 0) -> int:
+        """Batches that start in an epoch; with tail="carry" epochs can differ by one."""
+        return self.steps.num_batches(epoch)
+
+    def row_of(self, step: int, epoch: int = 0) -> int:
+        """Absolute number of the first row of a step."""
+        return self.steps.row_of(step, epoch)
+
+    @property
     def has_maps(self) -> bool:
-        """Whether functions of the user's see the rows."""
+        """Whether rows pass through users' functions."""
         return bool(self._maps)
 
     @property
@@ -95,10 +161,9 @@ class Plan(Staged, Stepped):
         return self
 
     def with_stage(self, stage: Stage) -> Plan:
-        """The plan with a stage more, if it may follow those there are."""
+        """The plan with a stage more, if it may follow those before it."""
         check_next(self.stages, stage)
-        if isinstance(self.source, Mix) and stage.rank < Map.rank:
-            raise StageError(f"{stage.verb}() cannot follow mix(). The order is {LEGAL_ORDER}.")
+        self.source.check_stage(stage)
         plan = Plan(self.source, (*self.stages, stage))
         if isinstance(stage, (Map, Batch)) and "row_source" in vars(self):
             vars(plan)["row_source"] = self.row_source  # neither changes the rows, and counting packed ones takes time
@@ -107,7 +172,7 @@ class Plan(Staged, Stepped):
         return plan
 
     def widened(self, num_steps: int) -> Plan:
-        """The same rows, `num_steps` batches of them at a time; whoever reads minds where epochs end."""
+        """The same rows, `num_steps` batches of them at a time; callers must not cross the end of an epoch."""
         assert self._batch is not None
         plan = Plan(self.source, (*self.stages[:-1], Batch(global_size=self.global_size * num_steps)))
         vars(plan)["row_source"] = self.row_source
@@ -116,8 +181,8 @@ class Plan(Staged, Stepped):
     def select_columns(self, names: Iterable[str]) -> Plan:
         """The same samples with only these columns; it comes first, as cast() does."""
         last = next((stage.verb for stage in reversed(self.stages) if not isinstance(stage, Cast)), None)
-        if isinstance(self.source, Mix) or last is not None:
-            raise StageError(f"select_columns() cannot follow {last or 'mix'}(). The order is {LEGAL_ORDER}.")
+        if last is not None:
+            raise StageError(f"select_columns() cannot follow {last}(). The order is {LEGAL_ORDER}.")
         plan = Plan(self.source.select_columns(names), self.stages)
         plan.row_source  # noqa: B018 - a cast of a column that is gone is an error here
         return plan
@@ -144,7 +209,7 @@ class Plan(Staged, Stepped):
             IndexError: the epoch has no such step.
             ValueError: the batch cannot be shared evenly by `world_size` ranks.
         """
-        return self.read_at(self._steps.row_of(step, epoch), rank, world_size, out=out)
+        return self._reader.read_at(self.steps.row_of(step, epoch), rank, world_size, 0, 1, out)
 
     def read_at(
         self,
@@ -158,13 +223,13 @@ class Plan(Staged, Stepped):
     ) -> BatchArrays:
         """The batch that starts at an absolute row, whatever batches came before it: what resuming needs.
 
-        With tail="drop", rows at an epoch's end that fill no batch come as a short one; `settle` leads past them.
-        `part` of `num_parts` gives a stretch of the rank's rows, for accumulating gradients; targets of the
-        whole step are counted all the same.
+        With tail="drop", rows at an epoch's end that fill no batch come as a short one; `steps.settle` skips them.
+        `part` of `num_parts` gives some consecutive rows of the rank's, for accumulating gradients; targets are
+        still counted over the whole step.
         """
         return self._reader.read_at(row, rank, world_size, part, num_parts, out)
 
-    def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def output_arrays(self, num_rows: int) -> OutputArrays:
         """(shape, dtype) of the arrays that `out` may offer for a batch of `num_rows` rows."""
         found = self._output_arrays.get(num_rows)
         if found is None:
@@ -176,16 +241,16 @@ class Plan(Staged, Stepped):
         self.row_source.announce(row)
 
     def release(self, row: int) -> None:
-        """Tell the kernel which data is done with, when batches are read in order up to the one at a row.
+        """Tell the kernel which data is no longer needed, when batches are read in order up to the one at a row.
 
-        It leaves the page cache once no process has it mapped. Costs who reads it again, another run for one.
+        It leaves the page cache once no process has it mapped; reading it again, in another run say, costs the disk.
         """
         self.row_source.release(row)
 
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
         """What a batch was made of: every document with its place in the batch, its file and its row in it."""
-        rows, _ = self._steps.rows_at(self._steps.row_of(step, epoch))
-        return trace_rows(self.row_source, self._steps.share(rows, rank, world_size))
+        rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch))
+        return self.row_source.trace(self.steps.share(rows, rank, world_size))
 
     def ledger(self, epoch: int = 0) -> Ledger:
         """The account of an epoch: every token placed exactly once, and what padding, cuts and tails cost.
@@ -193,29 +258,33 @@ class Plan(Staged, Stepped):
         Raises:
             AssertionError: a token is missing or doubled, which would be a bug in Penstock.
         """
-        return make_plan_ledger(self.row_source, self._steps if self._batch is not None else None, epoch)
+        ledger = self.row_source.ledger(checked_epoch(epoch, verb="ledger"))
+        return ledger if self._batch is None else dataclasses.replace(ledger, rows_dropped=self.steps.num_dropped())
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Identity of the whole plan: equal fingerprints give equal batches."""
-        parts = [self.order_fingerprint, self.source.fingerprint, [stage_identity(stage) for stage in self.stages]]
-        return _digest(parts)
+        stages = [stage_identity(stage) for stage in self.stages]
+        return _fingerprint([self.order_fingerprint, self.source.fingerprint, stages])
 
     @functools.cached_property
     def order_fingerprint(self) -> str:
         """Identity of what decides which documents are row i of epoch e, and of nothing else."""
-        return _digest([ORDER_VERSION, self.row_source.order_identity])
+        return _fingerprint([ORDER_VERSION, self.row_source.order_identity])
 
     @functools.cached_property
     def order_facts(self) -> Mapping[str, str]:
-        """What `order_fingerprint` is made of, in words: what a state tells when it is refused."""
-        return describe_order(self.source, self.stages)
+        """What `order_fingerprint` is made of, in words: what a state shows when it is refused."""
+        return self.source.order_facts(self.stages)
 
     def to_toml(self) -> str:
-        """The plan as a TOML file that `penstock.load_plan` reads; refuses what a file cannot name."""
-        from penstock.plan._plan_file import plan_to_toml  # it builds plans, so it stands above this module
+        """The plan as a TOML file that `penstock.load_plan` reads; `ValueError` for what a file cannot name."""
+        return write_toml({"version": FILE_VERSION, **self.to_json()})
 
-        return plan_to_toml(self)
+    def to_json(self) -> dict[str, Any]:
+        """The source and the stages as plain data; `ValueError` for what a file cannot name."""
+        stages = [_stage_json(stage) for stage in self.stages]
+        return {"source": self.source.to_json(), **({"stages": stages} if stages else {})}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.fingerprint == other.fingerprint
@@ -234,7 +303,7 @@ class Plan(Staged, Stepped):
         return tuple(stage for stage in self.stages if isinstance(stage, Map))
 
     @functools.cached_property
-    def _output_arrays(self) -> dict[int, dict[str, tuple[tuple[int, ...], str]]]:
+    def _output_arrays(self) -> dict[int, OutputArrays]:
         return {}
 
     @functools.cached_property
@@ -243,15 +312,16 @@ class Plan(Staged, Stepped):
         return last if isinstance(last, Batch) else None
 
     @functools.cached_property
-    def _steps(self) -> Steps:
-        if self._batch is None:
-            raise StageError(f"The plan has no batch() yet, so it has no batches. The order is {LEGAL_ORDER}.")
-        return Steps(self.num_rows, self._batch.global_size, self._batch.tail)
-
-    @functools.cached_property
     def _reader(self) -> BatchReader:
-        return BatchReader(self.row_source, self._steps, self._maps, seed_of(self.source, self.stages))
+        return BatchReader(self.row_source, self.steps, self._maps, self.source.map_seed(self.stages))
 
 
-def _digest(parts: Any) -> str:
+def _stage_json(stage: Stage) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"dtypes": dict(stage.dtypes)} if isinstance(stage, Cast) else stage_arguments(stage)
+    if isinstance(stage, Map):
+        arguments["function"] = importable_name(stage.function)
+    return {"verb": stage.verb, **arguments}
+
+
+def _fingerprint(parts: Any) -> str:
     return digest(json.dumps(parts, sort_keys=True))

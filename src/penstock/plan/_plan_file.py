@@ -1,4 +1,4 @@
-"""Plans as TOML files: readable, editable, and free of code.
+"""Reading plan files: TOML that people can read and edit, free of code. `Plan.to_toml` writes them.
 
 A file names functions as `package.module:function`. Loading it imports none of them unless their
 package is allowed by name: a file from a stranger can name anything.
@@ -6,38 +6,21 @@ package is allowed by name: a file from a stranger can name anything.
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
-from penstock.identity import import_function, importable_name
+from penstock.identity import import_function
 from penstock.plan._dataset import Dataset
-from penstock.plan._describe import stage_arguments
-from penstock.plan._mix import Mix, mix
+from penstock.plan._mix import mix
 from penstock.plan._open import open_dataset
-from penstock.plan._origin import FolderOrigin, ForeignOrigin
-from penstock.plan._plan import Plan
-from penstock.plan._selection import SplitPart
-from penstock.plan._stages import Cast, Map, Stage
+from penstock.plan._plan import FILE_VERSION, Plan
+from penstock.plan._samples import SplitPart
 
-_VERSION = 1
 _VERBS = ("cast", "shuffle", "window", "pack", "map", "batch")
-
-
-def plan_to_toml(plan: Plan) -> str:
-    """The plan as TOML.
-
-    Raises:
-        ValueError: it holds something that a file cannot name: a lambda, a closure, arrays in RAM, a list of indices.
-    """
-    lines = [f"version = {_VERSION}", ""]
-    lines += _source_lines(plan.source, "source")
-    lines += [line for stage in plan.stages for line in _stage_lines(stage, "stages")]
-    return "\n".join(lines) + "\n"
 
 
 def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ()) -> Plan:
@@ -58,9 +41,9 @@ def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ())
         fields = tomllib.loads(where.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{where}: not TOML: {error}") from None
-    if fields.get("version") != _VERSION:
+    if fields.get("version") != FILE_VERSION:
         raise FormatError(
-            f"{where}: version {fields.get('version')!r}; this Penstock reads plans of version {_VERSION}."
+            f"{where}: version {fields.get('version')!r}; this Penstock reads plans of version {FILE_VERSION}."
         )
     try:
         return _load(fields, where, frozenset(allow_code))
@@ -68,60 +51,6 @@ def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ())
         raise
     except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise FormatError(f"{where}: not a plan that makes sense ({type(error).__name__}: {error}).") from error
-
-
-def _source_lines(source: Dataset | Mix, table: str) -> list[str]:
-    if isinstance(source, Dataset):
-        return [f"[{table}]", *_pairs(_dataset_fields(source)), ""]
-    key = "rows" if isinstance(source.epoch, int) else "epoch"
-    lines = [f"[{table}]", *_pairs({"seed": source.seed, key: source.epoch}), ""]
-    for name, plan, weight in source.sources:
-        inner = f"{table}.mix.{_value(name)}"
-        lines += [f"[{inner}]", f"weight = {weight!r}", "", *_source_lines(plan.source, f"{inner}.source")]
-        lines += [line for stage in plan.stages for line in _stage_lines(stage, f"{inner}.stages")]
-    return lines
-
-
-def _dataset_fields(dataset: Dataset) -> dict[str, Any]:
-    origin = dataset.described_origin
-    if not isinstance(origin, (FolderOrigin, ForeignOrigin)):
-        raise ValueError("A plan over arrays in RAM has no file; write them with DatasetWriter first.")
-    fields: dict[str, Any] = {"path": str(origin.path), "fingerprint": dataset.fingerprint}
-    fields["columns"] = list(dataset.schema)
-    if isinstance(origin, FolderOrigin):
-        fields |= {"io": origin.io, "check": origin.check}
-    else:
-        fields |= {"format": origin.format, "column": origin.column}
-        fields |= {"dtype": origin.dtype} if origin.dtype is not None else {}
-        fields |= {"shape": list(origin.shape)} if origin.shape is not None else {}
-    fields["splits"] = [_split_fields(selection) for selection in dataset.stored.selections]
-    return fields
-
-
-def _split_fields(selection: Any) -> list[Any]:
-    if not isinstance(selection, SplitPart):
-        raise ValueError(
-            "A plan over take() or filter() holds a list of indices; write the samples as a dataset first."
-        )
-    return [selection.begin, selection.end, selection.seed]
-
-
-def _stage_lines(stage: Stage, table: str) -> list[str]:
-    arguments: dict[str, Any] = {"dtypes": dict(stage.dtypes)} if isinstance(stage, Cast) else stage_arguments(stage)
-    if isinstance(stage, Map):
-        arguments["function"] = importable_name(stage.function)
-    return [f"[[{table}]]", f'verb = "{stage.verb}"', *_pairs(arguments), ""]
-
-
-def _pairs(fields: dict[str, Any]) -> Iterator[str]:
-    return (f"{key} = {_value(value)}" for key, value in fields.items())
-
-
-def _value(value: Any) -> str:
-    """TOML of a value. JSON is nearly that; but DEL is escaped, and nothing is written as half a character."""
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_value(key)} = {_value(item)}' for key, item in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _load(fields: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:

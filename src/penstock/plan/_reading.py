@@ -1,11 +1,10 @@
 """One batch, from the number of its first row to the arrays that a rank gets.
 
-Rows are read, targets are counted over all ranks, then mapped functions see the batch, in this order.
+row -> rows of the batch -> rows of this rank and part -> arrays -> targets counted over all ranks -> maps
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,9 @@ from numpy.typing import NDArray
 from penstock.order import derive_key
 from penstock.plan._compose import ROW_TARGETS
 from penstock.plan._mapping import run_map
-from penstock.plan._mixture import MixedRows
-from penstock.plan._packed import PackedRows
-from penstock.plan._rows import IGNORED, Batch, Rows, RowSource
-from penstock.plan._stages import Map
+from penstock.plan._rows import Batch, Rows, RowSource
+from penstock.plan._stages import IGNORED, Map
 from penstock.plan._steps import Steps
-from penstock.plan._trace import describe_row
 
 IS_REPEATED = "is_repeated"
 
@@ -47,8 +43,7 @@ class BatchReader:
             places = self.steps.part(self.steps.share(np.arange(len(rows)), rank, world_size), part, num_parts)
             self._account(batch, rows, places, is_repeated)
         for number, stage in enumerate(self.maps):
-            key = derive_key(self.seed, "map", number)
-            batch = run_map(stage, batch, own, key, functools.partial(describe_row, self.rows))
+            batch = run_map(stage, batch, own, derive_key(self.seed, "map", number), self.rows.describe)
         if is_repeated is not None:
             batch[IS_REPEATED] = is_repeated[places]
         return batch
@@ -65,5 +60,6 @@ class BatchReader:
 
     def _count_targets(self, rows: Rows) -> int:
         """Targets in rows that other ranks, or other parts, read."""
-        assert isinstance(self.rows, (PackedRows, MixedRows))
-        return int(self.rows.count_targets(rows).sum()) if len(rows) else 0
+        packed = self.rows.packed
+        assert packed is not None  # nobody else counts targets
+        return int(packed.count_targets(rows).sum()) if len(rows) else 0

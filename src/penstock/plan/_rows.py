@@ -2,59 +2,156 @@
 
 The run is one endless sequence of epochs of `num_rows` rows each; row numbers are absolute. A row
 source answers any set of them, in any order, from nothing but the numbers. Which row of the data
-stands at which position of an epoch is the business of `_epochs.py`; what the row holds is the source's:
+stands at which position of an epoch is decided in `_epochs.py`; what the row holds, by the source:
 
-    SampleRows   each sample (`_sample_rows.py`)
-    WindowRows   fixed windows of all tokens (`_window_rows.py`)
-    PackedRows   whole documents side by side (`_packed.py`)
-    MixedRows    rows of several of these (`_mixture.py`)
+    SampleRows        each sample (`_sample_rows.py`)
+    TokenWindowRows   fixed windows of all tokens (`_token_window_rows.py`)
+    PackedRows        whole documents side by side (`_packed_rows.py`)
+    MixedRows         rows of several of these (`_mixed_rows.py`)
 """
 
 from __future__ import annotations
 
+import functools
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from penstock.plan._accounts import DocumentTrace, Ledger
+from penstock.plan._samples import Samples
+from penstock.plan._stages import Pack
+from penstock.schema import Column, offsets_of
+
 Batch = dict[str, Any]
 Rows = NDArray[np.int64]
+"""Absolute row numbers."""
+OutputArrays = dict[str, tuple[tuple[int, ...], str]]
+"""(shape, dtype) of each array of a batch whose size is known beforehand."""
 
-IGNORED = -100
-"""The label of a place that nothing is predicted at; what torch's losses leave out."""
 
-
-class RowSource(Protocol):
+class RowSource(ABC):
     """Rows by absolute number."""
 
     num_rows: int
     """Rows in an epoch."""
     makes_labels: bool
-    """Whether its `labels` are targets that it made, and no column that happens to have the name."""
+    """Whether `labels` are targets that the source made, not a column that happens to have the name."""
     is_rectangular: bool
     """Whether a batch is nothing but its rows, side by side in the arrays that `output_arrays` names."""
 
     @property
+    @abstractmethod
     def order_identity(self) -> Any:
         """JSON of everything that decides which data is row i."""
-        ...
 
+    @abstractmethod
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """These rows, side by side; `out` offers arrays to fill."""
-        ...
 
-    def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
-        """(shape, dtype) of the arrays that `out` may offer."""
-        ...
+    @abstractmethod
+    def output_arrays(self, num_rows: int) -> OutputArrays:
+        """The arrays that `out` may offer for `num_rows` rows."""
 
+    @abstractmethod
+    def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
+        """The documents behind these rows, row by row; `source` names this one in a mixture."""
+
+    def describe(self, row: int) -> str:
+        """A row in words, for errors."""
+        return f"row {row:,}"
+
+    def ledger(self, epoch: int) -> Ledger:
+        """The account of an epoch, before rows are cut into batches."""
+        return Ledger(num_rows=self.num_rows)
+
+    @abstractmethod
     def announce(self, row: int) -> None:
-        """Tell the kernel which data an absolute row and those after it need."""
-        ...
+        """Tell the kernel which data this row and those after it need."""
 
+    @abstractmethod
     def release(self, row: int) -> None:
-        """Tell the kernel which data is done with, once rows are read in order up to an absolute row."""
-        ...
+        """Tell the kernel which data is no longer needed once rows are read in order up to this one."""
+
+    @property
+    def packed(self) -> PackedSource | None:
+        """This source if its rows are packed documents, else None."""
+        return None
+
+
+class PackedSource(RowSource):
+    """Rows of packed documents. They can be mixed piece by piece, and count their targets."""
+
+    makes_labels = True
+    is_rectangular = False
+    stage: Pack
+
+    @property
+    def packed(self) -> PackedSource:
+        """Itself."""
+        return self
+
+    @abstractmethod
+    def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
+        """What these rows are made of, to be put into rows `batch_rows` of a batch."""
+
+    @abstractmethod
+    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
+        """Tokens in each row that the loss is taken over."""
+
+    def output_arrays(self, num_rows: int) -> OutputArrays:
+        """The arrays that have a place for every token."""
+        shape = (num_rows, self.stage.settings.length)
+        return {
+            **dict.fromkeys(("input_ids", "labels", "position_ids"), (shape, "int64")),
+            "document_ids": (shape, "int32"),
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """What rows are made of: row r is pieces `row_offsets[r]` to `row_offsets[r + 1]`, side by side."""
+
+    row_offsets: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    """Index of each piece's document in its dataset."""
+    stored: NDArray[np.int64]
+    """Index of each piece's document in its storage."""
+    starts: NDArray[np.int64]
+    """Where each piece begins in its document."""
+    sizes: NDArray[np.int64]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Row of each piece."""
+        return np.repeat(np.arange(len(self.row_offsets) - 1), np.diff(self.row_offsets))
+
+    @property
+    def columns(self) -> NDArray[np.int64]:
+        """Place of each piece's first token in its row."""
+        begins = offsets_of(self.sizes)
+        columns: NDArray[np.int64] = begins[:-1] - np.repeat(begins[self.row_offsets[:-1]], np.diff(self.row_offsets))
+        return columns
+
+
+class TokenColumns(NamedTuple):
+    """Where the tokens of pieces are, and the mask of those that may be predicted, if there is one."""
+
+    samples: Samples
+    tokens: Column
+    mask: Column | None
+
+
+class Filling(NamedTuple):
+    """What one source puts into which rows of a batch."""
+
+    columns: TokenColumns
+    batch_rows: NDArray[np.int64]
+    pieces: Pieces
 
 
 def offered(out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -77,3 +174,11 @@ def offered(out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, 
             f"writeable, contiguous {np.dtype(dtype)} {list(shape)} is needed."
         )
     return array
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """The compiled loops of this room, imported with numba (0.4 s) when the first row is read."""
+    from penstock.plan import _kernels
+
+    return _kernels

@@ -1,6 +1,7 @@
-"""The stages a plan is made of, as settings, and the one order in which they make sense.
+"""The stages a plan is made of, as settings, the one order in which they make sense, and how they are written.
 
-    cast -> shuffle -> window or pack -> map (any number) -> batch
+    level   0        1          2                 3                 4
+            cast ->  shuffle -> window or pack -> map (any number) -> batch
 
 A map cannot come before `pack`: what is packed is decided from the lengths in the index, and a map
 would have to run on every document before the first row is known. Do it when the data is prepared.
@@ -8,11 +9,13 @@ would have to run on every document before the first row is known. Do it when th
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from penstock.errors import StageError
+from penstock.identity import function_identity
 from penstock.packing import PackingSettings
 from penstock.plan._arguments import whole_number
 
@@ -20,6 +23,9 @@ Mode = Literal["windows", "full"]
 Tail = Literal["carry", "short", "pad", "drop"]
 Labels = Literal["next", "same"]
 Positions = Literal["restart", "continue"]
+
+IGNORED = -100
+"""The label where nothing is predicted; torch's losses leave it out."""
 
 LEGAL_ORDER = "select_columns, cast -> shuffle -> window or pack -> (mix) -> map, map, ... -> batch"
 
@@ -29,7 +35,7 @@ class Cast:
     """Read columns in a wider dtype; done inside the gather, so it costs no second pass."""
 
     verb: ClassVar[str] = "cast"
-    rank: ClassVar[int] = 0
+    level: ClassVar[int] = 0
     dtypes: tuple[tuple[str, str], ...]
 
 
@@ -38,7 +44,7 @@ class Shuffle:
     """Another order in each epoch, computed on the fly."""
 
     verb: ClassVar[str] = "shuffle"
-    rank: ClassVar[int] = 1
+    level: ClassVar[int] = 1
     seed: int
     """Decides the order; any integer."""
     mode: Mode = "windows"
@@ -57,10 +63,10 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Rows are fixed windows of all documents written one behind the other."""
+    """Rows are fixed windows of all documents, one after the other."""
 
     verb: ClassVar[str] = "window"
-    rank: ClassVar[int] = 2
+    level: ClassVar[int] = 2
     length: int
     """Tokens in a row."""
     column: str = "tokens"
@@ -75,7 +81,7 @@ class Pack:
     """Rows are whole documents side by side, chosen so that next to nothing is padding."""
 
     verb: ClassVar[str] = "pack"
-    rank: ClassVar[int] = 2
+    level: ClassVar[int] = 2
     settings: PackingSettings
     column: str = "tokens"
     """The column that is packed."""
@@ -100,7 +106,7 @@ class Map:
     """A function of each row, or of each batch of rows."""
 
     verb: ClassVar[str] = "map"
-    rank: ClassVar[int] = 3
+    level: ClassVar[int] = 3
     function: Callable[..., Any]
     batched: bool = False
     """Give the function a whole batch, as arrays, instead of one row."""
@@ -115,7 +121,7 @@ class Batch:
     """Cut the endless sequence of rows into batches."""
 
     verb: ClassVar[str] = "batch"
-    rank: ClassVar[int] = 4
+    level: ClassVar[int] = 4
     global_size: int
     """Rows per step over all ranks."""
     tail: Tail = "carry"
@@ -132,17 +138,67 @@ Stage = Cast | Shuffle | Window | Pack | Map | Batch
 
 
 def check_next(stages: Sequence[Stage], stage: Stage) -> None:
-    """Refuse a stage that cannot follow the ones that are there.
+    """Refuse a stage that cannot follow those before it.
 
     Raises:
-        StageError: out of order, or a second one of a kind that can be there once.
+        StageError: out of order, or a second one of a kind that may be there only once.
     """
     last = stages[-1] if stages else None
     can_repeat = isinstance(stage, (Cast, Map))
-    if last is not None and (stage.rank < last.rank or (stage.rank == last.rank and not can_repeat)):
+    if last is not None and (stage.level < last.level or (stage.level == last.level and not can_repeat)):
         raise StageError(
             f"{stage.verb}() cannot follow {last.verb}(). The order is {LEGAL_ORDER}.{_advice(stage, last)}"
         )
+
+
+_DECIDING = {
+    "shuffle": ("seed", "mode", "group"),
+    "window": ("length", "column"),
+    "pack": ("length", "long", "max_documents", "column"),
+}
+"""The settings that decide the order of rows; the others only decide what a row looks like."""
+
+
+def order_facts(stages: Sequence[Stage]) -> dict[str, str]:
+    """The settings that decide which documents are row i of epoch e, stage by stage, short enough for a state."""
+    facts = {}
+    for stage in stages:
+        if stage.verb in _DECIDING:
+            settings = dataclasses.asdict(stage)
+            settings |= settings.pop("settings", {})
+            facts[stage.verb] = ", ".join(f"{name}={settings[name]!r}" for name in _DECIDING[stage.verb])
+    return facts
+
+
+def stage_identity(stage: Stage) -> Any:
+    """JSON of a stage's settings."""
+    if isinstance(stage, Map):
+        return ["map", function_identity(stage.function), stage.batched]
+    return [stage.verb, dataclasses.asdict(stage)]
+
+
+def describe_stage(stage: Stage) -> str:
+    """A stage as it was written."""
+    if isinstance(stage, Map):
+        name = getattr(stage.function, "__qualname__", repr(stage.function))
+        return f"map({name}{', batched=True' if stage.batched else ''})"
+    if isinstance(stage, Cast):
+        return f"cast({', '.join(f'{name}={dtype!r}' for name, dtype in stage.dtypes)})"
+    return f"{stage.verb}({', '.join(f'{name}={value!r}' for name, value in stage_arguments(stage).items())})"
+
+
+def stage_arguments(stage: Stage) -> dict[str, Any]:
+    """Arguments of the verb that adds a stage, except those left at their default."""
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(stage):
+        value = getattr(stage, field.name)
+        if field.name == "settings":
+            arguments |= {
+                f.name: getattr(value, f.name) for f in dataclasses.fields(value) if getattr(value, f.name) != f.default
+            }
+        elif value != field.default:
+            arguments[field.name] = value
+    return arguments
 
 
 def _make_whole(stage: Stage, name: str, *, at_least: int | None = None, at_most: int | None = None) -> None:

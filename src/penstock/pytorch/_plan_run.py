@@ -203,7 +203,7 @@ class PlanRun:
             return _Loop(epoch, None, None, num_parts)
         end = (epoch + self.settings.epochs) * num_rows
         num_before = (row - epoch * num_rows) // self.plan.global_size * num_parts
-        return _Loop(epoch, end, num_before + self.plan.num_parts_between(row, end, num_parts), num_parts)
+        return _Loop(epoch, end, num_before + self.plan.steps.num_parts_between(row, end, num_parts), num_parts)
 
     @property
     def _cursor(self) -> Cursor:
@@ -268,6 +268,6 @@ class PlanRun:
 
     def _move_to(self, row: int) -> None:
         """Go to a row; a loop that runs is over, and rows that fill no batch are passed by."""
-        self._row = self.plan.settle(row) if self.plan.num_rows else row
+        self._row = self.plan.steps.settle(row) if self.plan.num_rows else row
         self._loop = None
         self._is_unfinished = False

@@ -18,55 +18,45 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError
 from penstock.order import Permutation, derive_key
 from penstock.packing import PACKING_VERSION, PackIndex, Packing, PackingLedger, make_ledger, pack
-from penstock.plan._compose import Pieces, Placed, compose, count_targets
-from penstock.plan._dataset import Dataset
-from penstock.plan._epochs import Epochs
-from penstock.plan._read_ahead import ReadAhead
-from penstock.plan._rows import Batch, Rows
+from penstock.plan._accounts import DocumentTrace, Ledger, trace_document
+from penstock.plan._compose import compose, count_targets
+from penstock.plan._epochs import Epochs, ReadAhead
+from penstock.plan._packed_blocks import PackedBlock, PackedBlocks, reorder
+from penstock.plan._rows import Batch, Filling, PackedSource, Pieces, Rows, TokenColumns
+from penstock.plan._samples import Samples
 from penstock.plan._stages import Pack, Shuffle
-from penstock.plan._token_columns import mask_column, packed_column
-from penstock.plan._window_cache import PackedWindow, WindowCache, reorder
+from penstock.plan._tokens import mask_column, packed_column
 
 
-class PackedRows:
+class PackedRows(PackedSource):
     """Rows of packed documents."""
 
-    makes_labels = True
-    is_rectangular = False
-
-    def __init__(self, dataset: Dataset, stage: Pack, shuffle: Shuffle | None, index: PackIndex) -> None:
-        self.dataset, self.stage, self.index = dataset, stage, index
-        self.column = packed_column(dataset, stage.column)
-        self.mask_column = mask_column(dataset, self.column)
+    def __init__(self, samples: Samples, stage: Pack, shuffle: Shuffle | None, index: PackIndex) -> None:
+        self.samples, self.stage, self.index = samples, stage, index
+        self.column = packed_column(samples.schema, stage.column)
+        mask = mask_column(samples.schema, self.column)
+        self._columns = TokenColumns(samples, self.column, mask)
         self.epochs = Epochs(index.rows_per_window, shuffle)
         self.num_rows = self.epochs.num_rows
-        columns = (self.column,) if self.mask_column is None else (self.column, self.mask_column)
-        self._read_ahead = ReadAhead(self.epochs, dataset.stored, columns, index.window_starts)
+        columns = (self.column,) if mask is None else (self.column, mask)
+        self._read_ahead = ReadAhead(self.epochs, samples, columns, index.window_starts)
         group = shuffle.group if shuffle is not None and shuffle.mode == "windows" else 1
-        self._windows = WindowCache(self._pack, stage.settings.length, num_kept=group)
+        self._blocks = PackedBlocks(self._pack, stage.settings.length, num_kept=group)
 
     @property
     def order_identity(self) -> Any:
         """Documents of this dataset, packed and ordered so."""
         settings = self.stage.settings
         how = [self.stage.column, settings.length, settings.long, settings.max_documents, PACKING_VERSION]
-        return ["pack", self.dataset.rows_fingerprint, how, self.epochs.identity]
+        return ["pack", self.samples.fingerprint, how, self.epochs.identity]
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """A packed batch of these rows."""
-        return compose(self.placed(rows, np.arange(len(rows))), len(rows), self.stage, out)
+        return compose(self.fill(rows, np.arange(len(rows))), len(rows), self.stage, out)
 
-    def placed(self, rows: Rows, places: NDArray[np.int64]) -> list[Placed]:
-        """These rows, to be put at `places` of a batch."""
-        return [(self, places, self.place(rows))]
-
-    def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The arrays that have a place for every token."""
-        shape = (num_rows, self.stage.settings.length)
-        return {
-            **dict.fromkeys(("input_ids", "labels", "position_ids"), (shape, "int64")),
-            "document_ids": (shape, "int32"),
-        }
+    def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
+        """The pieces of these rows."""
+        return [Filling(self._columns, batch_rows, self._pieces(rows))]
 
     def announce(self, row: int) -> None:
         """The storage windows of the row's group, and of the next."""
@@ -78,10 +68,15 @@ class PackedRows:
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each row: tokens that the loss is taken over."""
-        return count_targets(self, self.place(rows), len(rows))
+        return count_targets(self._columns, self._pieces(rows), len(rows))
 
-    def place(self, rows: Rows) -> Pieces:
+    def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
         """The pieces of documents that make up these rows."""
+        pieces = self._pieces(rows)
+        fields = (pieces.rows, pieces.columns, pieces.documents, pieces.starts, pieces.sizes)
+        return [trace_document(self.samples, source, *map(int, values)) for values in zip(*fields, strict=True)]
+
+    def _pieces(self, rows: Rows) -> Pieces:
         keys: list[tuple[int, int]] = [(0, 0)] * len(rows)
         inside = np.empty(len(rows), np.int64)
         for epoch, places, data_rows in self.epochs.locate(rows):
@@ -90,13 +85,13 @@ class PackedRows:
             epoch = epoch if self.epochs.shuffle is not None else 0
             for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
                 keys[place] = (epoch, number)
-        row_offsets, documents, starts = self._windows.collect(keys, inside)
-        stored = self.dataset.stored.locate(documents)
+        row_offsets, documents, starts = self._blocks.collect(keys, inside)
+        stored = self.samples.locate(documents)
         length = self.stage.settings.length
-        sizes = np.minimum(self.dataset.storage.lengths_of(self.column, stored) - starts, length)
+        sizes = np.minimum(self.samples.storage.lengths_of(self.column, stored) - starts, length)
         return Pieces(row_offsets, documents, stored, starts, sizes)
 
-    def _pack(self, epoch: int, number: int) -> PackedWindow:
+    def _pack(self, epoch: int, number: int) -> PackedBlock:
         packing = self.packing(epoch, number)
         if packing.num_rows != self.index.rows_per_window[number]:  # the number comes from a file
             raise FormatError(
@@ -107,7 +102,7 @@ class PackedRows:
         if self.epochs.shuffle is None:  # the packer sorts by length; without a shuffle nothing else would mix that
             order = Permutation(packing.num_rows, derive_key(0, "rows", number))(np.arange(packing.num_rows))
             packing = reorder(packing, order)
-        return PackedWindow.of(packing, self.stage.settings.length, int(self.index.window_starts[number]))
+        return PackedBlock.of(packing, self.stage.settings.length, int(self.index.window_starts[number]))
 
     def packing(self, epoch: int, number: int) -> Packing:
         """The packing of one window in one epoch."""
@@ -118,12 +113,13 @@ class PackedRows:
     def lengths(self, number: int) -> NDArray[np.int64]:
         """Lengths of the documents of one window."""
         begin, end = self.index.window_starts[number : number + 2].tolist()
-        return self.dataset.stored.lengths_between(self.column, begin, end)
+        return self.samples.lengths_between(self.column, begin, end)
 
-    def ledger(self, epoch: int) -> PackingLedger:
+    def ledger(self, epoch: int) -> Ledger:
         """Where every token of an epoch went, each window packed anew and checked piece by piece."""
         ledgers = (self._ledger_of_window(epoch, number) for number in range(len(self.index.rows_per_window)))
-        return functools.reduce(PackingLedger.__add__, ledgers, PackingLedger())
+        packing = functools.reduce(PackingLedger.__add__, ledgers, PackingLedger())
+        return Ledger(num_rows=self.num_rows, packing=packing)
 
     def _ledger_of_window(self, epoch: int, number: int) -> PackingLedger:
         lengths, packing = self.lengths(number), self.packing(epoch, number)

@@ -6,6 +6,7 @@ whose turn it is. `penstock.order.Mixture` decides that and bounds how far any s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.order import Mixture
-from penstock.plan._compose import Placed, compose
-from penstock.plan._packed import PackedRows
-from penstock.plan._rows import Batch, Rows, RowSource, offered
+from penstock.plan._accounts import DocumentTrace, Ledger, SourceLedger
+from penstock.plan._compose import compose
+from penstock.plan._rows import Batch, Filling, OutputArrays, PackedSource, Rows, RowSource, offered
 from penstock.plan._stages import Pack
 from penstock.schema import Ragged
 
 
-class MixedRows:
+class MixedRows(RowSource):
     """Rows of several sources by their shares."""
 
     def __init__(self, sources: Mapping[str, tuple[RowSource, float]], *, seed: int, epoch: int | str) -> None:
@@ -37,7 +38,6 @@ class MixedRows:
             if source.num_rows == 0:
                 raise ValueError(f"mix(): {name!r} has no rows, so it has nothing to give.")
         self._check_alike()
-        self.pack_stage = _pack_stage(self.sources[0])
         self.makes_labels = self.sources[0].makes_labels
         self.is_rectangular = all(source.is_rectangular for source in self.sources)
         self.num_rows = epoch if isinstance(epoch, int) else self._rows_of_one_pass(epoch)
@@ -50,24 +50,13 @@ class MixedRows:
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """These rows, each from the source whose turn it is."""
-        if self.pack_stage is not None:
-            return compose(self.placed(rows, np.arange(len(rows))), len(rows), self.pack_stage, out)
         parts = [(places, self.sources[number].read(own, None)) for number, places, own in self._turns(rows)]
         if not parts:
             return self.sources[0].read(rows, out)
         columns = {key: [(places, part[key]) for places, part in parts] for key in parts[0][1]}
         return {key: _interleave(values, len(rows), key, out) for key, values in columns.items()}
 
-    def placed(self, rows: Rows, places: NDArray[np.int64]) -> list[Placed]:
-        """Who fills which of `places`, one for each of `rows`, with what; sources may be mixtures themselves."""
-        found: list[Placed] = []
-        for number, mine, own in self._turns(rows):
-            source = self.sources[number]
-            assert isinstance(source, (PackedRows, MixedRows))
-            found += source.placed(own, places[mine])
-        return found
-
-    def output_arrays(self, num_rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def output_arrays(self, num_rows: int) -> OutputArrays:
         """What any of the sources has: they are alike."""
         return self.sources[0].output_arrays(num_rows)
 
@@ -81,14 +70,29 @@ class MixedRows:
         for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
             source.release(position)
 
-    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
-        """Targets in each row of a packed mixture."""
-        counts = np.zeros(len(rows), np.int64)
-        for number, places, own in self._turns(rows):
-            source = self.sources[number]
-            assert isinstance(source, (PackedRows, MixedRows))
-            counts[places] = source.count_targets(own)
-        return counts
+    def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
+        """The documents behind each row, in the source whose turn it is."""
+        found: list[DocumentTrace] = []
+        prefix = f"{source}/" if source else ""
+        turns, own = self.mixture.locate(rows)
+        for row, (number, position) in enumerate(zip(turns.tolist(), own.tolist(), strict=True)):
+            traces = self.sources[number].trace(np.array([position]), prefix + self.names[number])
+            found += [dataclasses.replace(trace, row=row) for trace in traces]
+        return found
+
+    def describe(self, row: int) -> str:
+        """Which row of which source a row is."""
+        (number,), (own,) = (found.tolist() for found in self.mixture.locate(np.array([row])))
+        return f"row {row:,}, which is {self.sources[number].describe(own)} of {self.names[number]!r}"
+
+    def ledger(self, epoch: int) -> Ledger:
+        """What each source gives to an epoch of the mixture."""
+        begins, ends = (self.mixture.counts(edge * self.num_rows).tolist() for edge in (epoch, epoch + 1))
+        sources = {
+            name: SourceLedger(num_rows=end - begin, one_pass=source.ledger(begin // source.num_rows))
+            for name, source, begin, end in zip(self.names, self.sources, begins, ends, strict=True)
+        }
+        return Ledger(num_rows=self.num_rows, sources=sources)
 
     def _turns(self, rows: Rows) -> list[tuple[int, NDArray[np.int64], Rows]]:
         """(source, places in `rows`, rows of that source) of each source that has a turn."""
@@ -111,12 +115,6 @@ class MixedRows:
         return low
 
     def _check_alike(self) -> None:
-        stages = [_pack_stage(source) for source in self.sources]
-        if None not in stages:
-            self._check_same("pack settings", [_row_settings(stage) for stage in stages if stage is not None])
-            return
-        if any(stage is not None for stage in stages):
-            raise SchemaError("mix(): either all sources are packed or none is.")
         first_rows = [source.read(np.arange(1), None) for source in self.sources]
         self._check_same("columns", [{key: _spec(value) for key, value in row.items()} for row in first_rows])
 
@@ -127,6 +125,51 @@ class MixedRows:
                     f"mix(): {self.names[0]!r} and {name!r} differ in {what}: {values[0]} and {value}. "
                     "Rows of a batch must be alike; use select_columns, cast, or the same pack settings."
                 )
+
+
+class MixedPackedRows(MixedRows, PackedSource):
+    """Packed rows of several sources: each copies its own tokens, one pass writes the rest for all of them."""
+
+    def __init__(self, sources: Mapping[str, tuple[PackedSource, float]], *, seed: int, epoch: int | str) -> None:
+        self._packed_sources = tuple(source for source, _ in sources.values())
+        self.stage = self._packed_sources[0].stage
+        super().__init__(sources, seed=seed, epoch=epoch)
+
+    def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
+        """A packed batch of these rows."""
+        return compose(self.fill(rows, np.arange(len(rows))), len(rows), self.stage, out)
+
+    def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
+        """The pieces of these rows, from each source that has a turn."""
+        return [
+            filling
+            for number, places, own in self._turns(rows)
+            for filling in self._packed_sources[number].fill(own, batch_rows[places])
+        ]
+
+    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
+        """Targets in each row, counted by its source."""
+        counts = np.zeros(len(rows), np.int64)
+        for number, places, own in self._turns(rows):
+            counts[places] = self._packed_sources[number].count_targets(own)
+        return counts
+
+    def _check_alike(self) -> None:
+        self._check_same("pack settings", [_row_settings(source.stage) for source in self._packed_sources])
+
+
+def mix_rows(sources: Mapping[str, tuple[RowSource, float]], *, seed: int, epoch: int | str) -> MixedRows:
+    """The mixture of these sources.
+
+    Raises:
+        SchemaError: their rows are not alike.
+    """
+    packed = {name: (source.packed, weight) for name, (source, weight) in sources.items() if source.packed}
+    if len(packed) == len(sources):
+        return MixedPackedRows(packed, seed=seed, epoch=epoch)
+    if packed:
+        raise SchemaError("mix(): either all sources are packed or none is.")
+    return MixedRows(sources, seed=seed, epoch=epoch)
 
 
 def _interleave(
@@ -144,12 +187,6 @@ def _interleave(
     for places, part in parts:
         whole[places] = part
     return whole
-
-
-def _pack_stage(source: RowSource) -> Pack | None:
-    if isinstance(source, MixedRows):
-        return source.pack_stage
-    return source.stage if isinstance(source, PackedRows) else None
 
 
 def _row_settings(stage: Pack) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Where a dataset comes from, in a few hundred bytes: what is pickled in place of the data.
+"""Where a dataset's data is, in a few hundred bytes: what is pickled in place of the data.
 
-A process that unpickles one opens the files itself and compares the fingerprint; it raises
+A process that unpickles a location opens the files itself and compares the fingerprint; it raises
 `DatasetChanged` before it reads anything else.
 """
 
@@ -26,16 +26,20 @@ from penstock.shards import (
 )
 
 
-class Origin(Protocol):
-    """A recipe for a storage."""
+class Location(Protocol):
+    """Where a storage is, and how to open it."""
 
     def open(self, fingerprint: str | None = None) -> Storage:
         """The storage; `DatasetChanged` when it is not the one with `fingerprint`."""
         ...
 
+    def to_json(self) -> dict[str, Any]:
+        """Arguments of `penstock.open` that lead here; `ValueError` when there are none."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FolderOrigin:
+class FolderLocation:
     """A folder of shards."""
 
     path: Path
@@ -46,12 +50,16 @@ class FolderOrigin:
         """The folder, opened."""
         return ShardFolder(self.path, io=self.io, check=self.check, fingerprint=fingerprint)
 
+    def to_json(self) -> dict[str, Any]:
+        """Path, and how it is read."""
+        return {"path": str(self.path), "io": self.io, "check": self.check}
+
     def __str__(self) -> str:
         return str(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignOrigin:
+class ForeignLocation:
     """A file of another program."""
 
     path: Path
@@ -69,15 +77,22 @@ class ForeignOrigin:
         else:
             storage = open_raw(self.path, self.column, self.dtype, self.shape)
         if fingerprint is not None and storage.fingerprint != fingerprint:
-            raise DatasetChanged(f"{self.path}: the file changed since it was opened. Open it anew.")
+            raise DatasetChanged(f"{self.path}: the file changed since it was opened. Open it again.")
         return storage
+
+    def to_json(self) -> dict[str, Any]:
+        """Path, format and column; of a raw file, also what its numbers are."""
+        fields: dict[str, Any] = {"path": str(self.path), "format": self.format, "column": self.column}
+        fields |= {"dtype": self.dtype} if self.dtype is not None else {}
+        fields |= {"shape": list(self.shape)} if self.shape is not None else {}
+        return fields
 
     def __str__(self) -> str:
         return str(self.path)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ArraysOrigin:
+class ArraysLocation:
     """Arrays in RAM: pickled whole, there is nowhere else to get them from."""
 
     arrays: Mapping[str, Any]
@@ -85,6 +100,10 @@ class ArraysOrigin:
     def open(self, fingerprint: str | None = None) -> ArrayStorage:
         """The arrays as a storage."""
         return storage_of_arrays(self.arrays)
+
+    def to_json(self) -> dict[str, Any]:
+        """Always refused."""
+        raise ValueError("A plan over arrays in RAM has no file; write them with DatasetWriter first.")
 
     def __str__(self) -> str:
         return "in memory"

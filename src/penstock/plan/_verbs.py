@@ -4,37 +4,41 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from numpy.typing import DTypeLike
 
 from penstock.packing import PackingSettings
 from penstock.plan._arguments import name_of_dtype
-from penstock.plan._stages import Batch, Cast, Labels, Map, Mode, Pack, Positions, Shuffle, Tail, Window
+from penstock.plan._stages import Batch, Cast, Labels, Map, Mode, Pack, Positions, Shuffle, Stage, Tail, Window
 
-if TYPE_CHECKING:
-    from penstock.plan._plan import Plan
+PlanType = TypeVar("PlanType")
+"""`Plan`, which stands above this module."""
 
 
-class Staged(ABC):
-    """Anything a plan can be built on."""
+class Verbs(ABC, Generic[PlanType]):
+    """What `Dataset` and `Plan` have in common: each verb gives a plan with one stage more."""
 
     @abstractmethod
-    def as_plan(self) -> Plan:
+    def as_plan(self) -> PlanType:
         """The plan so far."""
 
-    def cast(self, /, **dtypes: DTypeLike) -> Plan:
+    @abstractmethod
+    def with_stage(self, stage: Stage) -> PlanType:
+        """The plan with a stage more, if it may follow those before it."""
+
+    def cast(self, /, **dtypes: DTypeLike) -> PlanType:
         """Read columns in a wider dtype, as in `cast(x="int64")` or `cast(x=np.int64)`; it costs no second pass."""
         names = tuple((column, name_of_dtype(dtype)) for column, dtype in dtypes.items())
-        return self.as_plan().with_stage(Cast(dtypes=names))
+        return self.with_stage(Cast(dtypes=names))
 
-    def shuffle(self, seed: int, mode: Mode = "windows", group: int = 16) -> Plan:
+    def shuffle(self, seed: int, mode: Mode = "windows", group: int = 16) -> PlanType:
         """Another order in each epoch. "windows" keeps reads local, "full" permutes everything."""
-        return self.as_plan().with_stage(Shuffle(seed=seed, mode=mode, group=group))
+        return self.with_stage(Shuffle(seed=seed, mode=mode, group=group))
 
-    def window(self, length: int, *, column: str = "tokens") -> Plan:
-        """Rows of `length` tokens, cut from all documents written one behind the other."""
-        return self.as_plan().with_stage(Window(length=length, column=column))
+    def window(self, length: int, *, column: str = "tokens") -> PlanType:
+        """Rows of `length` tokens, cut from all documents, one after the other."""
+        return self.with_stage(Window(length=length, column=column))
 
     def pack(
         self,
@@ -46,30 +50,28 @@ class Staged(ABC):
         labels: Labels = "next",
         positions: Positions = "restart",
         pad: int = 0,
-    ) -> Plan:
+    ) -> PlanType:
         """Rows of whole documents side by side, so that next to nothing is padding.
 
         Args:
             length: Tokens in a row.
             long: Documents longer than a row are split, truncated or dropped; the ledger counts what that costs.
-            max_documents: At most so many documents in a row; gives `cu_seqlens` a fixed length.
+            max_documents: At most this many documents in a row; gives `cu_seqlens` a fixed length.
             column: The column to pack.
             labels: "next" for labels that are shifted already, "same" for models that shift, as Hugging Face's do.
             positions: Whether the later pieces of a split document start at position 0 or continue.
             pad: Token id of the few places that hold no token.
         """
         settings = PackingSettings(length=length, long=long, max_documents=max_documents)
-        return self.as_plan().with_stage(
-            Pack(settings=settings, column=column, labels=labels, positions=positions, pad=pad)
-        )
+        return self.with_stage(Pack(settings=settings, column=column, labels=labels, positions=positions, pad=pad))
 
-    def map(self, function: Callable[..., Any], *, batched: bool = False) -> Plan:
+    def map(self, function: Callable[..., Any], *, batched: bool = False) -> PlanType:
         """Apply `function(row, rng)` or `function(row)` to every row, or to every batch.
 
         The generator is derived from seed and row, so a row comes out the same wherever it is computed.
         """
-        return self.as_plan().with_stage(Map(function=function, batched=batched))
+        return self.with_stage(Map(function=function, batched=batched))
 
-    def batch(self, global_size: int, *, tail: Tail = "carry") -> Plan:
+    def batch(self, global_size: int, *, tail: Tail = "carry") -> PlanType:
         """Cut the rows into batches of `global_size`, counted over all ranks."""
-        return self.as_plan().with_stage(Batch(global_size=global_size, tail=tail))
+        return self.with_stage(Batch(global_size=global_size, tail=tail))

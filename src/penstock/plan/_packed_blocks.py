@@ -1,8 +1,8 @@
-"""Packed windows that were needed lately, in the smallest form, side by side in a few arrays.
+"""Recently packed storage windows, in the smallest form, side by side in a few arrays.
 
 A batch takes rows from many windows at once, so they lie in common arrays and one compiled call picks
 the pieces of a whole batch. The arrays are never changed: a window that is not there is packed, and a
-new set of arrays with it takes the place of the old. Readers need no lock.
+new set of arrays that includes it replaces the old one. Readers need no lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.packing import Packing
-from penstock.plan._compiled import kernels
+from penstock.plan._rows import kernels
 from penstock.schema import offsets_of
 
 Key = tuple[int, int]
@@ -28,8 +28,8 @@ _NOTHING = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedWindow:
-    """The packing of one window: about 5 bytes per piece."""
+class PackedBlock:
+    """The packing of one storage window: about 5 bytes per piece."""
 
     row_offsets: NDArray[np.int32]
     documents: NDArray[np.int32]
@@ -39,7 +39,7 @@ class PackedWindow:
     first_document: int
 
     @classmethod
-    def of(cls, packing: Packing, length: int, first_document: int) -> PackedWindow:
+    def of(cls, packing: Packing, length: int, first_document: int) -> PackedBlock:
         """The small form of a packing."""
         parts = packing.starts // length
         parts = parts.astype(np.min_scalar_type(int(parts.max(initial=0))))
@@ -53,28 +53,28 @@ class PackedWindow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Snapshot:
-    """Windows side by side: what one compiled call reads from."""
+    """Packed windows side by side: what one compiled call reads from."""
 
-    windows: Mapping[Key, PackedWindow]
+    blocks: Mapping[Key, PackedBlock]
     slots: Mapping[Key, int]
     arrays: tuple[NDArray[Any], ...]
 
     @classmethod
-    def of(cls, windows: Mapping[Key, PackedWindow]) -> _Snapshot:
-        """The arrays of these windows; the windows become views of them, so nothing is held twice."""
-        parts = list(windows.values())
-        row_offsets = _concatenate([w.row_offsets for w in parts], np.int32)
-        documents = _concatenate([w.documents for w in parts], np.int32)
-        numbers = _concatenate([w.parts for w in parts], np.uint8)
-        row_bases = np.cumsum([0] + [len(w.row_offsets) for w in parts])[:-1]
-        piece_bases = np.cumsum([0] + [len(w.documents) for w in parts])[:-1]
-        firsts = np.array([w.first_document for w in parts], np.int64)
+    def of(cls, blocks: Mapping[Key, PackedBlock]) -> _Snapshot:
+        """The arrays of these blocks; the blocks become views of them, so nothing is held twice."""
+        parts = list(blocks.values())
+        row_offsets = _concatenate([block.row_offsets for block in parts], np.int32)
+        documents = _concatenate([block.documents for block in parts], np.int32)
+        numbers = _concatenate([block.parts for block in parts], np.uint8)
+        row_bases = offsets_of([len(block.row_offsets) for block in parts])[:-1]
+        piece_bases = offsets_of([len(block.documents) for block in parts])[:-1]
+        firsts = np.array([block.first_document for block in parts], np.int64)
         views = {}
-        for (key, w), row, piece in zip(windows.items(), row_bases.tolist(), piece_bases.tolist(), strict=True):
-            end = piece + len(w.documents)
-            rows = row_offsets[row : row + len(w.row_offsets)]
-            views[key] = PackedWindow(rows, documents[piece:end], numbers[piece:end], w.first_document)
-        slots = {key: slot for slot, key in enumerate(windows)}
+        for (key, block), row, piece in zip(blocks.items(), row_bases.tolist(), piece_bases.tolist(), strict=True):
+            end = piece + len(block.documents)
+            rows = row_offsets[row : row + len(block.row_offsets)]
+            views[key] = PackedBlock(rows, documents[piece:end], numbers[piece:end], block.first_document)
+        slots = {key: slot for slot, key in enumerate(blocks)}
         return cls(views, slots, (row_bases, row_offsets, piece_bases, documents, numbers, firsts))
 
 
@@ -82,15 +82,15 @@ def _concatenate(arrays: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray
     return np.concatenate(arrays) if arrays else np.empty(0, dtype)
 
 
-class WindowCache:
-    """Pieces of rows, by window and row; windows are packed by `pack` when they are first needed.
+class PackedBlocks:
+    """Pieces of rows, by window and row; `pack` packs a window when it is first needed.
 
-    The `num_kept` windows of a group are never let go of while it is read, whatever they take: each of its
+    The `num_kept` windows of a group stay in memory while it is read, however large they are: each of its
     batches needs most of them, and packing a window of a million documents takes 0.15 s. At 5 bytes a document,
     a group of 16 such windows takes 80 MB.
     """
 
-    def __init__(self, pack: Callable[[int, int], PackedWindow], length: int, num_kept: int) -> None:
+    def __init__(self, pack: Callable[[int, int], PackedBlock], length: int, num_kept: int) -> None:
         self._pack, self._length, self._num_kept = pack, length, num_kept
         self._snapshot = _Snapshot.of({})
         self._lock = threading.Lock()
@@ -113,16 +113,16 @@ class WindowCache:
     def _load(self, keys: Iterable[Key]) -> _Snapshot:
         """A snapshot that has all of `keys`; the oldest others go when they are too many."""
         with self._lock:
-            windows = dict(self._snapshot.windows)
+            blocks = dict(self._snapshot.blocks)
             wanted = dict.fromkeys(keys)
             for key in wanted:
-                if key not in windows:
-                    windows[key] = self._pack(*key)
-            excess = sum(window.num_bytes for window in windows.values()) - _KEPT_BYTES
-            for key in list(windows):  # the oldest first: those of the group before
-                if excess > 0 and key not in wanted and len(windows) > self._num_kept:
-                    excess -= windows.pop(key).num_bytes
-            self._snapshot = _Snapshot.of(windows)
+                if key not in blocks:
+                    blocks[key] = self._pack(*key)
+            excess = sum(block.num_bytes for block in blocks.values()) - _KEPT_BYTES
+            for key in list(blocks):  # the oldest first: those of the group before
+                if excess > 0 and key not in wanted and len(blocks) > self._num_kept:
+                    excess -= blocks.pop(key).num_bytes
+            self._snapshot = _Snapshot.of(blocks)
             return self._snapshot
 
 

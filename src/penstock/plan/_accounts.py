@@ -1,0 +1,86 @@
+"""What a plan tells about its batches: the documents in a batch, and the account of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.packing import PackingLedger
+from penstock.plan._samples import Samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentTrace:
+    """One document, or a part of it, in a batch."""
+
+    row: int
+    """Row of the batch."""
+    column: int
+    """Place in the row where it begins."""
+    source: str
+    """Name of the mixture's source, as in "web" or, in a mixture of mixtures, "web/news"; or ""."""
+    document: int
+    """Index of the document in its dataset."""
+    start: int
+    """First token of the document that is here."""
+    size: int
+    """Tokens of the document that are here."""
+    origin: str
+    """File and row that the document was prepared from, or "" when the dataset does not say."""
+
+
+def trace_document(
+    samples: Samples, source: str, row: int, column: int, document: int, start: int, size: int
+) -> DocumentTrace:
+    """The trace of one document, with its origin."""
+    return DocumentTrace(
+        row=row,
+        column=column,
+        source=source,
+        document=document,
+        start=start,
+        size=size,
+        origin=samples.origin(document) or "",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What an epoch holds and what it leaves out."""
+
+    num_rows: int
+    """Rows in the epoch."""
+    rows_dropped: int = 0
+    """Rows in no batch, by tail="drop"."""
+    tokens_left_over: int = 0
+    """Tokens after the last whole window, by window()."""
+    packing: PackingLedger | None = None
+    """Tokens, pieces, padding and cuts, by pack(). A mixture has those of its `sources`."""
+    sources: Mapping[str, SourceLedger] = field(default_factory=dict)
+    """What each source of a mixture gives."""
+
+    @property
+    def fill(self) -> float:
+        """Share of places in rows that hold a token; of a mixture, if each source gave whole passes."""
+        if self.sources:
+            return sum(s.num_rows * s.one_pass.fill for s in self.sources.values()) / self.num_rows
+        return self.packing.fill if self.packing is not None else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLedger:
+    """What one source gives to an epoch of a mixture.
+
+    Sources run through epochs of their own, which need not end where the mixture's do. The account of one
+    pass is the same for all of them.
+    """
+
+    num_rows: int
+    """Rows of the source in this epoch of the mixture."""
+    one_pass: Ledger
+    """The account of one pass over the source."""
+
+    @property
+    def num_passes(self) -> float:
+        """Passes over the source that its rows amount to: with 2.5, half of them come a third time."""
+        return self.num_rows / self.one_pass.num_rows

@@ -1,0 +1,246 @@
+"""The samples that a dataset shows, where they are stored: what row sources read from.
+
+A dataset shows all samples of a storage in order, or those that its selections pick. This module knows the
+difference, so that nobody else has to: index in the dataset in, bytes of the storage out. Whole datasets cost
+nothing; picked samples cost 8 bytes each, computed when first needed.
+
+A selection is a small recipe that any process can apply again. A split is decided sample by sample, by a keyed hash
+of the sample's index, and never looks at how many samples there are: appending data moves no sample to another part.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.identity import digest
+from penstock.order import derive_key
+from penstock.plan._arguments import whole_number
+from penstock.schema import Column, Schema
+from penstock.shards import Provenance, Storage
+
+_CHUNK = 1 << 20
+
+
+class Selection(Protocol):
+    """A recipe that picks samples out of those before it."""
+
+    def indices(self, num_samples: int) -> NDArray[np.int64]:
+        """Which of `num_samples` samples remain, in order."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """What tells this recipe from another."""
+        ...
+
+    def to_json(self) -> list[Any]:
+        """The recipe for a plan file; `ValueError` when a file cannot hold it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Take:
+    """These samples, in this order."""
+
+    chosen: NDArray[np.int64]
+
+    def indices(self, num_samples: int) -> NDArray[np.int64]:
+        """The samples, counted from the front."""
+        chosen = np.where(self.chosen < 0, self.chosen + num_samples, self.chosen)
+        wrong = (chosen < 0) | (chosen >= num_samples)
+        if wrong.any():
+            raise IndexError(f"Index {self.chosen[wrong][0]} is out of range for {num_samples:,} samples.")
+        return chosen
+
+    @property
+    def identity(self) -> str:
+        """Digest of the indices."""
+        return "take " + digest(self.chosen.tobytes())
+
+    def to_json(self) -> list[Any]:
+        """Always refused."""
+        raise ValueError(
+            "A plan over take() or filter() holds a list of indices; write the samples as a dataset first."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPart:
+    """The samples whose hash, as a number from 0 to 1, lies between two shares."""
+
+    begin: float
+    end: float
+    seed: int
+
+    def indices(self, num_samples: int) -> NDArray[np.int64]:
+        """The samples of this part, in order."""
+        key = np.uint64(derive_key(self.seed, "split"))
+        parts = [np.empty(0, np.int64)]
+        for begin in range(0, num_samples, _CHUNK):
+            chunk = np.arange(begin, min(begin + _CHUNK, num_samples), dtype=np.int64)
+            shares = _hash(chunk.view(np.uint64), key) / 2.0**64
+            parts.append(chunk[(shares >= self.begin) & (shares < self.end)])
+        return np.concatenate(parts)
+
+    @property
+    def identity(self) -> str:
+        """The numbers of the recipe."""
+        return f"split {self.begin!r} {self.end!r} {self.seed}"
+
+    def to_json(self) -> list[Any]:
+        """The numbers of the recipe."""
+        return [self.begin, self.end, self.seed]
+
+
+def split_parts(fractions: Mapping[str, float], seed: int) -> dict[str, SplitPart]:
+    """One part per name; together they take every sample exactly once.
+
+    Raises:
+        TypeError: the fractions have no names, or the seed is not an int.
+        ValueError: a fraction is not positive, or they do not add up to 1.
+    """
+    if not isinstance(fractions, Mapping):
+        raise TypeError(f"Fractions have names, as in {{'train': 0.9, 'test': 0.1}}; these are {fractions!r}.")
+    if not fractions or any(not fraction > 0 for fraction in fractions.values()):
+        raise ValueError(f"Fractions must be positive; these are {dict(fractions)}.")
+    if abs(sum(fractions.values()) - 1) > 1e-6:
+        raise ValueError(f"Fractions must add up to 1; {dict(fractions)} add up to {sum(fractions.values())}.")
+    seed = whole_number("split", "seed", seed)
+    edges = np.concatenate([[0.0], np.cumsum(list(fractions.values()))]).tolist()
+    edges[-1] = 2.0  # whatever rounding did, the last part takes all that is left
+    return {name: SplitPart(edges[number], edges[number + 1], seed) for number, name in enumerate(fractions)}
+
+
+class Samples:
+    """Samples of a storage, numbered as a dataset shows them."""
+
+    def __init__(self, storage: Storage, selections: tuple[Selection, ...], schema: Schema) -> None:
+        self.storage = storage
+        self.selections = selections
+        self.schema = schema
+        """The columns that the dataset shows."""
+
+    def __len__(self) -> int:
+        return self.storage.num_samples if self._chosen is None else len(self._chosen)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Identity of the samples and their order, whichever columns are shown."""
+        return self.digest()
+
+    def digest(self, *more: str) -> str:
+        """Identity of the samples, their order, and `more` about them."""
+        parts = [self.storage.fingerprint, *(selection.identity for selection in self.selections), *more]
+        return digest("\n".join(parts))
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether every stored sample is here, in stored order."""
+        return self._chosen is None
+
+    def locate(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Index in the storage of each sample; the indices are trusted."""
+        return indices if self._chosen is None else self._chosen[indices]
+
+    def locate_checked(self, indices: ArrayLike) -> NDArray[np.int64]:
+        """Index in the storage of each sample that somebody asks for; negative ones count from the end.
+
+        Raises:
+            IndexError: an index is out of range. For a whole storage, the read that follows raises it.
+            TypeError: not a list of integers.
+        """
+        wanted = as_indices(indices)
+        try:
+            return self.locate(wanted)
+        except IndexError:
+            raise IndexError(f"An index is out of range for {len(self):,} samples.") from None
+
+    def locate_one(self, index: int) -> int:
+        """Index of one sample in the storage; negative indices count from the end."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Index {index} is out of range for {len(self):,} samples.")
+        return index % len(self) if self._chosen is None else int(self._chosen[index])
+
+    def origin(self, index: int) -> str | None:
+        """File and row that a sample was prepared from; None when the dataset does not say."""
+        return self._provenance.origin(self.locate_one(index))
+
+    def lengths(self, column: Column) -> NDArray[np.int64]:
+        """Lengths of all samples of a ragged column."""
+        lengths = self.storage.lengths(column, 0, self.storage.num_samples)
+        return lengths if self._chosen is None else lengths[self._chosen]
+
+    def lengths_between(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
+        """Lengths of samples `begin` to `end` of a ragged column."""
+        if self._chosen is None:
+            return self.storage.lengths(column, begin, end)
+        return self.storage.lengths_of(column, self._chosen[begin:end])
+
+    def announce(self, columns: Iterable[Column], begin: int, end: int) -> None:
+        """Tell the kernel that samples `begin` to `end` are needed soon; picked samples are left to it."""
+        if self._chosen is None:
+            for column in columns:
+                self.storage.announce(column, begin, end)
+
+    def release(self, columns: Iterable[Column], begin: int, end: int) -> None:
+        """Tell the kernel that samples `begin` to `end` are no longer needed; picked samples are left to it."""
+        if self._chosen is None:
+            for column in columns:
+                self.storage.release(column, begin, end)
+
+    @property
+    def chosen(self) -> NDArray[np.int64] | None:
+        """Index in the storage of each sample; None when all of them are shown in order."""
+        return self._chosen
+
+    @functools.cached_property
+    def _chosen(self) -> NDArray[np.int64] | None:
+        chosen: NDArray[np.int64] | None = None
+        for selection in self.selections:
+            num_samples = self.storage.num_samples if chosen is None else len(chosen)
+            picked = selection.indices(num_samples)
+            chosen = picked if chosen is None else chosen[picked]
+        return chosen
+
+    @functools.cached_property
+    def _provenance(self) -> Provenance:
+        return Provenance(self.storage)
+
+
+def as_indices(indices: ArrayLike) -> NDArray[np.int64]:
+    """Indices that somebody gives, as one contiguous list.
+
+    Raises:
+        TypeError: not a list of integers.
+        IndexError: a number too large for any index.
+    """
+    array = np.asarray(indices)
+    if array.dtype == np.int64 and array.ndim == 1 and array.flags.c_contiguous:
+        return array
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise TypeError(
+            f"Indices must be a list of integers; these are {array.dtype} of shape {list(array.shape)}.{_hint(array)}"
+        )
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise IndexError(f"Index {array.max()} is out of range.")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _hint(array: NDArray[np.generic]) -> str:
+    if array.dtype == np.bool_:
+        return " Use ds.filter(mask) for a mask."
+    return " A whole column is ds[:]['name']." if array.dtype.kind == "U" else ""
+
+
+def _hash(numbers: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser over `numbers + key` (Steele, Lea and Flood, OOPSLA 2014)."""
+    mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + key
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
