@@ -23,6 +23,7 @@ from loader.works import Awkward, Returned, Square, a_lambda, odd_arrays
 from penstock.errors import WorkerDied
 from penstock.loader import Engine, make_engine
 from penstock.workers import Channel
+from waiting import wait_until
 
 KINDS = [("inline", "fork"), ("thread", "fork"), ("process", "forkserver"), ("process", "spawn"), ("process", "fork")]
 PROCESSES = [kind for kind in KINDS if kind[0] == "process"]
@@ -49,15 +50,6 @@ def processes(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-def wait_until(is_so: Any, seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_every_engine_answers_tickets_in_any_order_forgets_and_reports_errors(engine: Engine) -> None:

@@ -33,11 +33,8 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _nothing_stays_compiled(one_torch_thread: None) -> Iterator[None]:
     yield
-    torch.set_num_threads(num_threads)
     torch._dynamo.reset()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -87,15 +86,6 @@ def _is_worker(pid: int) -> bool:
         return not process.children() and "resource_tracker" not in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # it ended just now
         return False
-
-
-def wait_until(is_so: Any, seconds: float = 30.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def open_descriptors() -> int:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pytorch._device_feed import DeviceFeed
-from pytorch.examples import wait_until
 from pytorch.fake_device import FakeDevice, Slots
+from waiting import wait_until
 
 SECONDS = st.integers(1, 9).map(float)
 

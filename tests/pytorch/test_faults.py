@@ -17,8 +17,9 @@ import pytest
 
 import penstock
 from penstock.errors import CorruptionError, WorkerDied
-from pytorch.examples import NUM_ROWS, children, numbers, open_descriptors, rows_of, wait_until, workers
+from pytorch.examples import NUM_ROWS, children, numbers, open_descriptors, rows_of, workers
 from pytorch.functions import be_slow, die_at_20, fail_at_20, stop_at_20
+from waiting import wait_until
 
 WORKERS: list[Any] = [
     {"workers": "inline"},

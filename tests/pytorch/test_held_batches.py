@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import penstock
-from pytorch.examples import children, numbers, open_descriptors, resident_bytes, wait_until
+from pytorch.examples import children, numbers, open_descriptors, resident_bytes
+from waiting import wait_until
 
 KINDS: list[Any] = [
     {"workers": "inline"},

@@ -16,8 +16,8 @@ import torch
 from penstock.pytorch import _warnings
 from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._pinning import PinningFeed, wants_pinning
-from pytorch.examples import wait_until
 from pytorch.fake_device import FakeDevice, Slots
+from waiting import wait_until
 
 
 def pinning_threads() -> list[threading.Thread]:

@@ -19,7 +19,7 @@ from torch.utils.data import get_worker_info
 
 import penstock
 from penstock.errors import WorkerDied
-from pytorch.examples import children, open_descriptors, wait_until
+from pytorch.examples import children, open_descriptors
 from pytorch.torch_examples import (
     Failing,
     Killing,
@@ -33,6 +33,7 @@ from pytorch.torch_examples import (
     both,
     plain,
 )
+from waiting import wait_until
 
 
 def workers_of(batches: Any) -> list[int]:

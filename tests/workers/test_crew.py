@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from penstock.workers import Crew, WorkerProcess
+from waiting import wait_until
 from workers.programs import Echo, Faulty, Unloadable, nothing
 
 METHODS = ["forkserver", "spawn", "fork"]
@@ -36,15 +37,6 @@ def ask(crew: Crew, worker: WorkerProcess, message: Any) -> Any:
     worker.send(message)
     assert crew.wait(30) == [worker]
     return worker.receive()
-
-
-def wait_until(is_so: Any, seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_each_worker_runs_the_program_and_has_a_number_of_its_own(crew: Crew) -> None:
@@ -87,7 +79,7 @@ def test_closing_ends_every_process_whatever_it_is_doing(method: str) -> None:
     crew.close()
     assert time.monotonic() - begin < 3
     assert crew.is_closed
-    assert wait_until(lambda: {child.pid for child in psutil.Process().children(recursive=True)} <= before)
+    assert wait_until(lambda: {child.pid for child in psutil.Process().children(recursive=True)} <= before, seconds=10)
     del worker, workers
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
@@ -96,7 +88,9 @@ def test_a_released_worker_ends_and_the_rest_of_the_crew_does_not(crew: Crew) ->
     worker, other = crew.start(), crew.start()
     pid = ask(crew, worker, 0)[2]
     crew.release(worker)
-    assert wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert wait_until(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, seconds=10
+    )
     assert ask(crew, other, 1)[:2] == ("echo", 1)
 
 
@@ -171,7 +165,7 @@ def test_the_program_may_be_of_the_owners_script_and_workers_end_when_it_is_kill
     assert done.returncode == -signal.SIGKILL, done.stderr
     word, _, pid = done.stdout.split()
     assert word == "mine"
-    assert wait_until(lambda: not psutil.pid_exists(int(pid)))
+    assert wait_until(lambda: not psutil.pid_exists(int(pid)), seconds=10)
 
 
 def test_a_script_that_starts_workers_while_a_worker_imports_it_is_told_to_guard_itself(tmp_path: Path) -> None:
