@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +10,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.packing import PACKING_VERSION, PackingSettings, build_pack_index, index_name
-from penstock.schema import Schema
-from penstock.shards import Manifest, ShardEntry, Workspace
+from penstock.schema import Schema, offsets_of
+from penstock.shards import Manifest, Workspace, read_lengths
 
 PACKED_COLUMN = "tokens"
 
@@ -50,7 +48,7 @@ class _Lengths:
         self._workspace = workspace
         self._manifest = manifest
         counts = [shard.num_samples for shard in manifest.shards]
-        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._starts = offsets_of(counts)
         self._last: tuple[int, NDArray[np.int64]] | None = None
 
     def read(self, begin: int, end: int) -> NDArray[np.int64]:
@@ -66,14 +64,6 @@ class _Lengths:
     def _shard(self, number: int) -> NDArray[np.int64]:
         if self._last is None or self._last[0] != number:
             entry = self._manifest.shards[number]
-            self._last = (number, _read_lengths(self._workspace.shard_path(entry.name), entry))
+            path = self._workspace.shard_path(entry.name)
+            self._last = (number, read_lengths(path, entry, self._manifest.schema, PACKED_COLUMN))
         return self._last[1]
-
-
-def _read_lengths(path: Path, entry: ShardEntry) -> NDArray[np.int64]:
-    """Lengths of the documents of one shard, from its offsets alone: a shard is a safetensors file."""
-    with open(path, "rb") as file:
-        header = json.loads(file.read(entry.header_bytes)[8:])
-        begin, end = header[f"{PACKED_COLUMN}.offsets"]["data_offsets"]
-        file.seek(entry.header_bytes + begin)
-        return np.diff(np.frombuffer(file.read(end - begin), "<i8"))

@@ -53,22 +53,10 @@ class TaskRecord:
         return cls(
             key=fields["key"],
             shelf=fields["shelf"],
-            shards=tuple(entry_from_json(entry) for entry in fields["shards"]),
+            shards=tuple(ShardEntry.from_json(entry) for entry in fields["shards"]),
             splits=tuple((count, rows) for count, rows in fields["splits"]),
             skipped=fields["skipped"],
             examples=tuple((path, row, reason, message) for path, row, reason, message in fields["examples"]),
             counts=Counts.from_json(fields["counts"]),
             peak_bytes=fields["peak_bytes"],
         )
-
-
-def entry_from_json(fields: Mapping[str, Any]) -> ShardEntry:
-    """What `ShardEntry.to_json` gave, from a file that only this room writes."""
-    return ShardEntry(
-        name=fields["name"],
-        num_samples=fields["samples"],
-        num_values=fields["values"],
-        num_bytes=fields["bytes"],
-        header_bytes=fields["header_bytes"],
-        header_checksum=int(fields["header_crc32c"], 16),
-    )

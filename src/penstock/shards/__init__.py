@@ -22,7 +22,7 @@ from penstock.shards._provenance import (
     pack_provenance,
     read_provenance,
 )
-from penstock.shards._shard import Io
+from penstock.shards._shard import Io, read_lengths
 from penstock.shards._shard_writer import ShardWriter, convert_columns
 from penstock.shards._storage import Spans, Storage
 from penstock.shards._verify import Verification, verify
@@ -58,6 +58,7 @@ __all__ = [
     "origins_from_json",
     "origins_to_json",
     "pack_provenance",
+    "read_lengths",
     "read_manifest",
     "read_provenance",
     "storage_of_arrays",

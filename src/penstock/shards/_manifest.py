@@ -15,7 +15,7 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from penstock.errors import CorruptionError, FormatError, IncompleteDataset, SchemaError
 from penstock.filesystem import lock_holder, open_regular
@@ -60,6 +60,18 @@ class ShardEntry:
             "header_bytes": self.header_bytes,
             "header_crc32c": f"{self.header_checksum:08x}",
         }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """What `to_json` gave; `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is anything else."""
+        return cls(
+            name=fields["name"],
+            num_samples=_count(fields["samples"]),
+            num_values={str(column): _count(count) for column, count in fields["values"].items()},
+            num_bytes=_count(fields["bytes"]),
+            header_bytes=_count(fields["header_bytes"]),
+            header_checksum=_checksum(fields["header_crc32c"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,20 +223,13 @@ def _check_shard(entry: Any, ragged: set[str], where: str) -> ShardEntry:
     if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name):
         raise FormatError(f"{where}: a shard is called {reprlib.repr(name)}; that is not the name of a shard.")
     try:
-        values = {str(column): _count(count) for column, count in entry["values"].items()}
-        shard = ShardEntry(
-            name=name,
-            num_samples=_count(entry["samples"]),
-            num_values=values,
-            num_bytes=_count(entry["bytes"]),
-            header_bytes=_count(entry["header_bytes"]),
-            header_checksum=_checksum(entry["header_crc32c"]),
-        )
+        shard = ShardEntry.from_json(entry)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"{where}: the entry of {name} is not complete ({type(error).__name__}: {error}).") from None
-    if set(values) != ragged:
+    if set(shard.num_values) != ragged:
         raise FormatError(
-            f"{where}: the entry of {name} counts values of {reprlib.repr(sorted(values))}, not of {sorted(ragged)}."
+            f"{where}: the entry of {name} counts values of {reprlib.repr(sorted(shard.num_values))}, "
+            f"not of {sorted(ragged)}."
         )
     if not 0 < shard.header_bytes <= MAX_HEADER_BYTES or shard.header_bytes % ALIGNMENT:
         raise FormatError(

@@ -150,6 +150,16 @@ class Shard:
             raise FormatError(f"{self._where}: the header says it has {length:,} bytes, the manifest {len(header):,}.")
 
 
+def read_lengths(path: Path, entry: ShardEntry, schema: Schema, column: str) -> NDArray[np.int64]:
+    """Lengths of all samples of a ragged column, from the shard's offsets alone.
+
+    Raises:
+        FormatError: the file is not the shard that `entry` describes.
+    """
+    shard = Shard(PositionedFile(path), entry, schema)
+    return np.diff(shard.offsets(schema[column], 0, entry.num_samples))
+
+
 def resolve_io(io: Io, path: Path) -> Literal["map", "pread"]:
     """How to read files at `path`."""
     if io not in ("auto", "map", "pread"):
