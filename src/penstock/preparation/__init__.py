@@ -2,8 +2,8 @@
 
     sources -> tasks of about one shard -> read, transform, write, in any worker -> one commit
 
-May import: `errors`, `filesystem`, `identity`, `order`, `packing`, `schema`, `shards`, `sources`, `transforms`.
-Imported by: `cli`. Holds state: in a Ray worker, the job it has open.
+May import: `errors`, `filesystem`, `identity`, `order`, `packing`, `schema`, `shards`, `sources`, `transforms`,
+`workers`. Imported by: `cli`. Holds state: in a Ray worker, the job it has open.
 """
 
 from penstock.preparation._prepare import prepare

@@ -15,6 +15,7 @@
     all of them          _kept (columns stored as they are), _byte_rows (columns of text and bytes), _transform
 
 Knows nothing of tasks, workers or shards.
+
 May import: `compiled`, `errors`, `identity`, `schema`, `sources`. Imported by: `cli`, `preparation`. Holds no state.
 """
 
