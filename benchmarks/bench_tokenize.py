@@ -1,19 +1,25 @@
 """How much of gigatoken's own speed is left inside the transform `Tokenize`, and where does the rest go?
 
-    python benchmarks/bench_tokenize.py            about 40 seconds on one core
+    python benchmarks/bench_tokenize.py            about 80 seconds on one core
 
 Documents are the Python files of the standard library, several times over with other endings of longer words, so
 that no cache of words helps; in batches of 4 MB, as sources give them. "gigatoken alone" gets each batch as a list
 of bytes made outside the clock, in the calling thread. Both have an instance of their own, and take turns going
 first. Start-up (loading, comparing with the reference) stands apart. The tokenizer is a byte-level BPE of 32,000.
+
+"new words" is text in which no word ever comes back, the worst case for gigatoken, which remembers every word: peak
+memory and speed of a process that reloads it after growing too much, as workers do, and of one that never does.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import resource
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +31,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.sources import Records
-from penstock.transforms import Tokenize
+from penstock.transforms import Tokenize, _tokenizer_engines
 from penstock.transforms._byte_rows import read_text
 from penstock.transforms._tokenize_rows import TokenMaker
+from penstock.transforms._tokenizer_source import load_tokenizer
 from penstock.transforms._transform import BadRows
 
 EOS = "<|eos|>"
@@ -37,6 +44,7 @@ NUM_COPIES = 6
 SHORT_BYTES = 300
 LONG_WORD = re.compile(r"[a-z]{6,}")
 REFERENCE_BYTES = 4 << 20
+NEW_WORDS, WORD_BYTES = 14_000_000, 8
 
 
 def read_library() -> list[str]:
@@ -126,6 +134,33 @@ def time_parts(transform: Tokenize, texts: list[str]) -> dict[str, float]:
     return {name: 1e3 * min(float(seconds_of(work)[0]) for _ in range(7)) for name, work in parts.items()}
 
 
+def tokenize_new_words(tokenizer: bytes, is_reloaded: bool) -> dict[str, float]:
+    """Peak memory and speed of a fresh process that meets only new words."""
+    if not is_reloaded:
+        _tokenizer_engines._MAX_GROWTH_BYTES = 1 << 60
+    engine = _tokenizer_engines.GigatokenEngine(load_tokenizer(Tokenizer.from_buffer(tokenizer)))
+    rng, spent, per_batch = np.random.default_rng(7), np.zeros(2), BATCH_BYTES // WORD_BYTES
+    for _ in range(NEW_WORDS // per_batch):
+        letters = rng.integers(ord("a"), ord("z") + 1, (per_batch, WORD_BYTES), np.uint8)
+        letters[:, 0] = ord(" ")
+        spent += seconds_of(lambda letters=letters: engine.encode(letters.reshape(-1), np.array([0, letters.size])))
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return {
+        "peak memory, MB": peak_bytes / 1e6,
+        "MB per second of processor time": 1e-6 * WORD_BYTES * NEW_WORDS / spent[1],
+    }
+
+
+def compare_reloading(tokenizer: Tokenizer) -> dict[str, float]:
+    figures = {}
+    for is_reloaded in (True, False):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            measured = pool.submit(tokenize_new_words, tokenizer.to_str().encode(), is_reloaded).result()
+        name = "new words, reloaded" if is_reloaded else "new words, never reloaded"
+        figures |= {f"{name}: {key}": value for key, value in measured.items()}
+    return figures
+
+
 def measure_reference(tokenizer: Tokenizer, texts: list[str]) -> float:
     chosen = texts[: int(np.searchsorted(np.cumsum([len(text) for text in texts]), REFERENCE_BYTES))]
     seconds, _ = seconds_of(lambda: tokenizer.encode_batch_fast(chosen, add_special_tokens=False))
@@ -155,6 +190,7 @@ def main() -> None:
     for name, work in works.items():
         figures |= {f"{name}: {key}": value for key, value in compare(opened, alone, work).items()}
     figures |= time_parts(transform, texts)
+    figures |= compare_reloading(tokenizer)
     figures["tokenizers library, all cores, MB/s"] = measure_reference(tokenizer, texts)
     figures["engine"] = transform.engine_used
     settings = {"documents": len(texts), "copies": NUM_COPIES, "vocab_size": VOCAB_SIZE, "batch_bytes": BATCH_BYTES}

@@ -288,12 +288,12 @@ def test_a_folder_without_tokenizer_json_lists_what_it_has(tmp_path: Path) -> No
 def test_a_file_that_is_no_tokenizer_is_a_format_error(tmp_path: Path) -> None:
     for content in ("{", "{}", '{"model": {"type": "BPE"}}', "\ud7ff"):
         (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(FormatError, match=r"is no tokenizer\.json"):
+        with pytest.raises(FormatError, match=r"is not a tokenizer\.json"):
             Tokenize(tmp_path / "tokenizer.json")
 
 
 def test_an_object_that_is_no_tokenizer_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="int is no tokenizer"):
+    with pytest.raises(TypeError, match="int is not a tokenizer"):
         Tokenize(7)
 
 

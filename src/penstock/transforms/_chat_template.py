@@ -1,12 +1,12 @@
-"""A chat template: conversations to text, by Jinja in a sandbox, the way Hugging Face writes them.
+"""Chat templates: conversations to text, by Jinja in a sandbox, as Hugging Face renders them.
 
-A template is code that comes with a model, so it runs in Jinja's immutable sandbox: no attributes of Python's own,
-no change to the data, no strings of gigabytes. The helpers are those that templates expect: `raise_exception`,
-`tojson`, `{% generation %}`, and `strftime_now`, which tells a fixed day or refuses: a dataset
-must not depend on the day it was made.
+A template is code that comes with a model, so it runs in Jinja's immutable sandbox: no access to Python's internals,
+no change to the data, no gigabyte strings. It has the helpers that templates expect: `raise_exception`, `tojson`,
+`{% generation %}`, and `strftime_now`, which returns a fixed date or refuses: a dataset must not depend on the
+day it was made.
 
-Marked rendering puts one character that is no character (U+FDD0, U+FDD1) at each end of a generation block.
-Taking them out must give the plain rendering, so a template that looks at its own output cannot go wrong quietly.
+Marked rendering puts a noncharacter (U+FDD0, U+FDD1) at each end of a generation block. Removing them must give
+the plain rendering, so a template that inspects its own output cannot go wrong silently.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TemplateRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A template with everything it needs but the conversation; picklable, compiled where it is used."""
+    """A template with everything it needs except the conversation; picklable, compiled where it is used."""
 
     text: str
     tokens: Mapping[str, str]
@@ -48,7 +48,7 @@ class ChatTemplate:
 
     @property
     def has_marks(self) -> bool:
-        """Whether the template says which of its text the assistant generates."""
+        """Whether the template marks the text that the assistant generates."""
         return _GENERATION_TAG.search(self.text) is not None
 
     @property
@@ -60,7 +60,7 @@ class ChatTemplate:
     def render(
         self, messages: list[Any], tools: list[Any] | None, *, prompt: bool = False, marked: bool = False
     ) -> str:
-        """The conversation as text; `prompt` ends it where the assistant would go on.
+        """The conversation as text; with `prompt`, it ends where the assistant would continue.
 
         Raises:
             TemplateRefused: the template raised, or did what the sandbox forbids.
@@ -69,7 +69,7 @@ class ChatTemplate:
         given = {**self.tokens, **self.values, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
         try:
             text: str = template.render(**given)
-        except Exception as error:  # noqa: BLE001 (a template can raise whatever its expressions raise)
+        except Exception as error:  # noqa: BLE001 (a template may raise anything)
             raise TemplateRefused(f"{type(error).__name__}: {error}") from None
         return text
 
@@ -83,7 +83,7 @@ def load_template(
     """A template from its text, a file, or the tokenizer's folder.
 
     Raises:
-        ValueError: there is none, it is not Jinja, or the date is not one.
+        ValueError: there is none, it is not Jinja, or the date is not an ISO date.
     """
     if date is not None:
         datetime.date.fromisoformat(date)
@@ -124,7 +124,7 @@ def _import_jinja() -> Any:
 
 
 def _make_environment(marked: bool, date: str | None) -> Any:
-    # The two switches are what Hugging Face templates are written for.
+    # Hugging Face templates are written for these two block settings.
     sandbox, generation = _make_classes()
     environment = sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", generation])
     environment.is_marked = marked
@@ -136,7 +136,7 @@ def _make_environment(marked: bool, date: str | None) -> Any:
 
 @functools.cache
 def _make_classes() -> tuple[Any, Any]:
-    """The sandbox and the `generation` tag; made here because their bases are imported when needed."""
+    """The sandbox and the `generation` tag; defined here because jinja2 is imported only when needed."""
     from jinja2 import nodes
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension
@@ -175,7 +175,7 @@ def _is_affordable(operator: str, left: Any, right: Any) -> bool:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    # Jinja's own escapes HTML; templates are written for this one.
+    # Jinja's own `tojson` escapes HTML; templates are written for this one.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

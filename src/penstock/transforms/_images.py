@@ -96,7 +96,7 @@ class DecodeImage:
 
     @property
     def settings(self) -> ImageSettings:
-        """What the decoder is told."""
+        """The options in the form the decoder takes."""
         size = (self.size, self.size) if isinstance(self.size, int) else self.size
         return ImageSettings(
             column=self.column,

@@ -150,17 +150,17 @@ class Tokenize:
     def attributes(self) -> dict[str, Any]:
         """The tokenizer, for whoever reads the data."""
         source = self._source
-        told = {"name": source.name, "kind": source.kind, "sha256": source.sha256, "vocab_size": self.vocab_size}
+        facts = {"name": source.name, "kind": source.kind, "sha256": source.sha256, "vocab_size": self.vocab_size}
         for key, role in (("eos", "append_eos"), ("bos", "prepend_bos")):
             added = source.resolve(getattr(self, role), role)  # type: ignore[arg-type]
             token = added[0] if added else source.declared.get(f"{key}_token")
             found = source.specials.get(token) if token else None
-            told |= {
+            facts |= {
                 f"{key}_token": token,
                 f"{key}_id": added[1] if added else found,
                 f"{key}_added": added is not None,
             }
-        return {"tokenizer": told}
+        return {"tokenizer": facts}
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Which tokenizer: read once, kept as bytes, named by a hash.
+"""Which tokenizer: read once, carried as bytes, identified by a hash.
 
-Whatever the caller has (a file, a folder, an object, a name) becomes a `TokenizerSource`: the content itself,
-so that a worker on another machine needs no path, and a file that changes during a run cannot change the run.
-Nothing is downloaded. Ids for EOS and BOS are looked up, never guessed.
+Whatever the caller has (a file, a folder, an object, a name) becomes a `TokenizerSource`, which holds the content
+itself: a worker on another machine needs no path, and a file that changes during a run cannot change the run.
+Nothing is downloaded. Ids of EOS and BOS are looked up, never guessed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHOWN_TOKENS = 12
 
 
 def import_text(package: str) -> Any:
-    """A package of the extra `text`.
+    """Import a package of the extra `text`.
 
     Raises:
         MissingExtra: it is not installed.
@@ -45,17 +45,17 @@ class TokenizerSource:
     kind: Literal["json", "tiktoken", "bytes"]
     """A Hugging Face `tokenizer.json`, a tiktoken encoding, or one token per byte."""
     name: str
-    """For people; it decides nothing."""
+    """For people to read; decides nothing."""
     data: bytes = field(default=b"", repr=False)
     """Content of tokenizer.json, or tiktoken's ranks as JSON."""
     sha256: str = ""
-    """Name of the content: equal for a file and for the object loaded from it."""
+    """Hash of the content: the same for a file and for the object loaded from it."""
     vocab_size: int = 256
     """Largest id plus one, added tokens included."""
     specials: Mapping[str, int] = field(default_factory=dict, repr=False)
     """Added tokens and their ids."""
     declared: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What a folder says beside its tokenizer: "eos_token", "bos_token", "chat_template"."""
+    """What a folder declares besides its tokenizer: "eos_token", "bos_token", "chat_template"."""
 
     def find_id(self, token: str, role: str) -> int:
         """Id of one token.
@@ -89,7 +89,7 @@ class TokenizerSource:
 
 
 def hash_content(content: Mapping[str, Any]) -> str:
-    """Hash of a tokenizer in one spelling, without truncation and padding, which are never used."""
+    """Hash of a tokenizer in one canonical form, without truncation and padding, which are never used."""
     used = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
     return hashlib.sha256(json.dumps(used, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -99,8 +99,8 @@ def load_tokenizer(tokenizer: Any) -> TokenizerSource:
 
     Raises:
         FileNotFoundError: no such file.
-        FormatError: the file is no tokenizer that can be used.
-        TypeError: an object of another kind.
+        FormatError: the file is not a tokenizer that can be used.
+        TypeError: an object that is not a tokenizer.
     """
     if isinstance(tokenizer, TokenizerSource):
         return tokenizer
@@ -114,7 +114,7 @@ def load_tokenizer(tokenizer: Any) -> TokenizerSource:
     if package == "transformers" and hasattr(tokenizer, "backend_tokenizer"):
         return _load_transformers(tokenizer)
     raise TypeError(
-        f"{type(tokenizer).__name__} is no tokenizer Penstock knows: give a tokenizer.json, a folder with one, "
+        f"{type(tokenizer).__name__} is not a tokenizer Penstock knows: give a tokenizer.json, a folder with one, "
         f"a tokenizers.Tokenizer, a tiktoken encoding, 'tiktoken:cl100k_base' or 'bytes'."
     )
 
@@ -180,10 +180,10 @@ def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> Tokenizer
     except MissingExtra:
         raise
     except Exception as error:  # noqa: BLE001 (the library raises bare Exception)
-        raise FormatError(f"{name} is no tokenizer.json that `tokenizers` can load: {error}") from None
+        raise FormatError(f"{name} is not a tokenizer.json that `tokenizers` can load: {error}") from None
     if (content.get("model") or {}).get("dropout"):
         raise FormatError(
-            f"{name} has BPE dropout {content['model']['dropout']}: no two runs would agree. Set it to 0."
+            f"{name} has BPE dropout {content['model']['dropout']}, so no two runs would agree. Set it to 0."
         )
     ids = loaded.get_vocab(with_added_tokens=True)
     specials = {token.content: index for index, token in loaded.get_added_tokens_decoder().items()}
