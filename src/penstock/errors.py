@@ -95,3 +95,12 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise `ValueError` unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name}={value!r}; the choices are {', '.join(map(repr, choices))}.")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, for messages.
+
+    >>> counted(1, "row"), counted(2500, "row")
+    ('1 row', '2,500 rows')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

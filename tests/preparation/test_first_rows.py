@@ -47,7 +47,7 @@ def test_a_source_without_a_good_row_is_refused_with_its_first_fault(
 
 def test_a_source_without_rows_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n")
-    with pytest.raises(SchemaError, match=r"a\.csv: no row in it"):
+    with pytest.raises(SchemaError, match=r"a\.csv: neither it nor the files before it have any rows"):
         prepare(tmp_path / "a.csv", tmp_path / "data", workers=1)
 
 

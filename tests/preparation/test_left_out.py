@@ -45,7 +45,7 @@ def test_files_of_a_folder_whose_names_say_nothing_are_told(tmp_path: Path) -> N
         path.write_bytes(b"x")
     for _ in range(2):
         [*_, note] = prepare(tmp_path / "raw", tmp_path / "data", transform=Tokenize("bytes"), workers=1).notes
-        assert "2 .xz, 1 no suffix" in note
+        assert "2 .xz, 1 no extension" in note
     assert note in json.loads((tmp_path / "data" / "run.json").read_text())["notes"]
 
 
@@ -55,7 +55,8 @@ def test_files_that_are_no_longer_given_are_told(tmp_path: Path) -> None:
         done = prepare(source, tmp_path / "data", transform=Tokenize("bytes"), workers=1)
     assert done.num_samples == 1
     [note] = done.notes
-    assert note.startswith(f"1 source files of before are not among the sources now ({tmp_path}/day1/a.jsonl)")
+    removed = "1 source file from the previous run was not given; its samples were removed"
+    assert note.startswith(f"{removed} ({tmp_path}/day1/a.jsonl)")
 
 
 class TestRowsThatAnEarlierRunSkipped:
@@ -69,7 +70,7 @@ class TestRowsThatAnEarlierRunSkipped:
         return prepare(rows, rows.parent / "data", transform=Tokenize("bytes"), workers=1, **more)
 
     def test_are_an_error_of_a_strict_run(self, rows: Path) -> None:
-        with pytest.raises(FormatError, match=r"it lacks 1 rows \(1 null\).*rows\.jsonl: row 1: Column 'text' is null"):
+        with pytest.raises(FormatError, match=r"lacks 1 row \(1 null\).*rows\.jsonl: row 1: Column 'text' is null"):
             self.run(rows)
 
     def test_count_for_the_limit(self, rows: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_function_needs_no_wrapper_and_what_is_no_transform_is_refused(tmp_pat
 
 def test_a_transform_that_takes_our_column_name_is_told_so(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", 5, 1)
-    with pytest.raises(SchemaError, match="column 'origin', a name that `prepare` needs"):
+    with pytest.raises(SchemaError, match="column 'origin', a reserved name"):
         prepare(
             tmp_path / "a.jsonl",
             tmp_path / "data",
@@ -285,7 +285,7 @@ class TestBadRows:
 
     def test_more_than_allowed_stop_the_run(self, tmp_path: Path) -> None:
         self.corpus(tmp_path)
-        with pytest.raises(FormatError, match=r"3 rows .* were skipped; max_skipped=2 allows no more"):
+        with pytest.raises(FormatError, match=r"3 rows .* skipped; max_skipped=2 allows no more"):
             prepare(tmp_path / "*.jsonl", tmp_path / "data", transform=BYTES, workers=1, on_error="skip", max_skipped=2)
         assert not (tmp_path / "data" / "manifest.json").exists()
         done = prepare(
@@ -330,7 +330,7 @@ def test_samples_that_another_writer_appended_are_not_dropped(tmp_path: Path) ->
     assert prepare(sources, destination, transform=BYTES, workers=1).num_samples == 6
     before, more = contents(destination), write_jsonl(tmp_path / "b.jsonl", 2, 1)
     for options in ({}, {"pack": [8]}):
-        with pytest.raises(DatasetExists, match="appended 1 samples that this run would drop"):
+        with pytest.raises(DatasetExists, match="appended 1 sample to the dataset there, which this run would drop"):
             prepare(sources, destination, transform=BYTES, workers=1, **options)
         assert contents(destination) == before
     prepare(sources, destination, transform=BYTES, workers=1, overwrite=True)

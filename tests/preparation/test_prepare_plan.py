@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.preparation._inputs import least_task_bytes
-from penstock.preparation._plan import MIN_TASK_BYTES, choose_task_bytes, group_splits, name_tasks
+from penstock.preparation._specification import Specification
+from penstock.preparation._tasks import MIN_TASK_BYTES, choose_task_bytes, group_splits, least_task_bytes, name_tasks
 from penstock.sources import SourceFile, Split
 from penstock.transforms import DecodeImage, Tokenize
 
@@ -53,16 +53,24 @@ def test_files_added_behind_change_no_task_but_the_last(old: list[int], new: lis
     assert after[: max(0, len(before) - 1)] == before[:-1]
 
 
-def test_a_key_changes_with_the_recipe_the_file_and_the_split() -> None:
-    def key(recipe: str = "r", identity: str = "1", size: int = 5, first: int = 0, numbered: bool = False) -> str:
-        files = {"a": SourceFile("a", size, identity)}
-        tasks = name_tasks(
-            [(whole("a", size),)], files, recipe_key=recipe, first_split=first, is_numbered=numbered, unknown=""
+def test_a_key_changes_with_the_specification_the_file_and_the_split() -> None:
+    def key(transform: str = "r", identity: str = "1", size: int = 5, first: int = 0, numbered: bool = False) -> str:
+        files = [SourceFile("a", size, identity)]
+        specification = Specification(
+            transform={"name": transform},
+            columns={},
+            reading={},
+            shard_bytes=1,
+            task_bytes=1,
+            shuffle=None,
+            origins="column" if numbered else "manifest",
         )
+        groups = [(whole("a", size),)]
+        tasks = name_tasks(groups, files, specification=specification, first_split=first, run_name="")
         return tasks[0].key
 
     assert key() == key(first=3)
-    keys = [key(), key(recipe="s"), key(identity="2"), key(size=6), key(numbered=True), key(first=3, numbered=True)]
+    keys = [key(), key(transform="s"), key(identity="2"), key(size=6), key(numbered=True), key(first=3, numbered=True)]
     assert len(set(keys)) == len(keys)
 
 

@@ -365,7 +365,7 @@ class TestIncremental:
         texts = make_corpus(tmp_path / "src", 1, 300)
         run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
         next((tmp_path / "data").glob("shard-*")).unlink()
-        with pytest.raises(DatasetExists, match="set of shards, of which 1 are lost; with shuffle="):
+        with pytest.raises(DatasetExists, match="the dataset there is shuffled, with 1 shard of it lost"):
             run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
         run_library(tmp_path / "src", tmp_path / "data", shuffle=1, overwrite=True)
         assert_holds(tmp_path / "data", texts)
@@ -387,7 +387,7 @@ class TestIncremental:
         run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
         assert run_library(tmp_path / "src", tmp_path / "data", shuffle=1).tasks_run == 0
         write_jsonl(tmp_path / "src" / "new.jsonl", 10, 5)
-        with pytest.raises(DatasetExists, match="every document's place depends on all sources"):
+        with pytest.raises(DatasetExists, match="where a document is depends on all sources"):
             run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
         done = run_library(tmp_path / "src", tmp_path / "data", shuffle=1, overwrite=True)
         assert done.num_samples == 50 + 100 + 10
@@ -397,7 +397,9 @@ class TestIncremental:
         run_library(tmp_path / "src", tmp_path / "data")
         before = contents(tmp_path / "data")
         other = Tokenize("bytes", append_eos="<|eos|>")
-        with pytest.raises(DatasetExists, match=r"another transform \(append_eos was null, is \d+\).*--overwrite"):
+        with pytest.raises(
+            DatasetExists, match=r"a different transform \(append_eos was null, is now \d+\).*--overwrite"
+        ):
             run_library(tmp_path / "src", tmp_path / "data", transform=other)
         assert contents(tmp_path / "data") == before
         run_library(tmp_path / "src", tmp_path / "data", transform=other, overwrite=True)
@@ -413,7 +415,7 @@ class TestIncremental:
             run_library(tmp_path / "src", tmp_path / "data")
         assert finished_tasks(tmp_path / "data") > 0
         other = Tokenize("bytes", append_eos="<|eos|>")
-        with pytest.raises(DatasetExists, match="unfinished preparation is there, made with another transform"):
+        with pytest.raises(DatasetExists, match="unfinished preparation is there, with a different transform"):
             run_library(tmp_path / "src", tmp_path / "data", transform=other)
 
 
@@ -425,7 +427,7 @@ def test_sources_that_change_during_the_run_are_told_and_read_anew(tmp_path: Pat
             file.write('{"text": "late"}\n')
 
     done = run_library(tmp_path / "src", tmp_path / "data", on_progress=meddle)
-    assert [note.split(" (")[0] for note in done.notes] == ["1 source files changed during the run"]
+    assert [note.split(" (")[0] for note in done.notes] == ["1 source file changed during the run"]
     again = run_library(tmp_path / "src", tmp_path / "data")
     assert again.notes == ()
     assert "late" in decoded(tmp_path / "data")
@@ -447,7 +449,7 @@ class TestStaleness:
             "part-000.jsonl",
             "part-001.jsonl",
         ]
-        assert "1 source files new" in str(stale)
+        assert "1 source file new" in str(stale)
 
     def test_it_looks_where_and_for_what_the_preparation_looked(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

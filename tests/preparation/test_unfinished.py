@@ -62,6 +62,6 @@ def test_a_dataset_with_more_to_come_says_so(tmp_path: Path) -> None:
     for number in (1, 2):
         write_jsonl(tmp_path / "raw" / f"part-{number:03d}.jsonl", 600, number)
     stop_after_a_task(tmp_path / "raw", tmp_path / "data")
-    assert "a preparation can go on (" in str(is_stale(tmp_path / "data"))
+    assert "a preparation can be continued (" in str(is_stale(tmp_path / "data"))
     run(tmp_path / "raw", tmp_path / "data")
     assert str(is_stale(tmp_path / "data")) == "up to date"

@@ -1,6 +1,10 @@
-"""Raw data to a dataset, once: decide what is to be done, run it on processes or on Ray, commit it.
+"""Raw data to a dataset, once: decide, run, commit. Stop it at any moment; the next run continues.
 
-    sources -> tasks of about one shard -> read, transform, write, in any worker -> one commit
+    survey      list the sources, see what an earlier run left, read the first rows     reads only
+    plan_run    Survey -> RunPlan: what is kept, finished, left to do, removed           a pure function
+    run         each task: read -> transform -> write shards -> one record in .preparing  processes, Ray, or here
+                with a shuffle in two passes: deal to random positions, then gather them in order
+    commit      link the shards, write the manifest, rename it: the dataset has changed
 
 May import: `errors`, `filesystem`, `identity`, `order`, `packing`, `schema`, `shards`, `sources`, `transforms`,
 `workers`. Imported by: `cli`. Holds state: in a Ray worker, the job it has open.
@@ -8,9 +12,8 @@ May import: `errors`, `filesystem`, `identity`, `order`, `packing`, `schema`, `s
 
 from penstock.preparation._prepare import prepare
 from penstock.preparation._progress import Progress
-from penstock.preparation._stale import Staleness, is_stale
+from penstock.preparation._staleness import Staleness, Unfinished, find_unfinished, is_stale
 from penstock.preparation._summary import Prepared
-from penstock.preparation._unfinished import Unfinished, find_unfinished
 
 __all__ = [
     "Prepared",

@@ -1,30 +1,43 @@
-"""From finished tasks to the dataset: final names, the manifest, and one rename that makes it so.
+"""From finished tasks to the dataset: final names, the manifest, row counts for packing, provenance.
 
-Shards are linked into place, not moved: a run that is killed while it commits finds its finished tasks
-again. Names are given in the order of tasks, so they depend on neither workers nor luck; the shards
-that an earlier run made keep theirs, so whoever has the dataset open can go on reading.
+Shards are linked into place, not moved, so a run that is killed while it commits finds its finished tasks again. They
+are named in the order of tasks, so names depend on neither workers nor chance; shards of an earlier run keep
+theirs, so whoever has the dataset open can go on reading.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.preparation._earlier import MadeTask
-from penstock.preparation._plan import Task, paths_of
-from penstock.preparation._recipe import Recipe
-from penstock.preparation._record import TaskRecord
-from penstock.preparation._skipping import merge_examples
-from penstock.preparation._work import WorkFolder
-from penstock.shards import Manifest, Runs, ShardEntry, SplitOrigin, Workspace, origins_to_json
-from penstock.sources import SourceFile, Split
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.packing import PACKING_VERSION, PackingSettings, build_pack_index, index_name
+from penstock.preparation._plan import PACKED_COLUMN, RunPlan
+from penstock.preparation._previous import CommittedTask
+from penstock.preparation._skipping import merge_examples, sum_skipped
+from penstock.preparation._tasks import Task, paths_of
+from penstock.preparation._work_folder import TaskRecord, WorkFolder
+from penstock.schema import offsets_of
+from penstock.shards import (
+    Manifest,
+    Runs,
+    ShardEntry,
+    SplitOrigin,
+    Workspace,
+    origins_to_json,
+    pack_provenance,
+    read_lengths,
+)
+from penstock.sources import Split
 
 
-def made_task(task: Task, record: TaskRecord) -> MadeTask:
-    """A task and its record, as the manifest will have it."""
+def to_committed(task: Task, record: TaskRecord) -> CommittedTask:
+    """A finished task as it will be in the dataset."""
     pairs = zip(task.splits, record.splits, strict=True)
-    return MadeTask(
+    return CommittedTask(
         splits=tuple(_origin_of(split, num_samples, rows) for split, (num_samples, rows) in pairs),
         shards=record.shards,
         skipped=record.skipped,
@@ -36,22 +49,34 @@ def _origin_of(split: Split, num_samples: int, rows: Runs) -> SplitOrigin:
     return SplitOrigin(paths_of(split), bool(split.paths), split.begin, split.end, num_samples, rows)
 
 
-def shuffled_task(dealt: Sequence[MadeTask], gathered: Iterable[TaskRecord]) -> MadeTask:
+def merge_shuffled(dealt: Sequence[CommittedTask], gathered: Iterable[TaskRecord]) -> CommittedTask:
     """A shuffled dataset as one task: every shard holds something of every split."""
-    return MadeTask(
+    return CommittedTask(
         splits=tuple(split for task in dealt for split in task.splits),
         shards=tuple(shard for record in gathered for shard in record.shards),
-        skipped=sum_skipped(dealt),
+        skipped=sum_skipped(task.skipped for task in dealt),
         examples=tuple(merge_examples(example for task in dealt for example in task.examples)),
     )
 
 
-def adopt_shards(
-    workspace: Workspace, work: WorkFolder, fresh: Sequence[MadeTask], first_number: int
-) -> list[MadeTask]:
+def stage_dataset(
+    plan: RunPlan, fresh: Sequence[CommittedTask], workspace: Workspace, work: WorkFolder
+) -> tuple[list[CommittedTask], Manifest]:
+    """Put all new files into the workspace; return the tasks of the dataset and the manifest to commit."""
+    tasks = [*plan.kept, *_adopt_shards(plan, fresh, workspace, work)]
+    manifest = _build_manifest(plan, tasks)
+    packing = _count_packed_rows(workspace, manifest, plan.settings.pack)
+    entry, data = pack_provenance(_provenance_of(plan, tasks))
+    workspace.add_file(entry.name, [data])
+    return tasks, dataclasses.replace(manifest, attributes={**manifest.attributes, **packing}, provenance=entry)
+
+
+def _adopt_shards(
+    plan: RunPlan, fresh: Sequence[CommittedTask], workspace: Workspace, work: WorkFolder
+) -> list[CommittedTask]:
     """Link the shards of new tasks into the workspace under their final names."""
-    named: list[MadeTask] = []
-    number = first_number
+    named: list[CommittedTask] = []
+    number = plan.first_shard
     for task in fresh:
         shards: list[ShardEntry] = []
         for shard in task.shards:
@@ -63,62 +88,80 @@ def adopt_shards(
     return named
 
 
-def next_number(manifest: Manifest | None) -> int:
-    """The first shard number that an earlier dataset leaves free."""
-    shards = manifest.shards if manifest is not None else ()
-    return max((int(shard.name.split("-")[1]) + 1 for shard in shards), default=0)
-
-
-def sum_skipped(tasks: Iterable[MadeTask]) -> dict[str, int]:
-    """Rows skipped in all tasks, by reason, in the order of the reasons' names."""
-    total: dict[str, int] = {}
-    for task in tasks:
-        for reason, count in task.skipped.items():
-            total[reason] = total.get(reason, 0) + count
-    return dict(sorted(total.items()))
-
-
-def build_manifest(
-    recipe: Recipe,
-    tasks: Sequence[MadeTask],
-    *,
-    num_files: int,
-    patterns: Sequence[str],
-    pack: Sequence[int],
-    transform_attributes: Mapping[str, Any],
-) -> Manifest:
-    """The manifest of the finished dataset, pack counts and provenance aside."""
-    plain = recipe.to_json()
-    kept = {name: value for name, value in plain.items() if name not in ("transform", "columns")}
+def _build_manifest(plan: RunPlan, tasks: Sequence[CommittedTask]) -> Manifest:
+    """The manifest of the finished dataset, except for packing and provenance."""
+    recipe = plan.specification.to_json()
+    del recipe["columns"]  # the manifest has them
     attributes = {
-        **transform_attributes,
-        "transform": plain["transform"],
-        "skipped": _skipped(tasks),
+        **plan.transform.attributes,
+        "transform": recipe.pop("transform"),
+        "skipped": _describe_skipped(tasks),
         "preparation": {
-            "patterns": list(patterns),
-            "files": num_files,
-            "pack": list(pack),
-            "recipe": kept,
+            "patterns": list(plan.patterns),
+            "files": len(plan.files),
+            "pack": list(plan.settings.pack),
+            "recipe": recipe,
             "tasks": [task.to_json() for task in tasks],
         },
     }
     shards = tuple(shard for task in tasks for shard in task.shards)
-    return Manifest(recipe.schema, shards, attributes)
+    return Manifest(plan.specification.schema, shards, attributes)
 
 
-def describe_origins(tasks: Sequence[MadeTask], files: Sequence[SourceFile]) -> dict[str, Any]:
-    """The provenance of the finished dataset: which files there were, and which samples came from where."""
-    return {
-        "sources": [[file.path, file.num_bytes, file.identity] for file in files],
-        "origins": origins_to_json(split for task in tasks for split in task.splits),
-    }
-
-
-def _skipped(tasks: Sequence[MadeTask]) -> dict[str, Any]:
-    by_reason = sum_skipped(tasks)
+def _describe_skipped(tasks: Sequence[CommittedTask]) -> dict[str, Any]:
+    by_reason = sum_skipped(task.skipped for task in tasks)
     examples = merge_examples(example for task in tasks for example in task.examples)
     return {
         "rows": sum(by_reason.values()),
         "by_reason": by_reason,
         "first": [{"path": path, "row": row, "reason": why, "message": what} for path, row, why, what in examples],
     }
+
+
+def _provenance_of(plan: RunPlan, tasks: Sequence[CommittedTask]) -> dict[str, Any]:
+    """Which files there were, and which samples came from where."""
+    return {
+        "sources": [[file.path, file.num_bytes, file.identity] for file in plan.files],
+        "origins": origins_to_json(split for task in tasks for split in task.splits),
+    }
+
+
+def _count_packed_rows(workspace: Workspace, manifest: Manifest, pack: Sequence[int]) -> dict[str, Any]:
+    """The manifest's section on packing, so that a packed plan opens at once; nothing when no length is given."""
+    if not pack:
+        return {}
+    lengths = _Lengths(workspace, manifest)
+    indexes: dict[str, Any] = {}
+    for length in pack:
+        settings = PackingSettings(length=length)
+        index = build_pack_index(lengths.read, manifest.num_samples, settings)
+        indexes[index_name(PACKED_COLUMN, settings)] = index.to_json()
+    return {"packing": {"version": PACKING_VERSION, "samples": manifest.num_samples, "indexes": indexes}}
+
+
+class _Lengths:
+    """Lengths of all documents, read from the shards one at a time."""
+
+    def __init__(self, workspace: Workspace, manifest: Manifest) -> None:
+        self._workspace = workspace
+        self._manifest = manifest
+        counts = [shard.num_samples for shard in manifest.shards]
+        self._starts = offsets_of(counts)
+        self._last: tuple[int, NDArray[np.int64]] | None = None
+
+    def read(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Lengths of documents `begin` to `end`."""
+        parts = [np.empty(0, np.int64)]
+        number = int(np.searchsorted(self._starts, begin, side="right")) - 1
+        while begin < end:
+            first, last = int(self._starts[number]), min(end, int(self._starts[number + 1]))
+            parts.append(self._of_shard(number)[begin - first : last - first])
+            begin, number = last, number + 1
+        return np.concatenate(parts)
+
+    def _of_shard(self, number: int) -> NDArray[np.int64]:
+        if self._last is None or self._last[0] != number:
+            entry, schema = self._manifest.shards[number], self._manifest.schema
+            path = self._workspace.shard_path(entry.name)
+            self._last = (number, read_lengths(path, entry, schema, PACKED_COLUMN))
+        return self._last[1]

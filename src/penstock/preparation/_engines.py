@@ -19,11 +19,10 @@ from penstock.preparation._jobs import AnyJob, Done, Keyed, Listen, Lost, Opened
 from penstock.preparation._local import LocalEngine
 from penstock.preparation._progress import Counts, Meter, OnProgress
 from penstock.preparation._ray import RayEngine
-from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_skipped
 from penstock.preparation._summary import RunLedger
-from penstock.preparation._work import WorkFolder
+from penstock.preparation._work_folder import TaskRecord, WorkFolder
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from penstock.preparation._progress import Counts
-from penstock.preparation._record import TaskRecord
-from penstock.preparation._work import Attempt
+from penstock.preparation._work_folder import Attempt, TaskRecord
 from penstock.workers import PackedError
 
 Tell = Callable[[Counts], None]

@@ -47,7 +47,7 @@ from penstock.preparation._jobs import (
     Written,
 )
 from penstock.preparation._progress import Counts
-from penstock.preparation._work import WorkFolder
+from penstock.preparation._work_folder import WorkFolder
 from penstock.workers import (
     Channel,
     Crew,

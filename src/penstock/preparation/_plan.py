@@ -1,121 +1,162 @@
-"""Which work there is to do, as frozen data: tasks of about one shard each, in the order of the output.
+"""All decisions of a run, as one pure function of what `survey` found; the result can be printed and compared.
 
-Splits of a large file are a task each; small files are put together, in the order of their names, until
-a task is full. What a task makes depends on its own splits alone, so tasks can run anywhere, in any
-order, twice if need be. A task of a finished dataset is never opened again: adding files only adds
-tasks, and a changed file costs the task it is in.
-
-**How large.** A task reads as much as is expected to fill one shard. Data that would make only a few
-shards is cut finer, into about 64 tasks, down to 32 MB of text or 4 MB of images, a third of a second each: work for
-many cores, and a short wait for the last one. That choice is made once and kept in the recipe, or adding a file would
-cut everything anew.
+Survey -> plan_run -> RunPlan: what is kept, what is done already, what is left to do, what will be removed
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from penstock.identity import digest_json
-from penstock.sources import SourceFile, Split
+from penstock.errors import SchemaError, counted
+from penstock.packing import PackingSettings
+from penstock.preparation._previous import CommittedTask
+from penstock.preparation._settings import Settings
+from penstock.preparation._specification import Specification
+from penstock.preparation._summary import note_gone, note_passed_over
+from penstock.preparation._survey import Survey
+from penstock.preparation._tasks import Task, name_tasks
+from penstock.preparation._work_folder import TaskRecord
+from penstock.schema import Schema
+from penstock.shards import Manifest
+from penstock.sources import SourceFile, SourceOptions
+from penstock.transforms import Transform
 
-MIN_TASK_BYTES = 32 << 20
-MIN_IMAGE_TASK_BYTES = 4 << 20
-_WANTED_TASKS = 64
+PACKED_COLUMN = "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """Splits that one worker turns into shards, and the key under which the result is kept."""
+class RunPlan:
+    """What a run will do."""
 
-    key: str
-    splits: tuple[Split, ...]
-    first_split: int
-    """Place of its first split among all splits."""
+    destination: Path
+    settings: Settings
+    specification: Specification
+    transform: Transform
+    """As it is after it has seen the first rows."""
+    reading: SourceOptions
+    patterns: tuple[str, ...]
+    """The sources as they were given, to look for new files later."""
+    files: tuple[SourceFile, ...]
+    """All sources of the dataset."""
+    to_read: tuple[SourceFile, ...]
+    """Those that this run, or an interrupted one before it, reads."""
+    kept: tuple[CommittedTask, ...]
+    """Tasks of the dataset that stay in it."""
+    tasks: tuple[Task, ...]
+    """New tasks, in the order of their samples."""
+    finished: Mapping[str, TaskRecord]
+    """Those of them that an interrupted run finished, by key."""
+    first_shard: int
+    """Number of the first new shard."""
+    removed: tuple[str, ...]
+    """Shards of the dataset that the commit will remove."""
+    is_up_to_date: bool
+    notes: tuple[str, ...]
+    """Sentences that the user should see."""
 
     @property
-    def num_bytes(self) -> int:
-        """Raw bytes, about."""
-        return sum(max(0, split.num_bytes) for split in self.splits)
+    def left(self) -> tuple[Task, ...]:
+        """Tasks that remain to be done."""
+        return tuple(task for task in self.tasks if task.key not in self.finished)
 
     @property
-    def needs_this_process(self) -> bool:
-        """Whether no other process can read its data."""
-        return any(split.needs_this_process for split in self.splits)
+    def num_kept(self) -> int:
+        """Tasks that earlier runs have done."""
+        return sum(not task.is_dropped for task in self.kept) + len(self.finished)
 
-    def __str__(self) -> str:
-        first, last = self.splits[0], self.splits[-1]
-        rest = f" to {last.path}" if last.path != first.path else ""
-        return f"{first.path}{rest} ({self.num_bytes:,} bytes)"
+    def summary(self) -> str:
+        """The plan in one sentence.
 
-
-def choose_task_bytes(total_bytes: int, shard_bytes: int, output_ratio: float, min_bytes: int = MIN_TASK_BYTES) -> int:
-    """Raw bytes per task, when `output_ratio` bytes are expected for each of them."""
-    full = max(1, int(shard_bytes / output_ratio))
-    fair = max(min_bytes, total_bytes // _WANTED_TASKS)
-    return min(full, 1 << (fair - 1).bit_length())
-
-
-def group_splits(splits: Iterable[Split], task_bytes: int) -> list[tuple[Split, ...]]:
-    """Splits put together into tasks of at most `task_bytes`, but for single splits that are larger."""
-    groups: list[tuple[Split, ...]] = []
-    waiting: list[Split] = []
-    for of_one_file in _by_file(splits):
-        if len(of_one_file) > 1:
-            groups += [tuple(waiting)] * bool(waiting) + [(split,) for split in of_one_file]
-            waiting = []
-            continue
-        if waiting and sum(split.num_bytes for split in (*waiting, *of_one_file)) > task_bytes:
-            groups.append(tuple(waiting))
-            waiting = []
-        waiting += of_one_file
-    return groups + [tuple(waiting)] * bool(waiting)
+        "/data/corpus: 412 tasks to do, about 96,000,000,000 bytes; 3 tasks kept; 2 shards to be removed."
+        """
+        if self.is_up_to_date:
+            return f"{self.destination}: up to date, {counted(self.num_kept, 'task')} kept."
+        num_bytes = sum(task.num_bytes for task in self.left)
+        parts = [f"{counted(len(self.left), 'task')} to do, about {counted(num_bytes, 'byte')}"]
+        parts += [f"{counted(self.num_kept, 'task')} kept"] if self.num_kept else []
+        parts += [f"{counted(len(self.removed), 'shard')} to be removed"] if self.removed else []
+        return f"{self.destination}: {'; '.join(parts)}."
 
 
-def name_tasks(
-    groups: Sequence[tuple[Split, ...]],
-    files: Mapping[str, SourceFile],
-    *,
-    recipe_key: str,
-    first_split: int,
-    is_numbered: bool,
-    unknown: str,
-) -> list[Task]:
-    """Tasks for groups of splits. `is_numbered` says that the place of a split is in the output too.
+def plan_run(survey: Survey) -> RunPlan:
+    """Decide everything about a run.
 
-    `unknown` is for files without an identity: it differs from run to run, so that no task on them is taken for done.
+    Raises:
+        SchemaError: row lengths to pack to are given for data that has no documents of tokens.
     """
-    tasks: list[Task] = []
-    for splits in groups:
-        identities = [files[path].identity or unknown for split in splits for path in paths_of(split)]
-        parts = [recipe_key, [split.to_json() for split in splits], identities, first_split if is_numbered else None]
-        tasks.append(Task(key=digest_json(parts), splits=splits, first_split=first_split))
-        first_split += len(splits)
-    return tasks
+    request, previous, rows = survey.request, survey.previous, survey.first_rows
+    specification = previous.specification if previous is not None else _specify(survey)
+    if not survey.is_up_to_date:
+        _check_packable(specification.schema, request.settings.pack)
+    return RunPlan(
+        destination=request.destination,
+        settings=request.settings,
+        specification=specification,
+        transform=rows.transform if rows is not None else request.transform,
+        reading=request.reading,
+        patterns=_patterns_of(request.sources),
+        files=tuple(survey.files),
+        to_read=tuple(survey.to_read),
+        kept=tuple(survey.kept),
+        tasks=name_tasks(
+            survey.groups,
+            survey.files,
+            specification=specification,
+            first_split=survey.first_split,
+            run_name=request.run_name,
+        ),
+        finished=survey.finished,
+        first_shard=_next_number(survey.manifest) if survey.kept else 0,
+        removed=_removed(survey),
+        is_up_to_date=survey.is_up_to_date,
+        notes=(*note_passed_over(survey.passed_over), *note_gone(previous, survey.files)),
+    )
 
 
-def paths_of(split: Split) -> tuple[str, ...]:
-    """Every file of a split."""
-    return split.paths or (split.path,)
+def _specify(survey: Survey) -> Specification:
+    """The specification of a run that starts from scratch."""
+    request, rows = survey.request, survey.first_rows
+    assert rows is not None
+    return Specification(
+        transform=request.transform.identity,
+        columns=rows.columns,
+        reading=request.reading.identity,
+        shard_bytes=request.settings.shard_bytes,
+        task_bytes=survey.task_bytes,
+        shuffle=request.settings.shuffle,
+        origins=rows.origins,
+    )
 
 
-def _by_file(splits: Iterable[Split]) -> list[list[Split]]:
-    """Neighbours that are parts of one file, together."""
-    files: list[list[Split]] = []
-    for split in splits:
-        if files and not split.paths and files[-1][0].path == split.path:
-            files[-1].append(split)
-        else:
-            files.append([split])
-    return files
+def _check_packable(schema: Schema, pack: Sequence[int]) -> None:
+    """Refuse row lengths for data that has no documents of tokens, before any task runs."""
+    if pack and not (PACKED_COLUMN in schema and schema[PACKED_COLUMN].is_ragged):
+        raise SchemaError(f"pack={list(pack)} counts rows of a ragged column 'tokens'; the columns are {schema}.")
+    for length in pack:
+        PackingSettings(length=length)
 
 
-Cut = Callable[[Sequence[SourceFile]], list[Split]]
-"""Cuts files into splits: `plan_splits` with its options."""
+def _patterns_of(sources: Any) -> tuple[str, ...]:
+    """Absolute paths, globs and URLs; nothing for objects of this process."""
+    given = sources if isinstance(sources, (list, tuple)) else [sources]
+    texts = [os.fspath(each) for each in given if isinstance(each, (str, os.PathLike))]
+    absolute = (text if "://" in text else os.path.abspath(os.path.expanduser(text)) for text in texts)
+    return tuple(dict.fromkeys(absolute))
 
 
-def unchanged_files(files: Sequence[SourceFile], known: Sequence[Sequence[Any]]) -> set[str]:
-    """Paths of files that are as a manifest's list of sources has them; one without an identity never is."""
-    recorded = {path: (num_bytes, identity) for path, num_bytes, identity in known if identity}
-    return {file.path for file in files if recorded.get(file.path) == (file.num_bytes, file.identity)}
+def _next_number(manifest: Manifest | None) -> int:
+    """The first shard number that a dataset leaves free."""
+    shards = manifest.shards if manifest is not None else ()
+    return max((int(shard.name.split("-")[1]) + 1 for shard in shards), default=0)
+
+
+def _removed(survey: Survey) -> tuple[str, ...]:
+    """Shards that no kept task names; when nothing is left to do, all of them stay."""
+    if survey.manifest is None or survey.is_up_to_date:
+        return ()
+    kept = {shard.name for task in survey.kept for shard in task.shards}
+    return tuple(shard.name for shard in survey.manifest.shards if shard.name not in kept)

@@ -1,11 +1,4 @@
-"""`penstock.prepare`: raw data to a dataset, once.
-
-    lock the destination -> list the sources -> decide what is done already -> look at the first rows
-    -> run tasks -> (with a shuffle: gather buckets) -> commit
-
-Everything before "run" is decisions on frozen data; everything after is renames. Any step may be the last
-one of a process: the next run with the same arguments goes on from what is finished.
-"""
+"""`penstock.prepare`: raw data to a dataset, once."""
 
 from __future__ import annotations
 
@@ -18,6 +11,7 @@ from penstock.preparation._progress import OnProgress
 from penstock.preparation._run import Preparation
 from penstock.preparation._settings import EngineName, OnError, Origins, Settings
 from penstock.preparation._summary import Prepared
+from penstock.preparation._survey import Request
 from penstock.sources import SourceOptions
 from penstock.transforms import BatchFunction, FunctionTransform, KeepColumns, Transform
 
@@ -86,8 +80,15 @@ def prepare(
     path = Path(destination).absolute()
     if path.is_file():
         raise NotADirectoryError(f"{path}: the destination is a file; give a folder, which may not be there yet.")
+    request = Request(
+        destination=path,
+        sources=sources,
+        transform=_as_transform(transform),
+        reading=reading or SourceOptions(),
+        settings=settings,
+    )
     with Preparation(path, settings, on_progress) as preparation:
-        return preparation.run(sources, _as_transform(transform), reading or SourceOptions())
+        return preparation.run(request)
 
 
 def _as_transform(transform: Transform | BatchFunction | str | None) -> Transform:

@@ -1,8 +1,8 @@
 """The same tasks on a Ray cluster.
 
 A Ray worker opens the job once and keeps it for the tasks that follow. Retries are ours, with the same limit as
-for local processes, so that a lost worker is counted and shown: Ray's own would hide it. Ray may still run a
-task twice, when it wrongly believes a node dead; tasks are idempotent (`_work.py`), so that is waste, not damage.
+for local processes, so that a lost worker is counted and shown: Ray's own would hide it. Ray may still run a task
+twice, when it wrongly believes a node dead; tasks are idempotent (`_work_folder.py`), so that is waste, not damage.
 
 Every machine must see the destination under the same path, and have Penstock installed.
 """

@@ -1,4 +1,4 @@
-"""Bad rows: an error that names the first, or counts by reason and the first few places."""
+"""Bad rows: an error that names the first, or counts by reason with the first few examples."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from penstock.errors import FormatError, SchemaError
+from penstock.errors import FormatError, SchemaError, counted
 from penstock.preparation._settings import OnError
+from penstock.preparation._work_folder import Example
 from penstock.sources import RowError, Split
 
-Example = tuple[str, int, str, str]
-"""A bad row: path, row in its split, reason, message."""
 MAX_EXAMPLES = 10
 _MAX_MESSAGE = 300
-DAMAGED_FILE = "damaged_file"
+_DAMAGED_FILE = "damaged_file"
 
 
 class Skipped:
@@ -35,21 +34,21 @@ class Skipped:
         """Account for bad rows.
 
         Raises:
-            FormatError: rows may not be skipped.
+            FormatError: rows may not be skipped, or too many were.
         """
         for error in errors:
             if self._on_error == "raise":
                 raise FormatError(
                     f"{locate(split, error.row)}: {error.message.removesuffix('.')} (reason: {error.reason}). "
-                    "Repair or remove it, or leave such rows out: on_error='skip', --on-error skip."
+                    "Repair or remove the row, or skip such rows: on_error='skip', --on-error skip."
                 )
             self._keep(error.path or split.path_of_row(error.row), error.row, error.reason, error.message)
 
     def add_file(self, split: Split, row: int, error: FormatError) -> None:
-        """Account for a file that cannot be read from some row on."""
+        """Account for a file that cannot be read from `row` on."""
         if self._on_error == "raise":
             raise error
-        self._keep(split.path, row, DAMAGED_FILE, str(error))
+        self._keep(split.path, row, _DAMAGED_FILE, str(error))
 
     def _keep(self, path: str, row: int, reason: str, message: str) -> None:
         self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
@@ -66,13 +65,13 @@ def check_skipped(by_reason: Mapping[str, int], max_skipped: int | None) -> None
     """
     if max_skipped is not None and sum(by_reason.values()) > max_skipped:
         raise FormatError(
-            f"{_count_reasons(by_reason)} were skipped; max_skipped={max_skipped:,} allows no more. "
+            f"{_count_reasons(by_reason)} skipped; max_skipped={max_skipped:,} allows no more. "
             "Look at the data, or raise the limit; finished tasks are kept."
         )
 
 
 def check_kept(destination: Path, on_error: OnError, by_reason: Mapping[str, int], examples: Iterable[Example]) -> None:
-    """Stop when rows may not be skipped and parts of a dataset that would be kept lack some.
+    """Stop when rows may not be skipped, but tasks that would be kept have skipped some.
 
     Raises:
         FormatError: naming the first of them.
@@ -80,19 +79,19 @@ def check_kept(destination: Path, on_error: OnError, by_reason: Mapping[str, int
     if on_error == "raise" and by_reason:
         path, row, _, message = next(iter(examples))
         raise FormatError(
-            f"{destination}: made with on_error='skip', it lacks {_count_reasons(by_reason)}, and this run may skip "
-            f"none. The first is {path}: row {row:,}: {message.removesuffix('.')}. Repair the sources, "
-            "or go on leaving such rows out: on_error='skip', --on-error skip."
+            f"{destination}: the dataset was made with on_error='skip' and lacks {_count_reasons(by_reason)}; "
+            f"on_error='raise' allows none. The first is {path}: row {row:,}: {message.removesuffix('.')}. Repair the "
+            "sources, or keep skipping such rows: on_error='skip', --on-error skip."
         )
 
 
 def _count_reasons(by_reason: Mapping[str, int]) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(by_reason.items()))
-    return f"{sum(by_reason.values()):,} rows ({reasons})"
+    return f"{counted(sum(by_reason.values()), 'row')} ({reasons})"
 
 
 def locate(split: Split, row: int) -> str:
-    """A row of a split in words."""
+    """Where a row of a split is, in words."""
     if split.paths:
         return split.path_of_row(row)
     part = f" of the part from {split.begin:,} to {split.end:,}" if split.begin else ""
@@ -100,14 +99,23 @@ def locate(split: Split, row: int) -> str:
 
 
 @contextlib.contextmanager
-def schema_errors_named(path: str) -> Iterator[None]:
-    """What is wrong with columns, with the file in which it was met."""
+def name_file_in_schema_errors(path: str) -> Iterator[None]:
+    """Put the path of the file in front of a `SchemaError` that does not name it yet."""
     try:
         yield
     except SchemaError as error:
         if str(error).startswith(path):
             raise
         raise SchemaError(f"{path}: {error}") from error
+
+
+def sum_skipped(by_reasons: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Counts of skipped rows added up, sorted by reason."""
+    total: dict[str, int] = {}
+    for by_reason in by_reasons:
+        for reason, count in by_reason.items():
+            total[reason] = total.get(reason, 0) + count
+    return dict(sorted(total.items()))
 
 
 def merge_examples(examples: Iterable[Example]) -> list[Example]:

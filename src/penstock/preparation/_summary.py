@@ -1,7 +1,9 @@
-"""What `prepare` hands back: counts, what was skipped, and where the time went."""
+"""What `prepare` returns: counts, what was skipped, where the time went, and notes that the user should see."""
 
 from __future__ import annotations
 
+import collections
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -9,12 +11,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import counted
+from penstock.preparation._previous import Previous
 from penstock.preparation._progress import Counts
-from penstock.preparation._record import TaskRecord
 from penstock.preparation._settings import Settings
+from penstock.preparation._work_folder import TaskRecord
 from penstock.shards import Manifest
+from penstock.sources import SourceFile, changed_since
 
-STAGES = ("read", "transform", "write")
+PHASES = ("read", "transform", "write")
+_SHOWN_KINDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,30 +38,30 @@ class Prepared:
     num_files: int
     """Source files."""
     tasks_run: int
-    """Tasks that this run did."""
+    """Tasks that this run did itself."""
     tasks_kept: int
-    """Tasks that an earlier run had done."""
+    """Tasks that earlier runs had done."""
     raw_bytes: int
-    """Bytes of sources that this run read."""
+    """Bytes of the sources that this run read."""
     skipped: Mapping[str, int]
     """Rows left out of the dataset, by reason."""
     seconds: Mapping[str, float]
-    """Of this run: "total", "start_up" (until the first task could begin), "work", "commit"."""
+    """Of this run: "total", "start_up" (until the first task could start), "work", "commit"."""
     worker_seconds: Mapping[str, float]
-    """Of all workers together: "read", "transform", "write"."""
+    """Summed over all workers: "read", "transform", "write"."""
     processor_seconds: Mapping[str, float]
-    """Processor time in the same stages; much less than the above means that they waited."""
+    """Processor time in the same phases; much less than the above means that workers waited."""
     peak_worker_bytes: int
-    """Most memory that a worker had; 0 when none ran."""
+    """The most memory that any worker used; 0 when none ran."""
     failures: Mapping[str, int]
-    """Deaths of workers that were made good."""
+    """How often each worker died; its tasks were done again."""
     notes: tuple[str, ...]
-    """Sentences that a person should see."""
+    """Sentences that the user should see."""
 
     @property
     def bottleneck(self) -> str:
-        """The stage that took most of the workers' time; "" when no worker ran."""
-        return max(self.worker_seconds, key=lambda stage: self.worker_seconds[stage]) if self.tasks_run else ""
+        """The phase that took most of the workers' time; "" when no worker ran."""
+        return max(self.worker_seconds, key=lambda phase: self.worker_seconds[phase]) if self.tasks_run else ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json` and run.json."""
@@ -64,10 +70,10 @@ class Prepared:
 
 @dataclass(slots=True)
 class RunLedger:
-    """What one run did itself, and when."""
+    """What a run did itself, and when."""
 
     records: list[TaskRecord] = field(default_factory=list)
-    """Of the tasks that this run did."""
+    """Of the tasks that this run did itself."""
     num_kept: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     _begin: float = field(default_factory=time.perf_counter)
@@ -75,7 +81,7 @@ class RunLedger:
     _worked: float | None = None
 
     def mark_ready(self) -> None:
-        """The first task can begin; only the first call counts."""
+        """The first task can start; only the first call counts."""
         self._ready = self._ready or time.perf_counter()
 
     def mark_worked(self) -> None:
@@ -85,7 +91,7 @@ class RunLedger:
     def summarise(
         self, path: Path, manifest: Manifest, *, num_files: int, skipped: Mapping[str, int], notes: Sequence[str]
     ) -> Prepared:
-        """What to hand back, for the dataset that `manifest` describes."""
+        """What to return, for the dataset that `manifest` describes."""
         total = Counts()
         for record in self.records:
             total.add(record.counts)
@@ -101,8 +107,8 @@ class RunLedger:
             raw_bytes=total.raw_bytes,
             skipped=dict(skipped),
             seconds=self._seconds(),
-            worker_seconds={stage: getattr(total, f"{stage}_seconds") for stage in STAGES},
-            processor_seconds={stage: getattr(total, f"{stage}_processor_seconds") for stage in STAGES},
+            worker_seconds={phase: getattr(total, f"{phase}_seconds") for phase in PHASES},
+            processor_seconds={phase: getattr(total, f"{phase}_processor_seconds") for phase in PHASES},
             peak_worker_bytes=max((record.peak_bytes for record in self.records), default=0),
             failures=dict(self.failures),
             notes=tuple(notes),
@@ -117,7 +123,7 @@ class RunLedger:
 
 
 def describe_run(settings: Settings, summary: Prepared) -> dict[str, Any]:
-    """What run.json says: all that depends on time, host and workers."""
+    """The content of run.json: everything that depends on time, host and workers."""
     return {
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "host": platform.node(),
@@ -126,3 +132,40 @@ def describe_run(settings: Settings, summary: Prepared) -> dict[str, Any]:
         "workers": settings.num_workers,
         **summary.to_json(),
     }
+
+
+def note_passed_over(paths: Sequence[str]) -> list[str]:
+    """A note when folders hold files that were not read, counted by extension."""
+    if not paths:
+        return []
+    kinds = collections.Counter(os.path.splitext(path)[1].lower() or "no extension" for path in paths)
+    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN_KINDS))
+    return [
+        f"Skipped files with an unrecognised extension: {shown} ({_such_as(paths)}). "
+        "If they are data, give them as paths with reading=SourceOptions(format=…), or --format."
+    ]
+
+
+def note_gone(previous: Previous | None, files: Sequence[SourceFile]) -> list[str]:
+    """A note when files of the dataset are no longer among the sources."""
+    given = {file.path for file in files}
+    gone = [path for path, *_ in previous.sources if path not in given] if previous is not None else []
+    if not gone:
+        return []
+    were = "was not given; its" if len(gone) == 1 else "were not given; their"
+    return [
+        f"{counted(len(gone), 'source file')} from the previous run {were} samples were removed ({_such_as(gone)}). "
+        "To add to a dataset, give all sources, old and new."
+    ]
+
+
+def note_changes(files: Sequence[SourceFile]) -> list[str]:
+    """A note when sources changed while they were read; the dataset lists them as they were, so a rerun reads them."""
+    changed = changed_since(files)
+    if not changed:
+        return []
+    return [f"{counted(len(changed), 'source file')} changed during the run ({_such_as(changed)}). Run it again."]
+
+
+def _such_as(paths: Sequence[str]) -> str:
+    return paths[0] + (", …" if len(paths) > 1 else "")

@@ -1,185 +1,147 @@
-"""One task in one worker: read, transform, write, and account for every row.
+"""Which tasks there are: splits of the sources, put together to about one shard each, in the order of the output.
 
-The same task gives the same bytes wherever it runs: splits are read in order, batches are cut as the
-source cuts them, and shards are cut by size alone. With a shuffle, samples go to a `Dealer` instead of
-straight into shards, and carry where they came from.
+Each split of a large file is a task of its own; small files are put together, in the order of their names, until
+a task is full. What a task makes depends on its own splits alone, so tasks can run anywhere, in any order, and
+twice if need be. A task of a finished dataset is never reopened: adding files only adds tasks, and a changed file
+costs the task it is in.
+
+**How large.** A task reads as much as is expected to fill one shard. Data that would fill only a few shards is cut
+finer, into about 64 tasks of at least 32 MB of text or 4 MB of images (a third of a second each), so that many cores
+have something to do and the wait for the last one is short. The choice is made once and kept in the specification;
+otherwise adding a file would cut everything anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from penstock.identity import digest_json
+from penstock.preparation._specification import Specification
+from penstock.sources import SourceFile, SourceOptions, Split, class_names
+from penstock.transforms import Transform
 
-from penstock.errors import FormatError, SchemaError
-from penstock.preparation._deal import Dealer, dealt_schema
-from penstock.preparation._jobs import Clock, Runner, Tell, Written, no_store, peak_memory
-from penstock.preparation._plan import Task
-from penstock.preparation._progress import Counts
-from penstock.preparation._recipe import Recipe
-from penstock.preparation._record import TaskRecord
-from penstock.preparation._settings import OnError
-from penstock.preparation._skipping import Skipped, locate, schema_errors_named
-from penstock.preparation._work import WorkFolder
-from penstock.schema import Ragged, Schema
-from penstock.shards import ORIGIN_COLUMN, OriginRuns, ShardEntry, ShardWriter
-from penstock.sources import Records, SourceOptions, Split, read_split
-from penstock.transforms import OpenTransform, Output, Transform
+MIN_TASK_BYTES = 32 << 20
+MIN_IMAGE_TASK_BYTES = 4 << 20
+_WANTED_TASKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What is the same for all tasks of a run; picklable, sent once to each worker."""
+class Task:
+    """Splits that one worker turns into shards, and the key under which the result is kept."""
 
-    destination: Path
-    recipe: Recipe
-    transform: Transform
-    reading: SourceOptions
-    on_error: OnError
-    max_skipped: int | None
+    key: str
+    splits: tuple[Split, ...]
+    first_split: int
+    """Number of its first split among all splits of the dataset."""
 
-    def open(self) -> Runner[Task]:
-        """Load what tasks need; called once in each worker."""
-        return _TaskRunner(self)
+    @property
+    def num_bytes(self) -> int:
+        """Raw bytes, about."""
+        return sum(max(0, split.num_bytes) for split in self.splits)
 
+    @property
+    def needs_this_process(self) -> bool:
+        """Whether no other process can read its data."""
+        return any(split.needs_this_process for split in self.splits)
 
-class _Sink(Protocol):
-    def append_batch(self, columns: Mapping[str, Any]) -> None: ...
-    def finish(self) -> tuple[ShardEntry, ...]: ...
-
-
-class _TaskRunner:
-    """Runs tasks of one job in this process; the transform is opened once."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._opened: OpenTransform = job.transform.open()
-        self._work = WorkFolder(job.destination)
-        # One for all tasks: its buffer is faulted in once (70 MB of tokens: 0.21 s of CPU time fresh, 0.03 again).
-        self._writer = ShardWriter(_stored_schema(job.recipe), job.recipe.shard_bytes, no_store)
-
-    def run(self, task: Task, tell: Tell) -> Written:
-        """Do all of a task but the last step.
-
-        Raises:
-            FormatError: a row or file is bad and the job says "raise".
-            SchemaError: the transform gave something that does not fit the columns.
-            StorageError: the disk is full or failing.
-        """
-        attempt = self._work.attempt(task.key)
-        try:
-            self._writer.restart(attempt.store, first_number=attempt.first_number)
-            sink = self._open_sink(task)
-            record = _TaskRun(self._job, self._opened, task, sink, tell).run()
-        except BaseException:
-            attempt.drop()
-            raise
-        return Written(attempt, record)
-
-    def _open_sink(self, task: Task) -> _Sink:
-        seed = self._job.recipe.shuffle
-        return self._writer if seed is None else Dealer(self._writer, seed=seed, task_number=task.first_split)
+    def __str__(self) -> str:
+        first, last = self.splits[0], self.splits[-1]
+        rest = f" to {last.path}" if last.path != first.path else ""
+        return f"{first.path}{rest} ({self.num_bytes:,} bytes)"
 
 
-class _TaskRun:
-    """The state of one task while it runs."""
-
-    def __init__(self, job: Job, opened: OpenTransform, task: Task, sink: _Sink, tell: Tell) -> None:
-        self._job = job
-        self._opened = opened
-        self._task = task
-        self._tell = tell
-        self._skipped = Skipped(job.on_error, job.max_skipped)
-        self._total = Counts()
-        self._counts = Counts()
-        self._clock = Clock(self._counts)
-        self._sink = sink
-
-    def run(self) -> TaskRecord:
-        origins = [self._run_split(place, split) for place, split in enumerate(self._task.splits)]
-        shards = self._sink.finish()
-        self._clock.charge("write")
-        self._report()
-        is_traced = self._job.recipe.origins == "manifest"
-        return TaskRecord(
-            key=self._task.key,
-            shelf="ready" if self._job.recipe.shuffle is None else "dealt",
-            shards=shards,
-            splits=tuple((runs.num_samples, runs.rows() if is_traced else None) for runs in origins),
-            skipped=self._skipped.by_reason,
-            examples=tuple(self._skipped.examples),
-            counts=self._total,
-            peak_bytes=peak_memory(),
-        )
-
-    def _run_split(self, place: int, split: Split) -> OriginRuns:
-        runs = OriginRuns()
-        for records in self._read(split):
-            self._clock.charge("read")
-            output = self._transform(split, records)
-            self._clock.charge("transform")
-            rows = records.row_numbers()[output.sources]
-            with schema_errors_named(split.path):
-                self._write(self._task.first_split + place, output, rows)
-            runs.add(rows)
-            self._clock.charge("write")
-            self._count(records, output)
-        self._clock.charge("read")
-        return runs
-
-    def _read(self, split: Split) -> Iterator[Records]:
-        """Records of a split; a damaged file ends it early when rows may be skipped."""
-        num_rows = 0
-        try:
-            for records in read_split(split, self._job.reading):
-                num_rows = records.first_row + records.num_rows
-                yield records
-        except FormatError as error:
-            self._skipped.add_file(split, num_rows, error)
-
-    def _transform(self, split: Split, records: Records) -> Output:
-        self._skipped.add(split, records.errors)
-        if not records.num_rows:  # nothing but bad rows: there may not even be columns
-            return Output({}, np.empty(0, np.int64))
-        try:
-            with schema_errors_named(split.path):
-                output = self._opened(records)
-        except SchemaError:  # it has its file's name
-            raise
-        except Exception as error:
-            error.add_note(f"while preparing {locate(split, records.first_row)} and the rows after it")
-            raise
-        self._skipped.add(split, output.errors)
-        return output
-
-    def _write(self, split_number: int, output: Output, rows: NDArray[np.int64]) -> None:
-        columns = dict(output.columns)
-        if self._job.recipe.origins == "column":
-            if ORIGIN_COLUMN in columns:
-                raise SchemaError(f"The transform makes a column {ORIGIN_COLUMN!r}; that name is taken. Rename it.")
-            columns[ORIGIN_COLUMN] = np.stack([np.full(len(rows), split_number, np.int64), rows], axis=1)
-        if output.num_samples:
-            self._sink.append_batch(columns)
-
-    def _count(self, records: Records, output: Output) -> None:
-        self._counts.documents += output.num_samples
-        self._counts.raw_bytes += records.num_bytes
-        self._counts.skipped = self._skipped.total - self._total.skipped
-        tokens = output.columns.get("tokens")
-        self._counts.tokens += len(tokens.values) if isinstance(tokens, Ragged) else 0
-        self._report()
-
-    def _report(self) -> None:
-        self._counts.skipped = self._skipped.total - self._total.skipped
-        self._total.add(self._counts)
-        self._tell(self._counts)
-        self._counts = Counts()
-        self._clock.counts = self._counts
+def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[SourceFile]) -> SourceOptions:
+    """The options with what the sources and the transform settle: the classes of images, the columns to read."""
+    classes = class_names(files)
+    if classes and reading.classes is None:
+        reading = dataclasses.replace(reading, classes=classes)
+    needed = getattr(transform, "input_columns", None)
+    if reading.columns is None and needed is not None:
+        reading = dataclasses.replace(reading, columns=tuple(needed))
+    return reading
 
 
-def _stored_schema(recipe: Recipe) -> Schema:
-    return recipe.schema if recipe.shuffle is None else dealt_schema(recipe)
+def task_bytes_for(transform: Transform, files: Iterable[SourceFile], shard_bytes: int) -> int:
+    """Raw bytes per task, for a transform and all of its sources."""
+    total = sum(max(0, file.num_bytes) for file in files)
+    return choose_task_bytes(total, shard_bytes, _expected_ratio(transform), least_task_bytes(transform))
+
+
+def choose_task_bytes(total_bytes: int, shard_bytes: int, output_ratio: float, min_bytes: int = MIN_TASK_BYTES) -> int:
+    """Raw bytes per task, when each is expected to become `output_ratio` bytes of output."""
+    full = max(1, int(shard_bytes / output_ratio))
+    fair = max(min_bytes, total_bytes // _WANTED_TASKS)
+    return min(full, 1 << (fair - 1).bit_length())
+
+
+def _expected_ratio(transform: Transform) -> float:
+    """Bytes of output expected per byte of input: a token is about four bytes of text."""
+    columns = transform.columns() or {}
+    widths = {"uint8[*]": 1, "uint16[*]": 2, "uint32[*]": 4}
+    width = widths.get(columns.get("tokens", ""))
+    is_bytes = transform.attributes.get("tokenizer", {}).get("kind") == "bytes"
+    return 1.0 if width is None else width * (1.0 if is_bytes else 0.25)
+
+
+def least_task_bytes(transform: Transform) -> int:
+    """Input below which a task is not worth cutting: a byte of an image takes eight times as long as one of text."""
+    return MIN_IMAGE_TASK_BYTES if "images" in transform.attributes else MIN_TASK_BYTES
+
+
+def group_splits(splits: Iterable[Split], task_bytes: int) -> list[tuple[Split, ...]]:
+    """Splits put together into groups of at most `task_bytes`; a single larger split is a group of its own."""
+    groups: list[tuple[Split, ...]] = []
+    small: list[Split] = []
+    for of_one_file in _by_file(splits):
+        is_full = sum(split.num_bytes for split in (*small, *of_one_file)) > task_bytes
+        if small and (is_full or len(of_one_file) > 1):
+            groups.append(tuple(small))
+            small = []
+        if len(of_one_file) > 1:
+            groups += [(split,) for split in of_one_file]
+        else:
+            small += of_one_file
+    return [*groups, tuple(small)] if small else groups
+
+
+def _by_file(splits: Iterable[Split]) -> list[list[Split]]:
+    """Neighbouring splits of the same file, together."""
+    files: list[list[Split]] = []
+    for split in splits:
+        if files and not split.paths and files[-1][0].path == split.path:
+            files[-1].append(split)
+        else:
+            files.append([split])
+    return files
+
+
+def name_tasks(
+    groups: Sequence[tuple[Split, ...]],
+    files: Iterable[SourceFile],
+    *,
+    specification: Specification,
+    first_split: int,
+    run_name: str,
+) -> tuple[Task, ...]:
+    """Tasks for groups of splits, each with a key that changes when its result would.
+
+    Where origins are a column, the numbers of splits are part of the output, and so of the key. `run_name` stands in
+    for the identity of files that have none: it differs from run to run, so that no task on them is taken for done.
+    """
+    specification_key, is_numbered = specification.key, specification.origins == "column"
+    identities = {file.path: file.identity or run_name for file in files}
+    tasks: list[Task] = []
+    for splits in groups:
+        read = [identities[path] for split in splits for path in paths_of(split)]
+        number = first_split if is_numbered else None
+        key = digest_json([specification_key, [split.to_json() for split in splits], read, number])
+        tasks.append(Task(key=key, splits=splits, first_split=first_split))
+        first_split += len(splits)
+    return tuple(tasks)
+
+
+def paths_of(split: Split) -> tuple[str, ...]:
+    """Every file of a split."""
+    return split.paths or (split.path,)

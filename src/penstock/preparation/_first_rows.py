@@ -1,4 +1,4 @@
-"""A look at the first rows, before any worker does: which columns come out, and whether rows map one to one."""
+"""The first rows, read before any worker starts a task: which columns come out, and whether rows map one to one."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from typing import Literal
 import numpy as np
 
 from penstock.errors import FormatError, SchemaError
-from penstock.preparation._deal import SHUFFLE_KEY
 from penstock.preparation._settings import Settings
-from penstock.preparation._skipping import locate, schema_errors_named
+from penstock.preparation._shuffle import SHUFFLE_KEY
+from penstock.preparation._skipping import locate, name_file_in_schema_errors
 from penstock.shards import ORIGIN_COLUMN, ORIGIN_SPEC, storage_of_arrays
 from penstock.sources import Records, SourceOptions, Split, peek_split
 from penstock.transforms import Output, Transform
 
-# Splits looked into for a first sample; an empty file or two is nothing unusual.
+# How many splits are searched for a first sample; an empty file or two is nothing unusual.
 _MAX_SPLITS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """What the first rows have shown."""
+class FirstRows:
+    """What the first rows showed."""
 
     transform: Transform
-    """The transform to run, after its own look at the rows."""
+    """The transform to run, after it has seen the rows itself."""
     columns: dict[str, str]
+    """Columns of the dataset."""
     origins: Literal["manifest", "column"]
 
 
-def probe(transform: Transform, splits: Sequence[Split], reading: SourceOptions, settings: Settings) -> Probe:
-    """Look at the first rows of the sources.
+def read_first_rows(
+    transform: Transform, splits: Sequence[Split], reading: SourceOptions, settings: Settings
+) -> FirstRows:
+    """Read the first rows of the sources and show them to the transform.
 
     Raises:
-        SchemaError: no row of the first splits gives a sample, or a column has a name that is taken.
+        SchemaError: no row of the first splits gives a sample, or a column has a reserved name.
     """
-    look = _Look(splits, reading)
+    peek = _Peek(splits, reading)
     try:
-        ready = transform.before_run(look.records())
+        ready = transform.before_run(peek.records())
         columns, output = ready.columns(), None
         if columns is None:
-            output = _first_output(ready, look)
+            output = _first_output(ready, peek)
             columns = _types_of(output)
     except SchemaError as error:
-        with schema_errors_named(look.path):
+        with name_file_in_schema_errors(peek.path):
             raise error
     for name in (ORIGIN_COLUMN, SHUFFLE_KEY):
         if name in columns:
             raise SchemaError(
-                f"The transform makes a column {name!r}, a name that `prepare` needs. Rename it, or do not --keep it."
+                f"The transform makes a column {name!r}, a reserved name. Rename it, or do not --keep it."
             )
     origins = _choose_origins(settings, output)
-    return Probe(transform=ready, columns=with_origin(columns, origins), origins=origins)
-
-
-def with_origin(columns: dict[str, str], origins: Literal["manifest", "column"]) -> dict[str, str]:
-    """Columns of the dataset for those that the transform makes."""
-    return {**columns, ORIGIN_COLUMN: ORIGIN_SPEC} if origins == "column" else columns
+    if origins == "column":
+        columns = {**columns, ORIGIN_COLUMN: ORIGIN_SPEC}
+    return FirstRows(transform=ready, columns=columns, origins=origins)
 
 
 def _choose_origins(settings: Settings, output: Output | None) -> Literal["manifest", "column"]:
@@ -70,16 +70,16 @@ def _choose_origins(settings: Settings, output: Output | None) -> Literal["manif
     return "manifest" if is_one_to_one else "column"
 
 
-class _Look:
-    """Rows of the first splits, for as long as whoever looks has not seen enough."""
+class _Peek:
+    """Rows of the first splits, read only as far as they are asked for."""
 
     def __init__(self, splits: Sequence[Split], reading: SourceOptions) -> None:
         self._splits = splits[:_MAX_SPLITS]
         self._reading = reading
         self.path = splits[0].path if splits else "The sources"
-        """The file that is looked at."""
+        """The file being read."""
         self.fault = ""
-        """The first bad row or file that was met, in words. It is for tasks to say so, unless no good row is found."""
+        """The first bad row or file, in words. Tasks report it, unless no good row is found at all."""
 
     def records(self) -> Iterator[Records]:
         """Batches that have rows."""
@@ -109,17 +109,19 @@ def _types_of(output: Output) -> dict[str, str]:
     return types
 
 
-def _first_output(transform: Transform, look: _Look) -> Output:
+def _first_output(transform: Transform, peek: _Peek) -> Output:
     opened = transform.open()
-    for records in itertools.islice(look.records(), _MAX_SPLITS):
+    for records in itertools.islice(peek.records(), _MAX_SPLITS):
         output = opened(records)
         if output.num_samples:
             return output
         if output.errors:
             error = output.errors[0]
-            raise FormatError(f"{look.path}: row {error.row:,}: {error.message} No sample shows the columns.")
-    if look.fault:
-        raise FormatError(f"{look.fault} No good row before it shows which columns there are.")
+            raise FormatError(
+                f"{peek.path}: row {error.row:,}: {error.message} No sample before it shows which columns there are."
+            )
+    if peek.fault:
+        raise FormatError(f"{peek.fault} No good row before it shows which columns there are.")
     raise SchemaError(
-        f"{look.path}: no row in it, nor in files before it, so that the columns are unknown. Check the sources."
+        f"{peek.path}: neither it nor the files before it have any rows, so the columns are unknown. Check the sources."
     )

@@ -1,18 +1,18 @@
-"""Finished tasks on disk, so that a run can stop at any instant and the next one goes on.
+"""Finished tasks on disk, so that a run can stop at any moment and the next one continues.
 
-    dest/.preparing/recipe.json            what the work in here is work on
-    dest/.preparing/tasks.json             which tasks there are, for whoever asks how far it is
-    dest/.preparing/attempts/KEY-…/        one try at one task; worthless until it ends
+    dest/.preparing/recipe.json            the specification that the tasks in here follow
+    dest/.preparing/tasks.json             all tasks of the current pass, for progress reports
+    dest/.preparing/attempts/KEY-…/        one attempt at one task; worthless until it finishes
     dest/.preparing/ready/shard-…          shards of finished tasks, synced
     dest/.preparing/dealt/shard-…          the same, between the two passes of a shuffle
     dest/.preparing/records/KEY.json       says that a task is finished, and what it made
 
     a task: write and sync shards in an attempt -> rename them into `ready` -> sync -> write its record
 
-The record comes last and by an atomic rename, so a task is finished or never was. Two tries at one task
-may overlap (a cluster that believed a worker dead): they make the same bytes under the same names, and
-whichever record comes second says the same as the first. What no record names is removed when a run
-begins, and the whole folder when the dataset is there.
+The record comes last, by an atomic rename, so a task is either finished or not there at all. Two attempts at
+one task may overlap (when a cluster wrongly believes a worker dead): they write the same bytes under the same
+names, and the second record equals the first. Whatever no record names is removed when a run starts, and the
+whole folder is removed once the dataset is committed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 from penstock.errors import StorageError
 from penstock.filesystem import (
@@ -36,25 +37,78 @@ from penstock.filesystem import (
     storage_errors,
     sync_directory,
 )
-from penstock.preparation._recipe import Recipe
-from penstock.preparation._record import Shelf, TaskRecord
-from penstock.shards import ShardEntry
+from penstock.preparation._progress import Counts
+from penstock.preparation._specification import Specification
+from penstock.shards import Runs, ShardEntry
 
+Shelf = Literal["ready", "dealt"]
+Example = tuple[str, int, str, str]
+"""A bad row: path, row in its split, reason, message."""
 WORK_NAME = ".preparing"
-_RECIPE_NAME = "recipe.json"
+_SPECIFICATION_NAME = "recipe.json"
 _TASKS_NAME = "tasks.json"
 _SHELVES: tuple[Shelf, ...] = ("ready", "dealt")
-# Numbers of unfinished shards come from the key of their task: seven digits, and five for the shard.
+# Shards are numbered by the key of their task until the commit: seven digits, and five for the shard.
 _SHARDS_PER_TASK = 10**5
 _TASK_NUMBERS = 10**7
 _MAX_UNSYNCED = 4
 
 
-class Attempt:
-    """One try at one task: `store` shards, then `finish`, which a second thread may do.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRecord:
+    """What a finished task made."""
 
-    Shards are written as they come and synced at the end: a disk that takes its time holds up no processor
-    (0.2 s of every 1.2 on the machine that this was written on).
+    key: str
+    shelf: Shelf
+    shards: tuple[ShardEntry, ...]
+    splits: tuple[tuple[int, Runs], ...]
+    """For each split, how many samples it gave, and from which of its rows."""
+    skipped: Mapping[str, int]
+    """Rows left out, by reason."""
+    examples: tuple[Example, ...]
+    """The first of them."""
+    counts: Counts
+    peak_bytes: int
+    """The most memory the worker had used by then."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return sum(shard.num_samples for shard in self.shards)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "key": self.key,
+            "shelf": self.shelf,
+            "shards": [shard.to_json() for shard in self.shards],
+            "splits": [list(split) for split in self.splits],
+            "skipped": dict(self.skipped),
+            "examples": [list(example) for example in self.examples],
+            "counts": self.counts.to_json(),
+            "peak_bytes": self.peak_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """What `to_json` gave."""
+        return cls(
+            key=fields["key"],
+            shelf=fields["shelf"],
+            shards=tuple(ShardEntry.from_json(entry) for entry in fields["shards"]),
+            splits=tuple((count, rows) for count, rows in fields["splits"]),
+            skipped=fields["skipped"],
+            examples=tuple((path, row, reason, message) for path, row, reason, message in fields["examples"]),
+            counts=Counts.from_json(fields["counts"]),
+            peak_bytes=fields["peak_bytes"],
+        )
+
+
+class Attempt:
+    """One attempt at one task: `store` shards, then `finish`, which a second thread may do.
+
+    Shards are written as they come and synced at the end, so a slow disk does not hold up the processor
+    (it took 0.2 s of every 1.2 s where this was measured).
     """
 
     def __init__(self, work: WorkFolder, key: str) -> None:
@@ -62,16 +116,16 @@ class Attempt:
         self._key = key
         self._unsynced: list[DirectFile] = []
         self._folder = work.path / "attempts" / f"{key}-{uuid.uuid4().hex[:12]}"
-        with storage_errors(self._folder, doing="made as a folder"):
+        with storage_errors(self._folder, doing="created as a folder"):
             os.mkdir(self._folder)
 
     @property
     def first_number(self) -> int:
-        """Number for the first shard: about one per task, and the rest of the name is a hash of the content."""
+        """Number of the first shard; a hash of the content makes its name unique."""
         return int(self._key[:12], 16) % _TASK_NUMBERS * _SHARDS_PER_TASK
 
     def store(self, name: str, chunks: list[memoryview | bytes]) -> int:
-        """Write one shard; what went wrong may be told later, by the next one or by `finish`."""
+        """Write one shard; an error may surface later, in the next call or in `finish`."""
         if len(self._unsynced) >= _MAX_UNSYNCED:
             self._unsynced.pop(0).sync()
         pieces = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
@@ -84,7 +138,7 @@ class Attempt:
         return num_bytes
 
     def finish(self, record: TaskRecord) -> None:
-        """Make the task finished."""
+        """Sync the shards and record the task as finished."""
         while self._unsynced:
             self._unsynced.pop(0).sync()
         shelf = self._work.path / record.shelf
@@ -95,58 +149,54 @@ class Attempt:
         self.drop()
 
     def drop(self) -> None:
-        """Remove what the try has left."""
+        """Remove whatever the attempt left behind."""
         for file in self._unsynced:
             file.close()
         self._unsynced = []
-        with contextlib.suppress(StorageError):  # the run that follows removes it
+        with contextlib.suppress(StorageError):  # the next run removes it
             remove_tree(self._folder)
 
 
 class WorkFolder:
-    """The folder of unfinished work of one destination."""
+    """The folder `.preparing` of one destination."""
 
     def __init__(self, destination: Path) -> None:
         self.path = destination / WORK_NAME
         self.buffers = AlignedBuffers()
 
-    def exists(self) -> bool:
-        """Whether there is anything to go on with."""
-        return self.path.is_dir()
-
-    def recipe(self) -> dict[str, Any] | None:
-        """The recipe that the work in the folder follows; None when there is none."""
-        found = read_json(self.path / _RECIPE_NAME)
+    def specification(self) -> dict[str, Any] | None:
+        """The specification that the tasks in the folder follow; None when there is none."""
+        found = read_json(self.path / _SPECIFICATION_NAME)
         return found if isinstance(found, dict) else None
 
-    def begin(self, recipe: Recipe) -> None:
-        """Make the folder ready for work under `recipe`, keeping what is finished under the same one."""
-        found = self.recipe()
-        if self.path.exists() and found != recipe.to_json():
+    def begin(self, specification: Specification) -> None:
+        """Make the folder ready for tasks under `specification`, keeping those finished under the same one."""
+        wanted, found = specification.to_json(), self.specification()
+        if self.path.exists() and found != wanted:
             remove_tree(self.path)
         for folder in (self.path, *(self.path / name for name in ("attempts", "records", *_SHELVES))):
             make_directory(folder)
-        if found != recipe.to_json():
-            write_json(self.path / _RECIPE_NAME, recipe.to_json(), by=self.path / "attempts" / _RECIPE_NAME)
+        if found != wanted:
+            write_json(self.path / _SPECIFICATION_NAME, wanted, by=self.path / "attempts" / _SPECIFICATION_NAME)
         self._clear_attempts()
 
     def note_tasks(self, stage: str, tasks: Mapping[str, int]) -> None:
-        """Keep which tasks this pass has, and of how many bytes."""
+        """Write down the tasks of this pass and how many bytes each reads."""
         noted = {"stage": stage, "tasks": dict(tasks)}
         write_json(self.path / _TASKS_NAME, noted, by=self.path / "attempts" / _TASKS_NAME)
 
     def noted_tasks(self) -> tuple[str, dict[str, int]] | None:
-        """The pass that is unfinished, and its tasks with their bytes; None when no task was begun."""
+        """The unfinished pass, and its tasks with their bytes; None when no task was started."""
         noted = read_json(self.path / _TASKS_NAME)
-        is_sound = isinstance(noted, dict) and noted.keys() == {"stage", "tasks"}
-        return (noted["stage"], noted["tasks"]) if is_sound else None
+        is_valid = isinstance(noted, dict) and noted.keys() == {"stage", "tasks"}
+        return (noted["stage"], noted["tasks"]) if is_valid else None
 
     def attempt(self, key: str) -> Attempt:
-        """Begin a task."""
+        """Start an attempt at a task."""
         return Attempt(self, key)
 
     def records(self, keys: Iterable[str]) -> dict[str, TaskRecord]:
-        """Records of those of the tasks that are finished and whose shards are all there."""
+        """Records of the given tasks, as far as they are finished and their shards are all there."""
         found: dict[str, TaskRecord] = {}
         for key in keys:
             fields = read_json(self.path / "records" / f"{key}.json")
@@ -156,7 +206,7 @@ class WorkFolder:
         return found
 
     def sweep(self, kept: Iterable[TaskRecord]) -> None:
-        """Remove the results of tasks that this run does not want."""
+        """Remove the results of tasks that are not part of this run."""
         records = list(kept)
         keys = {f"{record.key}.json" for record in records}
         _remove_others(self.path / "records", keys)
@@ -169,12 +219,12 @@ class WorkFolder:
         return self.path / record.shelf / shard.name
 
     def remove(self) -> None:
-        """Remove the folder and all in it."""
+        """Remove the folder and everything in it."""
         if self.path.exists():
             remove_tree(self.path)
 
     def remove_if_idle(self) -> None:
-        """Remove the folder when no task is finished in it: there is nothing to go on with."""
+        """Remove the folder when it holds no finished task, so there is nothing to continue."""
         records = self.path / "records"
         if self.path.is_dir() and not (records.is_dir() and any(records.iterdir())):
             remove_tree(self.path)
@@ -194,14 +244,14 @@ class WorkFolder:
 
 
 def write_json(path: Path, value: Any, *, by: Path) -> None:
-    """Write a file that is there whole or not at all, by way of the name `by` on the same disk."""
+    """Write a file that appears complete or not at all: first under the name `by`, on the same disk."""
     create_file(by, [json.dumps(value).encode()])
     rename(by, path)
     sync_directory(path.parent)
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; None when there is none that can be read."""
+    """The content of a JSON file; None when it is missing or unreadable."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):

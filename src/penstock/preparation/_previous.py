@@ -1,0 +1,216 @@
+"""What an earlier run left at the destination, and whether this run may continue it or replace it.
+
+    a dataset       its manifest says how it was made, and which task read which files
+    `.preparing`    a run that was stopped: its specification, and the tasks it finished
+
+A task of a dataset stays valid as long as every file it read is there, unchanged, and so is every shard that was made
+of them. The others are dropped whole: their files, if they still exist, are prepared again, together with new ones,
+in tasks that come after those that are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import DatasetExists, FormatError, counted
+from penstock.preparation._settings import Settings
+from penstock.preparation._specification import Specification, differences
+from penstock.preparation._work_folder import Example
+from penstock.shards import Manifest, ShardEntry, SplitOrigin, origins_from_json, read_provenance
+from penstock.sources import SourceFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedTask:
+    """A task whose shards are in the dataset, or will be once it is committed."""
+
+    splits: tuple[SplitOrigin, ...]
+    shards: tuple[ShardEntry, ...]
+    skipped: Mapping[str, int]
+    examples: tuple[Example, ...]
+    is_dropped: bool = False
+    """Its samples are gone; it stays in the list because samples name their splits by number."""
+
+    @property
+    def paths(self) -> set[str]:
+        """Every file it read."""
+        return {path for split in self.splits for path in split.paths}
+
+    def dropped(self) -> CommittedTask:
+        """The task without its samples."""
+        splits = tuple(dataclasses.replace(split, num_samples=0) for split in self.splits)
+        return CommittedTask(splits=splits, shards=(), skipped={}, examples=(), is_dropped=True)
+
+    def to_json(self) -> list[Any]:
+        """Its entry in the manifest: how many splits and shards are its own, and what it skipped."""
+        counts: list[Any] = [-len(self.splits) if self.is_dropped else len(self.splits), len(self.shards)]
+        return [*counts, dict(self.skipped), [list(each) for each in self.examples]] if self.skipped else counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Previous:
+    """What a run continues: a dataset that `prepare` made, or nothing but the specification of an unfinished run."""
+
+    specification: Specification
+    sources: Sequence[Sequence[Any]] = ()
+    """`[path, bytes, identity]` of each file of the dataset."""
+    patterns: tuple[str, ...] = ()
+    """The sources as they were given, to look for new files."""
+    tasks: tuple[CommittedTask, ...] = ()
+    pack: tuple[int, ...] = ()
+    num_appended: int = 0
+    """Samples that another writer appended since."""
+    lost: frozenset[str] = frozenset()
+    """Names of shards that are missing, or have the wrong size."""
+
+    def kept(self, files: Sequence[SourceFile]) -> tuple[CommittedTask, ...]:
+        """Tasks whose files and shards are all unchanged; the others only where their splits are numbered, dropped."""
+        unchanged = self._unchanged(files) - self._files_of_lost()
+        is_numbered = self.specification.origins == "column"
+        are_kept = [(task, not task.is_dropped and task.paths <= unchanged) for task in self.tasks]
+        return tuple(task if is_kept else task.dropped() for task, is_kept in are_kept if is_kept or is_numbered)
+
+    def _unchanged(self, files: Sequence[SourceFile]) -> set[str]:
+        """Paths of files that are as they were; one without an identity never is."""
+        recorded = {path: (num_bytes, identity) for path, num_bytes, identity in self.sources if identity}
+        return {file.path for file in files if recorded.get(file.path) == (file.num_bytes, file.identity)}
+
+    def _files_of_lost(self) -> set[str]:
+        """Files whose shards are lost; other tasks may have read other parts of the same files."""
+        lost = (task for task in self.tasks if not self.lost.isdisjoint(shard.name for shard in task.shards))
+        return {path for task in lost for path in task.paths}
+
+    def is_current(self, files: Sequence[SourceFile]) -> bool:
+        """Whether the sources are exactly those of the dataset, and all of its shards are there."""
+        if self.lost or not all(file.identity for file in files):  # without an identity, nobody knows of changes
+            return False
+        return [[file.path, file.num_bytes, file.identity] for file in files] == [list(each) for each in self.sources]
+
+
+def read_previous(folder: Path, manifest: Manifest | None) -> Previous | None:
+    """How a dataset was prepared; None when something else made it.
+
+    Raises:
+        FormatError: the file that names the sources is damaged or missing.
+    """
+    attributes = manifest.attributes if manifest is not None else {}
+    section = attributes.get("preparation")
+    if manifest is None or not isinstance(section, dict) or "transform" not in attributes:
+        return None
+    provenance = read_provenance(folder, manifest)
+    if not provenance.keys() >= {"sources", "origins"}:
+        return None
+    recipe = {**section["recipe"], "transform": attributes["transform"], "columns": manifest.schema.to_json()}
+    num_prepared = sum(num_shards for _, num_shards, *_ in section["tasks"])
+    prepared, appended = manifest.shards[:num_prepared], manifest.shards[num_prepared:]
+    return Previous(
+        specification=Specification.from_json(recipe),
+        sources=provenance["sources"],
+        patterns=tuple(section["patterns"]),
+        tasks=tuple(_read_tasks(section["tasks"], origins_from_json(provenance["origins"]), prepared)),
+        pack=tuple(section["pack"]),
+        num_appended=sum(shard.num_samples for shard in appended),
+        lost=frozenset(shard.name for shard in prepared if not _is_there(folder, shard)),
+    )
+
+
+def _is_there(folder: Path, shard: ShardEntry) -> bool:
+    try:
+        return os.lstat(folder / shard.name).st_size == shard.num_bytes
+    except OSError:
+        return False
+
+
+def _read_tasks(
+    tasks: Iterable[Sequence[Any]], origins: Sequence[SplitOrigin], shards: Sequence[ShardEntry]
+) -> Iterable[CommittedTask]:
+    split, shard = 0, 0
+    for signed, num_shards, *skipping in tasks:
+        by_reason, examples = skipping or ({}, [])
+        num_splits = abs(signed)
+        yield CommittedTask(
+            splits=tuple(origins[split : split + num_splits]),
+            shards=tuple(shards[shard : shard + num_shards]),
+            skipped=by_reason,
+            examples=tuple((path, row, reason, message) for path, row, reason, message in examples),
+            is_dropped=signed < 0,
+        )
+        split, shard = split + num_splits, shard + num_shards
+
+
+def find_previous(
+    destination: Path,
+    manifest: Manifest | None,
+    unfinished: Mapping[str, Any] | None,
+    wanted: Mapping[str, Any],
+    files: Sequence[SourceFile],
+    settings: Settings,
+) -> Previous | None:
+    """What this run continues; None when it starts from scratch.
+
+    Args:
+        destination: Folder of the dataset.
+        manifest: The dataset that is there.
+        unfinished: The specification of a run that was stopped.
+        wanted: What this run settles of its specification (`asked_for`).
+        files: The sources.
+        settings: Whether to overwrite.
+
+    Raises:
+        DatasetExists: something is there that this run cannot continue, and `overwrite` is not given.
+    """
+    if manifest is not None:
+        previous = _read_if_sound(destination, manifest, settings)
+        obstacle = _obstacle(previous, wanted, files, settings.pack)
+        if not obstacle:
+            return previous
+        if not settings.overwrite:
+            raise DatasetExists(_refuse(destination, obstacle))
+    if unfinished is not None:
+        reasons = differences(unfinished, wanted)
+        if not reasons:
+            return Previous(specification=Specification.from_json(unfinished))
+        if not settings.overwrite and manifest is None:
+            obstacle = f"an unfinished preparation is there, with a different {'; a different '.join(reasons)}"
+            raise DatasetExists(_refuse(destination, obstacle))
+    return None
+
+
+def _read_if_sound(destination: Path, manifest: Manifest, settings: Settings) -> Previous | None:
+    try:
+        return read_previous(destination, manifest)
+    except FormatError:
+        if settings.overwrite:  # what is damaged is replaced
+            return None
+        raise
+
+
+def _obstacle(
+    previous: Previous | None, wanted: Mapping[str, Any], files: Sequence[SourceFile], pack: tuple[int, ...]
+) -> str:
+    """Why the dataset that is there cannot be continued; "" when it can."""
+    if previous is None:
+        return "the dataset there was not made by `penstock prepare`"
+    reasons = differences(previous.specification.to_json(), wanted)
+    if reasons:
+        return f"the dataset there was made with a different {'; a different '.join(reasons)}"
+    is_current = previous.is_current(files)
+    if previous.specification.shuffle is not None and not is_current:
+        what = f"{counted(len(previous.lost), 'shard')} of it lost" if previous.lost else "other source files"
+        return (
+            f"the dataset there is shuffled, with {what}: where a document is depends on all sources, so everything "
+            "must be prepared again"
+        )
+    if previous.num_appended and not (is_current and previous.pack == pack):
+        appended = counted(previous.num_appended, "sample")
+        return f"another writer has appended {appended} to the dataset there, which this run would drop"
+    return ""
+
+
+def _refuse(destination: Path, obstacle: str) -> str:
+    return f"{destination}: {obstacle}. Pass overwrite=True (--overwrite) to replace it, or choose another destination."

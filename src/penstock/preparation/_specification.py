@@ -1,0 +1,104 @@
+"""What decides the bytes of a prepared dataset, and how two specifications differ.
+
+The specification is stored in the manifest, and beside the tasks of an unfinished run. A task's result is only
+reused under the same specification, so the output of two tokenizers can never end up in one dataset. Workers,
+engine, time and host are not part of it: they decide nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from penstock.identity import digest_json
+from penstock.preparation._settings import Settings
+from penstock.schema import Schema
+from penstock.sources import SourceOptions
+from penstock.transforms import Transform
+
+VERSION = 1
+_WORDS = {
+    "version": "version of the preparation",
+    "transform": "transform",
+    "columns": "columns",
+    "reading": "reading",
+    "shard_bytes": "shard_bytes",
+    "shuffle": "shuffle",
+    "origins": "origins",
+}
+_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Specification:
+    """Everything but the source files that decides the output. On disk it is called a recipe."""
+
+    transform: Mapping[str, Any]
+    """Identity of the transform."""
+    columns: Mapping[str, str]
+    """Columns of the dataset, including the origin where it is one."""
+    reading: Mapping[str, Any]
+    """Identity of the options that sources are read with."""
+    shard_bytes: int
+    task_bytes: int
+    """Raw bytes per task; chosen once, from the size of the first sources, and then kept."""
+    shuffle: int | None
+    origins: Literal["manifest", "column"]
+    version: int = VERSION
+
+    @property
+    def schema(self) -> Schema:
+        """Schema of the dataset."""
+        return Schema.parse(self.columns)
+
+    @property
+    def key(self) -> str:
+        """Short name that changes whenever the specification does."""
+        return digest_json(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, exactly as it comes back from a file."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """What `to_json` gave."""
+        return cls(**fields)
+
+
+def asked_for(transform: Transform, reading: SourceOptions, settings: Settings) -> dict[str, Any]:
+    """What the arguments settle of a specification, before any row has been read."""
+    origins = {} if settings.origins == "auto" else {"origins": settings.origins}
+    return {
+        "version": VERSION,
+        "transform": transform.identity,
+        "reading": reading.identity,
+        "shard_bytes": settings.shard_bytes,
+        "shuffle": settings.shuffle,
+        **origins,
+    }
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """In words, how the specification found differs from what is wanted; `task_bytes` never matters."""
+    return [
+        _describe(words, found.get(field), wanted[field])
+        for field, words in _WORDS.items()
+        if field in wanted and found.get(field) != wanted[field]
+    ]
+
+
+def _describe(words: str, found: Any, wanted: Any) -> str:
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        changed = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+        details = (f"{key} was {_shorten(found.get(key))}, is now {_shorten(wanted.get(key))}" for key in changed)
+        return f"{words} ({'; '.join(details)})"
+    return f"{words} (was {_shorten(found)}, is now {_shorten(wanted)})"
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
