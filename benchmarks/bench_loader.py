@@ -5,7 +5,9 @@
 2. A training step of 20 ms that leaves a core free: what the loader adds to it.
 3. Time to the first batch with 8 worker processes, Penstock's against torch's with spawn.
 4. What the statistics cost.
-5. JPEGs decoded and cropped in `map`, against the same function called bare on all cores.
+5. Small batches, 8 x 128 int64, where all that surrounds a batch weighs more than its gather: in a thread and in
+   two processes, as they are, with one batch per item (no bundles), and with every layout sent anew.
+6. JPEGs decoded and cropped in `map`, against the same function called bare on all cores.
 
 All candidates of a question take turns in each round; figures are medians over rounds.
 """
@@ -29,7 +31,17 @@ import torch
 from _machine import print_result
 
 import penstock
-from penstock.loader import LoaderStatistics, Result, count_computed, count_handed_over
+from penstock.loader import (
+    LoaderStatistics,
+    Pipeline,
+    PlanWork,
+    Result,
+    count_computed,
+    count_handed_over,
+    make_engine,
+    plan_items,
+    steps_per_bundle,
+)
 
 ROW, BATCH = 2048, 32
 
@@ -112,6 +124,53 @@ def throughput(folder: Path, rounds: int) -> dict[str, float]:
     figures["threads, times the best torch with workers"] = medians["penstock, 1 thread"] / best_torch
     figures["processes, times torch with 2 workers"] = medians["penstock, 2 processes"] / medians["torch, 2 workers"]
     return figures
+
+
+def small_batches(folder: Path, rounds: int) -> dict[str, float]:
+    """What bundles and known layouts are for: each is taken away in turn."""
+    rows = np.random.default_rng(0).integers(0, 2**16, (100_000, 128), dtype=np.uint16)
+    with penstock.DatasetWriter(folder / "small", {"tokens": "uint16[128]"}) as writer:
+        writer.write_batch({"tokens": rows})
+    plan = penstock.open(folder / "small").cast(tokens="int64").shuffle(seed=7).batch(8)
+    kinds: dict[str, tuple[Any, int, PlanWork, int]] = {
+        "1 thread": ("thread", 1, PlanWork(plan), steps_per_bundle(plan, 1)),
+        "1 thread, no bundles": ("thread", 1, PlanWork(plan), 1),
+        "2 processes": ("process", 2, PlanWork(plan), steps_per_bundle(plan, 1)),
+        "2 processes, no bundles": ("process", 2, PlanWork(plan), 1),
+        "2 processes, layouts sent anew": ("process", 2, AnewPlanWork(plan), steps_per_bundle(plan, 1)),
+    }
+    pipelines: dict[str, Pipeline] = {}
+    for name, (kind, num_workers, work, num_steps) in kinds.items():
+        engine = make_engine(work, kind=kind, num_workers=num_workers, start_method="forkserver")
+        pipelines[name] = Pipeline(
+            engine, work, LoaderStatistics(), convert=lambda batch: batch, prefetch=32, in_order=True
+        )
+        items = plan_items(plan, 0, None, rank=0, world_size=1, num_parts=1, num_steps=num_steps)
+        pipelines[name].start(items, num_steps)
+    times: dict[str, list[float]] = {name: [] for name in pipelines}
+    for _ in range(4 * rounds):
+        for name, pipeline in pipelines.items():
+            for _ in range(100):
+                pipeline.next()
+            begin = time.perf_counter()
+            for _ in range(1000):
+                pipeline.next()
+            times[name].append((time.perf_counter() - begin) / 1000)
+    for pipeline in pipelines.values():
+        pipeline.close()
+    return {f"8 x 128, {name}, us per batch": 1e6 * statistics.median(values) for name, values in times.items()}
+
+
+class AnewPlanWork(PlanWork):
+    """Batches of a plan whose layout is sent with each of them."""
+
+    def _make_template(self, num_rows: int, num_pieces: int) -> Any:
+        template = super()._make_template(num_rows, num_pieces)
+        template.layout.is_lasting = False
+        return template
+
+    def __reduce__(self) -> Any:
+        return AnewPlanWork, (self.plan,)
 
 
 def step_overhead(folder: Path, rounds: int) -> dict[str, float]:
@@ -259,7 +318,7 @@ def images(folder: Path, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=["throughput", "step", "statistics", "first", "images"])
+    parser.add_argument("--only", choices=["throughput", "step", "statistics", "first", "small", "images"])
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     questions = {
@@ -267,6 +326,7 @@ def main() -> None:
         "step": step_overhead,
         "statistics": statistics_cost,
         "first": first_batch,
+        "small": small_batches,
         "images": images,
     }
     figures: dict[str, float] = {}
