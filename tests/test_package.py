@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -74,6 +75,16 @@ def test_every_extra_is_used_by_the_code():
     code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     imported = {"pillow": "PIL", "penstock": "penstock", "s3fs": "s3"}
     assert [name for name in packages if not re.search(rf"\b{imported.get(name, name)}\b", code)] == []
+
+
+@pytest.mark.parametrize(
+    "path", [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.py")], ids=lambda path: path.name
+)
+def test_scripts_import_names_that_exist(path):
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    asked = [(node.module, name.name) for node in nodes for name in node.names if node.module.startswith("penstock")]
+    missing = [(module, name) for module, name in asked if not hasattr(importlib.import_module(module), name)]
+    assert missing == []
 
 
 def test_the_wheel_holds_the_package_its_types_and_the_licence(tmp_path):
