@@ -337,7 +337,7 @@ def test_a_second_loop_ends_the_first() -> None:
         assert next(first)["x"].tolist() == [0, 1, 2, 3]
         with pytest.warns(UserWarning, match="last 6 rows"):
             second = iter(loader)
-        with pytest.raises(RuntimeError, match="another one was begun"):
+        with pytest.raises(RuntimeError, match="another one was started"):
             next(first)
         assert rows_of(second) == list(range(10))
         third = iter(loader)

@@ -197,7 +197,7 @@ def test_in_a_forked_child_it_refuses_and_can_be_closed() -> None:
         feed.close()
         os._exit(0)
     os.waitpid(pid, 0)
-    assert b"begun before a fork" in os.read(reader, 1000)
+    assert b"started before a fork" in os.read(reader, 1000)
     os.close(reader)
     os.close(writer)
     assert feed.next()[0] == 1

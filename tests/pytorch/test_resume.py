@@ -134,7 +134,7 @@ def test_variables_that_name_no_rank_are_told_and_not_taken_for_a_single_process
 
 @pytest.mark.parametrize(("rank", "world_size"), [("0", "1"), (2, 2), (-1, 2), (0, 0), (True, 2)])
 def test_a_rank_that_cannot_be_is_refused_when_the_loader_is_made(rank: Any, world_size: Any) -> None:
-    with pytest.raises(ValueError, match="ranks are numbers from 0 to world_size - 1"):
+    with pytest.raises(ValueError, match="a rank from 0 to world_size - 1"):
         penstock.DataLoader(numbers(16).batch(8), rank=rank, world_size=world_size)
 
 

@@ -80,7 +80,7 @@ def keepables(batch: Any) -> Iterator[Any]:
 
 
 def _inside(value: Any) -> Sequence[Any] | None:
-    """What a container holds; None for what is none."""
+    """What a container holds; None for anything else."""
     if isinstance(value, Mapping):
         return list(value.values())
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -130,7 +130,7 @@ def _rebuild_sequence(old: Sequence[Any], new: list[Any]) -> Any:
 
 
 def _rebuild_dataclass(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Without its `__init__`, which may compute what it was not made for, and though it be frozen."""
+    """Without its `__init__`, which may do more than assign, and even if it is frozen."""
     clone = copy.copy(value)
     for field in dataclasses.fields(value):
         object.__setattr__(clone, field.name, change(getattr(value, field.name)))

@@ -56,7 +56,7 @@ class Accelerator(Protocol):
 
 
 class StreamAccelerator:
-    """An accelerator of torch's that copies on a stream of its own."""
+    """One of torch's accelerators, with a stream of its own for copies."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.accelerator.current_device_index() if device.index is None else device.index
@@ -73,7 +73,7 @@ class StreamAccelerator:
     def copy(self, value: Any) -> Any:
         """Begin to copy; torch's host allocator knows of it and does not reuse the pinned memory before its end."""
         if is_pinned(value):
-            with contextlib.suppress(TypeError):  # there are those whose `to` takes a device and nothing else
+            with contextlib.suppress(TypeError):  # some have a `to` that takes only a device
                 return value.to(self.device, non_blocking=True)
         return value.to(self.device)
 
@@ -141,11 +141,13 @@ def find_device(device: str | int | torch.device | None) -> torch.device | None:
         raise RuntimeError(
             f"device={str(found)!r} is not available: torch {torch.__version__} finds "
             f"{'no accelerator' if here is None else f'the accelerator {here.type!r}'} here. "
-            "Use device='cpu', or a build of torch with a driver for this device."
+            "Use device='cpu', or install a build of torch and a driver for this device."
         )
     num_devices = torch.accelerator.device_count()
     if found.index is not None and found.index >= num_devices:
-        raise RuntimeError(f"device={str(found)!r} is not available: torch finds {num_devices} of {found.type!r} here.")
+        raise RuntimeError(
+            f"device={str(found)!r} is not available: torch finds {num_devices} {found.type!r} devices here."
+        )
     return found
 
 

@@ -34,7 +34,7 @@ _NUM_UNFINISHED_STEPS = 2
 
 
 class _Copying(NamedTuple):
-    """A batch on its way; without an event it is still on the host, and copied when it is handed over."""
+    """A batch on its way; without an event it is still on the host, and is copied when it is handed over."""
 
     batch: Any
     event: Event | None
@@ -99,13 +99,13 @@ class DeviceFeed:
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
-            raise RuntimeError("This loop was begun before a fork; a device cannot be used on both sides of it.")
+            raise RuntimeError("This loop was started before a fork; a device cannot be used on both sides of it.")
         if self._is_closed:
-            raise RuntimeError("This loop was closed. Begin a new one.")
+            raise RuntimeError("This loop was closed. Start a new one.")
 
 
 def make_feed(source: BatchSource, *, device: torch.device | None, pin_memory: bool) -> Feed | None:
-    """What stands between a source and the training loop; None if nothing has to.
+    """The feed between a source and the training loop; None if none is needed.
 
     `device` comes from `find_device`, `pin_memory` from `wants_pinning`. Copies to a device pin by themselves.
     """

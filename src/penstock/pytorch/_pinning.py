@@ -3,7 +3,7 @@
 Pinned memory comes from torch's own host allocator, which knows which copies are still reading from it. The thread
 does nothing but copy into it: batches are fetched by the caller, and fetched memory is free again once copied.
 
-It is the one thread of a `ThreadPoolExecutor`, which sends it home when it is closed or collected and lets it
+It is the one thread of a `ThreadPoolExecutor`, which stops it when the feed is closed or collected and lets it
 finish when the interpreter exits; the thread itself refers to neither feed nor source.
 """
 
@@ -43,7 +43,7 @@ class HostPinning:
         self._device_index = device_index
 
     def enter_thread(self) -> None:
-        """Leave the other cores to the trainer, and do not open the first device beside one's own."""
+        """Leave the other cores to the trainer, and do not open the first device in addition to this one."""
         torch.set_num_threads(1)
         torch.accelerator.set_device_index(self._device_index)
 
@@ -90,14 +90,15 @@ class PinningFeed:
     def _check(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError(
-                "This loop was begun before a fork; its thread belongs to the parent. Begin a new one in the child."
+                "This loop was started before a fork; its thread belongs to the parent process. "
+                "Start a new one in the child."
             )
         if self._executor is None:
-            raise RuntimeError("This loop was closed. Begin a new one.")
+            raise RuntimeError("This loop was closed. Start a new one.")
 
 
 def wants_pinning(pin_memory: bool, pin_memory_device: str = "") -> bool:
-    """Whether batches are to be pinned, given torch's arguments; warns, in torch's words, of what has no effect."""
+    """Whether torch's arguments ask for pinning; warns, in torch's words, of what has no effect."""
     if not pin_memory:
         return False
     if pin_memory_device:

@@ -1,4 +1,4 @@
-"""One run of a plan: where it stands, the loop that is on, and the pipeline behind it."""
+"""One run of a plan: where it stands, the loop that is running, and the pipeline behind it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class _Loop:
     epoch: int
     """The one that it begins in."""
     end: int | None
-    """Row before which its last batch starts."""
+    """Its last batch starts before this row."""
     num_batches: int | None
-    """Those that an earlier run handed over counted in."""
+    """Including those that an earlier run handed over."""
     num_parts: int
-    """Of a full batch."""
+    """Micro-batches of a full batch."""
 
 
 class PlanRun:
@@ -77,7 +77,9 @@ class PlanRun:
         rank, world_size = self._given_rank or find_rank()
         loop = self._next_loop(world_size)
         if loop.end is None and not has_batches(self.plan):
-            raise ValueError(f"The plan has no batches ({self.plan.num_rows:,} rows), and epochs=None waits for one.")
+            raise ValueError(
+                f"The plan has no batches ({self.plan.num_rows:,} rows), so epochs=None would wait for one for ever."
+            )
         self._num_steps = self._steps_per_item(world_size)
         pipeline = self._start()
         items = plan_items(
@@ -95,7 +97,7 @@ class PlanRun:
         return self._iterate(pipeline, loop)
 
     def __len__(self) -> int:
-        """Batches of the epoch that runs, or comes next, all of them: as in torch, also after a resume."""
+        """All batches of the running epoch, or of the next: as in torch, also after a resume."""
         loop = self._loop
         if loop is None:
             _, world_size = self._given_rank or find_rank()
@@ -111,7 +113,10 @@ class PlanRun:
             StateError: batches do not come in order, so no row says what was handed over.
         """
         if not self.settings.in_order:
-            raise StateError("With in_order=False no single row says which batches were handed over.")
+            raise StateError(
+                "With in_order=False no single row says which batches were handed over, so there is no state. "
+                "Use in_order=True."
+            )
         return self._cursor.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -123,7 +128,7 @@ class PlanRun:
         self._move_to(self._cursor.restore(state).row)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the epoch that runs is not rewound."""
+        """Go to the start of an epoch; the running epoch is not rewound."""
         if type(epoch) is not int or epoch < 0:
             raise ValueError(f"set_epoch({epoch!r}): epochs count from 0.")
         is_running = self._loop is not None and epoch == self._loop.epoch  # its last batch may reach into the next
@@ -133,7 +138,7 @@ class PlanRun:
     def set_workers(self, num_workers: int) -> None:
         """Use more or fewer workers from now on; no batch changes."""
         if type(num_workers) is not int or num_workers < 1:
-            raise ValueError(f"num_workers={num_workers!r}; at least one is needed.")
+            raise ValueError(f"num_workers={num_workers!r}; expected an integer of at least 1.")
         if self.kind == "inline":
             raise ValueError(
                 "This loader has no workers to change: it was made with num_workers=0 or workers='inline'."
@@ -146,7 +151,7 @@ class PlanRun:
     def set_prefetch(self, prefetch: int) -> None:
         """Compute more or fewer batches ahead from now on; no batch changes."""
         if type(prefetch) is not int or prefetch < 1:
-            raise ValueError(f"prefetch={prefetch!r}; at least one is needed.")
+            raise ValueError(f"prefetch={prefetch!r}; expected an integer of at least 1.")
         self._prefetch = prefetch
         if self._pipeline is not None:
             self._change_prefetch(self._pipeline)
@@ -171,7 +176,9 @@ class PlanRun:
         try:
             while True:
                 if self._loop is not loop:
-                    raise RuntimeError("This loop is over: another one was begun on the loader, or its state was set.")
+                    raise RuntimeError(
+                        "This loop is over: another one was started on the loader, or a state was loaded."
+                    )
                 found = take(source, "penstock.wait")
                 if found is None:
                     break
@@ -190,7 +197,7 @@ class PlanRun:
                 self._loop = None
 
     def _hand_over(self, item: Item, loop: _Loop) -> None:
-        """Count a step's rows when the last part of it goes to the user."""
+        """Count a step's rows when its last part goes to the user."""
         if item.part == item.num_parts - 1 and item.next_row > self._row:
             self._row = item.next_row
         self._is_unfinished = loop.end is None or self._row < loop.end
@@ -219,7 +226,7 @@ class PlanRun:
             pipeline.refill()
 
     def _steps_per_item(self, world_size: int) -> int:
-        """Steps that a worker computes as one, so that two such pieces of work per worker fit into the prefetch."""
+        """Steps that a worker computes as one item, so that two items per worker fit into the prefetch."""
         if self.kind == "inline" or not self.settings.in_order:
             return 1
         num_steps = steps_per_bundle(self.plan, world_size)
@@ -253,21 +260,21 @@ class PlanRun:
         return share // size
 
     def _leave_unfinished_epoch(self) -> None:
-        """After a `break`, the next loop is the next epoch, and says which rows it leaves out."""
+        """After a `break`, the next loop is the next epoch; a warning says how many rows it skips."""
         if not self._is_unfinished:
             return
         self._is_unfinished = False
         cursor = self._cursor
         warnings.warn(
             f"The last loop left epoch {cursor.epoch} early: its last {cursor.end_of_epoch - cursor.row:,} rows are "
-            "skipped and the next epoch starts. To go on where it was left instead, call "
+            "skipped and the next epoch starts. To continue where it left off instead, call "
             "loader.load_state_dict(loader.state_dict()) before the loop.",
             stacklevel=4,
         )
         self._row = cursor.end_of_epoch
 
     def _move_to(self, row: int) -> None:
-        """Go to a row; a loop that runs is over, and rows that fill no batch are passed by."""
+        """Go to a row; a running loop is over, and rows that fill no batch are skipped."""
         self._row = self.plan.steps.settle(row) if self.plan.num_rows else row
         self._loop = None
         self._is_unfinished = False

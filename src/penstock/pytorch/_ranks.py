@@ -11,9 +11,13 @@ _SOURCES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
 
 
 def check_rank(rank: int, world_size: int) -> tuple[int, int]:
-    """Both, if there can be such a rank."""
+    """Both, if they are valid.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank!r}, world_size={world_size!r}: ranks are numbers from 0 to world_size - 1.")
+        raise ValueError(f"rank={rank!r}, world_size={world_size!r}: expected a rank from 0 to world_size - 1.")
     return rank, world_size
 
 
@@ -31,8 +35,8 @@ def find_rank() -> tuple[int, int]:
 def _parse(rank_name: str, size_name: str, rank: str, world_size: str) -> tuple[int, int]:
     try:
         return check_rank(int(rank), int(world_size))
-    except ValueError:  # one process that takes itself for all of them would read everyone's rows
+    except ValueError:  # a process that believes it is alone would read every rank's rows
         raise ValueError(
-            f"{rank_name}={rank!r}, {size_name}={world_size!r} in the environment: ranks are numbers from 0 to the "
+            f"{rank_name}={rank!r}, {size_name}={world_size!r} in the environment: expected a rank from 0 to the "
             "number of ranks - 1. Correct or unset them, or give rank= and world_size=."
         ) from None

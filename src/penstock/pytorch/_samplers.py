@@ -2,7 +2,7 @@
 
 A sampler is a function of what it draws from generators when it is started, so that is what a state keeps:
 the generators as they were when the epoch began, and how many batches were handed over. Resuming starts the
-sampler from there and passes over as many batches of indices; no sample is read. A sampler with a `state_dict`
+sampler from there and skips that many batches of indices; no sample is read. A sampler with a `state_dict`
 of its own is asked instead.
 """
 
@@ -70,7 +70,7 @@ class Indices:
         stateful = stateful_sampler(loader)
         if own is not None and stateful is not None:
             stateful.load_state_dict(own)
-        # What workers that live on, then or now, need no seed for must not change what the sampler draws.
+        # Whether workers need a seed, then or now, must not change what the sampler draws.
         self._start(loader, self.draws["seed"])
         self.base_seed = _resumed_seed(saved) if draws_seed else None
         if own is None:
@@ -97,12 +97,12 @@ def draw_seed(generator: torch.Generator | None) -> int:
 
 
 def later_seed(base_seed: int, position: int) -> int:
-    """A seed for workers that go on where those with another have used its numbers up."""
+    """A seed for workers that continue where others have used up the numbers of this one."""
     return (base_seed + position * 0x9E3779B97F4A7C15) % (1 << 63)
 
 
 def innermost_sampler(loader: Any) -> Any:
-    """The sampler that decides on the order: not the one that only cuts it into batches."""
+    """The sampler that decides the order, not the one that only cuts it into batches."""
     sampler = loader._index_sampler
     return sampler.sampler if isinstance(sampler, BatchSampler) and hasattr(sampler, "sampler") else sampler
 
@@ -149,7 +149,7 @@ def restore_generators(loader: Any, draws: dict[str, Any]) -> None:
     if len(generators) != len(saved):
         raise StateError(
             f"The state was saved with {len(saved)} generators given to the loader and its sampler; "
-            f"here there are {len(generators)}, so the order of the data would be another."
+            f"here there are {len(generators)}, so the order of the data would differ."
         )
     for generator, state in zip(generators, saved, strict=True):
         generator.set_state(_decode(state))
@@ -157,7 +157,7 @@ def restore_generators(loader: Any, draws: dict[str, Any]) -> None:
 
 @contextmanager
 def _restored_generators(loader: Any, draws: dict[str, Any]) -> Iterator[None]:
-    """All generators as they were then; the global ones only inside the block, for they belong to the user."""
+    """All generators as they were then; the global ones, which are the user's, only inside the block."""
     restore_generators(loader, draws)
     with preserve_generators():
         if "torch" in draws:
@@ -172,7 +172,7 @@ def _restored_generators(loader: Any, draws: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
-    """Whatever is drawn in the block, afterwards the global generators are as before."""
+    """Put the global generators back as they were, whatever is drawn in the block."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

@@ -1,4 +1,7 @@
-"""Loading a torch dataset: starts loops, and knows where the last one stands."""
+"""Loading a torch dataset: starts loops, and knows where the last one stands.
+
+The state is what `state_dict` writes, version 1: plain data, from the loop's progress and the sampler's generators.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ _STATE_VERSION = 1
 
 
 class TorchRun:
-    """What `DataLoader` does when it is given a torch dataset. All settings are the loader's attributes, read late."""
+    """What `DataLoader` does with a torch dataset. Settings are the loader's attributes, read when a loop starts."""
 
     def __init__(self, loader: Any) -> None:
         self._find_loader = weakref.ref(loader)
@@ -53,7 +56,7 @@ class TorchRun:
         self._saved: dict[str, Any] | None = None
         self._base_seed: int | None = None
         self._workers_lived_on = False
-        """Whether a state was loaded in which the next epoch has its workers already, and draws no seed for them."""
+        """Whether a state was loaded from a run whose next epoch had its workers already, and drew no seed for them."""
         self._find_batches: weakref.ref[TorchBatches] | None = None
 
     @property
@@ -98,7 +101,10 @@ class TorchRun:
         if self._saved is not None:
             return copy.deepcopy(self._saved)
         if not loader.in_order and loader.num_workers:
-            raise StateError("With in_order=False no single position says which batches were handed over.")
+            raise StateError(
+                "With in_order=False no single position says which batches were handed over, so there is no state. "
+                "Use in_order=True."
+            )
         state = _description(loader)
         if progress is None or progress.is_finished:
             live_on = self._workers_lived_on if progress is None else loader._iterator is not None
@@ -125,7 +131,7 @@ class TorchRun:
         """
         loader = self._loader
         if not isinstance(state, dict) or state.get("version") != _STATE_VERSION or "position" not in state:
-            raise StateError(f"This is no state of version {_STATE_VERSION} of a loader of a torch dataset.")
+            raise StateError(f"This is not a state of a torch dataset's loader, version {_STATE_VERSION}.")
         for key, here in _description(loader).items():
             if state.get(key) != here:
                 raise StateError(f"The state was saved with {key}={state.get(key)!r}; here it is {here!r}.")
@@ -142,18 +148,18 @@ class TorchRun:
             self._base_seed = state["base_seed"]
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the epoch to whatever wants to know it: the sampler, the batch sampler, the dataset."""
+        """Pass the epoch on to whatever has a `set_epoch`: the sampler, the batch sampler, the dataset."""
         loader = self._loader
         for owner in {id(o): o for o in (innermost_sampler(loader), loader._index_sampler, loader.dataset)}.values():
             if callable(getattr(owner, "set_epoch", None)):
                 owner.set_epoch(epoch)
 
     def set_workers(self, num_workers: int) -> None:
-        """Not for torch datasets: which worker computes a batch decides on its random numbers."""
+        """Not for torch datasets: a batch's random numbers depend on which worker computes it."""
         raise ValueError(f"set_workers({num_workers}): workers of a torch dataset have state and cannot change.")
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Not for torch datasets: set `loader.prefetch_factor`, which the next loop takes."""
+        """Not for torch datasets: set `loader.prefetch_factor`, which the next loop uses."""
         raise ValueError(f"set_prefetch({prefetch}): for a torch dataset set loader.prefetch_factor, per worker.")
 
     def stats(self) -> LoaderStatistics:
@@ -271,7 +277,7 @@ def _description(loader: Any) -> dict[str, Any]:
 
 
 def _order_of_ranks(sampler: Any) -> dict[str, Any]:
-    """What decides on the order of a sampler that splits over ranks; all of them may load the state of one."""
+    """What decides the order of a sampler that splits over ranks; all of them may load the state of one."""
     names = ("num_replicas", "shuffle", "seed") if isinstance(sampler, DistributedSampler) else ()
     return {name: getattr(sampler, name, None) for name in names}
 

@@ -1,4 +1,4 @@
-"""What people want to be told, once, in plain words."""
+"""Warnings, each given once per process and shown at the user's line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _said: set[str] = set()
 
 
 def warn_once(key: str, message: str) -> None:
-    """Warn the first time in this process that something with this key is to be said."""
+    """Warn, the first time in this process that this key comes up."""
     if key not in _said:
         _said.add(key)
         torch_package = str(Path(torch.__file__).parent / "utils" / "data")
@@ -31,19 +31,19 @@ def warn_too_many_workers(num_workers: int) -> None:
         better = f"{cpus - 1} or {cpus}" if cpus > 1 else "1"
         warn_once(
             f"workers {num_workers}",
-            f"This DataLoader will create {num_workers} worker processes in total, and this job may use {cpus} "
-            f"processor{'s' if cpus > 1 else ''}. They would take turns, also with the training loop: "
-            f"num_workers={better} is likely to be faster, unless they mostly wait for a network.",
+            f"This DataLoader will create {num_workers} worker processes in total, but this job may use only {cpus} "
+            f"processor{'s' if cpus > 1 else ''}. They would compete with each other and with the training loop: "
+            f"num_workers={better} is likely to be faster, unless workers mostly wait for a network.",
         )
 
 
 def warn_odd_batch_size(batch_size: int) -> None:
-    """Matrix units of accelerators take 8 rows at a time; small batches do not fill them anyway."""
+    """Matrix units of accelerators work on 8 rows at a time; small batches do not fill them anyway."""
     if batch_size > _FAST_MULTIPLE and batch_size % _FAST_MULTIPLE:
         lower = batch_size // _FAST_MULTIPLE * _FAST_MULTIPLE
         warn_once(
             f"batch {batch_size}",
-            f"batch_size={batch_size} is not a multiple of {_FAST_MULTIPLE}, which matrix units work in: "
+            f"batch_size={batch_size} is not a multiple of {_FAST_MULTIPLE}, the size that matrix units work in: "
             f"{lower} or {lower + _FAST_MULTIPLE} costs about the same time or less per sample.",
         )
 
@@ -54,45 +54,45 @@ def warn_slow_pickling(seconds: float, num_bytes: int, name: str) -> None:
         warn_once(
             f"pickle {name}",
             f"Sending {name} to the workers took {seconds:.1f} s ({num_bytes / 1e6:,.0f} MB, and each worker has "
-            "a copy). Keep the data in arrays in files (np.load(mmap_mode='r'), penstock.open) and open them in "
+            "a copy). Keep the data as arrays in files (np.load(mmap_mode='r'), penstock.open) and open them in "
             "the worker, or use multiprocessing_context='fork', which copies nothing.",
         )
 
 
 def warn_repeating_workers(name: str, workers: tuple[int, int]) -> None:
-    """Each worker goes through the whole of an iterable dataset."""
+    """Each worker reads all of an iterable dataset."""
     warn_once(
         f"repeats {name}",
         f"Workers {workers[0]} and {workers[1]} began with the same batches, and {name} did not ask which worker it "
-        "is in: every sample will come once per worker. Let its __iter__ take a share by "
+        "is in: every sample will come once per worker. Have its __iter__ take a share by "
         "torch.utils.data.get_worker_info().id and .num_workers, or use penstock.stream, or num_workers=1.",
     )
 
 
 def warn_reading_again(name: str, num_batches: int) -> None:
-    """An iterable dataset without a state is resumed by reading it from its beginning."""
+    """An iterable dataset without a state is resumed by reading it again."""
     warn_once(
         f"again {name}",
-        f"{name} has no state_dict(): to go on where the state stands it is read again from the beginning, and "
-        f"{num_batches:,} batches are passed over. That is exact only if it yields the same samples again. Give it, "
+        f"{name} has no state_dict(): to resume, it is read again from the beginning, and "
+        f"{num_batches:,} batches are skipped. That is exact only if it yields the same samples again. Give it, "
         "or the iterator that its __iter__ returns, state_dict() and load_state_dict(); penstock.stream has them.",
     )
 
 
 def warn_of_second_split() -> None:
-    """Accelerate splits iterable datasets over processes, also those that have split themselves."""
+    """Accelerate splits iterable datasets over processes, even those that split themselves."""
     state = sys.modules.get("accelerate.state")
     if state is not None and state.is_initialized() and state.AcceleratorState().num_processes > 1:
         warn_once(
             "second split",
-            "This stream gives each rank its share of the files, and a loader that accelerator.prepare or Trainer has "
-            "made of torch's splits it once more: records would be lost. Put it into penstock.DataLoader, which "
-            "Accelerate leaves as it is, or leave the splitting to Accelerate: stream(..., rank=0, world_size=1).",
+            "This stream gives each rank its share of the files, and the loader that accelerator.prepare or Trainer "
+            "made splits it again: records would be lost. Use penstock.DataLoader, which Accelerate leaves alone, or "
+            "leave the splitting to Accelerate: stream(..., rank=0, world_size=1).",
         )
 
 
 def _warn_outside(packages: tuple[str, ...], message: str) -> None:
-    """Warn at the innermost line that is not of these packages: the user's."""
+    """Warn at the innermost line outside these packages: the user's."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(packages):
         frame, level = frame.f_back, level + 1

@@ -135,7 +135,7 @@ class WorkerBatches:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise RuntimeError("This loop was begun before a fork; its workers belong to the parent process.")
+            raise RuntimeError("This loop was started before a fork; its workers belong to the parent process.")
 
     def _submit(self) -> None:
         """Give the next index, if there is one, to the worker whose turn it is."""
