@@ -23,6 +23,7 @@ from penstock.errors import CorruptionError, FormatError
 from penstock.shards import ShardFolder, _blocks
 from penstock.shards._checksums import BLOCK_BYTES, block_checksums, checksum, join_checksums
 from penstock.shards._look_ahead import LOOK_AHEAD, LookAhead
+from penstock.shards._table import READY, STATE
 
 from .strategies import scratch, shard_paths
 
@@ -58,8 +59,7 @@ def chain() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(_blocks, "_FIRST_STRETCH", 8)  # several to a shard of 33 MiB
-    monkeypatch.setattr(_blocks, "_LONGEST_STRETCH", 16)
+    monkeypatch.setattr(_blocks, "_AHEAD", 16)  # several to a shard of 33 MiB
     LOOK_AHEAD.stop()
     yield
     LOOK_AHEAD.stop()
@@ -102,16 +102,31 @@ def test_damage_comes_with_the_first_read_that_needs_it_and_no_sooner(io: Any, b
         assert read_in_order(ds, min(first_row + BLOCK_BYTES // ROW_BYTES, NUM_ROWS)) == NUM_ROWS
 
 
-def test_a_reader_who_goes_on_to_the_next_shard_finds_it_checked(chain: Path) -> None:
+def test_what_was_checked_ahead_is_not_checked_again(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = penstock.open(long, io="map")
+    assert isinstance(ds.storage, ShardFolder)
+    read_in_order(ds, 0, 150)  # into the third window
+    assert LOOK_AHEAD._job is not None
+    LOOK_AHEAD._job.result()
+    flags = ds.storage.shards.open_shard(0).blocks.flags(ds.storage.shards.open_shard(0).layout.tensors["x"])
+    ahead = int(np.flatnonzero(flags)[-1]) + 1
+    assert ahead > 24
+    checked: list[int] = []
+    match = _blocks.ChecksumBlocks._match
+    monkeypatch.setattr(
+        _blocks.ChecksumBlocks, "_match", lambda self, *blocks: checked.append(blocks[1]) or match(self, *blocks)
+    )
+    read_in_order(ds, 150)
+    assert min(checked) == ahead
+
+
+def test_a_reader_of_several_shards_finds_all_of_them_checked(chain: Path) -> None:
     ds = penstock.open(chain, io="map")
     assert isinstance(ds.storage, ShardFolder)
-    second = int(ds.storage.starts[1])
-    read_in_order(ds, 0, second - 1)
-    LOOK_AHEAD.stop()  # waits for what is in hand, and ends it
-    assert ds.storage.shards.open_shard(1).blocks.flags(ds.storage.shards.open_shard(1).layout.tensors["x"]).any()
-    assert read_in_order(ds, second - 1) == NUM_ROWS
+    assert read_in_order(ds) == NUM_ROWS
     for number in range(len(ds.storage.manifest.shards)):
         assert ds.storage.shards.open_shard(number).is_checked(ds.schema["x"])
+        assert ds.storage.shards.table.rows[number, ds.storage.shards.slots["x"] + STATE] == READY
 
 
 @pytest.mark.parametrize("io", IOS)
@@ -207,12 +222,12 @@ def test_python_exits_in_the_middle_and_reads_on_while_it_does(long: Path) -> No
 def test_one_job_at_a_time() -> None:
     look_ahead, gate = LookAhead(), threading.Event()
     try:
-        job = look_ahead.start(gate.wait)
-        assert job is not None
-        assert look_ahead.start(gate.wait) is None
+        assert look_ahead.start(gate.wait)
+        assert not look_ahead.start(gate.wait)
         gate.set()
-        assert job.result()
-        assert look_ahead.start(gate.wait) is not None
+        assert look_ahead._job is not None
+        assert look_ahead._job.result()
+        assert look_ahead.start(gate.wait)
     finally:
         gate.set()
         look_ahead.stop()

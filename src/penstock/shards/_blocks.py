@@ -1,9 +1,22 @@
 """Which blocks of a shard were checked, and checking them.
 
-A block is checked once, before its first use, outside the gather. Where blocks are met in order, the
-rest of a window of eight (4 MiB) is checked with it, by one call over all of it; where they are met at
-random only the block itself is, so that a sample pulls half a megabyte from disk and not a shard. Once
-windows follow each other, the next ones are checked ahead of the reader (`_look_ahead`).
+    reader meets a block -> checked already? -> go on
+                          | no
+                          v
+                         check it, and with it the rest of its window where blocks are met in order
+                          | the two windows before were checked, too
+                          v
+                         a second thread checks the next `_AHEAD` windows meanwhile (`_look_ahead`)
+
+A block is checked once, before its first use, outside the gather. Where blocks are met in order, a window of eight
+(4 MiB) is checked by one call; where they are met at random only the block itself is, so that a sample pulls half a
+megabyte from disk and not a shard.
+
+# NOTE [nothing is lost ahead]
+#   A window that is damaged or cannot be read stays unchecked, and that is all. The reader who comes to it checks
+#   again, and raises there: the error names file and block, and comes only with their first use. A reader who comes
+#   before the thread does checks for itself. The last block of a tensor is always left to a reader, who then notes
+#   that all of it was checked.
 """
 
 from __future__ import annotations
@@ -15,12 +28,11 @@ from penstock.errors import CorruptionError, PenstockError
 from penstock.filesystem import FileReader
 from penstock.shards._checksums import BLOCK_BYTES, checksum, join_checksums, num_blocks
 from penstock.shards._layout import CHECKSUMS, Layout, Tensor
-from penstock.shards._look_ahead import LOOK_AHEAD, Stretch
+from penstock.shards._look_ahead import LOOK_AHEAD
 
 WINDOW_BYTES = 4 << 20
 _WINDOW = WINDOW_BYTES // BLOCK_BYTES
-_FIRST_STRETCH, _LONGEST_STRETCH = 8 * _WINDOW, 32 * _WINDOW  # each is twice as long as the one before
-_SHORTEST_RUN = 2  # windows in order, from which on a reader is taken to go on
+_AHEAD = 16 * _WINDOW  # a reader checks one window in 17, and one who stops has wasted 64 MiB of checking at most
 
 
 class Checks:
@@ -42,11 +54,6 @@ class ChecksumBlocks:
         self._layout = layout
         self._table_checksum = table_checksum
         self._table: list[int] | None = None
-        self._ahead: dict[str, Stretch] = {}
-        self._through: dict[str, int] = {}
-        """Tensors that were checked ahead to their end, and how long the next stretch would have been."""
-        self._runs: dict[str, tuple[int, int]] = {}
-        """For each tensor, the block that would go on with the last check, and how many checks did so before it."""
 
     def flags(self, tensor: Tensor) -> NDArray[np.bool_]:
         """Which blocks of a tensor were checked."""
@@ -79,7 +86,7 @@ class ChecksumBlocks:
         """
         flags = self.flags(tensor)
         first, last = begin // BLOCK_BYTES, num_blocks(end)
-        if flags[first:last].all() or self._were_checked_ahead(tensor, first, last):
+        if flags[first:last].all():
             return
         window = last
         if first == 0 or flags[first - 1]:
@@ -88,29 +95,13 @@ class ChecksumBlocks:
             window = last  # damage behind what is wanted waits for its own reader
             self._check(tensor, first, last)
         flags[first:window] = True
-        if self._length_of_run(tensor, first, window) >= _SHORTEST_RUN:
-            # The window between keeps the reader busy meanwhile.
-            self.look_ahead(tensor, window + _WINDOW, _FIRST_STRETCH)
+        if first >= 2 * _WINDOW and flags[first - 2 * _WINDOW : first].all():
+            self._look_ahead(tensor, window)
 
-    def take_through(self) -> dict[str, int]:
-        """Tensors whose reader will go on in the next shard, each told once, with the length of its next stretch."""
-        through, self._through = self._through, {}
-        return through
-
-    def look_ahead(self, tensor: Tensor, first: int, length: int) -> None:
-        """Begin to check about `length` blocks from `first` on in the background, if that can be done now."""
-        earlier = self._ahead.get(tensor.name)
-        end = num_blocks(tensor.num_bytes)
-        last = end if first + length + length // 2 > end else first + length  # no short stretch at the end
-        if first >= last:
-            self._through[tensor.name] = length
-            return
-        if earlier is not None and (earlier.last > first or not earlier.job.done()):
-            return
-        trip = (first + last) // 2
-        job = LOOK_AHEAD.start(lambda: self._check_ahead(tensor, first, last, trip))
-        if job is not None:
-            self._ahead[tensor.name] = Stretch(first, last, trip, length, job)
+    def _look_ahead(self, tensor: Tensor, first: int) -> None:
+        last = min(first + _AHEAD, num_blocks(tensor.num_bytes) - 1)
+        if first < last:
+            LOOK_AHEAD.start(lambda: self._check_ahead(tensor, first, last))
 
     def _check(self, tensor: Tensor, first: int, last: int) -> None:
         """Check blocks `first` to `last`, a window at a time."""
@@ -130,34 +121,14 @@ class ChecksumBlocks:
         found = checksum(self.read(tensor, first * BLOCK_BYTES, last * BLOCK_BYTES))
         return found == join_checksums(expected)
 
-    def _length_of_run(self, tensor: Tensor, first: int, last: int) -> int:
-        """How many checks, the one of blocks `first` to `last` included, began where the one before ended."""
-        expected, length = self._runs.get(tensor.name, (0, 0))
-        length = length + 1 if first == expected else 1
-        self._runs[tensor.name] = (last, length)
-        return length
-
-    def _were_checked_ahead(self, tensor: Tensor, first: int, last: int) -> bool:
-        """Whether blocks `first` to `last` were checked ahead; once all of a stretch were, the next one is begun."""
-        stretch = self._ahead.get(tensor.name)
-        if stretch is None or not stretch.overlaps(first, last):
-            return False
-        is_mine = stretch.is_over_by_now() and self._ahead.pop(tensor.name, None) is stretch
-        if is_mine and stretch.job.result():
-            self.flags(tensor)[stretch.trip] = True
-            self.look_ahead(tensor, stretch.last, min(2 * stretch.length, _LONGEST_STRETCH))
-        return bool(self.flags(tensor)[first:last].all())
-
-    def _check_ahead(self, tensor: Tensor, first: int, last: int, trip: int) -> bool:
-        """Check and flag blocks `first` to `last`, all but `trip`: NOTE [nothing is lost ahead]."""
+    def _check_ahead(self, tensor: Tensor, first: int, last: int) -> None:
+        """Check and flag blocks `first` to `last`, up to the first damage: NOTE [nothing is lost ahead]."""
         flags = self.flags(tensor)
         for begin in range(first, last, _WINDOW):
             end = min(begin + _WINDOW, last)
             if LOOK_AHEAD.is_stopping or not self._are_sound(tensor, begin, end):
-                return False
-            flags[begin : min(trip, end)] = True
-            flags[max(begin, trip + 1) : end] = True
-        return True
+                return
+            flags[begin:end] = True
 
     def _are_sound(self, tensor: Tensor, first: int, last: int) -> bool:
         try:

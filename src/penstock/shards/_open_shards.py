@@ -17,7 +17,6 @@ the parent would not be released.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import os
 import resource
 import threading
@@ -30,7 +29,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PenstockError
 from penstock.filesystem import MappedFile
 from penstock.schema import Column, offsets_of
 from penstock.shards._blocks import Checks
@@ -184,12 +182,11 @@ class OpenShards:
             shard.check_samples(column, begin, end)
 
     def _note_checked(self, column: Column, number: int, shard: Shard) -> None:
-        """Let readers know when the last window of a column was checked, and look ahead into the next shard."""
+        """Let readers know when the last window of a column was checked."""
         if self._io == "map" and shard.is_checked(column):
             with self._lock:
                 if self._shards.get(number) is shard:
                     self.table.rows[number, self.slots[column.name] + STATE] = READY
-        self._go_on(number, shard.blocks.take_through())
 
     def _open(self, number: int) -> Shard:
         entry = self._manifest.shards[number]
@@ -202,14 +199,6 @@ class OpenShards:
         else:
             self._checks[number] = checks
         return shard
-
-    def _go_on(self, number: int, through: dict[str, int]) -> None:
-        """Look ahead from the end of a shard into the next one."""
-        if through and number + 1 < len(self._manifest.shards):
-            with contextlib.suppress(PenstockError, OSError):  # whoever reads there will be told
-                shard = self.open_shard(number + 1)
-                for name, length in through.items():
-                    shard.blocks.look_ahead(shard.layout.tensors[name], 0, length)
 
     def _value_starts(self, column: Column) -> NDArray[np.int64]:
         if not column.is_ragged:
