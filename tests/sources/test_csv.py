@@ -110,7 +110,7 @@ def test_headers_tell_delimiters_columns_and_mistakes(tmp_path: Path) -> None:
         gather(write(tmp_path / "b.csv", b"x,x\n1,2\n"))
     with pytest.raises(SchemaError, match=r"the header has 'x;y'\. Do its fields end with ';'"):
         gather(write(tmp_path / "c.csv", b"x;y\n1;2\n"), columns=("x",))
-    with pytest.raises(FormatError, match=r"utf16\.csv: this is UTF-16"):
+    with pytest.raises(FormatError, match=r"utf16\.csv: the file is UTF-16"):
         gather(write(tmp_path / "utf16.csv", "x,y\n".encode("utf-16")))
     assert gather(write(tmp_path / "c.csv", b"x;y\n1;2\n"), delimiter=";")[0] == [{"x": "1", "y": "2"}]
     assert gather(write(tmp_path / "d.tsv", b"x\ty\n1\t\n"))[0] == [{"x": "1", "y": ""}]
@@ -128,3 +128,16 @@ def test_other_encodings_become_utf8(tmp_path: Path) -> None:
     assert values(gather(path, encoding="latin-1")[0]) == ["naïve", "ÿ"]
     rows, [error] = gather(write(tmp_path / "b.csv", b"text\n\x81\nok\n"), encoding="cp1252")
     assert (values(rows), error.reason) == (["ok"], "invalid_utf8")
+
+
+@pytest.mark.parametrize("options", [{}, {"quote": None}, {"quoted_newlines": False}])
+def test_lines_that_end_with_a_carriage_return_alone_are_rows(tmp_path: Path, options: dict) -> None:
+    path = write(tmp_path / "a.csv", b"x,y\r1,2\r3,4\r")
+    assert gather(path, **options)[0] == [{"x": "1", "y": "2"}, {"x": "3", "y": "4"}]
+
+
+def test_a_block_that_ends_between_return_and_newline_needs_no_larger_one(tmp_path: Path) -> None:
+    rows = [{"x": f"{number:05}", "y": '"q\r\nr"'} for number in range(60_000)]
+    content = b"x,y\r\n" + b"".join(f'{row["x"]},"""q\r\nr"""\r\n'.encode() for row in rows)
+    path = write(tmp_path / "a.csv", content)
+    assert gather(path, batch_bytes=1000, max_record_bytes=1000)[0] == rows

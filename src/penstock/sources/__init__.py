@@ -9,11 +9,10 @@ the objects that were given as sources, by name.
 from penstock.sources._formats import format_of
 from penstock.sources._listing import Source, list_files, list_passed_over
 from penstock.sources._listing_local import changed_since
-from penstock.sources._model import Records, RowError, SourceFile, Split
+from penstock.sources._model import Records, RowError, Rows, SourceFile, Split
 from penstock.sources._objects import IterableSource
 from penstock.sources._options import Format, SourceOptions, TextUnit
-from penstock.sources._reading import peek_split, read_split
-from penstock.sources._rows import Rows, read_rows, why_whole
+from penstock.sources._reading import peek_split, read_rows, read_split, why_whole
 from penstock.sources._splitting import class_names, plan_splits
 
 __all__ = [

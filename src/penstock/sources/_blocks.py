@@ -1,44 +1,35 @@
-"""Whole records out of a stream of bytes, for formats whose records end with a separator.
+"""Whole records out of the bytes of a file: the one block reader, for `read_split` and `read_rows` alike.
 
-A byte range owns the records that begin in it, so ranges are cut anywhere, without reading the file,
-and every record still belongs to exactly one. A reader of [begin, end) looks for its first record from a safe
-point (see `_borders`) before `begin`, and reads past `end` until its last record is complete.
+    split -> record_blocks -> Block, Block, ...     each begins where the one before it ended
 
-Memory is one block and the rest of its last record: a record of n bytes takes n while it arrives and
-n joined. One longer than `max_record_bytes` (and a block) is dropped as it arrives, and reported.
+A byte range owns the records that begin in it, so ranges are cut anywhere, without reading the file, and every
+record still belongs to exactly one. A reader of [begin, end) looks for its first record from `begin` on, reads up to
+`end`, then by small steps until its last record is complete: the end of a record at a border is read twice. A block's
+offset is enough to go on from there later.
+
+Memory is one block and the rest of its last record: a record of n bytes takes n while it arrives and n joined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal
 
-from penstock.errors import StorageError
-from penstock.sources._borders import first_border, last_border, safe_point
+from penstock.errors import DatasetChanged, FormatError, StorageError
+from penstock.sources._borders import RecordEnds, Separated, first_border, safe_point
+from penstock.sources._files import ByteStream, SeekableBytes, as_seekable, open_stream, read_exactly, skip_to
+from penstock.sources._model import RowError, Split
+from penstock.sources._options import SourceOptions
+from penstock.sources._remote import is_remote
 
-_STEP_BYTES = 64 << 10
+OnLong = Literal["drop", "raise"]
+"""What a record longer than `max_record_bytes` (and a block) does: it is dropped as it arrives and becomes a block that
+says so, or it raises `FormatError` as soon as it is too long."""
+
 _LOOK_BACK_BYTES = 256  # and eight times as much when a run of separators is longer
-_MOST_BYTES_AT_ONCE = 16 << 20  # a read takes a buffer of the size asked for, however little arrives
-
-
-class ByteStream(Protocol):
-    """Bytes in order."""
-
-    def read(self, num_bytes: int, /) -> bytes:
-        """At most `num_bytes`, and none only at the end."""
-        ...
-
-
-class SeekableBytes(ByteStream, Protocol):
-    """Bytes in order, from anywhere."""
-
-    path: str
-    size: int
-
-    def seek(self, offset: int, /) -> int:
-        """Go on from byte `offset`."""
-        ...
+_STEP_BYTES = 512
+_REMOTE_STEP_BYTES = 4 << 10  # each step is a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,89 +42,185 @@ class Block:
     dropped_bytes: int = 0
     """Not 0 when the block stands for one record that was too long to keep; `data` is empty then."""
 
+    def too_long(self, path: str, row: int, noun: str) -> RowError:
+        """Why the one record of this block was dropped."""
+        message = f"the {noun} at byte {self.offset:,} has {self.dropped_bytes:,} bytes, more than max_record_bytes."
+        return RowError(path, row, "too_long", message)
 
-def range_blocks(
-    file: SeekableBytes, begin: int, end: int, separator: bytes, *, block_bytes: int, max_record_bytes: int
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record's first byte, and what was read from there on already: the file stands behind that."""
+
+    offset: int
+    data: bytes = b""
+
+
+def record_blocks(
+    split: Split, options: SourceOptions, separator: bytes, place: int | None, on_long: OnLong
 ) -> Iterator[Block]:
-    """Blocks of the records that begin in bytes [begin, end) of `file`."""
-    if file.size < end:
-        raise StorageError(
-            f"{file.path}: the file has {file.size:,} bytes, and had at least {end:,} when it was listed. "
-            "Something cut it since; restore it, then list the sources again."
-        )
-    found = find_first_record(file, begin, end, separator) if begin else FirstRecord(0, b"", 0)
-    if found is not None:
-        start = found.place + found.border
-        file.seek(start)
-        yield from stream_blocks(
-            file, separator, offset=start, end=end, block_bytes=block_bytes, max_record_bytes=max_record_bytes
-        )
+    """Blocks of the records of a split, from the one at `place` on, or from its first.
+
+    Raises:
+        FormatError: a record is too long, and that raises.
+        StorageError: the file is shorter than when it was listed.
+        DatasetChanged: no record begins at `place`.
+    """
+    with open_stream(split.path, options) as stream:
+        file = as_seekable(stream)
+        if file is None or split.end < 0:
+            skip_to(stream, split.path, place or 0)
+            yield from blocks_to_end(stream, split.path, options, Entry(place or 0), Separated(separator), on_long)
+        else:
+            chosen = ByteRange(file, split.begin, split.end, separator)
+            yield from chosen.blocks(options, place, on_long)
 
 
-def stream_blocks(
-    stream: ByteStream,
-    separator: bytes,
-    *,
-    block_bytes: int,
-    max_record_bytes: int,
-    offset: int = 0,
-    end: int | None = None,
+def blocks_to_end(
+    stream: ByteStream, path: str, options: SourceOptions, entry: Entry, ends: RecordEnds, on_long: OnLong
 ) -> Iterator[Block]:
-    """Blocks of the records from here on that begin before `end`; `stream` stands at a record, at `offset`."""
-    collector = _Collector(offset, separator, max_record_bytes)
-    while end is None or collector.offset < end:
-        chunk = stream.read(block_bytes)
-        blocks = collector.add(chunk) if chunk else collector.rest()
-        for block in blocks:
-            if end is None or block.offset < end:
-                yield _before(block, separator, end)
-        if not chunk:
+    """Blocks from an entry to the end of a file."""
+    collector = _Collector(path, entry.offset, ends, options.max_record_bytes, on_long)
+    chunk = entry.data or stream.read(options.batch_bytes)
+    while chunk:
+        yield from collector.add(chunk)
+        chunk = stream.read(options.batch_bytes)
+    yield from collector.rest()
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Records that begin in bytes [begin, end) of a file, each of which ends with `separator`."""
+
+    file: SeekableBytes
+    begin: int
+    end: int
+    separator: bytes
+
+    def blocks(
+        self, options: SourceOptions, place: int | None, on_long: OnLong, known: Entry | None = None
+    ) -> Iterator[Block]:
+        """Blocks from the record at `place` on, or from the first one, which may be known already."""
+        self._check_size()
+        if max(self.begin, place or 0) >= self.end:
             return
+        entry = known or (self._enter(options.batch_bytes) if place is None else self._enter_again(place))
+        if entry is not None:
+            ends = Separated(self.separator)
+            collector = _Collector(self.file.path, entry.offset, ends, options.max_record_bytes, on_long)
+            yield from self._collect(collector, entry, options.batch_bytes)
 
+    def _collect(self, collector: _Collector, entry: Entry, block_bytes: int) -> Iterator[Block]:
+        position, chunk = entry.offset, entry.data
+        step_bytes = _REMOTE_STEP_BYTES if is_remote(self.file.path) else _STEP_BYTES
+        while collector.offset < self.end:
+            num_left = self.end - position
+            if not chunk and num_left > 0:
+                chunk = self.file.read(min(block_bytes, num_left))
+            elif not chunk and self.end < self.file.size:  # the last record goes on behind the end
+                chunk = self.file.read(step_bytes)
+                step_bytes = min(2 * step_bytes, max(block_bytes, step_bytes))
+            if not chunk:
+                yield from collector.rest()
+                return
+            position += len(chunk)
+            for block in collector.add(chunk):
+                if block.offset < self.end:
+                    yield self._before_end(block)
+            chunk = b""
 
-def _before(block: Block, separator: bytes, end: int | None) -> Block:
-    """The block without records that begin at `end` or after it."""
-    if end is None or block.offset + len(block.data) <= end:
-        return block
-    return Block(
-        block.offset, block.data[: first_border(block.data, separator, end - block.offset)], block.dropped_bytes
-    )
+    def _before_end(self, block: Block) -> Block:
+        """The block without records that begin at the end of the range or behind it."""
+        if block.dropped_bytes or block.offset + len(block.data) <= self.end:
+            return block
+        return Block(block.offset, block.data[: first_border(block.data, self.separator, self.end - block.offset)])
+
+    def _enter(self, step_bytes: int) -> Entry | None:
+        """Where the first record begins, and what was read from there on; None when no record begins in the range."""
+        if self.begin == 0:
+            self.file.seek(0)
+            return Entry(0)
+        place, data = self._look_back()
+        while True:
+            border = first_border(data, self.separator, max(self.begin - place, 0))
+            if border is not None:
+                return Entry(place + border, data[border:]) if place + border < self.end else None
+            # No border from `begin` on, so what can still matter is a separator that has only begun.
+            keep = max(0, len(data) - len(self.separator) + 1)
+            num_left = self.end - 1 - place - len(data)
+            chunk = self.file.read(min(step_bytes, num_left)) if num_left > 0 else b""
+            if not chunk:
+                return None
+            place, data = place + keep, data[keep:] + chunk
+
+    def _look_back(self) -> tuple[int, bytes]:
+        """A safe point before the separators that can end at `begin`, and the bytes from there on that were read."""
+        file, begin, separator = self.file, self.begin, self.separator
+        reach = len(separator) - 1
+        if not reach:
+            return file.seek(begin - 1), b""
+        window = _LOOK_BACK_BYTES
+        while True:
+            start = max(begin - len(separator) - window, 0)
+            file.seek(start)
+            data = read_exactly(file, begin + reach - start)
+            place = safe_point(data, separator, max(begin - len(separator) - start, 0))
+            if place >= reach or start == 0:
+                return start + place, data[place:]
+            window *= 8
+
+    def _enter_again(self, place: int) -> Entry:
+        """Go to a place at which a record began when it was last read."""
+        file, separator = self.file, self.separator
+        file.seek(max(place - len(separator), 0))
+        # "\r" alone may end the header of a CSV file.
+        if place and read_exactly(file, len(separator)) not in (separator, b"\r"):
+            raise DatasetChanged(
+                f"{file.path}: no record begins at byte {place:,} any more. The file was rewritten after the state was "
+                "saved; start the epoch again, or restore the file."
+            )
+        return Entry(place)
+
+    def _check_size(self) -> None:
+        if self.file.size < self.end:
+            raise StorageError(
+                f"{self.file.path}: the file has {self.file.size:,} bytes, and had at least {self.end:,} when it was "
+                "listed. Something truncated it since; restore it, then list the sources again."
+            )
 
 
 class _Collector:
     """Joins chunks into blocks that end where a record ends."""
 
-    def __init__(self, offset: int, separator: bytes, max_record_bytes: int) -> None:
+    def __init__(self, path: str, offset: int, ends: RecordEnds, max_record_bytes: int, on_long: OnLong) -> None:
         self.offset = offset
         """Where the record begins that is being collected."""
-        self._separator = separator
+        self._path = path
+        self._ends = ends
         self._max_record_bytes = max_record_bytes
+        self._on_long = on_long
         self._pieces: list[bytes] = []
         self._num_bytes = 0
+        self._next_look = 0
+        """How many bytes there must be before they are joined again to look for a border."""
         self._tail = b""
         """The last bytes seen, in which a separator may have begun."""
         self._is_dropping = False
 
     def add(self, chunk: bytes) -> Iterator[Block]:
         """Take a chunk, and give the records that it completes."""
-        if self._separator not in self._tail + chunk:  # joining at each chunk would be quadratic in a long record
+        num_bytes = self._num_bytes + len(chunk)
+        # Joining at each chunk would be quadratic in the length of a record.
+        is_too_soon = num_bytes < min(self._next_look, self._max_record_bytes)
+        if is_too_soon or not self._ends.may_be_in(self._tail + chunk):
             self._keep(chunk)
             return
         if self._is_dropping:
             chunk = self._drop_until_border(chunk)
             yield self._dropped()
-        if len(self._separator) == 1:
-            border = chunk.rfind(self._separator) + 1
-            data = b"".join([*self._pieces, memoryview(chunk)[:border]])  # one copy, not two
-            rest = chunk[border:]
-        else:
-            joined = b"".join([*self._pieces, chunk])
-            border = last_border(joined, self._separator)
-            data, rest = joined[:border], joined[border:]
-        block = Block(self.offset, data)
-        self._restart(self.offset + len(data), rest)
-        if data:
-            del chunk, data  # what was joined is not kept while the caller works on it
+        block = self._take(chunk)
+        if block is not None:
+            del chunk  # what was joined is not kept while the caller works on it
             yield block
 
     def rest(self) -> Iterator[Block]:
@@ -143,17 +230,42 @@ class _Collector:
         elif self._num_bytes:
             yield Block(self.offset, b"".join(self._pieces))
 
+    def _take(self, chunk: bytes) -> Block | None:
+        """The block that a chunk completes, if any."""
+        if isinstance(self._ends, Separated) and not self._ends.reach:
+            border = self._ends.last(chunk)
+            data, rest = b"".join([*self._pieces, memoryview(chunk)[:border]]), chunk[border:]  # one copy, not two
+        else:
+            joined = b"".join([*self._pieces, chunk])
+            border = self._ends.last(joined)
+            data, rest = joined[:border], joined[border:]
+        if not data:
+            if not isinstance(self._ends, Separated):
+                self._next_look = 2 * (self._num_bytes + len(chunk))
+            self._keep(chunk)
+            return None
+        block = Block(self.offset, data)
+        self._restart(self.offset + len(data), rest)
+        return block
+
     def _keep(self, chunk: bytes) -> None:
         self._num_bytes += len(chunk)
         self._tail = self._end_of(self._tail + chunk)
         if not self._is_dropping:
             self._pieces.append(chunk)
         if self._num_bytes > self._max_record_bytes:
+            if self._on_long == "raise":
+                raise FormatError(
+                    f"{self._path}: the record at byte {self.offset:,} does not end within max_record_bytes="
+                    f"{self._max_record_bytes:,}. Repair the file, or raise the limit."
+                )
             self._is_dropping = True
             self._pieces.clear()
 
     def _drop_until_border(self, chunk: bytes) -> bytes:
-        border = (self._tail + chunk).index(self._separator) + len(self._separator) - len(self._tail)
+        assert isinstance(self._ends, Separated), "records in quotes are never dropped"
+        separator = self._ends.separator
+        border = (self._tail + chunk).index(separator) + len(separator) - len(self._tail)
         self._num_bytes += border
         return chunk[border:]
 
@@ -167,58 +279,8 @@ class _Collector:
         self.offset = offset
         self._pieces = [rest] if rest else []
         self._num_bytes = len(rest)
+        self._next_look = 0
         self._tail = self._end_of(rest)
 
     def _end_of(self, data: bytes) -> bytes:
-        return data[max(0, len(data) - len(self._separator) + 1) :]
-
-
-class FirstRecord(NamedTuple):
-    """Where a range's first record begins: at `border` of `data`, which was read from byte `place` of the file on."""
-
-    place: int
-    data: bytes
-    border: int
-
-
-def find_first_record(
-    file: SeekableBytes, begin: int, end: int, separator: bytes, step_bytes: int = _STEP_BYTES
-) -> FirstRecord | None:
-    """The first record that begins in bytes [begin, end); None when none does. `file` stands behind what was read."""
-    place, data = _safe_window(file, begin, separator)
-    while True:
-        border = first_border(data, separator, max(begin - place, 0))
-        if border is not None:
-            return FirstRecord(place, data, border) if place + border < end else None
-        # No border from `begin` on, so what can still matter is a separator that has only begun.
-        keep = max(0, len(data) - len(separator) + 1)
-        num_left = end - 1 - place - len(data)
-        chunk = file.read(min(step_bytes, num_left)) if num_left > 0 else b""
-        if not chunk:
-            return None
-        place, data = place + keep, data[keep:] + chunk
-
-
-def _safe_window(file: SeekableBytes, begin: int, separator: bytes) -> tuple[int, bytes]:
-    """A safe point before the separators that can end at `begin`, and bytes from there on that were read to find it."""
-    reach = len(separator) - 1
-    if not reach:
-        return file.seek(begin - 1), b""
-    window = _LOOK_BACK_BYTES
-    while True:
-        start = max(begin - len(separator) - window, 0)
-        file.seek(start)
-        data = read_exactly(file, begin + reach - start)
-        place = safe_point(data, separator, max(begin - len(separator) - start, 0))
-        if place >= reach or start == 0:
-            return start + place, data[place:]
-        window *= 8
-
-
-def read_exactly(stream: ByteStream, num_bytes: int) -> bytes:
-    """`num_bytes` bytes, or what is left."""
-    pieces = []
-    while num_bytes > 0 and (piece := stream.read(min(num_bytes, _MOST_BYTES_AT_ONCE))):
-        pieces.append(piece)
-        num_bytes -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return data[max(0, len(data) - self._ends.reach) :]

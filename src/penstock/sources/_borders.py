@@ -1,12 +1,83 @@
-"""Where records end, when one separator may overlap the next.
+"""Where records end: behind a separator, or for CSV behind a newline that is outside of quotes.
 
-Separators are found from left to right, each after the end of the one before, as `bytes.split` does. A
-separator such as a blank line ("\\n\\n") overlaps itself, so in a run of newlines it matters where one starts to
-look. A *safe point* is a place that no occurrence straddles, overlapping ones included: looking from there
-finds exactly what looking from the start of the file finds. A *border* is where a separator ends.
+Separators are found from left to right, each after the end of the one before, as `bytes.split` does. A separator
+such as a blank line ("\\n\\n") overlaps itself, so in a run of newlines it matters where one starts to look. A *safe
+point* is a place that no occurrence straddles, overlapping ones included: looking from there finds exactly what
+looking from the start of the file finds. A *border* is where a record ends.
+
+A quote opens a CSV field only where the field begins; anywhere else outside of quotes it is a character. In data that
+keeps to that, a newline is outside exactly when the number of quotes before it is even, which numpy counts at once.
+Only data with stray quotes is gone through field by field.
 """
 
 from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NEWLINE, _RETURN = b"\n\r"
+
+
+class RecordEnds(Protocol):
+    """Tells where records end in data that begins with one."""
+
+    @property
+    def reach(self) -> int:
+        """How many bytes before a chunk may belong to a border inside it."""
+        ...
+
+    def may_be_in(self, data: bytes) -> bool:
+        """Whether a record may end in `data`: a cheap look, before chunks are joined."""
+        ...
+
+    def last(self, data: bytes) -> int:
+        """The last border in `data`, which begins with a record; 0 when there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Separated:
+    """Every record ends with `separator`."""
+
+    separator: bytes
+
+    @property
+    def reach(self) -> int:
+        return len(self.separator) - 1
+
+    def may_be_in(self, data: bytes) -> bool:
+        return self.separator in data
+
+    def last(self, data: bytes) -> int:
+        return last_border(data, self.separator)
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """Every CSV record ends with a newline outside of quotes."""
+
+    quote: bytes
+    delimiter: bytes
+
+    @property
+    def reach(self) -> int:
+        return 0
+
+    def may_be_in(self, data: bytes) -> bool:
+        return True
+
+    def last(self, data: bytes) -> int:
+        return last_quoted_border(data, self.quote, self.delimiter)
+
+    def are_open_after(self, data: bytes) -> bool:
+        """Whether a quote is still open at the end of `data`, in a record that has taken newlines with it."""
+        return ends_in_quotes(data, self.quote, self.delimiter)
 
 
 def safe_point(data: bytes, separator: bytes, place: int) -> int:
@@ -32,9 +103,50 @@ def first_border(data: bytes, separator: bytes, minimum: int) -> int | None:
 def last_border(data: bytes, separator: bytes) -> int:
     """The last border, or 0 when there is none; `data` begins at a safe point."""
     place = data.rfind(separator)
+    if place < 0 or len(separator) == 1:
+        return place + 1
     border = 0
-    if place >= 0:
-        place = safe_point(data, separator, place)
-        while (place := data.find(separator, place)) >= 0:
-            place = border = place + len(separator)
+    place = safe_point(data, separator, place)
+    while (place := data.find(separator, place)) >= 0:
+        place = border = place + len(separator)
     return border
+
+
+def last_quoted_border(data: bytes, quote: bytes, delimiter: bytes) -> int:
+    """Where the last whole record of `data` ends, which begins with a record; 0 when none does."""
+    if quote not in data:
+        return data.rfind(b"\n") + 1
+    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
+    outside = newlines[np.searchsorted(_edges(data, quote, delimiter), newlines) % 2 == 0]
+    return int(outside[-1]) + 1 if len(outside) else 0
+
+
+def ends_in_quotes(data: bytes, quote: bytes, delimiter: bytes) -> bool:
+    """Whether a quote is still open at the end of `data`, in a record that has taken newlines with it."""
+    is_open = len(_edges(data, quote, delimiter)) % 2 == 1
+    return is_open and b"\n" in data[last_quoted_border(data, quote, delimiter) :]
+
+
+def _edges(data: bytes, quote: bytes, delimiter: bytes) -> NDArray[np.int64]:
+    """Quotes that open and close a field, in turns; within a field two in a row may close and open it."""
+    values = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(values == quote[0])
+    opening = quotes[::2]
+    before = values[opening[opening > 0] - 1]
+    if np.isin(before, (delimiter[0], _NEWLINE, _RETURN, quote[0])).all():
+        return quotes
+    return np.fromiter(_edges_one_by_one(data, quote, delimiter), np.int64)
+
+
+def _edges_one_by_one(data: bytes, quote: bytes, delimiter: bytes) -> Iterator[int]:
+    for match in _quoted_field(quote, delimiter).finditer(data):
+        yield match.start()
+        if match[1]:
+            yield match.start(1)
+
+
+@functools.lru_cache(maxsize=8)
+def _quoted_field(quote: bytes, delimiter: bytes) -> re.Pattern[bytes]:
+    """A quoted field, and the quote that closes it, if any does."""
+    mark, other = re.escape(quote), re.escape(delimiter)
+    return re.compile(rb"(?:\A|(?<=[%b\r\n]))%b(?:[^%b]++|%b%b)*+(%b|\Z)" % (other, mark, mark, mark, mark, mark))

@@ -10,17 +10,19 @@ newline (`quoted_newlines=False`), any byte range can be read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import FormatError
-from penstock.sources._arrow import arrow, as_text, cut_batch, records_of_batch
-from penstock.sources._blocks import Block, ByteStream
+from penstock.sources._arrow import arrow, as_text, cut_batch, dicts_of, records_of_batch
+from penstock.sources._blocks import Block, ByteRange, Entry, OnLong, blocks_to_end
+from penstock.sources._borders import Quoted, Separated
 from penstock.sources._csv_header import Header, delimiter_of, read_header
-from penstock.sources._model import Records, RowError
+from penstock.sources._files import ByteStream, as_seekable, open_stream, skip_to
+from penstock.sources._model import Records, RowError, Rows, Split
 from penstock.sources._options import SourceOptions
 
 _BLOCK_GROWTH = 4
@@ -33,8 +35,84 @@ def has_line_records(options: SourceOptions) -> bool:
     return options.quote is None or not options.quoted_newlines
 
 
-def read_csv_blocks(blocks: Iterator[Block], header: Header, path: str, options: SourceOptions) -> Iterator[Records]:
-    """Records of blocks of lines behind the header."""
+def read_csv(split: Split, options: SourceOptions) -> Iterator[Records]:
+    """Records of a split; of a whole file where quoted fields may hold newlines."""
+    if not has_line_records(options):
+        yield from _read_quoted(split.path, options)
+        return
+    with open_stream(split.path, options) as stream:
+        header = read_header(stream, split.path, options)
+        if header.names:
+            blocks = _line_blocks(stream, header, split, options, None, on_long="drop")
+            yield from _records_of_blocks(blocks, header, split.path, options)
+
+
+def read_csv_rows(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+    """The same records as dicts, from blocks that can be entered again."""
+    with open_stream(split.path, options) as stream:
+        header = read_header(stream, split.path, options)
+        if not header.names:
+            return
+        if has_line_records(options):
+            blocks = _line_blocks(stream, header, split, options, place, on_long="raise")
+        else:
+            blocks = _quoted_blocks(stream, header, split.path, options, place)
+        for block in blocks:
+            yield _rows_of_block(block, header, split.path, options)
+
+
+def _line_blocks(
+    stream: ByteStream, header: Header, split: Split, options: SourceOptions, place: int | None, on_long: OnLong
+) -> Iterator[Block]:
+    """Blocks of lines behind a header."""
+    file = as_seekable(stream)
+    if file is None or split.end < 0:
+        entry = _behind_header(stream, header, split.path, place)
+        return blocks_to_end(stream, split.path, options, entry, Separated(b"\n"), on_long)
+    first, known = split.begin, None
+    if first < header.num_bytes:
+        first = header.num_bytes
+        if place is None:
+            place, known = first, Entry(first, header.rest)
+    return ByteRange(file, first, split.end, b"\n").blocks(options, place, on_long, known)
+
+
+def _quoted_blocks(
+    stream: ByteStream, header: Header, path: str, options: SourceOptions, place: int | None
+) -> Iterator[Block]:
+    """Blocks behind a header that end outside of quotes."""
+    assert options.quote is not None
+    quotes = Quoted(options.quote.encode(), delimiter_of(path, options).encode())
+    data = b""
+    for block in blocks_to_end(
+        stream, path, options, _behind_header(stream, header, path, place), quotes, on_long="raise"
+    ):
+        data = block.data
+        yield block
+    if quotes.are_open_after(data):
+        raise _unclosed(path)
+
+
+def _behind_header(stream: ByteStream, header: Header, path: str, place: int | None) -> Entry:
+    """Where a whole file is read from, and what was read from there on with its header."""
+    place = max(place or 0, header.num_bytes)
+    here = header.num_bytes + len(header.rest)
+    if place > here:
+        skip_to(stream, path, place, here)
+    return Entry(place, header.rest[place - header.num_bytes :])
+
+
+def _rows_of_block(block: Block, header: Header, path: str, options: SourceOptions) -> Rows:
+    values: list[dict[str, Any]] = []
+    errors: list[RowError] = []
+    for records in _records_of_blocks(iter([block]), header, path, options):
+        values += dicts_of(records)
+        where = f" Rows are counted from byte {block.offset:,}."
+        errors += [replace(error, message=error.message + where) for error in records.errors]
+    return Rows(block.offset, values, tuple(errors))
+
+
+def _records_of_blocks(blocks: Iterator[Block], header: Header, path: str, options: SourceOptions) -> Iterator[Records]:
     numbering = _Numbering(path)
     for block in blocks:
         if block.dropped_bytes:
@@ -51,19 +129,17 @@ def read_csv_blocks(blocks: Iterator[Block], header: Header, path: str, options:
             yield from numbering.rest()
 
 
-def read_csv_stream(
-    reopen: Callable[[], AbstractContextManager[ByteStream]], path: str, options: SourceOptions
-) -> Iterator[Records]:
-    """Records of a whole file, whose quoted fields may hold newlines.
+def _read_quoted(path: str, options: SourceOptions) -> Iterator[Records]:
+    """Records of a whole file by pyarrow's own stream, which finds the ends of records as it parses.
 
-    pyarrow needs a record to fit into two of its blocks. One that does not makes it start again with larger
-    blocks, past the rows that were given already.
+    It needs a record to fit into two of its blocks. One that does not makes it start again with larger blocks, past
+    the rows that were given already.
     """
     numbering = _Numbering(path)
     block_bytes = max(options.batch_bytes, _SMALLEST_BLOCK_BYTES)
     while True:
         try:
-            with reopen() as stream:
+            with open_stream(path, options) as stream:
                 yield from _read_stream(stream, path, options, numbering, block_bytes)
             return
         except arrow().ArrowInvalid as error:
@@ -88,10 +164,14 @@ def _read_stream(
         yield from numbering.records(batch.select(list(options.columns or header.names)), options)
     yield from numbering.rest()
     if _is_unclosed(last_value, rest.tail, options):
-        raise FormatError(
-            f"{path}: the last record opens a quote that is never closed, and took the rest of the file with it. "
-            "Repair that record, or pass quote=None when quotes are ordinary characters."
-        )
+        raise _unclosed(path)
+
+
+def _unclosed(path: str) -> FormatError:
+    return FormatError(
+        f"{path}: the last record opens a quote that is never closed, and took the rest of the file with it. "
+        "Repair that record, or pass quote=None when quotes are ordinary characters."
+    )
 
 
 def _is_unclosed(last_value: bytes, tail: bytes, options: SourceOptions) -> bool:
@@ -181,8 +261,7 @@ class _Numbering:
 
     def too_long(self, block: Block) -> Records:
         """One row that was dropped while it was read."""
-        message = f"the line at byte {block.offset:,} has {block.dropped_bytes:,} bytes, more than max_record_bytes."
-        error = RowError(self.path, self.next_row, "too_long", message)
+        error = block.too_long(self.path, self.next_row, "line")
         self.next_row += 1
         return Records({}, error.row, 0, (error,), np.empty(0, np.int64), block.dropped_bytes)
 
@@ -229,10 +308,8 @@ class _Rest:
 
     def read(self, num_bytes: int = -1) -> bytes:
         """At most `num_bytes`, and none only at the end."""
-        if not self._first:
-            self._first = self._stream.read(num_bytes)
-        if self._first == b"\r":
-            self._first += self._stream.read(num_bytes)
+        if len(self._first) < num_bytes:  # whole blocks: a record must not span three of pyarrow's
+            self._first += self._stream.read(num_bytes - len(self._first))
         data = self._first[:num_bytes]
         if data.endswith(b"\r") and len(data) > 1:
             data = data[:-1]

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import FormatError, SchemaError
-from penstock.sources._blocks import ByteStream, read_exactly
+from penstock.sources._files import ByteStream, read_exactly, without_mark
 from penstock.sources._formats import is_tab_separated
 from penstock.sources._options import SourceOptions
 
-_BOM = b"\xef\xbb\xbf"
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _OTHER_DELIMITERS = ";\t|"
-_HEADER_BYTES = 1 << 20
+_HEADER_BYTES = (4 << 10, 64 << 10, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +31,28 @@ def delimiter_of(path: str, options: SourceOptions) -> str:
 
 
 def read_header(stream: ByteStream, path: str, options: SourceOptions) -> Header:
-    """Read the header from the start of a file.
+    """Read the header from the start of a file, and as little of the file as holds it.
 
     Raises:
         FormatError: it does not end, or names a column twice.
         SchemaError: a column asked for is not in it.
     """
-    data = read_exactly(stream, _HEADER_BYTES)
-    if data.startswith(_UTF_16):
-        raise FormatError(f"{path}: this is UTF-16. Convert it first: iconv -f utf-16 -t utf-8.")
-    text = data.removeprefix(_BOM)
+    data = b""
+    for size in (min(options.batch_bytes, _HEADER_BYTES[0]), *_HEADER_BYTES):
+        data += read_exactly(stream, size - len(data))
+        if len(data) < size or size == _HEADER_BYTES[-1]:
+            break
+        try:
+            header = _header_of(data, path, options)
+        except (FormatError, SchemaError):
+            continue  # it may go on behind what was read
+        if header.rest:
+            return header
+    return _header_of(data, path, options)
+
+
+def _header_of(data: bytes, path: str, options: SourceOptions) -> Header:
+    text = without_mark(data, path)
     lines = _Lines(text, options.encoding)
     names = _parse(lines, path, options)
     _check(names, path, options)

@@ -1,4 +1,7 @@
-"""Opening one file, wherever it is: as bytes from anywhere, or as a stream without its compression."""
+"""Opening one file, wherever it is: as bytes from anywhere, or as a stream without its compression.
+
+Also what every reader of bytes needs: reading so many, skipping ahead, and the byte-order mark at the start.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,77 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol, cast
 
-from penstock.errors import FormatError, StorageError
+from penstock.errors import DatasetChanged, FormatError, StorageError
 from penstock.sources._arrow import arrow
-from penstock.sources._blocks import ByteStream, SeekableBytes
 from penstock.sources._formats import compression_of
 from penstock.sources._options import SourceOptions
 from penstock.sources._remote import ForwardFile, RangeFile, RemoteStore, is_remote
 
 _SPOOL_BYTES = 4 << 20
+_SKIP_BYTES = 1 << 20
+_MOST_BYTES_AT_ONCE = 16 << 20  # a read takes a buffer of the size asked for, however little arrives
+_UTF8_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+class ByteStream(Protocol):
+    """Bytes in order."""
+
+    def read(self, num_bytes: int, /) -> bytes:
+        """At most `num_bytes`, and none only at the end."""
+        ...
+
+
+class SeekableBytes(ByteStream, Protocol):
+    """Bytes in order, from anywhere."""
+
+    path: str
+    size: int
+
+    def seek(self, offset: int, /) -> int:
+        """Go on from byte `offset`."""
+        ...
+
+
+def as_seekable(stream: ByteStream) -> SeekableBytes | None:
+    """The stream, if it can be read from anywhere."""
+    return cast(SeekableBytes, stream) if hasattr(stream, "seek") else None
+
+
+def read_exactly(stream: ByteStream, num_bytes: int) -> bytes:
+    """`num_bytes` bytes, or what is left."""
+    pieces = []
+    while num_bytes > 0 and (piece := stream.read(min(num_bytes, _MOST_BYTES_AT_ONCE))):
+        pieces.append(piece)
+        num_bytes -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def skip_to(stream: ByteStream, path: str, place: int, here: int = 0) -> None:
+    """Move a stream that stands at byte `here` to `place`, by reading up to there where it cannot seek."""
+    file = as_seekable(stream)
+    if file is not None:
+        file.seek(place)
+        return
+    num_left = place - here
+    while num_left:
+        skipped = len(stream.read(min(num_left, _SKIP_BYTES)))
+        if not skipped:
+            raise DatasetChanged(f"{path}: the file ends before the place to go on from. It changed; start again.")
+        num_left -= skipped
+
+
+def without_mark(data: bytes, path: str) -> bytes:
+    """The start of a file without its byte-order mark.
+
+    Raises:
+        FormatError: the mark says that the file is UTF-16.
+    """
+    if data.startswith(_UTF16_MARKS):
+        raise FormatError(f"{path}: the file is UTF-16. Convert it first: iconv -f utf-16 -t utf-8.")
+    return data.removeprefix(_UTF8_MARK)
 
 
 class LocalFile:

@@ -19,44 +19,52 @@ from typing import Any
 import numpy as np
 
 from penstock.sources._arrow import arrow, plain_array
-from penstock.sources._blocks import Block
-from penstock.sources._json_rows import parse_lines, select_columns
-from penstock.sources._marks import without_mark
-from penstock.sources._model import Records, RowError
+from penstock.sources._blocks import Block, record_blocks
+from penstock.sources._files import without_mark
+from penstock.sources._json_lines import parse_lines, read_objects, select_columns
+from penstock.sources._model import Records, Rows, Split
+from penstock.sources._options import SourceOptions
 
 _SAMPLE_BYTES = 64 << 10
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _LARGEST_EXACT_FLOAT = 2.0**53
 
 
-def read_jsonl(blocks: Iterator[Block], path: str, columns: Sequence[str] | None) -> Iterator[Records]:
-    """Records of blocks of lines, with row numbers that count lines that are not blank."""
-    reader = _FastReader(columns)
+def read_jsonl(split: Split, options: SourceOptions) -> Iterator[Records]:
+    """Records of lines, with row numbers that count lines that are not blank."""
+    reader = _FastReader(options.columns)
     row = 0
-    for block in blocks:
-        if block.dropped_bytes:
-            records = _too_long(block, path, row)
-        else:
-            records = _read_block(block, path, row, reader)
+    for block in record_blocks(split, options, b"\n", None, on_long="drop"):
+        records = _read_block(block, split.path, row, reader)
         row += records.num_rows + len(records.errors)
         if records.num_rows or records.errors:
             yield records
 
 
-def _too_long(block: Block, path: str, row: int) -> Records:
-    message = f"the line at byte {block.offset:,} has {block.dropped_bytes:,} bytes, more than max_record_bytes."
-    return Records({}, row, 0, (RowError(path, row, "too_long", message),), None, block.dropped_bytes)
+def read_jsonl_rows(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+    """Objects of lines."""
+    for block in record_blocks(split, options, b"\n", place, on_long="raise"):
+        data, offset = _lines_of(block, split.path)
+        yield Rows(block.offset, *read_objects(data, offset, split.path, options.columns))
+
+
+def _lines_of(block: Block, path: str) -> tuple[bytes, int]:
+    """The lines of a block, and the byte at which they begin: behind the mark at the start of a file."""
+    data = without_mark(block.data, path) if block.offset == 0 else block.data
+    return data, block.offset + len(block.data) - len(data)
 
 
 def _read_block(block: Block, path: str, row: int, reader: _FastReader) -> Records:
-    data = without_mark(block.data, path) if block.offset == 0 else block.data
+    if block.dropped_bytes:
+        return Records({}, row, 0, (block.too_long(path, row, "line"),), None, block.dropped_bytes)
+    data, offset = _lines_of(block, path)
     if not reader.has_types:
         reader.learn(parse_lines(data[: data.rfind(b"\n", 0, _SAMPLE_BYTES) + 1], 0, path, row))
     arrays = reader.read(data)
     if arrays is not None:
         num_rows = len(next(iter(arrays.values())))
         return Records(arrays, row, num_rows, num_bytes=len(block.data))
-    records = parse_lines(data, block.offset + len(block.data) - len(data), path, row)
+    records = parse_lines(data, offset, path, row)
     reader.learn(records)
     chosen = select_columns(records.columns, records.num_rows, reader.columns)
     return Records(chosen, row, records.num_rows, records.errors, records.rows, len(block.data))

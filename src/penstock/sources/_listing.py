@@ -11,19 +11,20 @@ import collections
 import dataclasses
 import logging
 import os
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.sources._formats import format_of
-from penstock.sources._listing_local import expand_local, passed_over
-from penstock.sources._listing_remote import expand_remote
+from penstock.sources._listing_local import expand_local, first_folder, is_wanted_folder, is_wanted_name, passed_over
 from penstock.sources._model import SourceFile
 from penstock.sources._objects import IterableSource, is_table, list_object
 from penstock.sources._options import SourceOptions
-from penstock.sources._remote import is_remote
+from penstock.sources._remote import RemoteStore, is_remote
 
 _log = logging.getLogger(__name__)
 _HOW_TO_TELL = "Pass reading=SourceOptions(format='jsonl'), or what it is (--format)."
+_VERSION_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "Last-Modified", "mtime", "created")
 Source = str | os.PathLike[str] | IterableSource | Iterable[Any]
 
 
@@ -78,7 +79,7 @@ def _each(sources: Source) -> Sequence[Any]:
 
 
 def _expand(source: str, options: SourceOptions) -> list[SourceFile]:
-    files = expand_remote(source, options) if is_remote(source) else expand_local(source, options)
+    files = _expand_remote(source, options) if is_remote(source) else expand_local(source, options)
     if not files:
         brackets = " A bracket in a name is written [[] in a glob." if "[" in source else ""
         raise FileNotFoundError(f"{source}: no file matches. Check the spelling, and quote globs in a shell.{brackets}")
@@ -98,3 +99,45 @@ def _check_formats(source: str, files: list[SourceFile], options: SourceOptions)
         raise ValueError(
             f"{source}: files of several formats ({found}). Use a narrower glob, or read all as one. {_HOW_TO_TELL}"
         )
+
+
+def _expand_remote(url: str, options: SourceOptions) -> list[SourceFile]:
+    """Files of a URL, a remote folder or a glob."""
+    store = RemoteStore(url, options)
+    if _is_glob(url):
+        found: dict[str, dict[str, Any]] = store.ask("glob", store.path, detail=True)
+        return [_describe_remote(store, info) for info in found.values() if info.get("type") != "directory"]
+    try:
+        info = store.info()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{url}: no such file. Check the address.") from error
+    if info.get("type") == "directory":
+        return _expand_remote_folder(store, options)
+    return [_describe_remote(store, {**info, "name": store.path})]
+
+
+def _is_glob(url: str) -> bool:
+    # "?" begins the query of a web address.
+    return "*" in url if url.startswith("http") else any(mark in url for mark in "*?[")
+
+
+def _expand_remote_folder(store: RemoteStore, options: SourceOptions) -> list[SourceFile]:
+    found: dict[str, dict[str, Any]] = store.ask("find", store.path, detail=True)
+    root = store.path.rstrip("/") + "/"
+    files = []
+    for name, info in found.items():
+        relative = name.removeprefix(root)
+        if all(is_wanted_folder(part, options) for part in relative.split("/")[:-1]) and is_wanted_name(
+            posixpath.basename(name), options
+        ):
+            files.append(_describe_remote(store, info, first_folder(relative)))
+    return files
+
+
+def _describe_remote(store: RemoteStore, info: dict[str, Any], class_name: str | None = None) -> SourceFile:
+    path = str(store.filesystem.unstrip_protocol(info["name"]))
+    size = info.get("size")
+    num_bytes = -1 if size is None else int(size)
+    version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
+    folder = posixpath.basename(posixpath.dirname(path)) if class_name is None else class_name
+    return SourceFile(path, num_bytes, f"{num_bytes}-{version}", folder, store.has_ranges(info["name"], info))

@@ -1,4 +1,4 @@
-"""What the room hands out: files, splits of them, and batches of records.
+"""What the room hands out: files, splits of them, and records, by columns or as dicts.
 
 A split says which bytes, row groups or files one reader takes. It is plain data: it can be printed,
 compared, pickled, and kept in a JSON file between two runs. Reading the same split of the same files
@@ -7,7 +7,7 @@ gives the same records in the same batches, on any machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -122,3 +122,49 @@ class Records:
         if self.rows is not None:
             return self.rows
         return np.arange(self.first_row, self.first_row + self.num_rows, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Records of one block as Python dicts."""
+
+    place: int
+    """Where the block begins: what `read_rows` can begin at."""
+    values: list[dict[str, Any]]
+    errors: tuple[RowError, ...] = ()
+    """Rows that are not among the values."""
+    first_row: int = 0
+    """Number that errors give to the first row of the block."""
+
+    def before_first_error(self) -> list[dict[str, Any]]:
+        """The values that stand before the first of the errors."""
+        return self.values[: min(error.row for error in self.errors) - self.first_row]
+
+
+def runs(sizes: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
+    """Consecutive pieces [begin, end), each as many as fit into `target`, and at least one.
+
+    >>> list(runs([5, 5, 5, 20, 1], 10))
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    """
+    begin = total = 0
+    for number, size in enumerate(sizes):
+        if number > begin and total + size > target:
+            yield begin, number
+            begin, total = number, 0
+        total += size
+    if begin < len(sizes):
+        yield begin, len(sizes)
+
+
+def byte_ranges(num_bytes: int, target: int) -> Iterator[tuple[int, int]]:
+    """Ranges of equal size, to a byte, that are about `target` long.
+
+    >>> list(byte_ranges(10, 4))
+    [(0, 5), (5, 10)]
+    """
+    count = max(1, round(num_bytes / target))
+    for number in range(count if num_bytes else 0):
+        begin, end = num_bytes * number // count, num_bytes * (number + 1) // count
+        if begin < end:
+            yield begin, end

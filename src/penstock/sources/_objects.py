@@ -17,10 +17,9 @@ import numpy as np
 
 from penstock.errors import FormatError
 from penstock.sources._arrow import arrow, cut_batch, named_damage, records_of_batch
-from penstock.sources._cutting import byte_ranges
-from penstock.sources._json_rows import array_or_list
+from penstock.sources._json_lines import array_or_list
 from penstock.sources._listing_local import list_local_files
-from penstock.sources._model import Records, RowError, SourceFile, Split
+from penstock.sources._model import Records, RowError, SourceFile, Split, byte_ranges
 from penstock.sources._options import SourceOptions
 
 _objects: dict[str, Any] = {}

@@ -1,23 +1,51 @@
-"""One split in, records out: which reader reads which format."""
+"""One split in, records out: which reader reads which format, by columns and as dicts.
+
+Every format has a reader that gives columns, for `prepare`. Those that a stream reads have one that gives dicts too,
+from any block on: a block's place is enough to begin there again. It is a byte of the (uncompressed) file, or for
+parquet the number of the block's first row within the split. Records are the same wherever reading begins.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from penstock.sources._blocks import Block, range_blocks, stream_blocks
-from penstock.sources._csv import has_line_records, read_csv_blocks, read_csv_stream
-from penstock.sources._csv_header import read_header
-from penstock.sources._files import open_anywhere, open_stream
-from penstock.sources._formats import compression_of
-from penstock.sources._images import read_images
-from penstock.sources._ipc import read_ipc
-from penstock.sources._jsonl import read_jsonl
-from penstock.sources._model import Records, Split
+from penstock.sources._columnar import read_ipc, read_parquet, read_parquet_rows
+from penstock.sources._csv import has_line_records, read_csv, read_csv_rows
+from penstock.sources._formats import compression_of, format_of
+from penstock.sources._jsonl import read_jsonl, read_jsonl_rows
+from penstock.sources._model import Records, Rows, SourceFile, Split
 from penstock.sources._objects import peek_object, read_object
 from penstock.sources._options import SourceOptions
-from penstock.sources._parquet import read_parquet
-from penstock.sources._text import read_text_blocks, read_text_files, separator_of
+from penstock.sources._text import read_text, read_text_rows
 from penstock.sources._webdataset import read_webdataset
+from penstock.sources._whole_files import read_images
+
+ReadColumns = Callable[[Split, SourceOptions], Iterator[Records]]
+ReadRows = Callable[[Split, SourceOptions, int | None], Iterator[Rows]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """How one format is read."""
+
+    columns: ReadColumns
+    rows: ReadRows | None = None
+    """None for formats that have no streams."""
+    peek: ReadColumns | None = None
+    """For a look at the first records, where reading would use them up."""
+
+
+_READERS = {
+    "arrow": _Reader(read_ipc),
+    "csv": _Reader(read_csv, read_csv_rows),
+    "images": _Reader(read_images),
+    "jsonl": _Reader(read_jsonl, read_jsonl_rows),
+    "object": _Reader(read_object, peek=peek_object),
+    "parquet": _Reader(read_parquet, read_parquet_rows),
+    "text": _Reader(read_text, read_text_rows),
+    "webdataset": _Reader(read_webdataset),
+}
 
 
 def read_split(split: Split, options: SourceOptions) -> Iterator[Records]:
@@ -28,58 +56,38 @@ def read_split(split: Split, options: SourceOptions) -> Iterator[Records]:
         SchemaError: it lacks a column of `options.columns`.
         StorageError: it is gone, or a remote store did not answer `max_attempts` times.
     """
-    return _READERS[split.format](split, options)
+    return _READERS[split.format].columns(split, options)
 
 
 def peek_split(split: Split, options: SourceOptions) -> Iterator[Records]:
-    """As `read_split`, for a look at the first records: the split can be read afterwards, whatever it is of."""
-    return peek_object(split, options) if split.format == "object" else read_split(split, options)
+    """As `read_split`, for a look at the first records: any split can still be read afterwards."""
+    reader = _READERS[split.format]
+    return (reader.peek or reader.columns)(split, options)
 
 
-def _read_jsonl(split: Split, options: SourceOptions) -> Iterator[Records]:
-    return read_jsonl(_blocks(split, options, b"\n"), split.path, options.columns)
+def read_rows(split: Split, options: SourceOptions, place: int | None = None) -> Iterator[Rows]:
+    """Records of a split in order, from the block at `place` on, or from its start.
+
+    The split is a range of bytes or a whole file (jsonl, csv, text), or row groups (parquet).
+
+    Raises:
+        FormatError: the file is truncated or damaged, or a record is longer than `max_record_bytes`.
+        SchemaError: it lacks a column of `options.columns`.
+        StorageError: it is gone, or shorter than when it was listed.
+        DatasetChanged: no record begins at `place`.
+    """
+    read = _READERS[split.format].rows
+    assert read is not None, f"{split.format} has no streams"
+    return read(split, options, place)
 
 
-def _read_csv(split: Split, options: SourceOptions) -> Iterator[Records]:
-    if not has_line_records(options):
-        yield from read_csv_stream(lambda: open_stream(split.path, options), split.path, options)
-        return
-    with open_stream(split.path, options) as stream:
-        header = read_header(stream, split.path, options)
-    blocks = _blocks(split, options, b"\n", skip=header.num_bytes)
-    yield from read_csv_blocks(blocks, header, split.path, options)
-
-
-def _read_text(split: Split, options: SourceOptions) -> Iterator[Records]:
-    if options.text_unit == "file":
-        return read_text_files(split, options)
-    return read_text_blocks(_blocks(split, options, separator_of(options)), split.path, options)
-
-
-def _read_webdataset(split: Split, options: SourceOptions) -> Iterator[Records]:
-    with open_stream(split.path, options) as stream:
-        yield from read_webdataset(stream, split.path, options)
-
-
-def _blocks(split: Split, options: SourceOptions, separator: bytes, skip: int = 0) -> Iterator[Block]:
-    """Whole records of a split, without the first `skip` bytes of the file."""
-    sizes = {"block_bytes": options.batch_bytes, "max_record_bytes": options.max_record_bytes}
-    if compression_of(split.path) is not None or split.end < 0:
-        with open_stream(split.path, options) as stream:
-            stream.read(skip)
-            yield from stream_blocks(stream, separator, offset=skip, **sizes)
-    else:
-        with open_anywhere(split.path, options) as file:
-            yield from range_blocks(file, max(split.begin, skip), split.end, separator, **sizes)
-
-
-_READERS: dict[str, Callable[[Split, SourceOptions], Iterator[Records]]] = {
-    "arrow": read_ipc,
-    "csv": _read_csv,
-    "images": read_images,
-    "jsonl": _read_jsonl,
-    "object": read_object,
-    "parquet": read_parquet,
-    "text": _read_text,
-    "webdataset": _read_webdataset,
-}
+def why_whole(file: SourceFile, options: SourceOptions) -> str:
+    """Why a file cannot be entered in its middle, in a few words; "" when it can."""
+    kind = format_of(file.path, options)
+    if compression_of(file.path) is not None and kind != "parquet":
+        return "is compressed"
+    if not file.is_seekable or file.num_bytes < 0:
+        return "is on a server that gives no ranges"
+    if kind == "csv" and not has_line_records(options):
+        return "may have newlines in quoted fields"
+    return "is one record" if kind == "text" and options.text_unit == "file" else ""

@@ -11,14 +11,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from penstock.errors import FormatError
+from penstock.sources._columnar import split_ipc, split_parquet
 from penstock.sources._csv import has_line_records
-from penstock.sources._cutting import byte_ranges, runs
 from penstock.sources._formats import compression_of, format_of
-from penstock.sources._ipc import split_ipc
-from penstock.sources._model import SourceFile, Split
+from penstock.sources._model import SourceFile, Split, byte_ranges, runs
 from penstock.sources._objects import split_object
 from penstock.sources._options import SourceOptions
-from penstock.sources._parquet import split_parquet
 
 # An assumption, not a measurement: text shrinks to about a quarter. Tasks are cut by what comes out.
 _COMPRESSION_RATIO = 4

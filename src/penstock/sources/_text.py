@@ -1,64 +1,108 @@
 """Text: a document per file, per line, or between separators.
 
-Lines and separated documents come from blocks of the file by one vectorised split. A document's bytes are
-kept as they are, but for a byte-order mark at the start of the file and the "\\r" of a line that ends with
+Lines and separated documents come from blocks of the file by one vectorised split; as dicts, a block is decoded at
+once and cut by `str.split`, and only one that does not decode is looked at document by document. A document's bytes
+are kept as they are, but for a byte-order mark at the start of the file and the "\\r" of a line that ends with
 "\\r\\n". Empty lines are empty documents; what follows the last separator is one unless it is empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+from penstock.errors import FormatError
 from penstock.sources._arrow import arrow, as_text, records_of_batch
-from penstock.sources._blocks import Block
-from penstock.sources._marks import without_mark
-from penstock.sources._model import Records, RowError, Split
+from penstock.sources._blocks import Block, record_blocks
+from penstock.sources._files import open_stream, read_exactly, without_mark
+from penstock.sources._model import Records, RowError, Rows, Split
 from penstock.sources._options import SourceOptions
 from penstock.sources._whole_files import FileBatch, batches_of_files
 
-
-def separator_of(options: SourceOptions) -> bytes:
-    """What ends a document within a file."""
-    return b"\n" if options.separator is None else options.separator.encode(options.encoding)
+_Document = TypeVar("_Document", str, bytes)
 
 
-def read_text_blocks(blocks: Iterator[Block], path: str, options: SourceOptions) -> Iterator[Records]:
-    """Documents of blocks that end with a separator, but for the last."""
+def read_text(split: Split, options: SourceOptions) -> Iterator[Records]:
+    """Documents with their paths."""
+    if options.text_unit == "file":
+        for batch in batches_of_files(split, options, without_mark):
+            yield _records_of_files(batch, split, options)
+        return
     row = 0
-    for block in blocks:
-        records = _read_block(block, row, path, options)
+    for block in record_blocks(split, options, _separator(options), None, on_long="drop"):
+        records = _read_block(block, row, split.path, options)
         row += records.num_rows + len(records.errors)
         if records.num_rows or records.errors:
             yield records
 
 
-def read_text_files(split: Split, options: SourceOptions) -> Iterator[Records]:
-    """One document per file of a group."""
-    for batch in batches_of_files(split, options, without_mark):
-        yield _records_of_files(batch, split, options)
+def read_text_rows(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
+    """Documents as dicts, without their paths."""
+    if options.text_unit == "file":
+        with open_stream(split.path, options) as stream:
+            data = read_exactly(stream, options.max_record_bytes + 1)
+        if len(data) > options.max_record_bytes:
+            limit = options.max_record_bytes
+            raise FormatError(f"{split.path}: the file has more than max_record_bytes={limit:,} bytes.")
+        yield _decode_each([without_mark(data, split.path)], 0, split.path, options)
+        return
+    for block in record_blocks(split, options, _separator(options), place, on_long="raise"):
+        yield _decode_block(block, split.path, options)
+
+
+def _separator(options: SourceOptions) -> bytes:
+    """What ends a document within a file."""
+    return b"\n" if options.separator is None else options.separator.encode(options.encoding)
+
+
+def _content(block: Block, path: str, separator: bytes) -> bytes:
+    """The block with nothing in it but documents and separators."""
+    data = without_mark(block.data, path) if block.offset == 0 else block.data
+    return data.replace(b"\r\n", b"\n") if separator == b"\n" and b"\r" in data else data
 
 
 def _read_block(block: Block, row: int, path: str, options: SourceOptions) -> Records:
     if block.dropped_bytes:
-        message = f"the document at byte {block.offset:,} has {block.dropped_bytes:,} bytes, over max_record_bytes."
-        return Records({}, row, 0, (RowError(path, row, "too_long", message),), None, block.dropped_bytes)
-    data = without_mark(block.data, path) if block.offset == 0 else block.data
-    texts = as_text(_split(data, separator_of(options)), options.encoding)
+        return Records({}, row, 0, (block.too_long(path, row, "document"),), None, block.dropped_bytes)
+    separator = _separator(options)
+    texts = as_text(_split(_content(block, path, separator), separator), options.encoding)
     return records_of_batch(_with_paths(texts, [path] * len(texts)), row, path, num_bytes=len(block.data))
 
 
 def _split(data: bytes, separator: bytes) -> Any:
     """Documents of a block as a binary array."""
     pa = arrow()
-    if separator == b"\n" and b"\r" in data:
-        data = data.replace(b"\r\n", b"\n")
     if separator in data:  # then the block ends with one; a rest that has none is the end of the file
         data = data[: -len(separator)]
     elif not data:
         return pa.array([], pa.large_binary())
-    pieces = arrow("compute").split_pattern(pa.array([data], pa.large_binary()), separator)
-    return pieces.values
+    return arrow("compute").split_pattern(pa.array([data], pa.large_binary()), separator).values
+
+
+def _decode_block(block: Block, path: str, options: SourceOptions) -> Rows:
+    separator = _separator(options)
+    data = _content(block, path, separator)
+    try:
+        texts = data.decode(options.encoding).split(separator.decode(options.encoding))
+    except UnicodeDecodeError:
+        return _decode_each(_without_end(data.split(separator)), block.offset, path, options)
+    return Rows(block.offset, [{"text": text} for text in _without_end(texts)])
+
+
+def _without_end(documents: list[_Document]) -> list[_Document]:
+    """What stands before separators, and behind the last one if anything does."""
+    return documents if documents[-1] else documents[:-1]
+
+
+def _decode_each(documents: list[bytes], offset: int, path: str, options: SourceOptions) -> Rows:
+    values, errors = [], []
+    for row, document in enumerate(documents):
+        try:
+            values.append({"text": document.decode(options.encoding)})
+        except UnicodeDecodeError as error:
+            message = f"document {row}, counted from byte {offset:,}, is not {options.encoding}: {error.reason}."
+            errors.append(RowError(path, row, "invalid_utf8", message))
+    return Rows(offset, values, tuple(errors))
 
 
 def _records_of_files(batch: FileBatch, split: Split, options: SourceOptions) -> Records:

@@ -17,21 +17,22 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.errors import FormatError
-from penstock.sources._blocks import ByteStream
-from penstock.sources._model import Records, RowError
+from penstock.sources._files import ByteStream, open_stream
+from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
 
 _DRAIN_BYTES = 1 << 20
 
 
-def read_webdataset(stream: ByteStream, path: str, options: SourceOptions) -> Iterator[Records]:
+def read_webdataset(split: Split, options: SourceOptions) -> Iterator[Records]:
     """Samples of a tar archive, about `batch_bytes` at a time."""
-    batch = _Batch(path, 0, options)
-    for sample in _samples(stream, path, options):
-        batch.add(sample)
-        if batch.num_bytes >= options.batch_bytes:
-            yield batch.records()
-            batch = _Batch(path, batch.next_row, options)
+    batch = _Batch(split.path, 0, options)
+    with open_stream(split.path, options) as stream:
+        for sample in _samples(stream, split.path, options):
+            batch.add(sample)
+            if batch.num_bytes >= options.batch_bytes:
+                yield batch.records()
+                batch = _Batch(split.path, batch.next_row, options)
     if batch.next_row > batch.first_row:
         yield batch.records()
 

@@ -1,20 +1,22 @@
-"""Groups of files that are one record each: text documents and images.
+"""Groups of files that are one record each: text documents, and images as they are stored.
 
-A file that is damaged is one bad row, like any other that is wrong: the others of its group are none the worse.
+A damaged file is one bad row, like any other; the rest of its group is read all the same. An image's class is the
+folder it is in. Decoding is a transform's work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError
-from penstock.sources._blocks import read_exactly
-from penstock.sources._files import open_stream
-from penstock.sources._model import RowError, Split
+from penstock.sources._arrow import arrow
+from penstock.sources._files import open_stream, read_exactly
+from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
 
 Clean = Callable[[bytes, str], bytes]
@@ -47,6 +49,29 @@ def batches_of_files(split: Split, options: SourceOptions, clean: Clean) -> Iter
             batch = FileBatch(row + 1)
     if batch.rows or batch.errors:
         yield batch
+
+
+def read_images(split: Split, options: SourceOptions) -> Iterator[Records]:
+    """Images of a group, about `batch_bytes` at a time."""
+    for batch in batches_of_files(split, options, lambda content, path: content):
+        columns = _columns(batch, split)
+        yield Records(
+            {name: columns[name] for name in options.columns or columns},
+            batch.first_row,
+            len(batch.rows),
+            tuple(batch.errors),
+            batch.row_numbers,
+            batch.num_bytes,
+        )
+
+
+def _columns(batch: FileBatch, split: Split) -> dict[str, Any]:
+    pa = arrow()
+    columns: dict[str, Any] = {"image": batch.contents, "path": pa.array([split.paths[row] for row in batch.rows])}
+    if split.labels:
+        columns["label"] = pa.array([split.labels[row] for row in batch.rows], pa.int64())
+        columns["class"] = pa.array([split.class_names[row] for row in batch.rows])
+    return columns
 
 
 def _add(batch: FileBatch, row: int, path: str, options: SourceOptions, clean: Clean) -> None:
