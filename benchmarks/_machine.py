@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,19 @@ def describe_machine(*packages: str) -> dict[str, Any]:
 
 
 def print_result(question: str, settings: dict[str, Any], figures: dict[str, Any], *packages: str) -> None:
-    """A readable block, and the same as one line of JSON."""
+    """A readable block, and the same as one line of JSON. Figures may be groups of figures."""
     machine = describe_machine(*packages)
     print(f"\n{question}")
     print("  " + ", ".join(f"{key} {value}" for key, value in machine.items()))
     print("  " + ", ".join(f"{key}={value}" for key, value in settings.items()))
-    for name, value in figures.items():
+    for name, value in _flat(figures):
         print(f"  {name:<48} {value:,.3f}" if isinstance(value, float) else f"  {name:<48} {value}")
     print(json.dumps({"question": question, "machine": machine, "settings": settings, "figures": figures}))
+
+
+def _flat(figures: dict[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{group}{name}, ")
+        else:
+            yield f"{group}{name}", value

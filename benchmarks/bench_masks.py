@@ -2,7 +2,7 @@
 
 Both make the mask of the same packed row (lengths lognormal(6.2, 1.1), as of web text) on the CPU,
 turn by turn in one process, and their tensors are compared first. torch's way is left out at 32 k,
-where it evaluates 1.1 billion pairs. Prints one JSON object: machine, versions, settings, medians.
+where it evaluates 1.1 billion pairs. Times are medians.
 
     python benchmarks/bench_masks.py [--threads 1] [--rows 1] [--repeats 3]
 """
@@ -10,16 +10,13 @@ where it evaluates 1.1 billion pairs. Prints one JSON object: machine, versions,
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
+from _machine import print_result
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -54,13 +51,6 @@ def seconds_per_call(function: Callable[[], object], num_calls: int) -> float:
     return (time.perf_counter() - start) / num_calls
 
 
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def measure(num_rows: int, length: int, repeats: int, *, with_torch: bool) -> dict[str, float]:
     ids = packed_ids(num_rows, length)
     ours, theirs = masks.block_mask({"document_ids": ids}), None
@@ -73,11 +63,11 @@ def measure(num_rows: int, length: int, repeats: int, *, with_torch: bool) -> di
         own.append(seconds_per_call(lambda: masks.block_mask({"document_ids": ids}), OWN_CALLS_PER_REPEAT))
         if with_torch:
             other.append(seconds_per_call(lambda: torch_block_mask(ids), 1))
-    result = {"length": length, "penstock_ms": round(statistics.median(own) * 1e3, 3)}
+    figures = {"block_mask, ms": statistics.median(own) * 1e3}
     if other:
-        result["torch_ms"] = round(statistics.median(other) * 1e3, 1)
-        result["ratio"] = round(statistics.median(other) / statistics.median(own))
-    return result
+        figures["create_block_mask, ms"] = statistics.median(other) * 1e3
+        figures["ratio"] = statistics.median(other) / statistics.median(own)
+    return figures
 
 
 def main() -> None:
@@ -88,17 +78,11 @@ def main() -> None:
     settings = parser.parse_args()
     torch.set_num_threads(settings.threads)
     lengths = [(length, True) for length in COMPARED_LENGTHS] + [(length, False) for length in OWN_LENGTHS]
-    results = [
-        measure(settings.rows, length, settings.repeats, with_torch=with_torch) for length, with_torch in lengths
-    ]
-    report = {
-        "question": "seconds to make a FlexAttention block mask",
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "settings": vars(settings),
-        "results": results,
+    figures = {
+        f"{length:,} tokens": measure(settings.rows, length, settings.repeats, with_torch=with_torch)
+        for length, with_torch in lengths
     }
-    print(json.dumps(report, indent=2))
+    print_result("How long does a FlexAttention block mask take?", vars(settings), figures, "torch")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ numpy permutation is built and then gathered from, in and out of the cache (at 1
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 
-import numba
 import numpy as np
+from _machine import print_result
 
 from penstock.order import ORDER_VERSION, FullOrder, Mixture, Order, Permutation, WindowedOrder
 
@@ -93,15 +91,8 @@ def main() -> None:
     positions, rows_per_window = np.arange(settings.positions), np.full(100_000, 10_000)
     first_use = timed(lambda: Permutation(10, 7)([0]))
     windowed = WindowedOrder(rows_per_window, seed=7, epoch=0, group=16)
-    report = {
-        "machine": {"processor": platform.processor() or platform.machine(), "system": platform.platform()},
-        "versions": {
-            "order": ORDER_VERSION,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "numba": numba.__version__,
-        },
-        "settings": {**vars(settings), "windows": len(rows_per_window), "rows": windowed.num_rows, "group": 16},
+    shape = {"windows": len(rows_per_window), "rows": windowed.num_rows, "group": 16, "order_version": ORDER_VERSION}
+    figures = {
         "first_use_seconds": round(first_use, 3),
         "permutation": bench_permutations(positions, settings.repeats),
         "full_order": bench_order(FullOrder(BILLION, seed=7, epoch=0), positions, settings.repeats),
@@ -112,7 +103,7 @@ def main() -> None:
         "mixture": bench_mixture(positions, settings.repeats),
         "numpy_random_permutation": bench_numpy(positions, settings.repeats),
     }
-    print(json.dumps(report, indent=2))
+    print_result("How fast is the order of rows?", {**vars(settings), **shape}, figures, "numba")
 
 
 if __name__ == "__main__":

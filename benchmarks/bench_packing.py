@@ -2,7 +2,7 @@
 
     python benchmarks/bench_packing.py            about 45 seconds on one core
 
-Prints one JSON document: the machine, versions, settings, and for each length of row the documents per second
+For each length of row: the documents per second
 of `pack` and `count_rows` on one core, the fill over 8 windows, and the shares of pairs that come back under
 another key. Compile time stands apart: `first_call_seconds` is a fresh process with an empty cache of kernels,
 `first_call_cached_seconds` one with a filled cache; both include importing numba.
@@ -12,9 +12,7 @@ Lengths: lognormal(6.2, 1.1), as on the web; and the Python files of the standar
 from __future__ import annotations
 
 import bisect
-import json
 import os
-import platform
 import subprocess
 import sys
 import sysconfig
@@ -24,9 +22,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numba
 import numpy as np
 import numpy.typing as npt
+from _machine import print_result
 
 from penstock.packing import Packing, PackingLedger, PackingSettings, count_rows, make_ledger, pack
 
@@ -48,18 +46,6 @@ pack(np.array([9, 3]), PackingSettings(length=8), key=0)
 count_rows(np.array([9, 3]), PackingSettings(length=8))
 print(time.perf_counter() - started)
 """
-
-
-def describe_machine() -> dict[str, str | int | None]:
-    cpu_lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    return {
-        "cpu": cpu_lines[0].split(":")[1].strip() if cpu_lines else platform.processor(),
-        "num_cpus": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "numba": numba.__version__,
-    }
 
 
 def time_first_calls() -> Figures:
@@ -182,19 +168,15 @@ def measure_length(length: int, library: Lengths) -> dict[str, Figures]:
 
 def main() -> None:
     library = read_library_lengths()
-    report = {
-        "machine": describe_machine(),
-        "settings": {
-            "rows_per_window": ROWS_PER_WINDOW,
-            "max_window_tokens": MAX_WINDOW_TOKENS,
-            "repeats_best_of": REPEATS,
-            "library_files": library.size,
-            "library_tokens": int(library.sum()),
-        },
-        **time_first_calls(),
-        "row_lengths": {str(length): measure_length(length, library) for length in ROW_LENGTHS},
+    settings = {
+        "rows_per_window": ROWS_PER_WINDOW,
+        "max_window_tokens": MAX_WINDOW_TOKENS,
+        "repeats_best_of": REPEATS,
+        "library_files": library.size,
+        "library_tokens": int(library.sum()),
     }
-    print(json.dumps(report, indent=2))
+    by_length = {f"{length:,} tokens": measure_length(length, library) for length in ROW_LENGTHS}
+    print_result("How fast is packing, and how full are its rows?", settings, time_first_calls() | by_length, "numba")
 
 
 if __name__ == "__main__":

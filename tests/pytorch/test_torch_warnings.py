@@ -32,7 +32,9 @@ def said(action: Any) -> list[str]:
 
 def test_more_workers_than_processors_are_warned_of_once_at_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_warnings, "usable_cpus", lambda: 2)
-    with pytest.warns(UserWarning, match="will create 3 worker processes in total, but this job may use only 2") as caught:
+    with pytest.warns(
+        UserWarning, match="will create 3 worker processes in total, but this job may use only 2"
+    ) as caught:
         penstock.DataLoader(Numbers(), num_workers=3)
     assert caught[0].filename == __file__
     assert "num_workers=1 or 2 is likely to be faster" in str(caught[0].message)
