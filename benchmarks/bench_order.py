@@ -40,7 +40,6 @@ def bench_permutations(positions: np.ndarray, repeats: int) -> dict[str, object]
         permutation, some = Permutation(size, key=7), positions % size
         figures[f"{size:,}"] = {
             "million_per_second": rate(lambda p=permutation, s=some: p(s), some, repeats),
-            "inverse_million_per_second": rate(lambda p=permutation, s=some: p.inverse(s), some, repeats),
         }
     return figures
 
@@ -50,7 +49,6 @@ def bench_order(order: Order, positions: np.ndarray, repeats: int) -> dict[str, 
     return {
         "million_per_second": rate(lambda: order.rows(positions), positions, repeats),
         "million_per_second_scattered": rate(lambda: order.rows(scattered), positions, repeats),
-        "inverse_million_per_second": rate(lambda: order.positions(positions), positions, repeats),
         "batch_of_32_microseconds": batch_microseconds(lambda: order.rows(positions[:32]), repeats),
     }
 

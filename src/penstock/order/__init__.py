@@ -3,7 +3,7 @@
 Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torch.
 Kernels are compiled by numba at the first call.
 
-May import: `compiled`. Imported by: `plan`, `preparation`, `streams`. Holds no state.
+May import: `compiled`, `splitmix`. Imported by: `plan`, `preparation`, `streams`. Holds no state.
 """
 
 from penstock.order._keys import ORDER_VERSION, derive_key

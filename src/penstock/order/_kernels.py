@@ -3,8 +3,8 @@
 **The permutation.** A number x in [0, size) is written as (left, right) with
 right = x mod 2**bits and left < radix = ceil(size / 2**bits), both near sqrt(size). A pass adds a
 keyed hash of left to right (mod 2**bits), then a keyed hash of right to left (mod radix): two
-rounds of a Feistel network over mixed radices (Black and Rogaway 2002), undone by subtracting in
-reverse. The grid has fewer than 2**bits cells above size, and a result that falls there is
+rounds of a Feistel network over mixed radices (Black and Rogaway 2002), a bijection because subtracting in
+reverse undoes it. The grid has fewer than 2**bits cells above size, and a result that falls there is
 permuted again until it does not ("cycle walking"): less than 1 + 2/sqrt(size) turns on average,
 8/5 at the worst size of all (5). Two halves of whole bits, the usual way, need up to two or four turns,
 and a branch that the processor cannot predict; here a size just above a power of two costs no more.
@@ -27,6 +27,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock import splitmix
 from penstock.compiled import compiled
 
 Int64 = NDArray[np.int64]
@@ -36,17 +37,14 @@ Shape = tuple[np.uint64, np.uint64, np.uint64, int]
 _U = np.uint64
 _ONE, _HALF_WORD = _U(1), _U(32)
 _ALL_OK = -1
-# The Weyl increment and multipliers of SplitMix64 (Steele, Lea and Flood 2014; Stafford's mix 13).
-_GAMMA, _M1, _M2 = _U(0x9E3779B97F4A7C15), _U(0xBF58476D1CE4E5B9), _U(0x94D049BB133111EB)
+_GAMMA, _M1, _M2 = splitmix.GAMMA, splitmix.FACTOR_1, splitmix.FACTOR_2
+_mix = compiled(splitmix.mix)
 
 
 @compiled
 def child_key(key: np.uint64, number: int) -> np.uint64:
     """The key of numbered part `number`: one output of SplitMix64 started at `key`."""
-    z = key + (_U(number) + _ONE) * _GAMMA
-    z = (z ^ (z >> _U(30))) * _M1
-    z = (z ^ (z >> _U(27))) * _M2
-    return z ^ (z >> _U(31))
+    return _mix(key + (_U(number) + _ONE) * _GAMMA)
 
 
 @compiled
@@ -84,32 +82,10 @@ def _encipher(x: np.uint64, shape: Shape, key: np.uint64) -> np.uint64:
 
 
 @compiled
-def _decipher(x: np.uint64, shape: Shape, key: np.uint64) -> np.uint64:
-    _, bits, radix, passes = shape
-    mask = (_ONE << bits) - _ONE
-    left, right = x >> bits, x & mask
-    key += _U(2 * passes) * _GAMMA
-    for _ in range(passes):
-        key -= _GAMMA + _GAMMA
-        left += radix - ((_hash(right, key + _GAMMA) * radix) >> _HALF_WORD)
-        left -= radix if left >= radix else _U(0)
-        right = (right - _hash(left, key)) & mask
-    return (left << bits) | right
-
-
-@compiled
 def _permuted(x: int, shape: Shape, key: np.uint64) -> int:
     y = _encipher(_U(x), shape, key)
     while y >= shape[0]:
         y = _encipher(y, shape, key)
-    return int(np.int64(y))  # numba's int() alone keeps uint64
-
-
-@compiled
-def _restored(x: int, shape: Shape, key: np.uint64) -> int:
-    y = _decipher(_U(x), shape, key)
-    while y >= shape[0]:
-        y = _decipher(y, shape, key)
     return int(np.int64(y))  # numba's int() alone keeps uint64
 
 
@@ -125,17 +101,6 @@ def permute(positions: Int64, out: Int64, size: int, key: np.uint64) -> int:
 
 
 @compiled
-def restore(indices: Int64, out: Int64, size: int, key: np.uint64) -> int:
-    """Undo `permute`."""
-    shape, key = _shape(size), child_key(key, 0)
-    for i in range(indices.size):
-        if not 0 <= indices[i] < size:
-            return i
-        out[i] = _restored(indices[i], shape, key)
-    return _ALL_OK
-
-
-@compiled
 def _last_at_most(starts: Int64, low: int, high: int, value: int) -> int:
     """The last i in [low, high) with starts[i] <= value; `low` always qualifies."""
     while high - low > 1:
@@ -147,8 +112,8 @@ def _last_at_most(starts: Int64, low: int, high: int, value: int) -> int:
     return low
 
 
-# The two kernels below keep the group of the last index at hand: neighbours in a batch share it, and a
-# search over all groups for every one of them would cost more than the permutation itself.
+# The kernel below keeps the group of the last position at hand: neighbours in a batch share it, and a search over
+# all groups for every one of them would cost more than the permutation itself.
 
 
 @compiled
@@ -180,33 +145,6 @@ def windowed_rows(
 
 
 @compiled
-def windowed_positions(
-    rows: Int64,
-    out: Int64,
-    size: int,
-    key: np.uint64,
-    group: int,
-    group_starts: Int64,
-    row_starts: Int64,
-    slots: Int64,
-    shifts: Int64,
-) -> int:
-    """Row -> position: undo `windowed_rows`."""
-    number, start = -1, 0
-    shape, group_key = _shape(0), key
-    for i in range(rows.size):
-        if not 0 <= rows[i] < size:
-            return i
-        slot = slots[_last_at_most(row_starts, 0, slots.size, rows[i])]
-        if number != slot // group:
-            number = slot // group
-            start = group_starts[number]
-            shape, group_key = _shape(group_starts[number + 1] - start), child_key(key, number)
-        out[i] = start + _restored(rows[i] - shifts[slot] - start, shape, group_key)
-    return _ALL_OK
-
-
-@compiled
 def shuffle_strata(rows: Int64, out: Int64, size: int, key: np.uint64, stratum: int) -> int:
     """Permute every `stratum` consecutive numbers among themselves, each stratum under its own key."""
     shape, start, stratum_key = _shape(stratum), -1, key
@@ -218,21 +156,6 @@ def shuffle_strata(rows: Int64, out: Int64, size: int, key: np.uint64, stratum: 
             start = rows[i] - offset
             stratum_key = child_key(key, start // stratum)
         out[i] = start + _permuted(offset, shape, stratum_key)
-    return _ALL_OK
-
-
-@compiled
-def restore_strata(places: Int64, out: Int64, size: int, key: np.uint64, stratum: int) -> int:
-    """Undo `shuffle_strata`."""
-    shape, start, stratum_key = _shape(stratum), -1, key
-    for i in range(places.size):
-        if not 0 <= places[i] < size:
-            return i
-        offset = places[i] % stratum
-        if start != places[i] - offset:
-            start = places[i] - offset
-            stratum_key = child_key(key, start // stratum)
-        out[i] = start + _restored(offset, shape, stratum_key)
     return _ALL_OK
 
 

@@ -41,7 +41,6 @@ from numpy.typing import ArrayLike
 from penstock.order._border import (
     MAX_ROWS,
     Int64,
-    checked_indices,
     checked_number,
     kernels,
     map_indices,
@@ -76,7 +75,6 @@ class Mixture:
     _strides: Int64 = field(init=False, repr=False, compare=False)  # the quotas, as an array
     _source_at: Int64 = field(init=False, repr=False, compare=False)  # place in a block -> source
     _item_at: Int64 = field(init=False, repr=False, compare=False)  # place in a block -> its item number
-    _places: Int64 = field(init=False, repr=False, compare=False)  # places of source 0, then of 1, ...
 
     def __post_init__(self) -> None:
         quotas = _rounded(_checked_weights(self.weights))
@@ -92,7 +90,6 @@ class Mixture:
             "_strides": strides,
             "_source_at": source_at,
             "_item_at": item_at,
-            "_places": places,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -118,19 +115,6 @@ class Mixture:
         block, place = np.divmod(places, BLOCK)
         sources = self._source_at[place]
         return sources, block * self._strides[sources] + self._item_at[place]
-
-    def row_of(self, source: int, positions: ArrayLike) -> Int64:
-        """The row in which each position of one source appears: the inverse of `locate`.
-
-        Raises:
-            ValueError: there is no such source.
-            IndexError: a position is negative (or beyond row 2**62).
-        """
-        source = checked_number("source", source, at_most=len(self.quotas) - 1)
-        quota = self.quotas[source]
-        block, item = np.divmod(checked_indices("position", positions, quota * (MAX_ROWS // BLOCK)), quota)
-        places = block * BLOCK + self._places[sum(self.quotas[:source]) + item]
-        return map_indices(kernels().restore_strata, "place", places, MAX_ROWS, self._key, STRATUM)
 
     def counts(self, num_rows: int) -> Int64:
         """How many of the first `num_rows` rows come from each source, in 0.1 ms at most."""

@@ -1,7 +1,7 @@
 """The order of an epoch: which row stands at which position.
 
-All orders answer the same two questions, for any positions and in any sequence, so that a batch can
-be computed alone: `rows(positions)` and its inverse `positions(rows)`. Three kinds exist:
+All orders answer `rows(positions)` for any positions and in any sequence, so that a batch can be computed
+alone. Three kinds exist:
 
     SequentialOrder    as stored
     FullOrder          everything permuted; reads land anywhere
@@ -25,8 +25,8 @@ from penstock.order._permutation import Permutation
 class Order(Protocol):
     """One epoch's bijection between positions [0, num_rows) and rows [0, num_rows).
 
-    Both methods take integers in an array of any shape and answer in that shape; an integer
-    outside [0, num_rows) raises IndexError.
+    Positions come in an array of any shape, and rows in the same shape; a position outside [0, num_rows)
+    raises IndexError.
     """
 
     @property
@@ -35,9 +35,6 @@ class Order(Protocol):
 
     def rows(self, positions: ArrayLike) -> Int64:
         """The row at each position."""
-
-    def positions(self, rows: ArrayLike) -> Int64:
-        """The position of each row: the inverse of `rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +54,14 @@ class SequentialOrder:
         """The positions themselves, in a new array."""
         return checked_indices("position", positions, self.num_rows).copy()
 
-    def positions(self, rows: ArrayLike) -> Int64:
-        """The rows themselves, in a new array."""
-        return checked_indices("row", rows, self.num_rows).copy()
-
 
 @dataclass(frozen=True, slots=True)
 class FullOrder:
     """All rows of an epoch permuted: the best shuffle, for storage that likes random reads.
 
     >>> order = FullOrder(num_rows=1_000_000_000, seed=7, epoch=0)
-    >>> order.positions(order.rows([0, 999_999_999])).tolist()
-    [0, 999999999]
+    >>> order.rows([0, 999_999_999]).tolist()
+    [895861355, 634298014]
 
     Raises:
         ValueError: `num_rows` is not in [0, 2**62], or `epoch` is negative.
@@ -90,7 +83,3 @@ class FullOrder:
     def rows(self, positions: ArrayLike) -> Int64:
         """The row at each position."""
         return self._permutation(positions)
-
-    def positions(self, rows: ArrayLike) -> Int64:
-        """The position of each row."""
-        return self._permutation.inverse(rows)

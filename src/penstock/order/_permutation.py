@@ -21,8 +21,8 @@ class Permutation:
     """A bijection of [0, size) chosen by a 64-bit key; related keys give unrelated bijections.
 
     >>> shuffle = Permutation(size=10, key=7)
-    >>> shuffle([0, 1, 2]).tolist(), shuffle.inverse(shuffle([0, 1, 2])).tolist()
-    ([5, 4, 8], [0, 1, 2])
+    >>> shuffle([0, 1, 2]).tolist()
+    [5, 4, 8]
 
     Raises:
         ValueError: `size` is not in [0, 2**62], or `key` is not in [0, 2**64).
@@ -44,11 +44,3 @@ class Permutation:
             IndexError: a position is not in [0, size).
         """
         return map_indices(kernels().permute, "position", positions, self.size, np.uint64(self.key))
-
-    def inverse(self, indices: ArrayLike) -> Int64:
-        """The position of each number: `inverse(self(p))` is p.
-
-        Raises:
-            IndexError: a number is not in [0, size).
-        """
-        return map_indices(kernels().restore, "index", indices, self.size, np.uint64(self.key))

@@ -23,6 +23,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from penstock import splitmix
 from penstock.compiled import compiled
 
 Int32s = npt.NDArray[np.int32]
@@ -31,6 +32,7 @@ Words = npt.NDArray[np.uint64]
 
 _ONE, _HALF, _TOP_SIX = np.uint64(1), np.uint64(32), np.uint64(58)
 _NOBODY = np.int32(-1)
+_GAMMA, _mix = splitmix.GAMMA, compiled(splitmix.mix)
 
 
 # --- the bitmap of occupied shelves -----------------------------------------------------------------------
@@ -247,7 +249,7 @@ def shuffle_groups(values: Int32s, offsets: Int64s, key: np.uint64, stream: np.u
     for group in range(offsets.size - 1):
         first = offsets[group]
         for last in range(offsets[group + 1] - 1, first, -1):
-            state += np.uint64(0x9E3779B97F4A7C15)
+            state += _GAMMA
             draw = (_mix(state) >> _HALF) * np.uint64(last - first + 1)
             other = first + np.int64(draw >> _HALF)
             values[last], values[other] = values[other], values[last]
@@ -262,10 +264,3 @@ def take_pieces(pieces: Int32s, documents: Int64s, starts: Int64s, lengths: Int3
         taken[1][place] = starts[piece]
         taken[2][place] = lengths[piece]
     return taken
-
-
-@compiled
-def _mix(word: np.uint64) -> np.uint64:
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))

@@ -23,6 +23,7 @@ from penstock.order import derive_key
 from penstock.plan._arguments import whole_number
 from penstock.schema import Column, Schema
 from penstock.shards import Provenance, Storage
+from penstock.splitmix import GAMMA, mix
 
 _CHUNK = 1 << 20
 
@@ -84,7 +85,7 @@ class SplitPart:
         parts = [np.empty(0, np.int64)]
         for begin in range(0, num_samples, _CHUNK):
             chunk = np.arange(begin, min(begin + _CHUNK, num_samples), dtype=np.int64)
-            shares = _hash(chunk.view(np.uint64), key) / 2.0**64
+            shares = mix(chunk.view(np.uint64) * GAMMA + key) / 2.0**64
             parts.append(chunk[(shares >= self.begin) & (shares < self.end)])
         return np.concatenate(parts)
 
@@ -236,11 +237,3 @@ def _hint(array: NDArray[np.generic]) -> str:
     if array.dtype == np.bool_:
         return " Use ds.filter(mask) for a mask."
     return " A whole column is ds[:]['name']." if array.dtype.kind == "U" else ""
-
-
-def _hash(numbers: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser over `numbers + key` (Steele, Lea and Flood, OOPSLA 2014)."""
-    mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + key
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))

@@ -16,7 +16,8 @@
 
 Knows nothing of tasks, workers or shards.
 
-May import: `compiled`, `errors`, `identity`, `schema`, `sources`. Imported by: `cli`, `preparation`. Holds no state.
+May import: `compiled`, `errors`, `identity`, `schema`, `sources`, `splitmix`. Imported by: `cli`, `preparation`. Holds
+no state.
 """
 
 from penstock.transforms._columns import KeepColumns

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import EngineFailed, MissingExtra, TokenizerMismatch
 from penstock.schema import Ragged
+from penstock.splitmix import GAMMA, mix
 from penstock.transforms._byte_rows import row_bytes
 from penstock.transforms._tokenizer_engines import GigatokenEngine, TokenizerEngine, open_reference
 from penstock.transforms._tokenizer_source import TokenizerSource
@@ -142,11 +143,9 @@ def take_sample(rows: Ragged, num_bytes: int) -> Ragged:
 def choose_checked(row_numbers: NDArray[np.int64], lengths: NDArray[np.int64], key: int) -> NDArray[np.int64]:
     """Places of the documents to check: one in 10,000, by SplitMix64 of row number, length and key."""
     with np.errstate(over="ignore"):
-        mixed = row_numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = row_numbers.astype(np.uint64) * GAMMA
         mixed ^= lengths.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03) ^ np.uint64(key)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.flatnonzero((mixed ^ (mixed >> np.uint64(31))) % np.uint64(CHECK_ONE_IN) == 0)
+    return np.flatnonzero(mix(mixed) % np.uint64(CHECK_ONE_IN) == 0)
 
 
 def check_document(
