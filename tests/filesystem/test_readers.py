@@ -1,4 +1,4 @@
-"""The two readers give the same bytes, refuse what is no plain file, and notice a file that changed."""
+"""The two readers give the same bytes, refuse anything but regular files, and notice a file that changed."""
 
 import errno
 import mmap
@@ -80,7 +80,7 @@ def test_populating_and_announcing_change_nothing(path, reader):
 def test_a_file_that_changed_its_size_is_an_error_with_both_sizes(path, reader, size):
     file = reader(path)
     os.truncate(path, size)
-    with pytest.raises(StorageError, match=f"file has {size:,} bytes, and had {len(DATA):,}"):
+    with pytest.raises(StorageError, match=f"file has {size:,} bytes; it had {len(DATA):,}"):
         file.check_size()
     with pytest.raises(StorageError, match=f"file has {size:,} bytes"):
         file.populate(0, len(DATA))
@@ -138,7 +138,7 @@ def test_a_link_is_refused(path, reader):
 @both
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path, reader):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FormatError, match="pipe is not a plain file"):
+    with pytest.raises(FormatError, match="pipe is not a regular file"):
         reader(tmp_path / "pipe")
 
 
@@ -148,7 +148,7 @@ def test_a_socket_a_device_and_a_directory_are_refused(tmp_path, reader, monkeyp
     with socket.socket(socket.AF_UNIX) as unix:
         unix.bind("socket")
         for name in ("socket", "/dev/null", "."):
-            with pytest.raises(FormatError, match="not a plain file"):
+            with pytest.raises(FormatError, match="not a regular file"):
                 reader(tmp_path / name)
 
 

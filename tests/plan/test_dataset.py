@@ -398,7 +398,7 @@ def test_arrays_in_ram_are_pickled_whole() -> None:
 def test_unpickling_after_an_overwrite_is_refused(tmp_path: Path) -> None:
     raw = pickle.dumps(penstock.open(write(tmp_path / "ds", 10)))
     write(tmp_path / "ds", 11, mode="overwrite")
-    with pytest.raises(DatasetChanged, match=r"written again since it was opened. Open it anew"):
+    with pytest.raises(DatasetChanged, match=r"rewritten after it was opened. Open it again"):
         pickle.loads(raw)
     write(tmp_path / "ds", 10, mode="overwrite")
     assert len(pickle.loads(raw)) == 10
@@ -418,7 +418,7 @@ def test_a_reader_of_an_overwritten_dataset_gets_old_data_or_an_error(io: Any, t
     ds[0]
     write(tmp_path / "ds", 33, mode="overwrite")
     assert ds[0]["label"] == 0  # its shard was open
-    with pytest.raises(DatasetChanged, match="Open it anew"):
+    with pytest.raises(DatasetChanged, match="Open it again"):
         ds[59]
     with pytest.raises(DatasetChanged):
         ds[:]
@@ -481,14 +481,14 @@ def test_arrays_lists_and_byte_strings_become_columns() -> None:
     ("arrays", "message"),
     [
         ({}, "at least one column"),
-        ({"a": np.arange(3), "b": np.arange(4)}, r"as many samples; these have \{'a': 3, 'b': 4\}"),
-        ({"a": 5}, "'a' is one value; a column has one per sample"),
+        ({"a": np.arange(3), "b": np.arange(4)}, r"the same number of samples; these have \{'a': 3, 'b': 4\}"),
+        ({"a": 5}, "'a' is a single value; a column has one per sample"),
         ({"a": np.array(["x"])}, "No shard can hold dtype"),
         ({"a": ["x", "yz"]}, "No shard can hold dtype"),
         ({"a": [{}, {}]}, "No shard can hold dtype"),
         ({"a": [None]}, "No shard can hold dtype"),
-        ({"a": [1, [2]]}, "'a': no array can be made of this value"),
-        ({"a": [[1], [2, [3]]]}, "'a': no array can be made of this value"),
+        ({"a": [1, [2]]}, "'a': this value cannot be made an array"),
+        ({"a": [[1], [2, [3]]]}, "'a': this value cannot be made an array"),
         ({"a": [[1], [[2, 3]]]}, "does not fit"),
         ({"a.b": np.arange(3)}, "cannot name a column"),
         ({5: np.arange(3)}, "cannot name a column"),

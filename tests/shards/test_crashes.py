@@ -545,7 +545,7 @@ def test_a_reader_of_a_dataset_that_is_overwritten_gets_old_data_or_learns_of_it
     assert ("changed" in outcomes) == (num_opened < len(OLD))
     assert ("old" in outcomes) == (num_opened > 0)
     if num_opened < len(OLD):
-        with pytest.raises(DatasetChanged, match="Open it anew"):
+        with pytest.raises(DatasetChanged, match="Open it again"):
             dataset.read(range(len(OLD)))
     else:
         assert samples_of(dataset) == OLD

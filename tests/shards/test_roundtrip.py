@@ -266,7 +266,7 @@ def test_out_need_not_be_contiguous(io: Any, tmp_path: Path) -> None:
         ({"x": np.empty(2, np.int64)}, r"shape \[2\]; .* shape \[3\] is needed"),
         ({"x": np.empty((3, 1), np.int64)}, r"shape \[3, 1\]"),
         ({"x": np.broadcast_to(np.int32(0), 3)}, "out is read-only int32"),
-        ({"r": np.empty(3, np.int32)}, "'r' is ragged; how much it takes is not known"),
+        ({"r": np.empty(3, np.int32)}, "'r' is ragged; its size is not known"),
         ({"y": np.empty(3, np.int32)}, "No column 'y'"),
     ],
 )
@@ -351,7 +351,7 @@ def test_columns_of_many_blocks_and_windows_are_read_right(tmp_path: Path) -> No
         ("bfloat16", np.zeros((), "V2"), "is not a number"),
         ("int64", "5", "str is not a number"),
         ("int64", None, "NoneType is not a number"),
-        ("int64[*]", [1, [2]], "no array can be made of this value"),
+        ("int64[*]", [1, [2]], "this value cannot be made an array"),
         ("int64", 2**64, "is not a number"),
         ("bytes", "text", "holds bytes, not str: encode it"),
         ("bytes", 5, "holds bytes; int is not"),
@@ -373,7 +373,7 @@ def test_missing_and_unknown_columns_are_named(tmp_path: Path) -> None:
     with penstock.DatasetWriter(tmp_path / "ds", {"a": "int64", "b": "int64"}) as writer:
         with pytest.raises(SchemaError, match=r"missing here: \['b'\], unknown: \['c'\]"):
             writer.write({"a": 1, "c": 2})
-        with pytest.raises(SchemaError, match=r"as many samples; these have \{'a': 2, 'b': 1\}"):
+        with pytest.raises(SchemaError, match=r"the same number of samples; these have \{'a': 2, 'b': 1\}"):
             writer.write_batch({"a": [1, 2], "b": [1]})
 
 

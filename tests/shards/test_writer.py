@@ -71,7 +71,7 @@ UNFIT = [
     ("int64", [1], r"is int64; an array of shape \[1\] does not fit"),
     ("int64[*]", 1, r"is int64\[\*\]; an array of shape \[\] does not fit"),
     ("int64[*,2]", [[1, 2, 3]], r"is int64\[\*,2\]; an array of shape \[1, 3\] does not fit"),
-    ("int64[*]", [[1], [2, 3]], "no array can be made of this value"),
+    ("int64[*]", [[1], [2, 3]], "this value cannot be made an array"),
     ("int64", "1", "holds int64; str is not a number"),
     ("int64", None, "holds int64; NoneType is not a number"),
     ("float32", np.zeros(1, [("a", "f4")])[0], "is not a number"),
@@ -110,7 +110,7 @@ def test_missing_and_unknown_columns_are_named(path, hand_in):
 
 def test_columns_of_a_batch_that_differ_in_length_are_refused_with_their_lengths(path):
     with DatasetWriter(path, COLUMNS) as writer:
-        pattern = r"as many samples; these have \{'tokens': 2, 'label': 1, 'blob': 2\}"
+        pattern = r"the same number of samples; these have \{'tokens': 2, 'label': 1, 'blob': 2\}"
         with pytest.raises(SchemaError, match=pattern):
             writer.write_batch({"tokens": [[1], [2]], "label": [3], "blob": [b"", b""]})
 
@@ -157,7 +157,7 @@ def test_after_the_end_nothing_more_is_taken(path):
         ({"attributes": {"when": object()}}, "attributes must be JSON"),
         ({"attributes": {"x": float("nan")}}, "attributes must be JSON"),
         ({"attributes": {"path": os.fsdecode(b"caf\xe9")}}, "attributes must be JSON.* surrogates not allowed"),
-        ({"attributes": {"x": json.loads("[" * 200 + "]" * 200)}}, "attributes must be JSON.* more than 100 levels"),
+        ({"attributes": {"x": json.loads("[" * 200 + "]" * 200)}}, "attributes must be JSON.* more than 100 nested levels"),
         ({"columns": {}}, "at least one column"),
         ({"columns": {"x": "int65"}}, "'int65' is not a dtype"),
     ],
@@ -221,7 +221,7 @@ def test_appending_where_nothing_is_refuses_and_leaves_nothing(path):
 )
 def test_appending_other_columns_is_refused_with_both(dataset, columns):
     before = files_of(dataset)
-    pattern = r"The dataset has the columns tokens: uint16\[\*\], label: int64, blob: bytes; .* cannot be appended"
+    pattern = r"The dataset has the columns tokens: uint16\[\*\], label: int64, blob: bytes; cannot append .*"
     with pytest.raises(SchemaError, match=pattern):
         DatasetWriter(dataset, columns, mode="append")
     assert files_of(dataset) == before
@@ -304,7 +304,7 @@ def test_something_else_in_place_of_the_working_folder_is_refused_and_untouched(
 def test_leftovers_that_are_no_plain_files_are_refused_and_not_waited_for(dataset):
     (dataset / ".writing").mkdir()
     os.mkfifo(dataset / ".writing" / "manifest.json")
-    with pytest.raises(FormatError, match="not a plain file"):
+    with pytest.raises(FormatError, match="not a regular file"):
         DatasetWriter(dataset, COLUMNS, mode="append")
     assert contents(dataset) == SAMPLES
 
@@ -372,9 +372,9 @@ def test_a_write_that_failed_half_way_and_was_hushed_up_cannot_be_committed(data
     writer.write(ONE)
     with intercepted(RefuseAt(1, 28, forever=True)), pytest.raises(StorageError, match="No space left"):
         writer.write(ONE) if hand_in == "write" else writer.write_batch(as_batch(OTHERS))
-    with pytest.raises(ValueError, match="An earlier write failed half way"):
+    with pytest.raises(ValueError, match="An earlier write failed halfway"):
         writer.write(ONE)
-    with pytest.raises(ValueError, match="An earlier write failed half way"):
+    with pytest.raises(ValueError, match="An earlier write failed halfway"):
         writer.close()
     assert files_of(dataset) == before
 

@@ -1,5 +1,9 @@
 """Where bytes come from and how they get there: maps, positioned reads, durable writes, locks.
 
+    read:    MappedFile (local disks) or PositionedFile (network) behind one protocol, FileReader
+    write:   create_file, or DirectFile past the page cache -> rename -> sync_directory
+    guard:   DirectoryLock, one writer at a time
+
 Knows nothing of shards or columns.
 
 May import: `errors`. Imported by: `preparation`, `shards`, `sources`. Holds state: the locks held by this process,

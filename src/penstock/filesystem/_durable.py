@@ -27,7 +27,7 @@ def create_file(path: Path, chunks: Iterable[memoryview | bytes]) -> int:
     """Write `chunks` to the new file `path`, sync it, and return its size.
 
     Raises:
-        StorageError: the file system refused, and nothing new is left; or something was at `path`, and still is.
+        StorageError: the file system refused, and nothing new is left; or something was at `path`, and was kept.
     """
     pieces = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
     needed = sum(len(piece) for piece in pieces)
@@ -71,7 +71,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> bool:
-    """Make a directory, durably, unless one is there; return whether it was made."""
+    """Make a directory, durably, unless there is one; return whether it was made."""
     with storage_errors(path, doing="made as a folder"):
         try:
             os.mkdir(path)
@@ -89,13 +89,13 @@ def make_directory(path: Path) -> bool:
 
 
 def remove_if_present(path: Path) -> None:
-    """Unlink `path`; nothing happens when it is not there."""
+    """Unlink `path`; do nothing if it is not there."""
     with storage_errors(path, doing="removed"), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory and all in it."""
+    """Remove a directory and everything in it."""
     with storage_errors(path, doing="removed"):
         shutil.rmtree(path)
 

@@ -65,7 +65,7 @@ class DirectoryLock:
             raise
 
     def release(self) -> None:
-        """Give the lock back; nothing happens when it is not held."""
+        """Give the lock back; do nothing if it is not held."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):  # a name that stays is no lock
                 os.unlink(self.path)

@@ -53,7 +53,7 @@ class FileReader(Protocol):
         ...
 
     def release(self, begin: int, end: int) -> None:
-        """Tell the kernel that these bytes are done with, by this process at least."""
+        """Tell the kernel that this process no longer needs these bytes."""
         ...
 
 
@@ -78,14 +78,14 @@ def open_regular(path: Path) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise FormatError(
-                f"{path} is a symbolic link; the files of a dataset are plain files (`cp -rL` makes them so)."
+                f"{path} is a symbolic link; datasets are made of regular files (`cp -rL` copies them as such)."
             ) from error
         if error.errno == errno.ENXIO:  # a socket
-            raise FormatError(f"{path} is not a plain file; the files of a dataset are.") from error
+            raise FormatError(f"{path} is not a regular file; the files of a dataset must be.") from error
         raise StorageError(error.errno, f"{path}: opening failed: {error.strerror}.") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FormatError(f"{path} is not a plain file; the files of a dataset are.")
+        raise FormatError(f"{path} is not a regular file; the files of a dataset must be.")
     return descriptor
 
 
@@ -112,7 +112,7 @@ class _OpenFile:
     def _shrunk(self, size: int) -> StorageError:
         return StorageError(
             errno.EIO,
-            f"{self.path}: the file has {size:,} bytes, and had {self.size:,} when it was opened. "
+            f"{self.path}: the file has {size:,} bytes; it had {self.size:,} when it was opened. "
             "Something changed it in place; restore it, then open the dataset again.",
         )
 

@@ -99,7 +99,7 @@ def _parse_shape(name: str, spec: str, text: str | None) -> tuple[Kind, tuple[in
     sizes = rest if first == "*" else [first, *rest]
     if not all(size.isdigit() and len(size) < 10 for size in sizes):
         raise SchemaError(
-            f"Column {name!r}: {reprlib.repr(spec)} has a shape that is not numbers, with at most one '*' in front."
+            f"Column {name!r}: {reprlib.repr(spec)} is not a shape: use numbers, with at most one '*' in front."
         )
     return ("ragged" if first == "*" else "fixed"), tuple(int(size) for size in sizes)
 

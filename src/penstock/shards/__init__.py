@@ -1,6 +1,11 @@
 """Samples on disk and in memory: the shard format, its writer, and vectorised reads.
 
-Files are checked at this border: behind it every count, offset and name can be trusted.
+    write:  DatasetWriter -> ShardWriter (buffers, cuts) -> Workspace (all of it or nothing) -> shards + manifest
+    read:   ShardFolder -> gather from maps (compiled), or pread -> OpenShards opens and checks what they need
+            ArrayStorage: the same reads from RAM, or from a foreign file mapped as it is
+    trace:  provenance-*.json: which file and row each sample came from
+
+Files are checked here: rooms that import this one can trust every count, offset and name.
 
 May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`. Imported by: `cli`, `plan`, `preparation`. Holds
 state: the open shards of this process, weakly, so that a forked child opens its own.

@@ -84,11 +84,11 @@ class ArrayStorage:
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """Nothing is known beside the data."""
+        """Empty: there is nothing but the data."""
         return {}
 
     def provenance(self) -> Mapping[str, Any]:
-        """Nobody noted it."""
+        """Empty: arrays have no source files."""
         return {}
 
     def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -130,16 +130,16 @@ class ArrayStorage:
         """Nothing to check: neither RAM nor foreign files carry checksums."""
 
     def prepare(self, column: Column, index: int) -> None:
-        """Raise what is wrong with a sample: a file that shrank, or offsets that leave it."""
+        """Raise if the file shrank, or if the offsets of a sample leave it."""
         self._check_size()
         stored = self._columns[column.name]
         if isinstance(stored, Ragged):
             begin, end = stored.offsets[index : index + 2].tolist()
             if not 0 <= begin <= end <= len(stored.values):
-                raise FormatError(f"Column {column.name!r}: the offsets of sample {index:,} leave its values.")
+                raise FormatError(f"Column {column.name!r}: the offsets of sample {index:,} point outside its values.")
 
     def prepare_elements(self, column: Column, begin: int, end: int) -> None:
-        """A file that shrank is an error."""
+        """Raise if the file shrank."""
         self._check_size()
 
     def sample_length(self, column: Column, index: int) -> int:
@@ -184,7 +184,7 @@ def storage_of_arrays(arrays: Mapping[str, Any]) -> ArrayStorage:
     columns = {column.name: _own(column, arrays[column.name]) for column in schema.columns}
     counts = {name: len(value) for name, value in columns.items()}
     if len(set(counts.values())) > 1:
-        raise SchemaError(f"Every column must have as many samples; these have {counts}.")
+        raise SchemaError(f"Every column must have the same number of samples; these have {counts}.")
     return ArrayStorage(schema, columns)
 
 
@@ -207,12 +207,12 @@ def _spec(name: str, value: Any) -> str:
             return "bytes"
         samples = [_as_array(name, sample) for sample in value]
         if samples[0].ndim and len({sample.shape for sample in samples}) > 1:
-            # An empty list is an array of float64, which says nothing of what the column holds.
+            # An empty list is an array of float64, which says nothing about the column.
             telling = [sample for sample in samples if sample.size] or samples
             return Column(name, np.result_type(*telling), samples[0].shape[1:], "ragged").spec
     array = _as_array(name, value)
     if array.ndim == 0:
-        raise SchemaError(f"Column {name!r} is one value; a column has one per sample.")
+        raise SchemaError(f"Column {name!r} is a single value; a column has one per sample.")
     return Column(name, array.dtype, array.shape[1:]).spec
 
 
@@ -220,4 +220,4 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise SchemaError(f"Column {name!r}: no array can be made of this value: {error}") from None
+        raise SchemaError(f"Column {name!r}: this value cannot be made an array: {error}") from None

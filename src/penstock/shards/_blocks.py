@@ -75,11 +75,11 @@ class ChecksumBlocks:
             raise CorruptionError(
                 f"{self._file.path}: block {block} of tensor {tensor.name!r} (bytes {start + begin:,} to "
                 f"{start + end:,} of the file) does not match its checksum. Restore the file from a copy; "
-                f"`penstock verify {self._file.path.parent}` lists all that is damaged."
+                f"`penstock verify {self._file.path.parent}` lists all damage."
             )
 
     def check_bytes(self, tensor: Tensor, begin: int, end: int) -> None:
-        """Check the blocks that hold bytes `begin` to `end` of a tensor, as far as they were not yet.
+        """Check the blocks that hold bytes `begin` to `end` of a tensor, unless that was done before.
 
         Raises:
             CorruptionError: a block differs from its checksum; the message names it.
@@ -91,7 +91,7 @@ class ChecksumBlocks:
         window = last
         if first == 0 or flags[first - 1]:
             window = max(last, min(first + _WINDOW, len(flags)))
-        if window == last or not self._are_sound(tensor, first, window):
+        if window == last or not self._are_valid(tensor, first, window):
             window = last  # damage behind what is wanted waits for its own reader
             self._check(tensor, first, last)
         flags[first:window] = True
@@ -126,11 +126,11 @@ class ChecksumBlocks:
         flags = self.flags(tensor)
         for begin in range(first, last, _WINDOW):
             end = min(begin + _WINDOW, last)
-            if LOOK_AHEAD.is_stopping or not self._are_sound(tensor, begin, end):
+            if LOOK_AHEAD.is_stopping or not self._are_valid(tensor, begin, end):
                 return
             flags[begin:end] = True
 
-    def _are_sound(self, tensor: Tensor, first: int, last: int) -> bool:
+    def _are_valid(self, tensor: Tensor, first: int, last: int) -> bool:
         try:
             self._check(tensor, first, last)
         except (PenstockError, OSError, MemoryError):

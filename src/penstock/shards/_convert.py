@@ -35,10 +35,10 @@ def convert_batch(column: Column, value: Any) -> Ragged | NDArray[Any]:
     if isinstance(value, Ragged):
         values = _convert_dtype(column, value.values)
         offsets = np.asarray(value.offsets, np.int64)
-        is_sound = (
+        is_valid = (
             len(offsets) and offsets[0] == 0 and offsets[-1] == len(values) and (offsets[1:] >= offsets[:-1]).all()
         )
-        if not is_sound:
+        if not is_valid:
             raise SchemaError(f"Column {column.name!r}: the offsets must rise from 0 to the number of values.")
         return Ragged(_check_items(column, values), offsets, column.kind == "bytes")
     if not isinstance(value, Iterable):
@@ -82,7 +82,7 @@ def _as_array(column: Column, value: Any) -> NDArray[Any]:
     try:
         array = np.asarray(_from_tensor(value) if _is_tensor(value) else value)
     except (ValueError, TypeError, RuntimeError) as error:  # torch tensors refuse by the latter two
-        raise SchemaError(f"Column {column.name!r}: no array can be made of this value: {error}") from None
+        raise SchemaError(f"Column {column.name!r}: this value cannot be made an array: {error}") from None
     if array.dtype.kind not in "biufcV" or array.dtype.type is np.void:
         raise SchemaError(
             f"Column {column.name!r} holds {column.dtype.name}; "

@@ -83,7 +83,7 @@ class ShardFolder:
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """What the manifest says beside the data."""
+        """The manifest's attributes."""
         return self.manifest.attributes
 
     def provenance(self) -> Mapping[str, Any]:
@@ -123,7 +123,7 @@ class ShardFolder:
             shard.announce_samples(column, first, last)
 
     def release(self, column: Column, begin: int, end: int) -> None:
-        """Tell the kernel that samples `begin` to `end` of a column are done with."""
+        """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
         for number, first, last in self.shards.places.spans(begin, end):
             shard = self.shards.open_shard(number)
             shard.file.check_size()

@@ -130,7 +130,7 @@ def read_header(raw: bytes, layout: Layout, where: str) -> int:
     entries = _parse(raw, where)
     metadata = entries.pop(_METADATA, None)
     if len(entries) != len(layout.tensors):
-        raise FormatError(f"{where}: the header lists {len(entries):,} tensors, {len(layout.tensors)} belong there.")
+        raise FormatError(f"{where}: the header lists {len(entries):,} tensors; there should be {len(layout.tensors)}.")
     for tensor in layout.tensors.values():
         found = entries.get(tensor.name)
         if found != tensor.to_json():

@@ -39,7 +39,7 @@ _MAX_LEVELS = 100
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """What the manifest says of one shard."""
+    """A shard's entry in the manifest."""
 
     name: str
     num_samples: int
@@ -76,7 +76,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """What the manifest says of a file that is no shard."""
+    """The entry of a file that is not a shard."""
 
     name: str
     num_bytes: int
@@ -89,7 +89,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Schema, shards in order, and what else is known of the data."""
+    """Schema, shards in order, and what else is known about the data."""
 
     schema: Schema
     shards: tuple[ShardEntry, ...]
@@ -116,7 +116,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the data: schema and shards, not what is known beside them."""
+        """Digest of schema and shards; attributes do not count."""
         lines = [json.dumps(self.schema.to_json())]
         lines += [
             f"{shard.name} {shard.num_samples} {shard.num_bytes} {shard.header_checksum}" for shard in self.shards
@@ -162,7 +162,7 @@ def read_manifest(directory: Path) -> Manifest:
 def parse_manifest(raw: bytes, where: str) -> Manifest:
     """Manifest from the bytes of its file; `where` names the file in errors."""
     if len(raw) > MAX_MANIFEST_BYTES:
-        raise FormatError(f"{where}: over {MAX_MANIFEST_BYTES:,} bytes long; no manifest is.")
+        raise FormatError(f"{where}: longer than {MAX_MANIFEST_BYTES:,} bytes, the limit for a manifest.")
     closing = _CLOSING.fullmatch(raw[-_CLOSING_BYTES:])
     if closing is None or int(closing[1], 16) != checksum(raw[:-_CLOSING_BYTES]):
         raise CorruptionError(
@@ -195,7 +195,7 @@ def _check_manifest(fields: Any, where: str) -> Manifest:
     try:
         check_attributes(attributes)
     except ValueError as error:
-        raise FormatError(f"{where}: the attributes are not what JSON can hold: {error}.") from None
+        raise FormatError(f"{where}: the attributes are not valid JSON: {error}.") from None
     ragged = {column.name for column in schema.columns if column.is_ragged}
     manifest = Manifest(
         schema,
@@ -221,11 +221,11 @@ def _check_manifest(fields: Any, where: str) -> Manifest:
 def _check_shard(entry: Any, ragged: set[str], where: str) -> ShardEntry:
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name):
-        raise FormatError(f"{where}: a shard is called {reprlib.repr(name)}; that is not the name of a shard.")
+        raise FormatError(f"{where}: {reprlib.repr(name)} is not the name of a shard.")
     try:
         shard = ShardEntry.from_json(entry)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"{where}: the entry of {name} is not complete ({type(error).__name__}: {error}).") from None
+        raise FormatError(f"{where}: the entry of {name} is incomplete ({type(error).__name__}: {error}).") from None
     if set(shard.num_values) != ragged:
         raise FormatError(
             f"{where}: the entry of {name} counts values of {reprlib.repr(sorted(shard.num_values))}, "
@@ -244,11 +244,11 @@ def _check_provenance(entry: Any, where: str) -> FileEntry | None:
         return None
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not _PROVENANCE_NAME.fullmatch(name):
-        raise FormatError(f"{where}: the provenance is called {reprlib.repr(name)}; no such file is.")
+        raise FormatError(f"{where}: {reprlib.repr(name)} is not the name of a provenance file.")
     try:
         return FileEntry(name, _count(entry["bytes"]), _checksum(entry["crc32c"]))
     except (KeyError, ValueError) as error:
-        raise FormatError(f"{where}: the entry of {name} is not complete ({type(error).__name__}: {error}).") from None
+        raise FormatError(f"{where}: the entry of {name} is incomplete ({type(error).__name__}: {error}).") from None
 
 
 def _count(value: object) -> int:
@@ -268,7 +268,7 @@ def _why_incomplete(directory: Path) -> str:
         return f"{directory}: no dataset is there (the folder does not exist)."
     holder = lock_holder(directory)
     if holder is not None:
-        return f"{directory}: not finished; {holder} is writing it, or was stopped while it did."
+        return f"{directory}: not finished; {holder} is writing it, or was stopped while writing."
     if (directory / WORK_FOLDER).exists():
         return f"{directory}: not finished; its writer was stopped. Write or prepare it again."
     return f"{directory}: no dataset is there ({MANIFEST_NAME} is missing)."
@@ -298,7 +298,7 @@ def check_attributes(attributes: Mapping[str, Any]) -> None:
     for _ in range(_MAX_LEVELS):
         level = [part for value in level for part in _parts(value)]
     if level:
-        raise ValueError(f"more than {_MAX_LEVELS} levels of lists and objects in each other")
+        raise ValueError(f"more than {_MAX_LEVELS} nested levels of lists and objects")
     json.dumps(attributes, allow_nan=False, ensure_ascii=False).encode()
 
 

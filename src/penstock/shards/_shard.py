@@ -69,26 +69,26 @@ class Shard:
         """Where samples `begin` to `end` of a ragged column begin, and where the last one ends.
 
         Raises:
-            FormatError: they fall, or leave the values.
+            FormatError: they decrease, or point outside the values.
         """
         tensor = self.layout.tensors[offsets_name(column)]
         offsets = self.blocks.read(tensor, begin * 8, (end + 1) * 8).view("<i8")
         count = self.entry.num_values[column.name]
-        # Compared, not subtracted: differences of hostile offsets wrap around and look sound.
+        # Compared, not subtracted: differences of hostile offsets wrap around and look valid.
         if offsets[0] < 0 or offsets[-1] > count or (offsets[1:] < offsets[:-1]).any():
             raise self.bad_offsets(column, begin, end)
         return offsets
 
     def bad_offsets(self, column: Column, begin: int, end: int) -> FormatError:
-        """The error for offsets that no sound shard has."""
+        """The error for invalid offsets."""
         return FormatError(
-            f"{self._where}: the offsets of column {column.name!r} fall or leave its "
+            f"{self._where}: the offsets of column {column.name!r} decrease or exceed its "
             f"{self.entry.num_values[column.name]:,} values, between samples {begin:,} and {end:,} of the shard. "
             "The file was not written by Penstock, or was changed; prepare the dataset again."
         )
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
-        """Check what samples `begin` to `end` need, as far as it was not yet.
+        """Check what samples `begin` to `end` need, unless that was done before.
 
         Raises:
             CorruptionError: a block differs from its checksum; the message names it.
@@ -118,7 +118,7 @@ class Shard:
         self.file.announce(*self._bytes_of(column, begin, end))
 
     def release_samples(self, column: Column, begin: int, end: int) -> None:
-        """Tell the kernel that samples `begin` to `end` of the shard are done with."""
+        """Tell the kernel that samples `begin` to `end` of the shard are no longer needed."""
         self.file.release(*self._bytes_of(column, begin, end))
 
     def _bytes_of(self, column: Column, begin: int, end: int) -> tuple[int, int]:
@@ -147,7 +147,7 @@ class Shard:
                 f"{self._where}: the header (bytes 0 to {len(header):,}) does not match its checksum. Restore the file."
             )
         if length != len(header):
-            raise FormatError(f"{self._where}: the header says it has {length:,} bytes, the manifest {len(header):,}.")
+            raise FormatError(f"{self._where}: the header claims {length:,} bytes, the manifest {len(header):,}.")
 
 
 def read_lengths(path: Path, entry: ShardEntry, schema: Schema, column: str) -> NDArray[np.int64]:
@@ -193,7 +193,7 @@ def changed(folder: Path, found: str, expected: str) -> DatasetChanged:
     """The error for another dataset than the one that was opened."""
     return DatasetChanged(
         f"{folder}: the dataset has the fingerprint {found}, not {expected}: "
-        "it was written again since it was opened. Open it anew."
+        "it was rewritten after it was opened. Open it again."
     )
 
 
@@ -201,7 +201,7 @@ def _missing(folder: Path, name: str, fingerprint: str) -> Exception:
     try:
         now = read_manifest(folder).fingerprint
     except IncompleteDataset as error:
-        return DatasetChanged(f"{error} It was moved or removed since it was opened; open it where it is now.")
+        return DatasetChanged(f"{error} It was moved or removed after it was opened; open it where it is now.")
     if now != fingerprint:
         return changed(folder, now, fingerprint)
     return FormatError(f"{folder / name}: the shard is missing. Restore it, or prepare the dataset again.")

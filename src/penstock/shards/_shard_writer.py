@@ -1,7 +1,7 @@
 """From batches of samples to finished shard files, one buffer at a time.
 
 Shards are cut by size alone, sample by sample, so the same samples give the same files however they
-were handed in. Where a file goes is for the caller to say: `store` gets its name and its bytes.
+were handed in. The caller decides where files go: `store` gets the name and the bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShardWriter:
         self._buffer.clear()
 
     def append_sample(self, converted: Mapping[str, NDArray[Any]]) -> None:
-        """Add one sample whose values `convert_sample` has made."""
+        """Add one sample, converted by `convert_sample`."""
         added = sum(_sample_bytes(column, converted[column.name]) for column in self.schema.columns)
         if self._buffer.num_samples and self._buffer.num_bytes + added > self._shard_bytes:
             self._finish_shard()
@@ -66,7 +66,7 @@ class ShardWriter:
         self.append_converted(convert_columns(self.schema, columns))
 
     def append_converted(self, batch: Mapping[str, Ragged | NDArray[Any]]) -> None:
-        """Add samples that `convert_columns` has made."""
+        """Add samples converted by `convert_columns`."""
         num_samples = len(next(iter(batch.values())))
         ends = np.cumsum(_batch_bytes(self.schema, batch, num_samples))
         begin, used = 0, 0
@@ -81,7 +81,7 @@ class ShardWriter:
             begin, used = end, int(ends[end - 1])
 
     def finish(self) -> tuple[ShardEntry, ...]:
-        """Close the last shard and return what there is to know of all of them."""
+        """Close the last shard and return the entries of all of them."""
         if self._buffer.num_samples:
             self._finish_shard()
         return tuple(self.shards)
@@ -113,7 +113,7 @@ def convert_columns(schema: Schema, columns: Mapping[str, Any]) -> dict[str, Rag
     batch = {column.name: convert_batch(column, columns[column.name]) for column in schema.columns}
     counts = {name: len(value) for name, value in batch.items()}
     if len(set(counts.values())) > 1:
-        raise SchemaError(f"Every column of a batch must have as many samples; these have {counts}.")
+        raise SchemaError(f"Every column of a batch must have the same number of samples; these have {counts}.")
     return batch
 
 

@@ -93,7 +93,7 @@ class Storage(Protocol):
         ...
 
     def release(self, column: Column, begin: int, end: int) -> None:
-        """Tell the kernel that samples `begin` to `end` of a column are done with."""
+        """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
         ...
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:

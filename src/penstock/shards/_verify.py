@@ -1,4 +1,4 @@
-"""Every byte of a dataset against its checksums, going on after the first fault."""
+"""Check every byte of a dataset against its checksums, and go on after the first fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.shards._shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was read, and everything that was wrong with it."""
+    """What was read, and every fault found in it."""
 
     path: Path
     num_shards: int = 0

@@ -122,7 +122,7 @@ class Workspace:
         try:
             _clean(self._directory)
         except (StorageError, FormatError) as error:
-            _log.warning("%s: the next writer has to clean up: %s", self._directory, error)
+            _log.warning("%s: left for the next writer to clean up: %s", self._directory, error)
         finally:
             self._leave()
 
@@ -134,7 +134,7 @@ class Workspace:
             self._leave()
             raise StorageError(
                 error.errno,
-                f"{self._directory}: the new dataset is there, but the disk did not confirm it ({error}). "
+                f"{self._directory}: the new dataset is there, but the disk did not confirm the write ({error}). "
                 "Check the disk and run `penstock verify` before relying on it.",
             ) from error
 

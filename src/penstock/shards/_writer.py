@@ -23,12 +23,12 @@ DEFAULT_SHARD_BYTES = 256 << 20
 
 
 class DatasetWriter:
-    """Write samples into a folder of shards; the dataset appears when the block ends well.
+    """Write samples into a folder of shards; the dataset appears when the block ends without an error.
 
-    Leaving the block by an exception leaves what was there before.
+    An exception leaves whatever was there before.
 
     Args:
-        path: Folder of the dataset; made when missing.
+        path: Folder of the dataset; created if missing.
         columns: `{name: type}`, as in `{"tokens": "uint16[*]", "label": "int64", "jpeg": "bytes"}`.
         shard_bytes: A shard is closed before it grows past this. It is also the memory the writer takes.
         mode: "create" refuses an existing dataset, "append" adds to it, "overwrite" replaces it.
@@ -36,7 +36,7 @@ class DatasetWriter:
 
     Raises:
         DatasetExists: `mode="create"` on a dataset, or the folder holds other files.
-        WriterBusy: another writer is at work here.
+        WriterBusy: another process is writing here.
         StorageError: the disk is full or failing; the previous dataset is intact.
 
     >>> import tempfile, penstock
@@ -129,7 +129,7 @@ class DatasetWriter:
         assert previous is not None
         if previous.schema != self.schema:
             self.abort()
-            raise SchemaError(f"The dataset has the columns {previous.schema}; {self.schema} cannot be appended to it.")
+            raise SchemaError(f"The dataset has the columns {previous.schema}; cannot append {self.schema}.")
         self._previous = previous.shards
         self._writer.restart(workspace.add_file, first_number=len(previous.shards))
         self._attributes = {**previous.attributes, **self._attributes}
@@ -141,4 +141,6 @@ class DatasetWriter:
         if not self._workspace.is_open:
             raise ValueError("A writer belongs to the process that made it; this one is a forked copy.")
         if self._is_torn:
-            raise ValueError("An earlier write failed half way, so this writer cannot go on. Write the dataset again.")
+            raise ValueError(
+                "An earlier write failed halfway, so this writer cannot continue. Write the dataset again."
+            )
