@@ -110,11 +110,11 @@ def test_an_error_is_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--append-eos", "x"], "--append-eos belong to --tokenizer"),
-        (["--column", "x"], "--column is what --tokenizer or --image-size reads"),
-        (["--function", "a:b", "--keep", "x"], "--keep goes with other transforms"),
-        (["--max-skipped", "3"], "--max-skipped limits --on-error skip"),
-        (["--address", "here:1"], "--address is for --engine ray"),
+        (["--append-eos", "x"], "--append-eos needs --tokenizer"),
+        (["--column", "x"], "--column needs --tokenizer or --image-size"),
+        (["--function", "a:b", "--keep", "x"], "--keep does not go with --function"),
+        (["--max-skipped", "3"], "--max-skipped needs --on-error skip"),
+        (["--address", "here:1"], "--address needs --engine ray"),
         (["--separator", "x"], "--text-unit separator and --separator go together"),
         (["--tokenizer", "bytes", "--function", "a:b"], "--tokenizer and --function are 2 transforms"),
         (["--tokenizer", "bytes", "--image-mode", "keep"], "--tokenizer and --image-mode are 2 transforms"),
@@ -148,4 +148,4 @@ def test_inspect_tells_when_sources_have_changed(tmp_path: Path, capsys: pytest.
     assert "Sources: up to date" in capsys.readouterr().out
     write_jsonl(tmp_path / "b.jsonl", 5, 2)
     assert main(["inspect", destination, "--json"]) == 0
-    assert "1 source files new" in json.loads(capsys.readouterr().out)["staleness"]
+    assert "1 source file new" in json.loads(capsys.readouterr().out)["staleness"]

@@ -227,16 +227,16 @@ def test_pack_without_tokens_is_refused_before_any_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"workers": 0}, "workers=0; a count from 1"),
+        ({"workers": 0}, "workers=0; give a number of processes"),
         ({"engine": "slurm"}, "the choices are 'local', 'ray'"),
         ({"on_error": "ignore"}, "the choices are 'raise', 'skip'"),
-        ({"max_skipped": 3}, "it limits 'skip'"),
-        ({"shard_bytes": 0}, "at least one byte"),
-        ({"address": "here:1"}, "engine='ray' uses it"),
-        ({"pack": [0]}, "counts of tokens, from 1"),
-        ({"pack": 0}, "counts of tokens, from 1"),
-        ({"shuffle": True}, "shuffle=True; a whole number"),
-        ({"shuffle": 1, "origins": "manifest"}, "leave origins= alone"),
+        ({"max_skipped": 3}, "needs on_error='skip'"),
+        ({"shard_bytes": 0}, "shard_bytes=0; it must be at least 1"),
+        ({"address": "here:1"}, "needs engine='ray'"),
+        ({"pack": [0]}, "numbers of tokens, at least 1"),
+        ({"pack": 0}, "numbers of tokens, at least 1"),
+        ({"shuffle": True}, "shuffle=True; give an integer seed"),
+        ({"shuffle": 1, "origins": "manifest"}, "leave origins= out"),
     ],
 )
 def test_a_wrong_choice_is_an_error_before_anything_happens(tmp_path: Path, wrong: dict, message: str) -> None:

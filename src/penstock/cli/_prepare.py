@@ -1,4 +1,4 @@
-"""Turn raw data into a dataset: tokenise, decode or copy, in parallel, resumable, the same bytes every time."""
+"""Turn raw data into a dataset: tokenise, decode or copy it, in parallel. Interrupt it and run it again to resume."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import counted
+
 if TYPE_CHECKING:
     from penstock.preparation import Prepared, Progress
     from penstock.transforms import Transform
@@ -21,54 +23,71 @@ _INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the verb takes."""
+    """Declare the arguments of the verb."""
     parser.add_argument("sources", nargs="+", metavar="SRC", help="files, globs, folders or URLs")
     parser.add_argument("destination", type=Path, metavar="DEST", help="folder of the dataset")
     _add_transform_arguments(parser)
     _add_reading_arguments(parser)
-    parser.add_argument("--workers", type=_workers, default="auto", metavar="N", help="processes (default: one a core)")
+    parser.add_argument(
+        "--workers", type=_workers, default="auto", metavar="N", help="number of processes (default: one per core)"
+    )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where tasks run")
     parser.add_argument("--address", metavar="HOST:PORT", help="Ray cluster (default: one on this machine)")
-    parser.add_argument("--shard-bytes", type=_size, default=256 << 20, metavar="SIZE", help="as in 256MB")
-    parser.add_argument("--shuffle", type=int, metavar="SEED", help="permute all documents")
-    parser.add_argument("--pack", type=int, action="append", default=[], metavar="LENGTH", help="store row counts")
-    parser.add_argument("--on-error", choices=("raise", "skip"), default="raise", help="what a bad row does")
-    parser.add_argument("--max-skipped", type=int, metavar="N", help="stop when more rows are skipped")
     parser.add_argument(
-        "--origins", choices=("auto", "manifest", "column"), default="auto", help="where samples' source rows are kept"
+        "--shard-bytes",
+        type=_size,
+        default=256 << 20,
+        metavar="SIZE",
+        help="size of a shard, such as 256MB (the default is 256MiB)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace what was made in another way")
+    parser.add_argument("--shuffle", type=int, metavar="SEED", help="permute all documents by this seed")
+    parser.add_argument(
+        "--pack", type=int, action="append", default=[], metavar="LENGTH", help="count packed rows of this length"
+    )
+    parser.add_argument("--on-error", choices=("raise", "skip"), default="raise", help="stop at a bad row, or skip it")
+    parser.add_argument("--max-skipped", type=int, metavar="N", help="stop when more rows than this are skipped")
+    parser.add_argument(
+        "--origins",
+        choices=("auto", "manifest", "column"),
+        default="auto",
+        help="where to keep the file and row of each sample",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a dataset made with different settings")
 
 
 def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what becomes of a row (default: its columns are kept)")
+    what = parser.add_argument_group("what becomes of a row (default: keep its columns)")
     what.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json, a folder, tiktoken:NAME, or bytes")
-    what.add_argument("--column", metavar="NAME", help="column with the text or the images")
-    what.add_argument("--append-eos", metavar="TOKEN", help="token to end each document with")
-    what.add_argument("--prepend-bos", metavar="TOKEN", help="token to begin each document with")
-    what.add_argument("--keep", action="append", default=[], metavar="NAME", help="other column to store")
-    what.add_argument("--chat-template", metavar="PATH", help="Jinja file for conversations")
+    what.add_argument("--column", metavar="NAME", help="column that holds the text or the images")
+    what.add_argument("--append-eos", metavar="TOKEN", help="token to put at the end of each document")
+    what.add_argument("--prepend-bos", metavar="TOKEN", help="token to put at the start of each document")
     what.add_argument(
-        "--image-size", type=_image_size, metavar="SIZE", help="pixels, as in 224 or 256x192 (height x width)"
+        "--keep", action="append", default=[], metavar="NAME", help="another column to store (repeatable)"
+    )
+    what.add_argument("--chat-template", metavar="PATH", help="Jinja template for conversations")
+    what.add_argument(
+        "--image-size", type=_image_size, metavar="SIZE", help="pixels, such as 224 or 256x192 (height x width)"
     )
     what.add_argument(
-        "--image-mode", choices=("resize", "crop", "keep"), help="how images get their size (default: resize)"
+        "--image-mode", choices=("resize", "crop", "keep"), help="how to bring images to size (default: resize)"
     )
-    what.add_argument("--image-store", choices=("pixels", "jpeg", "as_is"), help="what is stored (default: pixels)")
-    what.add_argument("--function", metavar="MODULE:NAME", help="any Python function of a batch")
+    what.add_argument("--image-store", choices=("pixels", "jpeg", "as_is"), help="what to store (default: pixels)")
+    what.add_argument("--function", metavar="MODULE:NAME", help="a Python function of a batch")
 
 
 def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
-    how = parser.add_argument_group("how sources are read")
+    how = parser.add_argument_group("how to read the sources")
     how.add_argument("--format", metavar="NAME", help="parquet, jsonl, csv, text, images, webdataset, arrow")
-    how.add_argument("--text-unit", choices=("file", "line", "separator"), help="what a document of a text file is")
-    how.add_argument("--separator", metavar="TEXT", help="between two documents of a text file")
-    how.add_argument("--delimiter", type=_delimiter, metavar="CHARACTER", help="between two fields of a CSV file")
-    how.add_argument("--encoding", metavar="NAME", help="of text and CSV files (default: utf-8)")
+    how.add_argument("--text-unit", choices=("file", "line", "separator"), help="what is one document of a text file")
+    how.add_argument("--separator", metavar="TEXT", help="text between two documents of a text file")
+    how.add_argument(
+        "--delimiter", type=_delimiter, metavar="CHARACTER", help="character between two fields of a CSV file"
+    )
+    how.add_argument("--encoding", metavar="NAME", help="encoding of text and CSV files (default: utf-8)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when the dataset is there, 1 on failure, 2 on wrong usage."""
+    """Return 0 when the dataset is ready, 2 on wrong usage, 130 when interrupted."""
     problem = _wrong_usage(arguments)
     if problem:
         sys.stderr.write(f"penstock prepare: {problem}\n")
@@ -95,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
                 on_progress=on_progress,
             )
         except KeyboardInterrupt:
-            sys.stderr.write("penstock: interrupted. Finished tasks are kept: the same command goes on from here.\n")
+            sys.stderr.write("penstock: interrupted. Finished tasks are kept; run the same command to continue.\n")
             return _INTERRUPTED
     show_prepared(prepared, as_json=arguments.json)
     return 0
@@ -105,25 +124,25 @@ def _wrong_usage(arguments: argparse.Namespace) -> str | None:
     transforms = ("tokenizer", "image_size", "image_mode", "image_store", "function")
     kinds = {name.split("_")[0]: _flag(name) for name in transforms if getattr(arguments, name)}
     if len(kinds) > 1:
-        return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give one."
+        return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give only one."
     needs_tokenizer = ("append_eos", "prepend_bos", "chat_template")
     given = [_flag(name) for name in needs_tokenizer if getattr(arguments, name)]
     if given and not arguments.tokenizer:
-        return f"{', '.join(given)} belong to --tokenizer, which is missing."
+        return f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --tokenizer."
     if arguments.column and not kinds.keys() & {"tokenizer", "image"}:
-        return "--column is what --tokenizer or --image-size reads; both are missing. Columns are kept with --keep."
+        return "--column needs --tokenizer or --image-size. To keep a column, use --keep."
     if arguments.function and arguments.keep:
-        return "--keep goes with other transforms: a function returns the columns to keep."
+        return "--keep does not go with --function: the function returns the columns to keep."
     if arguments.image_mode in ("resize", "crop") and not arguments.image_size:
         return f"--image-mode {arguments.image_mode} needs --image-size."
     if arguments.image_size and (arguments.image_mode == "keep" or arguments.image_store == "as_is"):
-        return "--image-size changes images, which --image-mode keep and --image-store as_is leave alone."
+        return "--image-size changes images, which --image-mode keep and --image-store as_is leave as they are."
     if arguments.max_skipped is not None and arguments.on_error != "skip":
-        return "--max-skipped limits --on-error skip, which is missing."
+        return "--max-skipped needs --on-error skip."
     if arguments.address and arguments.engine != "ray":
-        return "--address is for --engine ray."
+        return "--address needs --engine ray."
     if arguments.origins == "manifest" and arguments.shuffle is not None:
-        return "--shuffle moves every sample, so where it came from is a column; leave --origins out."
+        return "--shuffle moves every sample, so their origins must be a column; leave --origins out."
     if (arguments.text_unit == "separator") != bool(arguments.separator):
         return "--text-unit separator and --separator go together."
     return None
@@ -181,7 +200,7 @@ def _progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
 
 @contextmanager
 def preparation_bar() -> Iterator[Callable[[Progress], None]]:
-    """A bar with the rates of documents, bytes and tokens, the time left, and workers that died."""
+    """A progress bar with the rates of documents, bytes and tokens, the time left, and workers that died."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -215,12 +234,12 @@ def _rates(progress: Progress) -> str:
     if progress.tokens:
         parts.append(f"{progress.tokens_per_second / 1e6:.1f} Mtok/s")
     parts += [f"{progress.skipped:,} skipped"] if progress.skipped else []
-    parts += [f"{worker} died {count} times" for worker, count in progress.failures.items()]
+    parts += [f"{worker} died {counted(count, 'time')}" for worker, count in progress.failures.items()]
     return ", ".join(parts)
 
 
 def show_prepared(prepared: Prepared, *, as_json: bool) -> None:
-    """Print what a preparation did."""
+    """Print the summary of a preparation."""
     from penstock import report
 
     if as_json:
@@ -234,17 +253,18 @@ def show_prepared(prepared: Prepared, *, as_json: bool) -> None:
 def _lines(prepared: Prepared) -> Iterator[str]:
     from penstock.report import format_bytes
 
-    tokens = f", {prepared.num_tokens:,} tokens" if prepared.num_tokens else ""
+    tokens = f", {counted(prepared.num_tokens, 'token')}" if prepared.num_tokens else ""
     yield (
-        f"{prepared.path}: {prepared.num_samples:,} samples{tokens} in {prepared.num_shards:,} shards, "
-        f"{format_bytes(prepared.num_bytes)}, from {prepared.num_files:,} files."
+        f"{prepared.path}: {counted(prepared.num_samples, 'sample')}{tokens} "
+        f"in {counted(prepared.num_shards, 'shard')}, {format_bytes(prepared.num_bytes)}, "
+        f"from {counted(prepared.num_files, 'file')}."
     )
     for reason, count in prepared.skipped.items():
-        yield f"  skipped {count:,} rows: {reason}"
+        yield f"  skipped {counted(count, 'row')}: {reason}"
     if prepared.tasks_run:
         yield from _times(prepared)
     for worker, count in prepared.failures.items():
-        yield f"  {worker} died {count} times; its tasks were done again"
+        yield f"  {worker} died {counted(count, 'time')}; its tasks were done again"
     yield from (f"  {note}" for note in prepared.notes)
 
 
@@ -253,20 +273,20 @@ def _times(prepared: Prepared) -> Iterator[str]:
 
     seconds, busy = prepared.seconds, sum(prepared.worker_seconds.values())
     rate = format_bytes(prepared.raw_bytes / max(1e-9, seconds["work"]))
-    kept = f", {prepared.tasks_kept:,} kept from before" if prepared.tasks_kept else ""
+    kept = f", {prepared.tasks_kept:,} kept" if prepared.tasks_kept else ""
     start_up = f"start-up {seconds['start_up']:.1f} s"
-    yield f"  {prepared.tasks_run:,} tasks in {seconds['work']:.1f} s{kept}: {rate}/s; {start_up}"
+    yield f"  {counted(prepared.tasks_run, 'task')} in {seconds['work']:.1f} s{kept}: {rate}/s; {start_up}"
     shares = ", ".join(
         f"{name} {100 * spent / max(1e-9, busy):.0f} %" for name, spent in prepared.worker_seconds.items()
     )
-    yield f"  time of workers: {shares}; memory at most {format_bytes(prepared.peak_worker_bytes)} each"
+    yield f"  workers: {shares}; at most {format_bytes(prepared.peak_worker_bytes)} of memory each"
 
 
 def _workers(text: str) -> int | str:
     if text == "auto":
         return text
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count from 1, or 'auto'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, or 'auto'")
     return int(text)
 
 
@@ -277,12 +297,12 @@ def _delimiter(text: str) -> str:
 def _image_size(text: str) -> int | tuple[int, int]:
     match = re.fullmatch(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size in pixels, as in 224 or 256x192")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in pixels, such as 224 or 256x192")
     return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
 def _size(text: str) -> int:
     match = re.fullmatch(r"([0-9]+)\s*([A-Za-z]*)", text)
     if match is None or match[2].upper() not in _UNITS or not int(match[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size, as in 256MB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 256MB")
     return int(match[1]) * _UNITS[match[2].upper()]

@@ -8,7 +8,7 @@ theirs, so whoever has the dataset open can go on reading.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,57 +18,29 @@ from penstock.packing import PACKING_VERSION, PackingSettings, build_pack_index,
 from penstock.preparation._plan import PACKED_COLUMN, RunPlan
 from penstock.preparation._previous import CommittedTask
 from penstock.preparation._skipping import merge_examples, sum_skipped
-from penstock.preparation._tasks import Task, paths_of
-from penstock.preparation._work_folder import TaskRecord, WorkFolder
+from penstock.preparation._work_folder import WorkFolder
 from penstock.schema import offsets_of
 from penstock.shards import (
     Manifest,
-    Runs,
     ShardEntry,
-    SplitOrigin,
     Workspace,
     origins_to_json,
     pack_provenance,
     read_lengths,
 )
-from penstock.sources import Split
-
-
-def to_committed(task: Task, record: TaskRecord) -> CommittedTask:
-    """A finished task as it will be in the dataset."""
-    pairs = zip(task.splits, record.splits, strict=True)
-    return CommittedTask(
-        splits=tuple(_origin_of(split, num_samples, rows) for split, (num_samples, rows) in pairs),
-        shards=record.shards,
-        skipped=record.skipped,
-        examples=record.examples,
-    )
-
-
-def _origin_of(split: Split, num_samples: int, rows: Runs) -> SplitOrigin:
-    return SplitOrigin(paths_of(split), bool(split.paths), split.begin, split.end, num_samples, rows)
-
-
-def merge_shuffled(dealt: Sequence[CommittedTask], gathered: Iterable[TaskRecord]) -> CommittedTask:
-    """A shuffled dataset as one task: every shard holds something of every split."""
-    return CommittedTask(
-        splits=tuple(split for task in dealt for split in task.splits),
-        shards=tuple(shard for record in gathered for shard in record.shards),
-        skipped=sum_skipped(task.skipped for task in dealt),
-        examples=tuple(merge_examples(example for task in dealt for example in task.examples)),
-    )
 
 
 def stage_dataset(
     plan: RunPlan, fresh: Sequence[CommittedTask], workspace: Workspace, work: WorkFolder
-) -> tuple[list[CommittedTask], Manifest]:
-    """Put all new files into the workspace; return the tasks of the dataset and the manifest to commit."""
+) -> tuple[Manifest, dict[str, int]]:
+    """Put all new files into the workspace; return the manifest to commit, and the rows skipped by reason."""
     tasks = [*plan.kept, *_adopt_shards(plan, fresh, workspace, work)]
     manifest = _build_manifest(plan, tasks)
     packing = _count_packed_rows(workspace, manifest, plan.settings.pack)
     entry, data = pack_provenance(_provenance_of(plan, tasks))
     workspace.add_file(entry.name, [data])
-    return tasks, dataclasses.replace(manifest, attributes={**manifest.attributes, **packing}, provenance=entry)
+    manifest = dataclasses.replace(manifest, attributes={**manifest.attributes, **packing}, provenance=entry)
+    return manifest, sum_skipped(task.skipped for task in tasks)
 
 
 def _adopt_shards(

@@ -15,6 +15,7 @@ from penstock.errors import SchemaError, counted
 from penstock.packing import PackingSettings
 from penstock.preparation._previous import CommittedTask
 from penstock.preparation._settings import Settings
+from penstock.preparation._skipping import sum_skipped
 from penstock.preparation._specification import Specification
 from penstock.preparation._summary import note_gone, note_passed_over
 from penstock.preparation._survey import Survey
@@ -67,6 +68,11 @@ class RunPlan:
     def num_kept(self) -> int:
         """Tasks that earlier runs have done."""
         return sum(not task.is_dropped for task in self.kept) + len(self.finished)
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """Rows that kept tasks have skipped, by reason."""
+        return sum_skipped(task.skipped for task in self.kept)
 
     def summary(self) -> str:
         """The plan in one sentence.

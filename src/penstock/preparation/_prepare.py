@@ -34,36 +34,36 @@ def prepare(
     origins: Origins = "auto",
     on_progress: OnProgress | None = None,
 ) -> Prepared:
-    """Turn raw data into a dataset at `destination`. Stop it in any way and call it again: it goes on.
+    """Turn raw data into a dataset at `destination`. Stop it at any moment and call it again: it continues.
 
-    The output depends on the sources, the transform, `reading`, `shard_bytes` and `shuffle` alone, to the byte. A
-    dataset that is there already and was made in the same way gains new and changed source files only.
+    The output depends only on the sources, the transform, `reading`, `shard_bytes` and `shuffle`, to the byte. If
+    the dataset is there already, made with the same settings, only new and changed source files are prepared.
 
     Args:
         sources: A path, glob, folder or URL, a list of them, or a Python iterable of rows.
-        destination: Folder of the dataset; every machine must see it.
-        transform: What becomes of a row: `Tokenize(...)`, `DecodeImage(...)`, any function, or where it is, as in
-            "package.module:function"; None keeps columns.
-        reading: How sources are read, where their names do not tell.
-        workers: Processes at once; "auto" is one per core.
+        destination: Folder of the dataset; every machine of a cluster must see it.
+        transform: What becomes of a row: `Tokenize(...)`, `DecodeImage(...)`, a function of a batch, or its name, as in
+            "package.module:function"; None keeps the columns as they are.
+        reading: How to read the sources, where their names do not say.
+        workers: Number of processes; "auto" is one per core.
         engine: "local", or "ray" for a cluster.
-        address: The Ray cluster; None starts one here.
+        address: The Ray cluster; None starts one on this machine.
         shard_bytes: Size of a shard.
-        shuffle: Seed to permute all documents with, so that reading in order is reading at random.
-        pack: Row lengths whose counts to store, or one.
+        shuffle: Seed to permute all documents by, so that reading in order is reading at random.
+        pack: Row length, or several, to count packed rows for.
         on_error: "raise" stops at the first bad row, "skip" leaves bad rows out and counts them.
-        max_skipped: Stop when more rows than this were skipped.
-        overwrite: Replace what was made in another way.
-        origins: Where each sample's source row is kept: "manifest", "column", or "auto".
+        max_skipped: Stop when more rows than this are skipped.
+        overwrite: Replace a dataset made with different settings.
+        origins: Where to keep the file and row of each sample: "manifest", "column", or "auto".
         on_progress: Called a few times a second with a `Progress`.
 
     Raises:
-        DatasetExists: what is there was made in another way, and `overwrite` is not given.
+        DatasetExists: the destination has something that cannot be continued, and `overwrite` is not given.
         NotADirectoryError: the destination is a file.
-        WriterBusy: another run is at work on this destination.
+        WriterBusy: another process is writing to this destination.
         FormatError: a bad row, or too many of them; the message names file and row.
         StorageError: the disk is full or failing; finished tasks are kept.
-        WorkerDied: workers were killed several times over the same task.
+        WorkerDied: the same task killed several workers.
     """
     settings = Settings(
         workers=workers,
@@ -79,7 +79,7 @@ def prepare(
     )
     path = Path(destination).absolute()
     if path.is_file():
-        raise NotADirectoryError(f"{path}: the destination is a file; give a folder, which may not be there yet.")
+        raise NotADirectoryError(f"{path}: the destination is a file; give a folder, which need not exist yet.")
     request = Request(
         destination=path,
         sources=sources,
@@ -87,8 +87,8 @@ def prepare(
         reading=reading or SourceOptions(),
         settings=settings,
     )
-    with Preparation(path, settings, on_progress) as preparation:
-        return preparation.run(request)
+    with Preparation(request, on_progress) as preparation:
+        return preparation.run()
 
 
 def _as_transform(transform: Transform | BatchFunction | str | None) -> Transform:

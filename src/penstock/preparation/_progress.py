@@ -1,4 +1,4 @@
-"""How far a preparation is: counts that workers add to, and the rates that follow from them."""
+"""How far a preparation has come: what workers have counted, and the rates that follow from it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-_WINDOW_SECONDS = 10.0
+_RATE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was done. Workers count for themselves; the parent adds up."""
+    """What was done. Each worker counts for itself; the parent adds up."""
 
     documents: int = 0
     """Samples written."""
@@ -23,18 +23,18 @@ class Counts:
     skipped: int = 0
     """Rows left out by `on_error="skip"`."""
     read_seconds: float = 0.0
-    """Time in which workers read and parsed."""
+    """Time spent reading and parsing."""
     transform_seconds: float = 0.0
-    """Time in which workers tokenised, decoded, or ran a function."""
+    """Time spent tokenising, decoding, or running a function."""
     write_seconds: float = 0.0
-    """Time in which workers copied, checksummed and wrote shards."""
+    """Time spent copying, checksumming and writing shards."""
     read_processor_seconds: float = 0.0
-    """Processor time in each of these; much less means waiting, for a disk or for other processes."""
+    """Processor time of the same; much less means waiting, for a disk or for other processes."""
     transform_processor_seconds: float = 0.0
     write_processor_seconds: float = 0.0
 
     def add(self, other: Counts) -> None:
-        """Add what another has counted."""
+        """Add what another one counted."""
         for each in fields(Counts):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
@@ -50,28 +50,28 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One look at a running preparation."""
+    """How far a running preparation has come."""
 
     stage: str
     """"prepare"; with `shuffle` first "deal", then "gather"."""
     seconds: float
-    """Since work began."""
+    """Since the first task could start."""
     documents: int
     raw_bytes: int
-    """Bytes done, those of earlier runs included."""
+    """Bytes done, including those of earlier runs."""
     total_bytes: int
     tokens: int
     skipped: int
     tasks: int
-    """Tasks finished, those of earlier runs included."""
+    """Tasks finished, including those of earlier runs."""
     total_tasks: int
     documents_per_second: float
     bytes_per_second: float
     tokens_per_second: float
     remaining_seconds: float | None
-    """None until there is a rate to tell it from."""
+    """None until there is a rate to estimate it from."""
     failures: Mapping[str, int]
-    """For each worker that died, how often."""
+    """How often each worker died."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -83,7 +83,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up the counts of all workers and tells the rates over the last seconds."""
+    """Adds up the counts of all workers, and reports them with the rates of the last few seconds."""
 
     stage: str
     total_bytes: int
@@ -91,9 +91,9 @@ class Meter:
     on_progress: OnProgress | None = None
     interval_seconds: float = 0.2
     finished: Counts = field(default_factory=Counts)
-    """What the tasks that this run has finished add up to."""
+    """The sum of all tasks that this run finished."""
     kept_bytes: int = 0
-    """Bytes of tasks that an earlier run has finished."""
+    """Bytes of tasks that earlier runs finished."""
     tasks: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     _running: dict[str, Counts] = field(default_factory=dict)
@@ -102,19 +102,19 @@ class Meter:
     _history: list[tuple[float, int, int, int]] = field(default_factory=list)
 
     def add(self, key: str, counts: Counts) -> None:
-        """Add what a worker has done for a task since it last told."""
+        """Add what a worker did for a task since its last report."""
         self._running.setdefault(key, Counts()).add(counts)
         self.tell()
 
     def finish(self, key: str, counts: Counts) -> None:
-        """Count a task as finished, with what it says itself."""
+        """Count a task as finished, by its own counts."""
         self._running.pop(key, None)
         self.finished.add(counts)
         self.tasks += 1
         self.tell(now=self.tasks == self.total_tasks)
 
     def fail(self, keys: Iterable[str], worker: str) -> None:
-        """Count the death of a worker; what it did for its tasks is undone."""
+        """Count the death of a worker, and take back what it did for its tasks."""
         for key in keys:
             self._running.pop(key, None)
         self.failures[worker] = self.failures.get(worker, 0) + 1
@@ -122,7 +122,7 @@ class Meter:
 
     @property
     def counts(self) -> Counts:
-        """All that is done, in tasks finished and running."""
+        """Everything done so far, in tasks finished and running."""
         total = Counts()
         for counts in (self.finished, *self._running.values()):
             total.add(counts)
@@ -134,10 +134,9 @@ class Meter:
         if self.on_progress is None or (not now and moment - self._last < self.interval_seconds):
             return
         self._last = moment
-        self.on_progress(self.look(moment))
+        self.on_progress(self._progress_at(moment))
 
-    def look(self, moment: float) -> Progress:
-        """The progress at a moment."""
+    def _progress_at(self, moment: float) -> Progress:
         counts = self.counts
         done = min(self.total_bytes, self.kept_bytes + counts.raw_bytes)
         documents, raw, tokens = self._rates(moment, counts)
@@ -160,7 +159,7 @@ class Meter:
 
     def _rates(self, moment: float, counts: Counts) -> tuple[float, float, float]:
         self._history.append((moment, counts.documents, counts.raw_bytes, counts.tokens))
-        while len(self._history) > 2 and self._history[1][0] < moment - _WINDOW_SECONDS:
+        while len(self._history) > 2 and self._history[1][0] < moment - _RATE_SECONDS:
             self._history.pop(0)
         first = self._history[0] if len(self._history) > 1 else (self._begin, 0, 0, 0)
         elapsed = max(1e-9, moment - first[0])

@@ -1,0 +1,85 @@
+"""The tasks of a plan, done: one pass, or two for a shuffle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from penstock.preparation._conversion import ConversionJob
+from penstock.preparation._engines import Workforce
+from penstock.preparation._plan import RunPlan
+from penstock.preparation._previous import CommittedTask
+from penstock.preparation._shuffle import GatherJob, plan_gathering
+from penstock.preparation._skipping import merge_examples, sum_skipped
+from penstock.preparation._tasks import Task, paths_of
+from penstock.preparation._work_folder import TaskRecord, WorkFolder
+from penstock.shards import Runs, SplitOrigin
+from penstock.sources import Split
+
+
+def run_tasks(plan: RunPlan, work: WorkFolder, workforce: Workforce) -> list[CommittedTask]:
+    """Do what is left to do, and return all new tasks with what they made."""
+    if not plan.tasks:
+        return []
+    _sweep(plan, work)
+    is_shuffled = plan.specification.shuffle is not None
+    records = _convert(plan, workforce, "deal" if is_shuffled else "prepare")
+    made = [_to_committed(task, record) for task, record in zip(plan.tasks, records, strict=True)]
+    return [_merge(made, _gather(plan, work, workforce, records))] if is_shuffled else made
+
+
+def _sweep(plan: RunPlan, work: WorkFolder) -> None:
+    """Remove the results of tasks that are not part of this run, of either pass."""
+    kept = list(plan.finished.values())
+    if plan.specification.shuffle is not None and not plan.left:
+        dealt = [plan.finished[task.key] for task in plan.tasks]
+        buckets = plan_gathering(work, plan.specification, dealt)
+        kept += work.records(bucket.key for bucket in buckets).values()
+    work.sweep(kept)
+
+
+def _convert(plan: RunPlan, workforce: Workforce, stage: str) -> list[TaskRecord]:
+    """Read, transform and write what is left of the plan."""
+    job = ConversionJob(
+        destination=plan.destination,
+        specification=plan.specification,
+        transform=plan.transform,
+        reading=plan.reading,
+        on_error=plan.settings.on_error,
+        max_skipped=plan.settings.max_skipped,
+    )
+    finished = dict(plan.finished)
+    workforce.execute(stage, job, plan.tasks, finished, plan.skipped)
+    return [finished[task.key] for task in plan.tasks]
+
+
+def _gather(plan: RunPlan, work: WorkFolder, workforce: Workforce, dealt: Sequence[TaskRecord]) -> list[TaskRecord]:
+    """The second pass of a shuffle."""
+    buckets = plan_gathering(work, plan.specification, dealt)
+    finished = work.records(bucket.key for bucket in buckets)
+    job = GatherJob(destination=plan.destination, specification=plan.specification)
+    workforce.execute("gather", job, buckets, finished, {})
+    return [finished[bucket.key] for bucket in buckets]
+
+
+def _to_committed(task: Task, record: TaskRecord) -> CommittedTask:
+    pairs = zip(task.splits, record.splits, strict=True)
+    return CommittedTask(
+        splits=tuple(_origin_of(split, num_samples, rows) for split, (num_samples, rows) in pairs),
+        shards=record.shards,
+        skipped=record.skipped,
+        examples=record.examples,
+    )
+
+
+def _origin_of(split: Split, num_samples: int, rows: Runs) -> SplitOrigin:
+    return SplitOrigin(paths_of(split), bool(split.paths), split.begin, split.end, num_samples, rows)
+
+
+def _merge(dealt: Sequence[CommittedTask], gathered: Iterable[TaskRecord]) -> CommittedTask:
+    """A shuffled dataset as one task: every shard holds something of every split."""
+    return CommittedTask(
+        splits=tuple(split for task in dealt for split in task.splits),
+        shards=tuple(shard for record in gathered for shard in record.shards),
+        skipped=sum_skipped(task.skipped for task in dealt),
+        examples=tuple(merge_examples(example for task in dealt for example in task.examples)),
+    )
