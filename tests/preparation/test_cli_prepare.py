@@ -28,7 +28,7 @@ def test_the_usual_call_says_what_was_made(tmp_path: Path, capsys: pytest.Captur
     assert code == 0
     out = capsys.readouterr().out
     assert f"{len(texts)} samples, " in out
-    assert "time of workers: read" in out
+    assert "workers: read" in out
     assert "start-up" in out
     assert_holds(tmp_path / "data", texts)
 
@@ -99,7 +99,7 @@ def test_skipped_rows_are_shown_by_reason(tmp_path: Path, capsys: pytest.Capture
     assert main(command) == 1
     assert "row 5" in capsys.readouterr().err
     assert main([*command, "--on-error", "skip", "--max-skipped", "1"]) == 0
-    assert "skipped 1 rows: bad_json" in capsys.readouterr().out
+    assert "skipped 1 row: bad_json" in capsys.readouterr().out
 
 
 def test_an_error_is_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
