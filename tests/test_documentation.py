@@ -141,9 +141,10 @@ def test_masks(corpus: penstock.Dataset, monkeypatch: pytest.MonkeyPatch) -> Non
     space = run(flex, loader=loader, **dict(zip("qkv", values, strict=True)))
     assert space["out"].shape == (2, 1, 256, 16)
     known = {name: space[name] for name in ("masks", "batch")}
-    given = run(hugging_face, model=lambda **inputs: SimpleNamespace(loss=inputs), **known)["loss"]
-    assert given["input_ids"].shape == (1, 2 * 256)
     table = torch.randn(1000, 8)
+    model = lambda **inputs: SimpleNamespace(loss=inputs, logits=table[inputs["input_ids"]])  # noqa: E731
+    given = run(hugging_face, model=model, **known)["loss"]
+    assert given["input_ids"].shape == (1, 2 * 256)
     run(check, batch=space["batch"], vocab_size=1000, model=lambda batch: table[batch["input_ids"]])
 
 
