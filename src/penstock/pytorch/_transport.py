@@ -85,14 +85,24 @@ class TorchAnswer(NamedTuple):
     """Comes once, with the second batch."""
 
     def as_batch(self, arrays: Sequence[Array] = ()) -> Batch:
-        """What an engine carries: this answer first, then the arrays in order."""
-        return {"answer": self, **{str(number): array for number, array in enumerate(arrays)}}
+        """What an engine carries: this answer first, then the arrays in order.
+
+        The answer travels as plain tuples: pickling its classes takes about 10 us more per batch.
+        """
+        kind = _KINDS.index(type(self.content))
+        batch: Batch = {"answer": (kind, tuple(self.content), self.state, self.first_batches)}
+        for number, array in enumerate(arrays):
+            batch[str(number)] = array
+        return batch
+
+
+_KINDS: tuple[type[Any], ...] = (PlainTensors, PickledValue, WorkerFailure, WorkerEnd)
 
 
 def read_answer(batch: Batch) -> tuple[TorchAnswer, list[Array]]:
     """The answer and the arrays that `as_batch` was given, as the engine brought them."""
-    answer, *arrays = batch.values()
-    return answer, arrays
+    (kind, content, state, first_batches), *arrays = batch.values()
+    return TorchAnswer(_KINDS[kind](*content), state, first_batches), arrays
 
 
 class SlotTensors:
