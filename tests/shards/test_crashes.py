@@ -351,7 +351,7 @@ def test_a_sync_that_fails_after_the_switch_says_that_the_new_dataset_is_there_a
     sync = next(k for k, name in enumerate(names, start=1) if k > switch and name == "fsync")
     with (
         intercepted(RefuseAt(sync, errno.EIO, forever=False)),
-        pytest.raises(StorageError, match="the new dataset is there, but the disk did not confirm it"),
+        pytest.raises(StorageError, match="the new dataset is there, but the disk did not confirm the write"),
     ):
         change(path, "overwrite")
     assert contents(path) == NEW
@@ -369,7 +369,7 @@ def test_what_cannot_be_removed_after_the_switch_is_left_to_the_next_writer(room
 
     with intercepted(keep_shards):
         change(path, "overwrite")
-    assert "the next writer has to clean up" in caplog.text
+    assert "left for the next writer to clean up" in caplog.text
     assert contents(path) == NEW
     assert_next_writer_tidies(path, NEW)
 

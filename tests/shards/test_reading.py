@@ -240,7 +240,7 @@ def test_a_dataset_that_went_away_is_said_to_have_gone(tmp_path: Path, io: Any, 
     elif what == "a file in its place":
         path.touch()
     assert ds[0]["x"] == 0  # its shard is open
-    with pytest.raises(DatasetChanged, match=r"no dataset is there .* moved or removed since it was opened"):
+    with pytest.raises(DatasetChanged, match=r"no dataset is there .* moved or removed after it was opened"):
         ds[len(ds) - 1]
 
 
