@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import json
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +105,8 @@ def _say(title: str, text: str) -> None:
 
 
 def _sources() -> list[Path]:
+    import sysconfig
+
     root = Path(sysconfig.get_paths()["stdlib"])
     return [file for file in sorted(root.rglob("*.py")) if "site-packages" not in file.parts and file.stat().st_size]
 
