@@ -203,19 +203,22 @@ def _check_manifest(fields: Any, where: str) -> Manifest:
         attributes,
         _check_provenance(fields.get("provenance"), where),
     )
-    if len({shard.name for shard in manifest.shards}) != len(shards):
+    _check_totals(manifest, fields.get("samples"), where)
+    return manifest
+
+
+def _check_totals(manifest: Manifest, samples: Any, where: str) -> None:
+    if len({shard.name for shard in manifest.shards}) != len(manifest.shards):
         raise FormatError(f"{where}: a shard is named twice.")
-    samples = fields.get("samples")
     if type(samples) is not int or samples != manifest.num_samples or samples > _MAX_COUNT:
         raise FormatError(
             f"{where}: 'samples' is {reprlib.repr(samples)}, the shards hold {manifest.num_samples:,} "
             f"({_MAX_COUNT:,} is the limit)."
         )
-    for column in sorted(ragged):
+    for column in (column.name for column in manifest.schema.columns if column.is_ragged):
         num_values = sum(shard.num_values[column] for shard in manifest.shards)
         if num_values > _MAX_COUNT:
             raise FormatError(f"{where}: column {column!r} has {num_values:,} values; {_MAX_COUNT:,} is the limit.")
-    return manifest
 
 
 def _check_shard(entry: Any, ragged: set[str], where: str) -> ShardEntry:
