@@ -57,7 +57,7 @@ class PackingLedger:
     """Documents that became more than one piece."""
 
     tokens_truncated: int = 0
-    """Tokens cut off behind the first `length` of their document by long="truncate"."""
+    """Tokens cut off after the first `length` of their document by long="truncate"."""
 
     documents_dropped: int = 0
     """Documents left out by long="drop"."""

@@ -37,7 +37,7 @@ class PackingSettings:
     keeps the first `length` tokens, "drop" leaves the document out; the ledger counts all three."""
 
     max_documents: int | None = None
-    """At most so many documents, or pieces of them, in a row: it bounds `cu_seqlens` for static shapes, and pads
+    """At most this many documents, or pieces of them, in a row: it bounds `cu_seqlens` for static shapes, and pads
     rows of short documents (web text, 64 to a row: fill 99.95 % at 4,096 tokens, 87 % at 32,768)."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a plan tells about its batches: the documents in a batch, and the account of an epoch."""
+"""What a plan reports about its batches: the documents in a batch, and the account of an epoch."""
 
 from __future__ import annotations
 

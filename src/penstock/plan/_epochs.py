@@ -103,7 +103,7 @@ class ReadAhead:
         self._window_starts = window_starts
         """First sample of each storage window; the last entry is the number of samples."""
         self._announced: frozenset[tuple[int, int]] = frozenset()
-        """(epoch, group) of the groups announced lately."""
+        """(epoch, group) of the groups announced recently."""
         self._announced_rows = range(0)
         """Rows of the group announced last: most calls end here."""
         self._released: tuple[int, int] | None = None
@@ -132,7 +132,7 @@ class ReadAhead:
         if before == (epoch, group + 1):  # another thread is ahead
             return
         self._released = here
-        if before is None or before > here:  # the run begins, or begins again
+        if before is None or before > here:  # the run starts, or starts over
             return
         for number in range(before[1] if before[0] == epoch else 0, group):
             for window in order.windows_of_group(number).tolist():

@@ -48,7 +48,7 @@ def is_pure(function: Callable[..., Any]) -> bool:
 
 
 def is_marked_pure(function: Callable[..., Any]) -> bool:
-    """Whether a function says of itself that threads may run it."""
+    """Whether a function is marked `@penstock.pure`."""
     return bool(getattr(function, _PURE, False))
 
 
@@ -90,7 +90,7 @@ def run_map(
 
 @contextlib.contextmanager
 def _calling(function: Callable[..., Any], seed: int) -> Iterator[Callable[[dict[str, Any], int], Any]]:
-    """How a function is called with a value and its row's number: found out, and isolated, once for a batch."""
+    """How to call a function with a value and its row number; worked out, and isolated, once per batch."""
     if takes_generator(function):
         yield lambda value, row: function(value, np.random.Generator(np.random.Philox(key=derive_key(seed, row))))
     elif is_marked_pure(function):
@@ -108,9 +108,9 @@ def _calling(function: Callable[..., Any], seed: int) -> Iterator[Callable[[dict
 
 
 class _GlobalGenerators:
-    """The global generators of random, numpy and torch, put back as they were at the end.
+    """The global generators of random, numpy and torch, restored at the end.
 
-    Keeping and putting back takes 0.1 ms, so it is done for a batch and not for each row.
+    Saving and restoring takes 0.1 ms, so it is done once per batch, not per row.
     """
 
     def __enter__(self) -> _GlobalGenerators:
@@ -121,9 +121,7 @@ class _GlobalGenerators:
     def seed(self, key: int) -> None:
         """Begin the streams of one row."""
         random.seed(key)
-        np.random.seed(
-            [key & 0xFFFFFFFF, key >> 32, 1]
-        )  # the 1 tells its stream from that of `random`, a twin otherwise
+        np.random.seed([key & 0xFFFFFFFF, key >> 32, 1])  # without the 1 its stream would equal that of `random`
         torch = sys.modules.get("torch")
         if torch is not None:  # it may have been imported by the row before
             if self._kept_torch is None:

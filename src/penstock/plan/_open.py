@@ -89,7 +89,7 @@ def _resolve_format(path: Path, format: Format | None) -> Literal["penstock"] | 
         if format not in ("penstock", "npy", "raw", "megatron"):
             raise ValueError(f"format={format!r}; the formats are 'penstock', 'npy', 'raw' and 'megatron'.")
         return format
-    # By `os.path`, which raises nothing: what is wrong with the path is said by who opens it.
+    # `os.path` raises nothing: opening the path reports what is wrong with it.
     if not os.path.isdir(path) and (os.path.isfile(path) or os.path.isfile(megatron_pair(path)[0])):
         guess = guess_format(path)
         if guess is None:

@@ -116,7 +116,7 @@ class PackedRows(PackedSource):
         return self.samples.lengths_between(self.column, begin, end)
 
     def ledger(self, epoch: int) -> Ledger:
-        """Where every token of an epoch went, each window packed anew and checked piece by piece."""
+        """Where every token of an epoch went, each window packed again and checked piece by piece."""
         ledgers = (self._ledger_of_window(epoch, number) for number in range(len(self.index.rows_per_window)))
         packing = functools.reduce(PackingLedger.__add__, ledgers, PackingLedger())
         return Ledger(num_rows=self.num_rows, packing=packing)

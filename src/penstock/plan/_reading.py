@@ -49,7 +49,7 @@ class BatchReader:
         return batch
 
     def _account(self, batch: Batch, rows: Rows, places: Rows, is_repeated: NDArray[np.bool_] | None) -> None:
-        """Count targets and hide those of rows that only fill the batch up; `places` are this share's among `rows`."""
+        """Count targets and hide those of rows that only pad the batch; `places` are this share's among `rows`."""
         is_real = np.ones(len(rows), np.bool_) if is_repeated is None else ~is_repeated
         if self.rows.makes_labels and not is_real[places].all():
             batch["labels"][~is_real[places]] = IGNORED
@@ -61,5 +61,5 @@ class BatchReader:
     def _count_targets(self, rows: Rows) -> int:
         """Targets in rows that other ranks, or other parts, read."""
         packed = self.rows.packed
-        assert packed is not None  # nobody else counts targets
+        assert packed is not None  # only packed rows have targets to count
         return int(packed.count_targets(rows).sum()) if len(rows) else 0

@@ -1,7 +1,7 @@
 """The samples that a dataset shows, where they are stored: what row sources read from.
 
 A dataset shows all samples of a storage in order, or those that its selections pick. This module knows the
-difference, so that nobody else has to: index in the dataset in, bytes of the storage out. Whole datasets cost
+difference, so that row sources need not: index in the dataset in, bytes of the storage out. Whole datasets cost
 nothing; picked samples cost 8 bytes each, computed when first needed.
 
 A selection is a small recipe that any process can apply again. A split is decided sample by sample, by a keyed hash
@@ -37,7 +37,7 @@ class Selection(Protocol):
 
     @property
     def identity(self) -> str:
-        """What tells this recipe from another."""
+        """What distinguishes this recipe from another."""
         ...
 
     def to_json(self) -> list[Any]:

@@ -73,7 +73,7 @@ class Steps:
         return rows[rank::world_size]
 
     def next_row(self, row: int) -> int:
-        """Absolute row behind the batch that starts at `row`."""
+        """Absolute row after the batch that starts at `row`."""
         if self.tail == "carry":
             return row + self.global_size
         return min(row + self.global_size, self._end_of_epoch(row))
@@ -85,7 +85,7 @@ class Steps:
         return row
 
     def are_regular(self, row: int, num_steps: int) -> bool:
-        """Whether so many batches from `row` on follow each other with no row cut, repeated or left out."""
+        """Whether `num_steps` batches from `row` on follow each other with no row cut, repeated or left out."""
         return self.tail == "carry" or row + num_steps * self.global_size <= self._end_of_epoch(row)
 
     def num_batches_between(self, row: int, end: int) -> int:
