@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
-from penstock.preparation._jobs import Clock, Runner, Tell, Written, no_store, peak_memory
-from penstock.preparation._progress import Counts
+from penstock.preparation._jobs import Runner, Tally, Tell, no_store, peak_memory
 from penstock.preparation._settings import OnError
 from penstock.preparation._shuffle import Dealer, dealt_schema
 from penstock.preparation._skipping import Skipped, locate, name_file_in_schema_errors
 from penstock.preparation._specification import Specification
 from penstock.preparation._tasks import Task
-from penstock.preparation._work_folder import TaskRecord, WorkFolder
+from penstock.preparation._work_folder import Attempt, TaskRecord, WorkFolder
 from penstock.schema import Ragged, Schema
 from penstock.shards import ORIGIN_COLUMN, OriginRuns, ShardEntry, ShardWriter
 from penstock.sources import Records, SourceOptions, Split, read_split
@@ -61,7 +60,7 @@ class _TaskRunner:
         # One for all tasks: its buffer is faulted in once (70 MB of tokens: 0.21 s of CPU time fresh, 0.03 again).
         self._writer = ShardWriter(_stored_schema(job.specification), job.specification.shard_bytes, no_store)
 
-    def run(self, task: Task, tell: Tell) -> Written:
+    def run(self, task: Task, tell: Tell) -> Attempt:
         """Do all of a task but the last step, which makes its shards durable.
 
         Raises:
@@ -69,15 +68,10 @@ class _TaskRunner:
             SchemaError: the transform's output does not fit the columns.
             StorageError: the disk is full or failing.
         """
-        attempt = self._work.attempt(task.key)
-        try:
+        with self._work.attempt(task.key) as attempt:
             self._writer.restart(attempt.store, first_number=attempt.first_number)
-            sink = self._open_sink(task)
-            record = _TaskRun(self._job, self._opened, task, sink, tell).run()
-        except BaseException:
-            attempt.drop()
-            raise
-        return Written(attempt, record)
+            attempt.complete(_TaskRun(self._job, self._opened, task, self._open_sink(task), tell).run())
+        return attempt
 
     def _open_sink(self, task: Task) -> _Sink:
         seed = self._job.specification.shuffle
@@ -91,18 +85,15 @@ class _TaskRun:
         self._job = job
         self._opened = opened
         self._task = task
-        self._tell = tell
         self._skipped = Skipped(job.on_error, job.max_skipped)
-        self._total = Counts()
-        self._counts = Counts()
-        self._clock = Clock(self._counts)
+        self._tally = Tally(tell)
         self._sink = sink
 
     def run(self) -> TaskRecord:
         numbered = enumerate(self._task.splits, self._task.first_split)
         origins = [self._run_split(number, split) for number, split in numbered]
         shards = self._sink.finish()
-        self._clock.charge("write")
+        self._tally.charge("write")
         self._report()
         is_traced = self._job.specification.origins == "manifest"
         return TaskRecord(
@@ -112,23 +103,23 @@ class _TaskRun:
             splits=tuple((runs.num_samples, runs.rows() if is_traced else None) for runs in origins),
             skipped=self._skipped.by_reason,
             examples=tuple(self._skipped.examples),
-            counts=self._total,
+            counts=self._tally.total,
             peak_bytes=peak_memory(),
         )
 
     def _run_split(self, number: int, split: Split) -> OriginRuns:
         runs = OriginRuns()
         for records in self._read(split):
-            self._clock.charge("read")
+            self._tally.charge("read")
             output = self._transform(split, records)
-            self._clock.charge("transform")
+            self._tally.charge("transform")
             rows = records.row_numbers()[output.sources]
             with name_file_in_schema_errors(split.path):
                 self._write(number, output, rows)
             runs.add(rows)
-            self._clock.charge("write")
+            self._tally.charge("write")
             self._count(records, output)
-        self._clock.charge("read")
+        self._tally.charge("read")
         return runs
 
     def _read(self, split: Split) -> Iterator[Records]:
@@ -166,19 +157,15 @@ class _TaskRun:
             self._sink.append_batch(columns)
 
     def _count(self, records: Records, output: Output) -> None:
-        self._counts.documents += output.num_samples
-        self._counts.raw_bytes += records.num_bytes
-        self._counts.skipped = self._skipped.total - self._total.skipped
-        tokens = output.columns.get("tokens")
-        self._counts.tokens += len(tokens.values) if isinstance(tokens, Ragged) else 0
+        counts, tokens = self._tally.counts, output.columns.get("tokens")
+        counts.documents += output.num_samples
+        counts.raw_bytes += records.num_bytes
+        counts.tokens += len(tokens.values) if isinstance(tokens, Ragged) else 0
         self._report()
 
     def _report(self) -> None:
-        self._counts.skipped = self._skipped.total - self._total.skipped
-        self._total.add(self._counts)
-        self._tell(self._counts)
-        self._counts = Counts()
-        self._clock.counts = self._counts
+        self._tally.counts.skipped = self._skipped.total - self._tally.total.skipped
+        self._tally.report()
 
 
 def _stored_schema(specification: Specification) -> Schema:

@@ -1,8 +1,8 @@
 """What every kind of task shares: how it runs, what is heard of it, and how it counts its time and memory.
 
 job.open() -> runner, once in each worker           heard as   Opened
-runner.run(task, tell) -> Written                   heard as   Told, after each batch
-written.finish() -> TaskRecord                      heard as   Done
+runner.run(task, tell) -> Attempt                   heard as   Told, after each batch
+attempt.finish() -> TaskRecord                      heard as   Done
 a worker dies                                       heard as   Lost; its tasks are tried again
 """
 
@@ -42,32 +42,11 @@ class Keyed(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Written:
-    """A task whose shards are written but not yet safe; another thread may make them so."""
-
-    attempt: Attempt
-    record: TaskRecord
-
-    def finish(self) -> TaskRecord:
-        """Make the task finished.
-
-        Raises:
-            StorageError: the disk is full or failing.
-        """
-        try:
-            self.attempt.finish(self.record)
-        except BaseException:
-            self.attempt.drop()
-            raise
-        return self.record
-
-
 class Runner(Protocol[AnyTask]):
     """Something opened in one process that does tasks of one kind."""
 
-    def run(self, task: AnyTask, tell: Tell) -> Written:
-        """Do all of a task but the last step."""
+    def run(self, task: AnyTask, tell: Tell) -> Attempt:
+        """Do all of a task but the last step, `finish`, which another thread may do."""
         ...
 
 
@@ -124,20 +103,28 @@ MAX_DEATHS = 3
 
 
 @dataclass(slots=True)
-class Clock:
-    """Time since the last stage ended, charged to the stage that ends now."""
+class Tally:
+    """What a task has done: in all, and since it last told."""
 
-    counts: Counts
+    tell: Tell
+    counts: Counts = field(default_factory=Counts)
+    total: Counts = field(default_factory=Counts)
     _last: float = field(default_factory=time.perf_counter)
     _processor: float = field(default_factory=time.process_time)
 
-    def charge(self, stage: Literal["read", "transform", "write"]) -> None:
-        """End a stage."""
+    def charge(self, phase: Literal["read", "transform", "write"]) -> None:
+        """End a phase: the time since the last one ended is its own."""
         now, processor = time.perf_counter(), time.process_time()
-        spent = {f"{stage}_seconds": now - self._last, f"{stage}_processor_seconds": processor - self._processor}
+        spent = {f"{phase}_seconds": now - self._last, f"{phase}_processor_seconds": processor - self._processor}
         for name, seconds in spent.items():
             setattr(self.counts, name, getattr(self.counts, name) + seconds)
         self._last, self._processor = now, processor
+
+    def report(self) -> None:
+        """Tell what was done since the last report."""
+        self.total.add(self.counts)
+        self.tell(self.counts)
+        self.counts = Counts()
 
 
 def peak_memory() -> int:

@@ -44,10 +44,9 @@ from penstock.preparation._jobs import (
     TaskFailed,
     Tell,
     Told,
-    Written,
 )
 from penstock.preparation._progress import Counts
-from penstock.preparation._work_folder import WorkFolder
+from penstock.preparation._work_folder import Attempt, WorkFolder
 from penstock.workers import (
     Channel,
     Crew,
@@ -234,22 +233,22 @@ class _Finisher:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._waiting: queue.Queue[Written] = queue.Queue(maxsize=1)
+        self._waiting: queue.Queue[Attempt] = queue.Queue(maxsize=1)
         threading.Thread(target=self._work, name="penstock-finisher", daemon=True).start()
 
-    def take(self, written: Written) -> None:
+    def take(self, attempt: Attempt) -> None:
         """Take over a task; a disk that cannot keep up is waited for, and that is writing time."""
         begin = time.perf_counter()
         self._waiting.join()
-        written.record.counts.write_seconds += time.perf_counter() - begin
-        self._waiting.put(written)
+        attempt.record.counts.write_seconds += time.perf_counter() - begin
+        self._waiting.put(attempt)
 
     def _work(self) -> None:
         while True:
-            written = self._waiting.get()
+            attempt = self._waiting.get()
             answer: Done | TaskFailed
             try:
-                answer = Done(written.finish())
+                answer = Done(attempt.finish())
             except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
                 answer = TaskFailed(PackedError.pack(error))
             with contextlib.suppress(ConnectionError):  # the parent is gone, and so will this process be

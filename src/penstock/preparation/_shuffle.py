@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from penstock.filesystem import create_file, remove_if_present
 from penstock.identity import digest_json
 from penstock.order import Permutation, derive_key
-from penstock.preparation._jobs import Clock, Runner, Tell, Written, no_store, peak_memory
+from penstock.preparation._jobs import Runner, Tally, Tell, no_store, peak_memory
 from penstock.preparation._progress import Counts
 from penstock.preparation._specification import Specification
 from penstock.preparation._tasks import choose_task_bytes
@@ -157,33 +157,23 @@ class _GatherRunner:
         self._folder = ShardFolder(self._work.path / "dealt", io="auto", check="window")
         self._writer = ShardWriter(self._specification.schema, self._specification.shard_bytes, no_store)
 
-    def run(self, task: GatherTask, tell: Tell) -> Written:
-        attempt = self._work.attempt(task.key)
-        try:
-            record = self._write(task, attempt, tell)
-        except BaseException:
-            attempt.drop()
-            raise
-        return Written(attempt, record)
+    def run(self, task: GatherTask, tell: Tell) -> Attempt:
+        with self._work.attempt(task.key) as attempt:
+            self._writer.restart(attempt.store, first_number=attempt.first_number)
+            attempt.complete(self._write(task, Tally(tell)))
+        return attempt
 
-    def _write(self, task: GatherTask, attempt: Attempt, tell: Tell) -> TaskRecord:
-        schema, total, counts = self._specification.schema, Counts(), Counts()
-        clock = Clock(counts)
-        writer = self._writer
-        writer.restart(attempt.store, first_number=attempt.first_number)
+    def _write(self, task: GatherTask, tally: Tally) -> TaskRecord:
         order = _order_of_bucket(self._folder, task.low, task.high)
-        for batch in _read_in_order(self._folder, order, schema):
-            clock.charge("read")
-            writer.append_converted(batch)
-            clock.charge("write")
-            _count(counts, batch, task.num_bytes, len(order))
-            total.add(counts)
-            tell(counts)
-            counts = clock.counts = Counts()
-        shards = writer.finish()
-        clock.charge("write")
-        total.add(counts)
-        tell(counts)
+        for batch in _read_in_order(self._folder, order, self._specification.schema):
+            tally.charge("read")
+            self._writer.append_converted(batch)
+            tally.charge("write")
+            _count(tally.counts, batch, task.num_bytes, len(order))
+            tally.report()
+        shards = self._writer.finish()
+        tally.charge("write")
+        tally.report()
         return TaskRecord(
             key=task.key,
             shelf="ready",
@@ -191,7 +181,7 @@ class _GatherRunner:
             splits=(),
             skipped={},
             examples=(),
-            counts=total,
+            counts=tally.total,
             peak_bytes=peak_memory(),
         )
 
