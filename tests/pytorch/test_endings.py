@@ -376,7 +376,7 @@ def test_a_script_without_a_main_guard_is_told_and_starts_no_cascade(tmp_path: P
     code, out, err = script.finish(40)
     assert code == 1
     assert out == ""
-    assert "Put the training loop under `if __name__ == '__main__':`" in err
+    assert "Put what the script does under `if __name__ == '__main__':`" in err
 
 
 def test_a_function_of_an_interactive_session_is_refused_with_the_reason() -> None:

@@ -190,9 +190,9 @@ def test_set_workers_changes_how_many_there_are_and_how_many_batches_are_ahead()
             2 * 3 * 8,
         )  # a worker has 8 small batches at a time
     for wrong in (0, -1, 1.5, "2"):
-        with pytest.raises(ValueError, match="at least one"):
+        with pytest.raises(ValueError, match="at least 1"):
             loader.set_workers(wrong)
-        with pytest.raises(ValueError, match="at least one"):
+        with pytest.raises(ValueError, match="at least 1"):
             loader.set_prefetch(wrong)
     with pytest.raises(ValueError, match="no workers to change"):
         penstock.DataLoader(plan, num_workers=0).set_workers(2)
