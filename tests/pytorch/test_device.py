@@ -42,9 +42,7 @@ def test_a_word_that_is_no_device_is_refused_by_torch() -> None:
         find_device("gpu")
 
 
-@pytest.mark.parametrize(
-    ("device", "message"), [("xpu", "finds the accelerator 'cuda' here"), ("cuda:2", "finds 2 ")]
-)
+@pytest.mark.parametrize(("device", "message"), [("xpu", "finds the accelerator 'cuda' here"), ("cuda:2", "finds 2 ")])
 def test_another_accelerator_or_number_than_is_there_is_refused(
     device: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,10 @@ def print_description(description: Description) -> None:
         out.print()
     for key, value in manifest.attributes.items():
         out.print(f"  {key:<20} {_shorten(_in_words(value))}")
+    if _lets_text_control(manifest.attributes.get("tokenizer")):
+        out.print(
+            "  Special tokens that a text spells out are control tokens in this dataset (special_tokens='allow')."
+        )
     for name, lengths in description.histograms.items():
         out.print(f"\nLengths of {name}: {lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}")
         for line in lengths.lines():
@@ -109,6 +113,13 @@ def print_description(description: Description) -> None:
         out.print(f"\nSample {index}")
         for name, preview in sample.items():
             out.print(f"  {name:<20} {preview}")
+
+
+def _lets_text_control(tokenizer: Any) -> bool:
+    """Whether special tokens were taken from the text; datasets from before there was a choice do not say so."""
+    if not isinstance(tokenizer, Mapping) or tokenizer.get("kind") not in ("json", "tiktoken"):
+        return False
+    return bool(tokenizer.get("special_tokens", "allow") == "allow")
 
 
 def _in_words(value: Any) -> str:

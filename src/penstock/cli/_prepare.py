@@ -66,6 +66,12 @@ def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--chat-template", metavar="PATH", help="Jinja template for conversations")
     what.add_argument(
+        "--special-tokens",
+        choices=("text", "count", "refuse", "allow"),
+        help="special tokens spelled out in a text: encode them as text (the default), also count them, refuse the "
+        "row, or let them control the model",
+    )
+    what.add_argument(
         "--image-size", type=_image_size, metavar="SIZE", help="pixels, such as 224 or 256x192 (height x width)"
     )
     what.add_argument(
@@ -125,7 +131,7 @@ def _wrong_usage(arguments: argparse.Namespace) -> str | None:
     kinds = {name.split("_")[0]: _flag(name) for name in transforms if getattr(arguments, name)}
     if len(kinds) > 1:
         return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give only one."
-    needs_tokenizer = ("append_eos", "prepend_bos", "chat_template")
+    needs_tokenizer = ("append_eos", "prepend_bos", "chat_template", "special_tokens")
     given = [_flag(name) for name in needs_tokenizer if getattr(arguments, name)]
     if given and not arguments.tokenizer:
         return f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --tokenizer."
@@ -163,6 +169,7 @@ def _transform(arguments: argparse.Namespace) -> Transform | None:
             prepend_bos=arguments.prepend_bos,
             keep=arguments.keep,
             chat_template=arguments.chat_template,
+            special_tokens=arguments.special_tokens or "text",
         )
     if arguments.image_size or arguments.image_mode or arguments.image_store:
         size, mode, store = arguments.image_size, arguments.image_mode, arguments.image_store
@@ -261,6 +268,8 @@ def _lines(prepared: Prepared) -> Iterator[str]:
     )
     for reason, count in prepared.skipped.items():
         yield f"  skipped {counted(count, 'row')}: {reason}"
+    for what, count in prepared.noticed.items():
+        yield f"  noticed {count:,} {what.replace('_', ' ')}"
     if prepared.tasks_run:
         yield from _times(prepared)
     for worker, count in prepared.failures.items():

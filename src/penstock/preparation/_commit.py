@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.packing import PACKING_VERSION, PackingSettings, build_pack_index, index_name
 from penstock.preparation._plan import PACKED_COLUMN, RunPlan
 from penstock.preparation._previous import CommittedTask
-from penstock.preparation._skipping import merge_examples, sum_skipped
+from penstock.preparation._skipping import merge_examples, sum_counts
 from penstock.preparation._work_folder import WorkFolder
 from penstock.schema import offsets_of
 from penstock.shards import (
@@ -40,7 +40,7 @@ def stage_dataset(
     entry, data = pack_provenance(_provenance_of(plan, tasks))
     workspace.add_file(entry.name, [data])
     manifest = dataclasses.replace(manifest, attributes={**manifest.attributes, **packing}, provenance=entry)
-    return manifest, sum_skipped(task.skipped for task in tasks)
+    return manifest, sum_counts(task.skipped for task in tasks)
 
 
 def _adopt_shards(
@@ -76,12 +76,14 @@ def _build_manifest(plan: RunPlan, tasks: Sequence[CommittedTask]) -> Manifest:
             "tasks": [task.to_json() for task in tasks],
         },
     }
+    if noticed := sum_counts(task.noticed for task in tasks):
+        attributes["noticed"] = noticed
     shards = tuple(shard for task in tasks for shard in task.shards)
     return Manifest(plan.specification.schema, shards, attributes)
 
 
 def _describe_skipped(tasks: Sequence[CommittedTask]) -> dict[str, Any]:
-    by_reason = sum_skipped(task.skipped for task in tasks)
+    by_reason = sum_counts(task.skipped for task in tasks)
     examples = merge_examples(example for task in tasks for example in task.examples)
     return {
         "rows": sum(by_reason.values()),

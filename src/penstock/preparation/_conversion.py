@@ -19,7 +19,7 @@ from penstock.errors import FormatError, SchemaError
 from penstock.preparation._jobs import Runner, Tally, Tell, no_store, peak_memory
 from penstock.preparation._settings import OnError
 from penstock.preparation._shuffle import Dealer, dealt_schema
-from penstock.preparation._skipping import Skipped, locate, name_file_in_schema_errors
+from penstock.preparation._skipping import Skipped, locate, name_file_in_schema_errors, sum_counts
 from penstock.preparation._specification import Specification
 from penstock.preparation._tasks import Task
 from penstock.preparation._work_folder import Attempt, TaskRecord, WorkFolder
@@ -86,6 +86,7 @@ class _TaskRun:
         self._opened = opened
         self._task = task
         self._skipped = Skipped(job.on_error, job.max_skipped)
+        self._noticed: dict[str, int] = {}
         self._tally = Tally(tell)
         self._sink = sink
 
@@ -103,6 +104,7 @@ class _TaskRun:
             splits=tuple((runs.num_samples, runs.rows() if is_traced else None) for runs in origins),
             skipped=self._skipped.by_reason,
             examples=tuple(self._skipped.examples),
+            noticed=self._noticed,
             counts=self._tally.total,
             peak_bytes=peak_memory(),
         )
@@ -145,6 +147,7 @@ class _TaskRun:
             error.add_note(f"while preparing {locate(split, records.first_row)} and the rows after it")
             raise
         self._skipped.add(split, output.errors)
+        self._noticed = sum_counts([self._noticed, output.noticed])
         return output
 
     def _write(self, split_number: int, output: Output, rows: NDArray[np.int64]) -> None:

@@ -9,7 +9,7 @@ from penstock.preparation._engines import Workforce
 from penstock.preparation._plan import RunPlan
 from penstock.preparation._previous import CommittedTask
 from penstock.preparation._shuffle import GatherJob, plan_gathering
-from penstock.preparation._skipping import merge_examples, sum_skipped
+from penstock.preparation._skipping import merge_examples, sum_counts
 from penstock.preparation._tasks import Task, paths_of
 from penstock.preparation._work_folder import TaskRecord, WorkFolder
 from penstock.shards import Runs, SplitOrigin
@@ -68,6 +68,7 @@ def _to_committed(task: Task, record: TaskRecord) -> CommittedTask:
         shards=record.shards,
         skipped=record.skipped,
         examples=record.examples,
+        noticed=record.noticed,
     )
 
 
@@ -80,6 +81,7 @@ def _merge(dealt: Sequence[CommittedTask], gathered: Iterable[TaskRecord]) -> Co
     return CommittedTask(
         splits=tuple(split for task in dealt for split in task.splits),
         shards=tuple(shard for record in gathered for shard in record.shards),
-        skipped=sum_skipped(task.skipped for task in dealt),
+        skipped=sum_counts(task.skipped for task in dealt),
         examples=tuple(merge_examples(example for task in dealt for example in task.examples)),
+        noticed=sum_counts(task.noticed for task in dealt),
     )

@@ -15,7 +15,7 @@ from penstock.errors import SchemaError, counted
 from penstock.packing import PackingSettings
 from penstock.preparation._previous import CommittedTask
 from penstock.preparation._settings import Settings
-from penstock.preparation._skipping import sum_skipped
+from penstock.preparation._skipping import sum_counts
 from penstock.preparation._specification import Specification
 from penstock.preparation._summary import note_gone, note_passed_over
 from penstock.preparation._survey import Survey
@@ -72,7 +72,7 @@ class RunPlan:
     @property
     def skipped(self) -> dict[str, int]:
         """Rows that kept tasks have skipped, by reason."""
-        return sum_skipped(task.skipped for task in self.kept)
+        return sum_counts(task.skipped for task in self.kept)
 
     def summary(self) -> str:
         """The plan in one sentence.

@@ -33,6 +33,7 @@ class CommittedTask:
     shards: tuple[ShardEntry, ...]
     skipped: Mapping[str, int]
     examples: tuple[Example, ...]
+    noticed: Mapping[str, int]
     is_dropped: bool = False
     """Its samples are gone; it stays in the list because samples name their splits by number."""
 
@@ -44,12 +45,15 @@ class CommittedTask:
     def dropped(self) -> CommittedTask:
         """The task without its samples."""
         splits = tuple(dataclasses.replace(split, num_samples=0) for split in self.splits)
-        return CommittedTask(splits=splits, shards=(), skipped={}, examples=(), is_dropped=True)
+        return CommittedTask(splits=splits, shards=(), skipped={}, examples=(), noticed={}, is_dropped=True)
 
     def to_json(self) -> list[Any]:
-        """Its entry in the manifest: how many splits and shards are its own, and what it skipped."""
+        """Its entry in the manifest: how many splits and shards are its own, what it skipped, and what it noticed."""
         counts: list[Any] = [-len(self.splits) if self.is_dropped else len(self.splits), len(self.shards)]
-        return [*counts, dict(self.skipped), [list(each) for each in self.examples]] if self.skipped else counts
+        noticed = [dict(self.noticed)] if self.noticed else []
+        if not self.skipped and not noticed:
+            return counts
+        return [*counts, dict(self.skipped), [list(each) for each in self.examples], *noticed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +134,15 @@ def _read_tasks(
     tasks: Iterable[Sequence[Any]], origins: Sequence[SplitOrigin], shards: Sequence[ShardEntry]
 ) -> Iterable[CommittedTask]:
     split, shard = 0, 0
-    for signed, num_shards, *skipping in tasks:
-        by_reason, examples = skipping or ({}, [])
+    for signed, num_shards, *more in tasks:
+        by_reason, examples = more[:2] or ({}, [])
         num_splits = abs(signed)
         yield CommittedTask(
             splits=tuple(origins[split : split + num_splits]),
             shards=tuple(shards[shard : shard + num_shards]),
             skipped=by_reason,
             examples=tuple((path, row, reason, message) for path, row, reason, message in examples),
+            noticed=more[2] if len(more) > 2 else {},
             is_dropped=signed < 0,
         )
         split, shard = split + num_splits, shard + num_shards

@@ -181,6 +181,7 @@ class _GatherRunner:
             splits=(),
             skipped={},
             examples=(),
+            noticed={},
             counts=tally.total,
             peak_bytes=peak_memory(),
         )

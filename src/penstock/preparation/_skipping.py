@@ -109,8 +109,8 @@ def name_file_in_schema_errors(path: str) -> Iterator[None]:
         raise SchemaError(f"{path}: {error}") from error
 
 
-def sum_skipped(by_reasons: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Counts of skipped rows added up, sorted by reason."""
+def sum_counts(by_reasons: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Counts added up, sorted by reason."""
     total: dict[str, int] = {}
     for by_reason in by_reasons:
         for reason, count in by_reason.items():

@@ -45,6 +45,8 @@ class Prepared:
     """Bytes of the sources that this run read."""
     skipped: Mapping[str, int]
     """Rows left out of the dataset, by reason."""
+    noticed: Mapping[str, int]
+    """What the transform noticed in the rows of the dataset, such as special tokens that it encoded as text."""
     seconds: Mapping[str, float]
     """Of this run: "total", "start_up" (until the first task could start), "work", "commit"."""
     worker_seconds: Mapping[str, float]
@@ -106,6 +108,7 @@ class RunLedger:
             tasks_kept=self.num_kept,
             raw_bytes=total.raw_bytes,
             skipped=dict(skipped),
+            noticed=dict(manifest.attributes.get("noticed", {})),
             seconds=self._seconds(),
             worker_seconds={phase: getattr(total, f"{phase}_seconds") for phase in PHASES},
             processor_seconds={phase: getattr(total, f"{phase}_processor_seconds") for phase in PHASES},

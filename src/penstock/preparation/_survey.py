@@ -19,7 +19,7 @@ from penstock.errors import SchemaError
 from penstock.preparation._first_rows import FirstRows, read_first_rows
 from penstock.preparation._previous import CommittedTask, Previous, find_previous
 from penstock.preparation._settings import Settings
-from penstock.preparation._skipping import check_kept, check_skipped, sum_skipped
+from penstock.preparation._skipping import check_kept, check_skipped, sum_counts
 from penstock.preparation._specification import asked_for
 from penstock.preparation._tasks import group_splits, name_tasks, pin_reading, task_bytes_for
 from penstock.preparation._work_folder import TaskRecord, WorkFolder
@@ -119,7 +119,7 @@ def _begin(
     request: Request, files: Sequence[SourceFile], manifest: Manifest | None, previous: Previous | None
 ) -> Survey:
     kept = previous.kept(files) if previous is not None else ()
-    settings, skipped = request.settings, sum_skipped(task.skipped for task in kept)
+    settings, skipped = request.settings, sum_counts(task.skipped for task in kept)
     check_skipped(skipped, settings.max_skipped)
     check_kept(request.destination, settings.on_error, skipped, (each for task in kept for each in task.examples))
     return Survey(

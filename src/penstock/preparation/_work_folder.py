@@ -68,6 +68,8 @@ class TaskRecord:
     """Rows left out, by reason."""
     examples: tuple[Example, ...]
     """The first of them."""
+    noticed: Mapping[str, int]
+    """What the transform noticed in the rows that it used."""
     counts: Counts
     peak_bytes: int
     """The most memory the worker had used by then."""
@@ -86,6 +88,7 @@ class TaskRecord:
             "splits": [list(split) for split in self.splits],
             "skipped": dict(self.skipped),
             "examples": [list(example) for example in self.examples],
+            "noticed": dict(self.noticed),
             "counts": self.counts.to_json(),
             "peak_bytes": self.peak_bytes,
         }
@@ -100,6 +103,7 @@ class TaskRecord:
             splits=tuple((count, rows) for count, rows in fields["splits"]),
             skipped=fields["skipped"],
             examples=tuple((path, row, reason, message) for path, row, reason, message in fields["examples"]),
+            noticed=fields.get("noticed", {}),
             counts=Counts.from_json(fields["counts"]),
             peak_bytes=fields["peak_bytes"],
         )

@@ -9,6 +9,7 @@
 
     Tokenize             _tokenize -> _tokenize_rows -> _engine_choice -> _tokenizer_engines -> _tokenizer_source
       with a template                  _tokenize_rows -> _conversations -> _chat_template
+      special tokens in texts          _special_tokens
     DecodeImage          _images -> _image_decoder
     FunctionTransform    _functions
     KeepColumns          _columns

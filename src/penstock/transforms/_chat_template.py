@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import MissingExtra
+from penstock.transforms._special_tokens import Guard
 from penstock.transforms._tokenizer_source import TokenizerSource
 
 BEGIN_MARK, END_MARK = "\ufdd0", "\ufdd1"
@@ -45,6 +46,8 @@ class ChatTemplate:
     """`bos_token` and `eos_token`, as the tokenizer declares them."""
     values: Mapping[str, Any] = field(default_factory=dict)
     date: str | None = None
+    guard: Guard | None = None
+    """Keeps special tokens that the messages spell out apart from the template's own; None where that is not asked."""
 
     @property
     def has_marks(self) -> bool:
@@ -71,7 +74,7 @@ class ChatTemplate:
             text: str = template.render(**given)
         except Exception as error:  # noqa: BLE001 (a template may raise anything)
             raise TemplateRefused(f"{type(error).__name__}: {error}") from None
-        return text
+        return self.guard.seal(text) if self.guard is not None else text
 
 
 def load_template(
@@ -79,6 +82,7 @@ def load_template(
     source: TokenizerSource,
     values: Mapping[str, Any],
     date: str | None,
+    guard: Guard | None,
 ) -> ChatTemplate:
     """A template from its text, a file, or the tokenizer's folder.
 
@@ -90,7 +94,7 @@ def load_template(
     json.dumps(dict(values))
     text = _find_text(template, source)
     tokens = {key: source.declared[key] for key in ("bos_token", "eos_token") if key in source.declared}
-    loaded = ChatTemplate(text, tokens, dict(values), date)
+    loaded = ChatTemplate(text, tokens, dict(values), date, guard)
     _compile(text, False, date)
     return loaded
 

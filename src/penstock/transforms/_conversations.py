@@ -11,6 +11,7 @@ The second way counts what the template writes after a turn (an end-of-turn toke
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -20,6 +21,7 @@ from typing import Any
 from penstock.sources import Records
 from penstock.transforms._byte_rows import find_column, is_arrow
 from penstock.transforms._chat_template import BEGIN_MARK, END_MARK, ChatTemplate, TemplateRefused
+from penstock.transforms._special_tokens import REASON, has_mark, strip_marks
 from penstock.transforms._transform import BadRows
 
 _ASSISTANT = "assistant"
@@ -33,6 +35,8 @@ class Conversation:
     text: str
     spans: tuple[tuple[int, int], ...]
     ends_with_assistant: bool
+    num_spelled: int = 0
+    """Special tokens that its messages spell out."""
 
 
 class _BadConversation(ValueError):
@@ -65,12 +69,35 @@ def render_rows(
 def _render(value: Any, tools: Any, template: ChatTemplate, with_mask: bool) -> Conversation:
     messages = _parse_messages(value)
     given = _parse_json(tools) if isinstance(tools, (str, bytes)) else _drop_missing(tools)
+    messages, given, num_spelled = _keep_apart(template, messages, given)
     conversation = _render_conversation(template, messages, given, with_mask)
     try:
         conversation.text.encode()
     except UnicodeEncodeError:
         raise _BadConversation("invalid_utf8", "has half a surrogate pair, which no UTF-8 holds.") from None
-    return conversation
+    return dataclasses.replace(conversation, num_spelled=num_spelled)
+
+
+def _keep_apart(template: ChatTemplate, messages: list[Any], tools: Any) -> tuple[list[Any], Any, int]:
+    """The conversation with its special tokens defused, and how many it spells out; see `_special_tokens`."""
+    guard, given = template.guard, [messages, tools]
+    if guard is None:
+        return messages, tools, 0
+    if has_mark(given):
+        raise _BadConversation("chat_template", "holds U+FDD2 or U+FDD3, which mark special tokens.")
+    found = guard.find(given)
+    if found and guard.policy == "refuse":
+        raise _BadConversation(REASON, f"holds the special token {found[0]!r}.")
+    defused = guard.defuse(given)
+    if defused != given:
+        plain = dataclasses.replace(template, guard=None)
+        if strip_marks(plain.render(*defused)) != plain.render(messages, tools):
+            shown = repr(found[0]) if found else "a part of one"
+            raise TemplateRefused(
+                f"it looks for special tokens in the messages, which hold {shown}; set special_tokens='allow' if the "
+                "messages may control the model"
+            )
+    return defused[0], defused[1], len(found)
 
 
 def _parse_messages(value: Any) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from penstock.errors import EngineFailed, MissingExtra, TokenizerMismatch
 from penstock.schema import Ragged
 from penstock.splitmix import GAMMA, mix
 from penstock.transforms._byte_rows import row_bytes
+from penstock.transforms._special_tokens import MARK
 from penstock.transforms._tokenizer_engines import GigatokenEngine, TokenizerEngine, open_reference
 from penstock.transforms._tokenizer_source import TokenizerSource
 
@@ -69,7 +70,8 @@ def choose_engine(source: TokenizerSource, wanted: EngineChoice, sample: Ragged)
 
 def _compare(source: TokenizerSource, sample: Ragged) -> None:
     fast, reference = GigatokenEngine(source), open_reference(source)
-    battery = join_texts(make_battery(source.specials))
+    spelled = dict.fromkeys(token.removeprefix(MARK) for token in source.specials)
+    battery = join_texts(make_battery({**spelled, **source.specials}))
     for name, rows in (("the battery", battery), ("the sample of your documents", sample)):
         difference = find_difference(fast, reference, rows)
         if difference is not None:

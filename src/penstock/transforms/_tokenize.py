@@ -1,8 +1,9 @@
 """`Tokenize`: text or conversations to tokens, the transform most datasets are made with.
 
-Tokens are those of the reference library (`tokenizers` or tiktoken), special tokens in the text included, whichever
-engine computes them; `_engine_choice` says how that is checked. Nothing is added around a document but what
-`prepend_bos` and `append_eos` ask for: a tokenizer's own post-processor is not used.
+Tokens are those of the reference library (`tokenizers` or tiktoken), whichever engine computes them;
+`_engine_choice` says how that is checked. Special tokens that a text spells out are text (`_special_tokens`).
+Nothing is added around a document but what `prepend_bos` and `append_eos` ask for: a tokenizer's own post-processor
+is not used.
 
 An empty document is kept: it becomes BOS and EOS if they are asked for, else a document of no tokens, which
 packing gives no row. A null, a value that is not text, and text that is not UTF-8 are bad rows.
@@ -20,6 +21,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from penstock.errors import check_choice
 from penstock.schema import Ragged
 from penstock.sources import Records
 from penstock.transforms._byte_rows import read_text
@@ -34,6 +36,7 @@ from penstock.transforms._engine_choice import (
     take_sample,
 )
 from penstock.transforms._kept import Keep, check_keep, infer_types
+from penstock.transforms._special_tokens import Guard, SpecialTokens, seal_tokenizer
 from penstock.transforms._tokenize_rows import OpenChat, OpenTokenize, TokenMaker, smallest_dtype
 from penstock.transforms._tokenizer_source import TokenizerSource, load_tokenizer
 from penstock.transforms._transform import BadRows, OpenTransform
@@ -67,6 +70,9 @@ class Tokenize:
     """Other columns to store: names, or `{name: type}`."""
     engine: EngineChoice = field(default="auto", kw_only=True)
     """"auto" takes gigatoken if it proves equal; "gigatoken" fails if not; "reference" is 10 to 100 times slower."""
+    special_tokens: SpecialTokens = field(default="text", kw_only=True)
+    """Special tokens spelled out in a text or message: encoded as "text", the same with a "count", a reason to "refuse"
+    the row, or "allow"ed to control the model."""
     chat_template: str | os.PathLike[str] | bool | None = field(default=None, kw_only=True)
     """Jinja text, a file with it, or True for the tokenizer's own; rows are then lists of messages."""
     loss_mask: bool = field(default=True, kw_only=True)
@@ -84,6 +90,7 @@ class Tokenize:
     def __post_init__(self) -> None:
         if self.engine not in get_args(EngineChoice):
             raise ValueError(f"engine={self.engine!r}; the engines are 'auto', 'gigatoken' and 'reference'.")
+        check_choice("special_tokens", self.special_tokens, get_args(SpecialTokens))
         self._set("tokenizer", load_tokenizer(self.tokenizer))
         self._set("_template", self._load_template())
         self._set("column", self.column or ("messages" if self._template else "text"))
@@ -99,7 +106,19 @@ class Tokenize:
     def _load_template(self) -> ChatTemplate | None:
         if self.chat_template is None or self.chat_template is False:
             return None
-        return load_template(self.chat_template, self._source, self.template_values, self.template_date)
+        return load_template(self.chat_template, self._source, self.template_values, self.template_date, self._guard)
+
+    @property
+    def _guard(self) -> Guard | None:
+        """None where special tokens are allowed, or there are none."""
+        if self.special_tokens == "allow" or not self._source.controls:
+            return None
+        return Guard(self._source.controls, self.special_tokens)
+
+    @property
+    def _engine_source(self) -> TokenizerSource:
+        """The tokenizer that engines load."""
+        return self._source if self._guard is None else seal_tokenizer(self._source)
 
     @property
     def _source(self) -> TokenizerSource:
@@ -144,6 +163,8 @@ class Tokenize:
             "chat": self._template and {
                 **self._template.identity, "loss_mask": self.loss_mask, "tools_column": self.tools_column
             },
+            # Datasets from before there was a choice were made with "allow", and can be continued with it.
+            **({"special_tokens": self.special_tokens} if self._guard else {}),
         }  # fmt: skip
 
     @property
@@ -160,6 +181,8 @@ class Tokenize:
                 f"{key}_id": added[1] if added else found,
                 f"{key}_added": added is not None,
             }
+        if source.controls:
+            facts["special_tokens"] = self.special_tokens
         return {"tokenizer": facts}
 
     @property
@@ -194,7 +217,7 @@ class Tokenize:
                 break
         ready = copy.copy(self)
         ready._set("_types", types)
-        ready._set("_chosen", choose_engine(self._source, self.engine, Ragged.concatenate(pieces)))
+        ready._set("_chosen", choose_engine(self._engine_source, self.engine, Ragged.concatenate(pieces)))
         return ready
 
     def _read_texts(self, records: Records) -> Ragged:
@@ -202,6 +225,8 @@ class Tokenize:
         bad = BadRows(records)
         if self._template is None:
             rows = read_text(records, self.column, bad)
+            if self._guard is not None:
+                self._guard.check_documents(rows, bad)
         else:
             rendered = render_rows(records, self.column, self.tools_column, self._template, False, bad)
             rows = join_texts([conversation.text if conversation else "" for conversation in rendered])
@@ -209,11 +234,11 @@ class Tokenize:
 
     def open(self) -> OpenTransform:
         """Load the tokenizer. Without `before_run`, the engines are compared on the battery first."""
-        chosen = self._chosen or choose_engine(self._source, self.engine, _NOTHING)
-        maker = TokenMaker(self._source, chosen, self.bos_id, self.eos_id, smallest_dtype(self.vocab_size))
+        chosen = self._chosen or choose_engine(self._engine_source, self.engine, _NOTHING)
+        maker = TokenMaker(self._engine_source, chosen, self.bos_id, self.eos_id, smallest_dtype(self.vocab_size))
         keep = check_keep(self.keep, ())
         if self._template is None:
-            return OpenTokenize(maker, self.column, keep, self._types)
+            return OpenTokenize(maker, self.column, keep, self._types, self._guard)
         return OpenChat(maker, self.column, keep, self._types, self._template, self.tools_column, self.loss_mask)
 
 

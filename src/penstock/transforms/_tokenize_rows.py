@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import TokenizerMismatch
+from penstock.errors import FormatError, TokenizerMismatch
 from penstock.schema import Ragged
 from penstock.sources import Records
 from penstock.transforms._byte_rows import read_text
@@ -23,6 +23,7 @@ from penstock.transforms._chat_template import ChatTemplate
 from penstock.transforms._conversations import Conversation, render_rows
 from penstock.transforms._engine_choice import ChosenEngine, check_document, choose_checked, join_texts
 from penstock.transforms._kept import infer_types, read_kept, take_kept
+from penstock.transforms._special_tokens import MARK, SPELLED, Guard
 from penstock.transforms._tokenizer_engines import Bounds, Ids, TokenizerEngine, open_reference
 from penstock.transforms._tokenizer_source import TokenizerSource
 from penstock.transforms._transform import BadRows, Output, row_number
@@ -34,18 +35,21 @@ _KEY_DIGITS = 15
 class OpenTokenize:
     """Text to `tokens`."""
 
-    def __init__(self, maker: TokenMaker, column: str, keep: Pairs, types: dict[str, str] | None) -> None:
-        self._maker, self._column, self._keep, self._types = maker, column, keep, types
+    def __init__(
+        self, maker: TokenMaker, column: str, keep: Pairs, types: dict[str, str] | None, guard: Guard | None
+    ) -> None:
+        self._maker, self._column, self._keep, self._types, self._guard = maker, column, keep, types, guard
 
     def __call__(self, records: Records) -> Output:
         """Tokens of these rows, and kept columns."""
         bad = BadRows(records)
         kept = self._read_kept(records, bad)
         rows = read_text(records, self._column, bad)
+        num_spelled = self._guard.check_documents(rows, bad) if self._guard is not None else 0
         places = bad.good_places()
         ids, offsets = self._maker.encode(rows.take(places), records, places)
         columns = {"tokens": self._maker.frame(ids, offsets), **take_kept(kept, places, records.num_rows)}
-        return Output(columns, places, bad.errors())
+        return Output(columns, places, bad.errors(), {SPELLED: num_spelled} if num_spelled else {})
 
     def _read_kept(self, records: Records, bad: BadRows) -> dict[str, Any]:
         if self._types is None:
@@ -66,8 +70,9 @@ class OpenChat(OpenTokenize):
         tools_column: str | None,
         with_mask: bool,
     ) -> None:
-        super().__init__(maker, column, keep, types)
+        super().__init__(maker, column, keep, types, template.guard)
         self._template, self._tools_column, self._with_mask = template, tools_column, with_mask
+        maker.check_controls()
 
     def __call__(self, records: Records) -> Output:
         """Tokens of these conversations, and which of them the assistant said."""
@@ -81,7 +86,13 @@ class OpenChat(OpenTokenize):
         columns: dict[str, Any] = {"tokens": self._maker.frame(ids, offsets)}
         if self._with_mask:
             columns["loss_mask"] = self._make_mask(said, ids, offsets)
-        return Output({**columns, **take_kept(kept, places, records.num_rows)}, places, bad.errors())
+        columns |= take_kept(kept, places, records.num_rows)
+        return Output(columns, places, bad.errors(), self._notice(said))
+
+    def _notice(self, said: list[Conversation]) -> dict[str, int]:
+        is_counted = self._guard is not None and self._guard.policy == "count"
+        num_spelled = sum(conversation.num_spelled for conversation in said) if is_counted else 0
+        return {SPELLED: num_spelled} if num_spelled else {}
 
     def _make_mask(self, said: list[Conversation], ids: NDArray[Any], offsets: NDArray[np.int64]) -> Ragged:
         masks = [
@@ -126,6 +137,23 @@ class TokenMaker:
         bounds = self._engine.locate(text, ids) or self.reference.locate(text, ids)
         assert bounds is not None, "the reference always knows where its tokens are"
         return bounds
+
+    def check_controls(self) -> None:
+        """Make sure that templates can write every special token.
+
+        Raises:
+            FormatError: the tokenizer does not find one.
+        """
+        controls = [token for token in self._source.specials if token.startswith(MARK)]
+        rows = join_texts(controls)
+        ids, offsets = self._engine.encode(rows.values, rows.offsets)
+        for token, (begin, end) in zip(controls, itertools.pairwise(offsets), strict=True):
+            if self._source.specials[token] not in ids[begin:end]:
+                name = token.removeprefix(MARK)
+                raise FormatError(
+                    f"{self._source.name} normalizes its special token {name!r}, so it cannot be told apart from text. "
+                    "Use special_tokens='allow' (--special-tokens allow)."
+                )
 
     def encode(self, rows: Ragged, records: Records, places: NDArray[np.int64]) -> Ids:
         """Ids of the documents that came from these places of the records.

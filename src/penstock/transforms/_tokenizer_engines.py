@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import EngineFailed, PenstockError
+from penstock.errors import EngineFailed, FormatError, PenstockError
 from penstock.schema import offsets_of
 from penstock.transforms._tokenizer_source import TokenizerSource, import_text
 
@@ -88,6 +88,11 @@ class HuggingFaceEngine:
         # A saved file may have both switched on; they would cut and pad documents silently.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        for token, index in source.specials.items():
+            if self._tokenizer.token_to_id(token) != index:
+                raise FormatError(
+                    f"{source.name} gives its added token {token!r} several ids; save it anew, or mend it."
+                )
 
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
         """Ids of documents that are valid UTF-8."""
@@ -111,7 +116,7 @@ class HuggingFaceEngine:
 
 
 class TiktokenEngine:
-    """The reference for a tiktoken encoding; special tokens in the text count as such, as with `tokenizers`."""
+    """The reference for a tiktoken encoding; special tokens in the text count as such (see `_special_tokens`)."""
 
     name = "tiktoken"
 

@@ -54,6 +54,8 @@ class TokenizerSource:
     """Largest id plus one, added tokens included."""
     specials: Mapping[str, int] = field(default_factory=dict, repr=False)
     """Added tokens and their ids."""
+    controls: frozenset[str] = field(default=frozenset(), repr=False)
+    """Those of them that are special: spelled out in a text, the libraries would turn them into control tokens."""
     declared: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What a folder declares besides its tokenizer: "eos_token", "bos_token", "chat_template"."""
 
@@ -186,9 +188,17 @@ def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> Tokenizer
             f"{name} has BPE dropout {content['model']['dropout']}, so no two runs would agree. Set it to 0."
         )
     ids = loaded.get_vocab(with_added_tokens=True)
-    specials = {token.content: index for index, token in loaded.get_added_tokens_decoder().items()}
-    vocab_size = max(ids.values(), default=-1) + 1
-    return TokenizerSource("json", name, data, hash_content(content), vocab_size, specials, dict(declared))
+    added = loaded.get_added_tokens_decoder()
+    return TokenizerSource(
+        "json",
+        name,
+        data,
+        hash_content(content),
+        vocab_size=max(ids.values(), default=-1) + 1,
+        specials={token.content: index for index, token in added.items()},
+        controls=frozenset(token.content for token in added.values() if token.special),
+        declared=dict(declared),
+    )
 
 
 def _load_tiktoken(encoding: Any) -> TokenizerSource:
@@ -196,7 +206,13 @@ def _load_tiktoken(encoding: Any) -> TokenizerSource:
     specials = dict(encoding._special_tokens)
     content = {"pattern": encoding._pat_str, "ranks": ranks, "specials": specials}
     return TokenizerSource(
-        "tiktoken", encoding.name, json.dumps(content).encode(), hash_content(content), encoding.n_vocab, specials, {}
+        "tiktoken",
+        encoding.name,
+        json.dumps(content).encode(),
+        hash_content(content),
+        vocab_size=encoding.n_vocab,
+        specials=specials,
+        controls=frozenset(specials),
     )
 
 

@@ -12,7 +12,7 @@ disagrees with its reference.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,8 @@ class Output:
     """For each sample, the place in the records of the row it came from; never decreases."""
     errors: tuple[RowError, ...] = ()
     """Rows that gave no sample, in order; `row` is the row's number in the split, `path` is left empty."""
+    noticed: Mapping[str, int] = field(default_factory=dict)
+    """What the user should know of rows that did become samples, counted by a word for it."""
 
     @property
     def num_samples(self) -> int:
