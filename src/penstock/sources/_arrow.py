@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError, MissingExtra, PenstockError, SchemaError
 from penstock.sources._model import Records, RowError
 
+_OUT_OF_MEMORY = "out of memory while reading"
+_SIGNS_OF_LITTLE_MEMORY = ("Cannot allocate memory", "not enough memory")  # mmap's, and zstd's
+
 
 def arrow(submodule: str = "") -> Any:
     """pyarrow, or one of its modules.
@@ -61,13 +64,71 @@ def dicts_of(records: Records) -> list[dict[str, Any]]:
 
 
 def cut_batch(batch: Any, max_bytes: int) -> Iterator[Any]:
-    """Pieces of a batch of at most about `max_bytes`, without copying."""
-    if batch.num_rows <= 1 or batch.nbytes <= 2 * max_bytes:
+    """Pieces of a batch of at most about `max_bytes` once they are plain, without copying."""
+    shared = [column for column in batch.columns if _is_shared(column)]
+    lengths = sum((_row_lengths(column) for column in shared), np.zeros(batch.num_rows, np.int64))
+    yield from _cut(batch, lengths, max_bytes)
+
+
+def decoded_bytes(batch: Any) -> int:
+    """What a batch takes once its columns are plain (see `plain_array`)."""
+    return sum(int(_row_lengths(column).sum()) if _is_shared(column) else column.nbytes for column in batch.columns)
+
+
+def longest_in_dictionary(column: Any) -> int:
+    """Length of the longest value of a dictionary, which may be inside lists or structs; 0 when it holds none."""
+    types = arrow().types
+    while not types.is_dictionary(column.type):
+        if types.is_struct(column.type):
+            column = column.field(0)
+        elif hasattr(column, "values"):
+            column = column.values
+        else:
+            return 0
+    return int(_value_lengths(column.dictionary).max(initial=0))
+
+
+def _cut(batch: Any, lengths: NDArray[np.int64], max_bytes: int) -> Iterator[Any]:
+    plain = sum(column.nbytes for column in batch.columns if not _is_shared(column))
+    if batch.num_rows <= 1 or plain + int(lengths.sum()) <= 2 * max_bytes:
         yield batch
         return
     middle = batch.num_rows // 2
-    yield from cut_batch(batch.slice(0, middle), max_bytes)
-    yield from cut_batch(batch.slice(middle), max_bytes)
+    yield from _cut(batch.slice(0, middle), lengths[:middle], max_bytes)
+    yield from _cut(batch.slice(middle), lengths[middle:], max_bytes)
+
+
+def _is_shared(column: Any) -> bool:
+    """Whether many rows may share one stored value, so that `nbytes` says nothing about them."""
+    pa = arrow()
+    return bool(pa.types.is_dictionary(column.type)) or column.type in (pa.string_view(), pa.binary_view())
+
+
+def _row_lengths(column: Any) -> NDArray[np.int64]:
+    """Bytes of each row of a column of shared values, or about that; the column is not validated yet."""
+    pa = arrow()
+    if isinstance(column, pa.ChunkedArray):
+        return np.concatenate([np.empty(0, np.int64), *map(_row_lengths, column.chunks)])
+    if not pa.types.is_dictionary(column.type):
+        return _value_lengths(column)
+    lengths = _value_lengths(column.dictionary)
+    if not len(lengths):
+        return np.zeros(len(column), np.int64)
+    indices = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    chosen: NDArray[np.int64] = lengths[np.clip(indices, 0, len(lengths) - 1)]
+    return chosen
+
+
+def _value_lengths(values: Any) -> NDArray[np.int64]:
+    pa = arrow()
+    if values.type in (pa.string_view(), pa.binary_view()):  # a view is 16 bytes, of which the first four are a length
+        views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)
+        lengths = views[values.offset : values.offset + len(values), 0]
+        return np.maximum(lengths, 0).astype(np.int64)
+    if is_text(values.type) or pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+        lengths = np.asarray(arrow("compute").binary_length(values).fill_null(0))
+        return np.maximum(lengths, 0).astype(np.int64)
+    return np.full(len(values), values.nbytes // max(1, len(values)) + 1, np.int64)
 
 
 def plain_array(column: Any) -> Any:
@@ -92,14 +153,31 @@ def _cast(column: Any, kind: Any) -> Any:
 
 @contextlib.contextmanager
 def named_damage(path: str, kind: str) -> Iterator[None]:
-    """Errors of pyarrow about the content of a file, as a `FormatError` that names it."""
+    """Errors of pyarrow about the content of a file, as a `FormatError` that names it.
+
+    Raises:
+        MemoryError: there was too little memory. That is no fault of the file, so nobody may skip it for that.
+    """
     try:
         yield
     except (PenstockError, FileNotFoundError, PermissionError):
         raise
-    except (arrow().ArrowException, OSError, EOFError) as error:
+    except (arrow().ArrowException, OSError, EOFError, MemoryError) as error:
+        check_memory(error, path)
         raise FormatError(
             f"{path}: the {kind} file is truncated or damaged ({error}). Fetch or write it again."
+        ) from error
+
+
+def check_memory(error: BaseException, path: str) -> None:
+    """Raise `MemoryError` if that is what `error` means, in whatever words its library has for it."""
+    text = str(error)
+    if _OUT_OF_MEMORY in text:
+        raise error
+    if isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS_OF_LITTLE_MEMORY):
+        raise MemoryError(
+            f"{path}: {_OUT_OF_MEMORY} ({text or type(error).__name__}). The file may be sound, so it is not skipped. "
+            "Give the process more memory, use fewer workers (--workers), or lower SourceOptions.batch_bytes."
         ) from error
 
 

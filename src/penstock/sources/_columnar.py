@@ -2,7 +2,8 @@
 
 A parquet footer says where row groups are, and batches stream out of each. Checksums of pages are verified where the
 writer put them in (pyarrow does neither by default). Column chunks are read through a buffer, so memory is the pages
-at hand and not the row group.
+at hand and not the row group. Batches are sized by what the ones before them took once decoded, and never so long that
+the longest stored value, repeated in every row, would take more than 256 MB.
 
 Arrow IPC comes as files with a footer, and as streams without one, which is what Hugging Face datasets write. A local
 file is mapped, so batches outside the split cost nothing to step over, not even in a stream. One that is elsewhere is
@@ -15,12 +16,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError
 from penstock.filesystem import is_network_filesystem
-from penstock.sources._arrow import arrow, check_columns, cut_batch, dicts_of, named_damage, records_of_batch
+from penstock.sources._arrow import (
+    arrow,
+    check_columns,
+    cut_batch,
+    decoded_bytes,
+    dicts_of,
+    longest_in_dictionary,
+    named_damage,
+    records_of_batch,
+)
 from penstock.sources._files import arrow_file, open_anywhere
 from penstock.sources._model import Records, Rows, SourceFile, Split, runs
 from penstock.sources._options import SourceOptions
@@ -28,14 +39,19 @@ from penstock.sources._remote import is_remote
 
 _LOCAL_BUFFER_BYTES = 1 << 20
 _MOST_ROWS = 65_536
+_FIRST_ROWS = 64
+_GROWTH = 8
+_MOST_DECODED_BYTES = 256 << 20
+_PREFIXES = "DELTA_BYTE_ARRAY"
 _MAGIC = b"ARROW1"
 
 
 def split_parquet(file: SourceFile, options: SourceOptions, target_bytes: int) -> list[Split]:
     """Runs of row groups of about `target_bytes`, counted without compression."""
     with _open_parquet(file.path, options) as parquet:
-        check_columns(parquet.schema_arrow.names, file.path, options.columns)
-        sizes = [_group_bytes(parquet.metadata.row_group(group), options) for group in range(parquet.num_row_groups)]
+        check_columns(parquet.file.schema_arrow.names, file.path, options.columns)
+        groups = map(parquet.file.metadata.row_group, range(parquet.num_groups))
+        sizes = [_group_bytes(group, options) for group in groups]
     splits = []
     for begin, end in runs(sizes, target_bytes):
         splits.append(Split("parquet", file.path, begin, end, sum(sizes[begin:end])))
@@ -46,8 +62,8 @@ def read_parquet(split: Split, options: SourceOptions) -> Iterator[Records]:
     """Records of a run of row groups; an `end` of -1 is the end of the file."""
     row = 0
     with _open_parquet(split.path, options) as parquet:
-        for group in range(split.begin, parquet.num_row_groups if split.end < 0 else split.end):
-            if group >= parquet.num_row_groups:
+        for group in range(split.begin, parquet.num_groups if split.end < 0 else split.end):
+            if group >= parquet.num_groups:
                 raise StorageError(
                     f"{split.path}: row group {group} is gone. The file changed; list the sources again."
                 )
@@ -90,35 +106,93 @@ def read_ipc(split: Split, options: SourceOptions) -> Iterator[Records]:
                     row += piece.num_rows
 
 
+@dataclass(frozen=True, slots=True)
+class _Parquet:
+    """An open file."""
+
+    source: Any
+    file: Any
+
+    @property
+    def num_groups(self) -> int:
+        """Number of row groups."""
+        return int(self.file.num_row_groups)
+
+
+def _parquet_file(source: Any, options: SourceOptions, **settings: Any) -> Any:
+    buffer_bytes = max(options.batch_bytes, _LOCAL_BUFFER_BYTES)
+    return arrow("parquet").ParquetFile(
+        source, pre_buffer=False, buffer_size=buffer_bytes, page_checksum_verification=True, **settings
+    )
+
+
 @contextlib.contextmanager
-def _open_parquet(path: str, options: SourceOptions) -> Iterator[Any]:
-    parquet = arrow("parquet")
+def _open_parquet(path: str, options: SourceOptions) -> Iterator[_Parquet]:
     with open_anywhere(path, options) as file, named_damage(path, "parquet"):
-        buffer_bytes = max(options.batch_bytes, _LOCAL_BUFFER_BYTES)
-        yield parquet.ParquetFile(
-            arrow_file(file), pre_buffer=False, buffer_size=buffer_bytes, page_checksum_verification=True
-        )
+        source = arrow_file(file)
+        yield _Parquet(source, _parquet_file(source, options))
 
 
-def _batches(parquet: Any, group: int, path: str, options: SourceOptions) -> Iterator[Any]:
-    metadata = parquet.metadata.row_group(group)
-    check_columns(parquet.schema_arrow.names, path, options.columns)
+def _batches(parquet: _Parquet, group: int, path: str, options: SourceOptions) -> Iterator[Any]:
+    """Batches of a row group, each as long as the one before it says that `batch_bytes` are."""
+    check_columns(parquet.file.schema_arrow.names, path, options.columns)
     columns = None if options.columns is None else list(options.columns)
-    bytes_per_row = max(1, _group_bytes(metadata, options) // max(1, metadata.num_rows))
-    num_rows = min(max(1, options.batch_bytes // bytes_per_row), _MOST_ROWS)
-    for batch in parquet.iter_batches(batch_size=num_rows, row_groups=[group], columns=columns, use_threads=False):
+    most = _most_rows(parquet, group, options)
+    num_rows = min(most, _FIRST_ROWS)
+    for batch in parquet.file.iter_batches(batch_size=num_rows, row_groups=[group], columns=columns, use_threads=False):
         yield from cut_batch(batch, options.batch_bytes)
+        fitting = options.batch_bytes * batch.num_rows // max(1, decoded_bytes(batch))
+        num_rows = max(1, min(fitting, _GROWTH * num_rows, most))
+        parquet.file.reader.set_batch_size(num_rows)
+
+
+def _most_rows(parquet: _Parquet, group: int, options: SourceOptions) -> int:
+    """Rows of a row group that can be decoded at once even if all of them hold the longest value that is stored.
+
+    Sizes in the footer are those of encoded pages, and a value that many rows share is in them once: a file of 50 kB
+    held 7 GB.
+    """
+    metadata = parquet.file.metadata.row_group(group)
+    num_rows = max(1, int(metadata.num_rows))
+    most = min(max(1, options.batch_bytes * num_rows // max(1, _group_bytes(metadata, options))), _MOST_ROWS)
+    for chunk in _wanted_chunks(metadata, options):
+        values_per_row = max(1, int(chunk.num_values) // num_rows)
+        if _shares_values(chunk) and most * values_per_row * chunk.total_uncompressed_size > _MOST_DECODED_BYTES:
+            longest = _longest_value(parquet, group, chunk, options) * values_per_row
+            most = max(1, min(most, _MOST_DECODED_BYTES // max(1, longest)))
+    return most
+
+
+def _shares_values(chunk: Any) -> bool:
+    """Whether a few stored bytes of a column can stand for long values of many rows."""
+    return "BYTE_ARRAY" in chunk.physical_type and any(
+        encoding.endswith("DICTIONARY") or encoding == _PREFIXES for encoding in chunk.encodings
+    )
+
+
+def _longest_value(parquet: _Parquet, group: int, chunk: Any, options: SourceOptions) -> int:
+    """Length of the longest value in a column's dictionary; all that is stored where there is none to look at."""
+    name = chunk.path_in_schema
+    if _PREFIXES in chunk.encodings or chunk.physical_type != "BYTE_ARRAY":
+        return int(chunk.total_uncompressed_size)
+    peeking = _parquet_file(parquet.source, options, metadata=parquet.file.metadata, read_dictionary=[name])
+    batch = next(peeking.iter_batches(batch_size=1, row_groups=[group], columns=[name], use_threads=False), None)
+    longest = 0 if batch is None else longest_in_dictionary(batch.column(0))
+    return longest or int(chunk.total_uncompressed_size)
 
 
 def _group_bytes(metadata: Any, options: SourceOptions) -> int:
     """Bytes of the wanted columns of a row group, without compression."""
-    chunks = [metadata.column(number) for number in range(metadata.num_columns)]
+    return sum(int(chunk.total_uncompressed_size) for chunk in _wanted_chunks(metadata, options))
+
+
+def _wanted_chunks(metadata: Any, options: SourceOptions) -> Iterator[Any]:
+    """Metadata of the columns of a row group that are read."""
     wanted = None if options.columns is None else set(options.columns)
-    return sum(
-        chunk.total_uncompressed_size
-        for chunk in chunks
-        if wanted is None or chunk.path_in_schema.split(".", 1)[0] in wanted
-    )
+    for number in range(metadata.num_columns):
+        chunk = metadata.column(number)
+        if wanted is None or chunk.path_in_schema.split(".", 1)[0] in wanted:
+            yield chunk
 
 
 @contextlib.contextmanager

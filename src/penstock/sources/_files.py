@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 from penstock.errors import DatasetChanged, FormatError, StorageError
-from penstock.sources._arrow import arrow
+from penstock.sources._arrow import arrow, check_memory
 from penstock.sources._formats import compression_of
 from penstock.sources._options import SourceOptions
 from penstock.sources._remote import ForwardFile, RangeFile, RemoteStore, is_remote
@@ -163,7 +163,8 @@ class _Decompressed:
             data: bytes = self._stream.read(num_bytes)
         except StorageError:
             raise
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError) as error:
+            check_memory(error, self._path)
             raise FormatError(
                 f"{self._path}: the {self._compression} data is truncated or damaged ({error}). "
                 "Fetch or write the file again."

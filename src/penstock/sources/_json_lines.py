@@ -112,6 +112,8 @@ def array_or_list(values: list[Any]) -> Any:
     pa = arrow()
     try:
         return pa.array(values)
+    except MemoryError:  # one of pyarrow's exceptions, too
+        raise
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         return values
 

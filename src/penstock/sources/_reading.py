@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
+from penstock.sources._arrow import check_memory
 from penstock.sources._columnar import read_ipc, read_parquet, read_parquet_rows
 from penstock.sources._csv import has_line_records, read_csv, read_csv_rows
 from penstock.sources._formats import compression_of, format_of
@@ -21,6 +23,7 @@ from penstock.sources._text import read_text, read_text_rows
 from penstock.sources._webdataset import read_webdataset
 from penstock.sources._whole_files import read_images
 
+_Batch = TypeVar("_Batch", Records, Rows)
 ReadColumns = Callable[[Split, SourceOptions], Iterator[Records]]
 ReadRows = Callable[[Split, SourceOptions, int | None], Iterator[Rows]]
 
@@ -55,14 +58,15 @@ def read_split(split: Split, options: SourceOptions) -> Iterator[Records]:
         FormatError: the file is truncated or damaged.
         SchemaError: it lacks a column of `options.columns`.
         StorageError: it is gone, or a remote store did not answer `max_attempts` times.
+        MemoryError: there was too little memory, whatever the file holds.
     """
-    return _READERS[split.format].columns(split, options)
+    return _named(_READERS[split.format].columns(split, options), split.path)
 
 
 def peek_split(split: Split, options: SourceOptions) -> Iterator[Records]:
     """As `read_split`, for a look at the first records: any split can still be read afterwards."""
     reader = _READERS[split.format]
-    return (reader.peek or reader.columns)(split, options)
+    return _named((reader.peek or reader.columns)(split, options), split.path)
 
 
 def read_rows(split: Split, options: SourceOptions, place: int | None = None) -> Iterator[Rows]:
@@ -75,10 +79,19 @@ def read_rows(split: Split, options: SourceOptions, place: int | None = None) ->
         SchemaError: it lacks a column of `options.columns`.
         StorageError: it is gone, or shorter than when it was listed.
         DatasetChanged: no record begins at `place`.
+        MemoryError: there was too little memory, whatever the file holds.
     """
     read = _READERS[split.format].rows
     assert read is not None, f"{split.format} has no streams"
-    return read(split, options, place)
+    return _named(read(split, options, place), split.path)
+
+
+def _named(batches: Iterator[_Batch], path: str) -> Iterator[_Batch]:
+    """The batches, with the file named should memory run out."""
+    try:
+        yield from batches
+    except MemoryError as error:
+        check_memory(error, path)
 
 
 def why_whole(file: SourceFile, options: SourceOptions) -> str:

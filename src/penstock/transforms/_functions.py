@@ -153,7 +153,7 @@ class _OpenFunction:
         """What the function makes of a batch, or what it raised; a result of the wrong form stops the run."""
         try:
             return self._run(batch, num_rows)
-        except SchemaError:
+        except (SchemaError, MemoryError):  # too little memory says nothing about a row
             raise
         except Exception as error:  # noqa: BLE001 (a user's function may raise anything)
             return error
