@@ -6,12 +6,18 @@ import json
 import resource
 import subprocess
 import sys
+import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from penstock.errors import FormatError
+
+from .gathering import gather
 
 PEAK = """
 import json, resource, sys
@@ -144,3 +150,81 @@ def write_large(path: Path) -> None:
     else:
         with pa.CompressedOutputStream(str(path), "zstd") as sink:
             sink.write(b'{"text": "' + b"x" * (150 << 20) + b'"}\n')
+
+
+def header(kind: bytes, size: int) -> bytes:
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def write_long_header(path: Path, kind: bytes) -> None:
+    """A header of 1 GB, most of it a hole; as pax, one record, and as a sparse file, a map."""
+    size = 1 << 30
+    record = b"%d comment=" % size
+    with path.open("wb") as file:
+        file.write(header(kind, size) + (record if kind in b"xg" else b""))
+        file.truncate(512 + size)
+        file.seek(0, 2)
+        file.write(header(tarfile.REGTYPE, 0) + bytes(1024))
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_headers_of_a_tar_take_little_memory(tmp_path: Path, kind: bytes) -> None:
+    write_long_header(tmp_path / "a.tar", kind)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match="a header has more than 1,048,576 bytes"):
+            gather(tmp_path / "a.tar")
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_headers_before_one_member_and_many_global_ones_are_refused(tmp_path: Path) -> None:
+    long_name = header(tarfile.GNUTYPE_LONGNAME, 512) + b"a" * 512
+    end = header(tarfile.REGTYPE, 0) + bytes(1024)
+    (tmp_path / "chain.tar").write_bytes(long_name * 900 + end)
+    (tmp_path / "extended.tar").write_bytes(sparse_header() + sparse_blocks(10_000) + end)
+    (tmp_path / "global.tar").write_bytes(b"".join(map(global_member, range(40))) + bytes(1024))
+    for name, message in (
+        ("chain", "at byte 0"),
+        ("extended", "more than 1,048,576"),
+        ("global", "its global headers"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            gather(tmp_path / f"{name}.tar")
+
+
+def sparse_header() -> bytes:
+    info = tarfile.TarInfo("a.txt")
+    info.type = tarfile.GNUTYPE_SPARSE
+    raw = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    raw[482] = 1  # more of the map follows
+    raw[148:156] = b" " * 8
+    raw[148:156] = b"%06o\0 " % sum(raw)
+    return bytes(raw)
+
+
+def sparse_blocks(count: int) -> bytes:
+    entries = b"00000000001\0" * 42
+    return (entries + b"\1" + bytes(7)) * count
+
+
+def global_member(number: int) -> bytes:
+    value = b"x" * 50_000
+    record = b" key%04d=%b\n" % (number, value)
+    record = b"%d" % (len(record) + 5) + record
+    padding = bytes(-len(record) % 512)
+    member = tarfile.TarInfo(f"{number}.txt").tobuf(tarfile.USTAR_FORMAT)
+    return header(tarfile.XGLTYPE, len(record)) + record + padding + member
+
+
+def test_names_of_thousands_of_characters_are_still_names(tmp_path: Path) -> None:
+    name = "a/" * 2000 + "b.txt"
+    for number, form in enumerate((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)):
+        with tarfile.open(tmp_path / f"{number}.tar", "w", format=form) as archive:
+            archive.addfile(tarfile.TarInfo(name))
+    rows, errors = gather(tmp_path)
+    assert [row["__key__"] for row in rows] == [name.removesuffix(".txt")] * 2
+    assert not errors

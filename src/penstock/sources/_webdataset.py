@@ -4,6 +4,9 @@ Nothing is extracted, so no name in an archive can reach the disk; names that wo
 as paths later, are refused all the same, and so are links, devices and sparse members. The archive must end
 with its end mark: a writer that was killed leaves a tar that ends between two members, which every tar reader
 takes for a shorter one (reliability notes: 12 of 12 WebDataset outputs).
+
+What describes a member (long names, pax records, maps of sparse files, any number of them before one member) may take
+1 MB: `tarfile` reads all of it into memory, whatever its size, before anyone can look at the member.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
 
 _DRAIN_BYTES = 1 << 20
+_MOST_HEADER_BYTES = 1 << 20
 
 
 def read_webdataset(split: Split, options: SourceOptions) -> Iterator[Records]:
@@ -87,18 +91,39 @@ class _Batch:
 
 def _samples(stream: ByteStream, path: str, options: SourceOptions) -> Iterator[_Sample]:
     """Runs of members with the same key, from an archive that is complete."""
+    metered = _Metered(stream)
+    header = type("_Header", (_StrictHeader,), {"metered": metered})
     try:
-        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as archive:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=metered, mode="r|", tarinfo=header) as archive:  # type: ignore[call-overload]
             yield from _group_members(archive, options)
             _check_nothing_follows(archive)
     except (tarfile.TarError, EOFError) as error:
         raise FormatError(f"{path}: the archive is truncated or damaged: {error}. Write or fetch it again.") from error
 
 
+class _Metered:
+    """A stream of which headers may read only so much."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.num_left: int | None = None
+        """What may still be read; None is any amount."""
+        self._stream = stream
+
+    def read(self, num_bytes: int, /) -> bytes:
+        """At most `num_bytes`, and none only at the end."""
+        data = self._stream.read(num_bytes)
+        if self.num_left is not None:
+            self.num_left -= len(data)
+            if self.num_left < 0:
+                raise tarfile.ReadError(f"a header has more than {_MOST_HEADER_BYTES:,} bytes")
+        return data
+
+
 def _group_members(archive: tarfile.TarFile, options: SourceOptions) -> Iterator[_Sample]:
     sample: _Sample | None = None
     for member in archive:
         vars(archive)["members"] = []  # tarfile keeps every header otherwise
+        _check_global_records(archive)
         if member.isdir() or _is_meta(member.name):
             continue
         key, extension = _key_and_extension(member.name)
@@ -114,17 +139,25 @@ def _group_members(archive: tarfile.TarFile, options: SourceOptions) -> Iterator
 class _StrictHeader(tarfile.TarInfo):
     """A header that is whole, or an error: tarfile takes a damaged one for the end of the archive."""
 
+    metered: _Metered
+
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
-        """The next header."""
+        """The next header, with the long names and records that may precede it."""
+        is_outermost = cls.metered.num_left is None
+        if is_outermost:
+            cls.metered.num_left = _MOST_HEADER_BYTES
         try:
             return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.EmptyHeaderError as error:  # type: ignore[attr-defined]
             raise tarfile.ReadError(f"no end mark after {archive.offset:,} bytes") from error
-        except tarfile.HeaderError as error:
+        except (tarfile.HeaderError, RecursionError) as error:
             raise tarfile.ReadError(f"at byte {archive.offset:,}: {error}") from error
+        finally:
+            if is_outermost:
+                cls.metered.num_left = None
 
 
 def _check_nothing_follows(archive: Any) -> None:
@@ -132,6 +165,12 @@ def _check_nothing_follows(archive: Any) -> None:
     while data := archive.fileobj.read(_DRAIN_BYTES):
         if data.strip(b"\x00"):
             raise tarfile.ReadError("more data follows its end mark, as in tars joined by `cat`; give them one by one")
+
+
+def _check_global_records(archive: Any) -> None:
+    """Raise when pax records for all members, which tarfile collects, are too many."""
+    if sum(len(name) + len(value) for name, value in archive.pax_headers.items()) > _MOST_HEADER_BYTES:
+        raise tarfile.ReadError(f"its global headers have more than {_MOST_HEADER_BYTES:,} bytes")
 
 
 def _is_meta(name: str) -> bool:
