@@ -64,7 +64,7 @@ class Bundle(NamedTuple):
 #   caches. So where several batches side by side are one batch of more rows (`plan.is_rectangular`), they are
 #   computed as one, up to 2 MiB of them, and handed over one by one. They share a buffer, which is free again
 #   when the last of them is. Nothing else is different: the batches, their order, what is counted in the state.
-#   Without them, batches of 8 x 128 tokens take four times as long in a thread, and five times in two processes
+#   Without them, batches of 8 x 128 tokens take five times as long in a thread, and six times in two processes
 #   (`benchmarks/bench_loader.py --only small`).
 
 

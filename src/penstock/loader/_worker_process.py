@@ -24,7 +24,7 @@ from penstock.workers import Channel, PackedError, WorkerProcess, fail_setup, fl
 _KNOWN_LAYOUT = struct.Struct("<qIddq")
 """A finished item in a few bytes: ticket, number of its layout, seconds to produce, processor seconds, page faults.
 
-Pickling the layout of every item would take 6 us more per batch of 8 x 128 tokens, of 38
+Pickling the layout of every item would take 6 us more per batch of 8 x 128 tokens, beside 29
 (`benchmarks/bench_loader.py --only small`).
 """
 
