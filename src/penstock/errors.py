@@ -18,17 +18,26 @@
     └── MissingExtra         (ImportError)        an optional package is needed: install the extra
 
 Each also inherits the builtin that people already catch. A wrong argument is a plain
-`ValueError` or `TypeError`.
+`ValueError` or `TypeError`. Messages quote names and values from files, which may come from strangers, so control
+characters are escaped wherever such text is shown to people: `printable`.
 
-May import: nothing. Imported by: `cli`, `filesystem`, `loader`, `masks`, `plan`, `preparation`, `pytorch`, `schema`,
-`shards`, `sources`, `streams`, `transforms`. Holds no state.
+May import: nothing. Imported by: `cli`, `filesystem`, `loader`, `masks`, `plan`, `preparation`, `pytorch`, `report`,
+`schema`, `shards`, `sources`, `streams`, `transforms`. Holds no state.
 """
 
 from __future__ import annotations
 
+import re
+
+# What moves a cursor, clears a screen, writes to a clipboard, ends a line, or turns text around; and halves of pairs.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
 
 class PenstockError(Exception):
     """Anything Penstock raises on purpose."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n\t")
 
 
 class FormatError(PenstockError, ValueError):
@@ -104,3 +113,16 @@ def counted(number: int, noun: str) -> str:
     ('1 row', '2,500 rows')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Text that may come from a stranger, safe to show: control characters escaped, except those to keep.
+
+    >>> printable("red: \\x1b[31m, two\\nlines")
+    'red: \\\\x1b[31m, two\\\\nlines'
+    """
+    return _CONTROL.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()

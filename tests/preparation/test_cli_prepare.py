@@ -144,8 +144,8 @@ def test_inspect_tells_when_sources_have_changed(tmp_path: Path, capsys: pytest.
     source, destination = f"{tmp_path}/*.jsonl", str(tmp_path / "data")
     assert main(["prepare", source, destination, "--tokenizer", "bytes", "--workers", "1"]) == 0
     capsys.readouterr()
-    assert main(["inspect", destination]) == 0
+    assert main(["inspect", destination, "--sources"]) == 0
     assert "Sources: up to date" in capsys.readouterr().out
     write_jsonl(tmp_path / "b.jsonl", 5, 2)
-    assert main(["inspect", destination, "--json"]) == 0
+    assert main(["inspect", destination, "--json", "--sources"]) == 0
     assert "1 source file new" in json.loads(capsys.readouterr().out)["staleness"]

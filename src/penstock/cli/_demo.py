@@ -83,7 +83,7 @@ def _show(folder: Path, *, as_json: bool) -> int:
     say("2. Prepare", "the standard library's source files, split into documents at double blank lines")
     data = _prepare(tokenizer, folder / "data", as_json=as_json)
     if not as_json:
-        print_description(describe(data, num_samples=1))
+        print_description(describe(data, num_samples=1, looks_at_sources=True))
     say("3. Train", f"a GPT of a million parameters on packed rows of {ROW} tokens; killed with -9 at step {_KILL_AT}")
     lines = _train_until(data, folder / "checkpoint.pt", _KILL_AT, as_json=as_json)
     say("4. Resume", "from the last checkpoint, in which the loader's state is a few numbers")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import IncompleteDataset, PenstockError
+from penstock.errors import IncompleteDataset, PenstockError, printable
+from penstock.preparation import find_unfinished, is_stale
 from penstock.report import Histogram, console, format_bytes, histogram
 from penstock.schema import Column
 from penstock.shards import Manifest, ShardFolder
@@ -32,7 +33,9 @@ class Description:
     histograms: Mapping[str, Histogram]
     samples: tuple[Mapping[str, str], ...]
     staleness: str | None = None
-    """Whether the sources have changed since, in words; None when the dataset was not prepared from any."""
+    """Whether the sources have changed since, in words; None when nobody asked, or there are none."""
+    unfinished: str | None = None
+    """How far a preparation has come that the next run would continue, in words; None when there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -49,20 +52,21 @@ class Description:
             "lengths": {name: lengths.to_json() for name, lengths in self.histograms.items()},
             "first_samples": list(self.samples),
             "staleness": self.staleness,
+            "unfinished": self.unfinished,
         }
 
 
-def describe(path: Path, *, num_samples: int) -> Description:
+def describe(path: Path, *, num_samples: int, looks_at_sources: bool) -> Description:
     """Gather the description of the dataset at `path`; only offsets and a few samples are read.
+
+    Nothing outside the folder is looked at, whatever the dataset names, except its sources if that is asked for.
 
     Raises:
         IncompleteDataset: there is none; says how far its preparation got, if one was started.
     """
     try:
-        return _describe(path, num_samples)
+        return _describe(path, num_samples, looks_at_sources)
     except IncompleteDataset as error:
-        from penstock.preparation import find_unfinished
-
         if unfinished := find_unfinished(path):
             raise IncompleteDataset(
                 f"{path}: no dataset yet, but an unfinished preparation: {unfinished}. If it is not running, the same "
@@ -71,18 +75,20 @@ def describe(path: Path, *, num_samples: int) -> Description:
         raise
 
 
-def _describe(path: Path, num_samples: int) -> Description:
+def _describe(path: Path, num_samples: int, looks_at_sources: bool) -> Description:
     folder = ShardFolder(path.absolute(), io="auto", check="window")
     columns = folder.schema.columns
     histograms = {column.name: histogram(_lengths(folder, column)) for column in columns if column.is_ragged}
     shown = range(min(num_samples, folder.num_samples))
     samples = tuple({c.name: _preview(c, folder.value(c, index)) for c in columns} for index in shown)
+    unfinished = find_unfinished(path)
     return Description(
         path=path,
         manifest=folder.manifest,
         histograms=histograms,
         samples=samples,
-        staleness=_staleness(path, folder.manifest),
+        staleness=_staleness(path, folder.manifest) if looks_at_sources else None,
+        unfinished=None if unfinished is None else str(unfinished),
     )
 
 
@@ -95,24 +101,28 @@ def print_description(description: Description) -> None:
     out.print(f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards, {size}\n")
     if description.staleness is not None:
         out.print(f"Sources: {description.staleness}\n")
+    elif description.unfinished is not None:
+        out.print(f"A preparation can be continued: {description.unfinished}\n")
     for column in manifest.schema.columns:
-        out.print(f"  {column.name:<20} {column.spec:<20} {_size(manifest, column)}")
+        out.print(f"  {printable(column.name):<20} {column.spec:<20} {_size(manifest, column)}")
     if manifest.attributes:
         out.print()
     for key, value in manifest.attributes.items():
-        out.print(f"  {key:<20} {_shorten(_in_words(value))}")
+        out.print(f"  {printable(key):<20} {_shorten(printable(_in_words(value)))}")
     if _lets_text_control(manifest.attributes.get("tokenizer")):
         out.print(
             "  Special tokens that a text spells out are control tokens in this dataset (special_tokens='allow')."
         )
     for name, lengths in description.histograms.items():
-        out.print(f"\nLengths of {name}: {lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}")
+        out.print(
+            f"\nLengths of {printable(name)}: {lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}"
+        )
         for line in lengths.lines():
             out.print(line)
     for index, sample in enumerate(description.samples):
         out.print(f"\nSample {index}")
         for name, preview in sample.items():
-            out.print(f"  {name:<20} {preview}")
+            out.print(f"  {printable(name):<20} {preview}")
 
 
 def _lets_text_control(tokenizer: Any) -> bool:
@@ -147,8 +157,6 @@ def _shorten(text: str) -> str:
 def _staleness(path: Path, manifest: Manifest) -> str | None:
     if "preparation" not in manifest.attributes:
         return None
-    from penstock.preparation import is_stale
-
     try:
         return str(is_stale(path))
     except (OSError, PenstockError, ValueError) as error:  # the sources may be on another machine

@@ -14,13 +14,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument("path", type=Path, metavar="DEST", help="the dataset's folder")
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="how many samples to show (default: 3)")
+    parser.add_argument(
+        "--sources",
+        action="store_true",
+        help="also look whether the source files have changed, wherever the dataset says they are: only for datasets "
+        "you trust",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when the dataset could be described."""
     from penstock.cli._description import describe, print_description
 
-    description = describe(arguments.path, num_samples=arguments.samples)
+    description = describe(arguments.path, num_samples=arguments.samples, looks_at_sources=arguments.sources)
     if arguments.json:
         print_json(description.to_json())
     else:

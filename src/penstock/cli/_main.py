@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from penstock._version import __version__
 from penstock.cli import _demo, _inspect, _prepare, _verify
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, printable
 
 _VERBS = {"prepare": _prepare, "inspect": _inspect, "verify": _verify, "demo": _demo}
 
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(error: Exception, *, as_json: bool) -> None:
-    text = _message(error)
+    text = printable(_message(error), keep="\n\t")
     if as_json:
         sys.stdout.write(json.dumps({"error": type(error).__name__, "message": text}) + "\n")
     else:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import IncompleteDataset, counted
+from penstock.errors import FormatError, IncompleteDataset, counted, printable
 from penstock.preparation._previous import Previous, read_previous
 from penstock.preparation._specification import differences
 from penstock.preparation._work_folder import WorkFolder
 from penstock.shards import read_manifest
-from penstock.sources import SourceFile, SourceOptions, list_files
+from penstock.sources import PLAIN_SCHEMES, SourceFile, SourceOptions, list_files, refused_url
 from penstock.transforms import Transform
 
 _PASSES = {"deal": "the first pass of two, ", "gather": "the second pass of two, "}
@@ -91,7 +92,7 @@ class Staleness:
         ]
         parts += [f"a different {words}" for words in self.transform]
         parts += [f"a preparation can be continued ({self.unfinished})"] if self.unfinished else []
-        return "; ".join(parts) if parts else "up to date"
+        return printable("; ".join(parts)) if parts else "up to date"
 
 
 def is_stale(
@@ -100,16 +101,22 @@ def is_stale(
     sources: Any = None,
     transform: Transform | None = None,
     reading: SourceOptions | None = None,
+    schemes: Collection[str] = PLAIN_SCHEMES,
 ) -> Staleness:
     """Tell whether the sources or the transform no longer match the dataset at `destination`; reads no data.
+
+    Without `sources`, it lists the paths and asks the servers that the dataset names: only do this with a dataset
+    you trust.
 
     Args:
         destination: Folder of a dataset that `prepare` made.
         sources: What to compare with; None means the sources that `prepare` was given.
         transform: What to compare with; None means that it has not changed.
         reading: How sources are found; only credentials and the format, if it is another, matter here.
+        schemes: Kinds of URLs that the dataset may name; "file" is a path of this machine.
 
     Raises:
+        FormatError: the dataset names a URL of another kind, or a chained one.
         IncompleteDataset: there is no finished dataset, or `prepare` did not make it.
     """
     path = Path(destination).absolute()
@@ -117,8 +124,19 @@ def is_stale(
     if previous is None:
         raise IncompleteDataset(f"{path}: not made by `penstock prepare`, so it has no sources to compare with.")
     changed = () if transform is None else tuple(_transform_changes(previous, transform))
+    if sources is None:
+        _check_patterns(path, previous.patterns, schemes)
     files = _list(previous, sources, reading or SourceOptions())
     return _compare(previous, files, changed, find_unfinished(path))
+
+
+def _check_patterns(path: Path, patterns: Sequence[str], schemes: Collection[str]) -> None:
+    url = refused_url(patterns, schemes)
+    if url is not None:
+        raise FormatError(
+            f"{path}: names the source {reprlib.repr(url)}, and only {', '.join(schemes)} are looked at, unchained. "
+            "If you trust the dataset, say where to look (sources=), or which kinds of URLs to follow (schemes=)."
+        )
 
 
 def _transform_changes(previous: Previous, transform: Transform) -> list[str]:

@@ -18,8 +18,10 @@ whole folder is removed once the dataset is committed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ from penstock.filesystem import (
     DirectFile,
     create_file,
     make_directory,
+    open_regular,
     remove_tree,
     rename,
     storage_errors,
@@ -40,6 +43,7 @@ from penstock.filesystem import (
 )
 from penstock.preparation._progress import Counts
 from penstock.preparation._specification import Specification
+from penstock.shapes import COUNT, Either, misfit
 from penstock.shards import Runs, ShardEntry
 
 Shelf = Literal["ready", "dealt"]
@@ -53,6 +57,20 @@ _SHELVES: tuple[Shelf, ...] = ("ready", "dealt")
 _SHARDS_PER_TASK = 10**5
 _TASK_NUMBERS = 10**7
 _MAX_UNSYNCED = 4
+_MAX_JSON_BYTES = 256 << 20
+_KEY = re.compile("[0-9a-f]{32}")
+_STAGES = frozenset({"prepare", "deal", "gather"})
+_RECORD = {
+    "key": _KEY,
+    "shelf": frozenset(_SHELVES),
+    "shards": [object],
+    "splits": [(COUNT, Either(None, [(COUNT, COUNT, COUNT)]))],
+    "skipped": {str: COUNT},
+    "examples": [(str, int, str, str)],
+    "counts": {field.name: float for field in dataclasses.fields(Counts)},
+    "peak_bytes": COUNT,
+}
+"""The shape of a record, but for its shards, which check themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +112,10 @@ class TaskRecord:
         }
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
+    def from_json(cls, fields: Any) -> Self:
+        """What `to_json` gave; `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is anything else."""
+        if wrong := misfit(fields, _RECORD):
+            raise ValueError(wrong)
         return cls(
             key=fields["key"],
             shelf=fields["shelf"],
@@ -224,8 +244,9 @@ class WorkFolder:
     def noted_tasks(self) -> tuple[str, dict[str, int]] | None:
         """The unfinished pass, and its tasks with their bytes; None when no task was started."""
         noted = read_json(self.path / _TASKS_NAME)
-        is_valid = isinstance(noted, dict) and noted.keys() == {"stage", "tasks"}
-        return (noted["stage"], noted["tasks"]) if is_valid else None
+        if misfit(noted, {"stage": _STAGES, "tasks": {str: COUNT}}) or not all(map(_KEY.fullmatch, noted["tasks"])):
+            return None
+        return noted["stage"], noted["tasks"]
 
     def attempt(self, key: str) -> Attempt:
         """Start an attempt at a task."""
@@ -235,8 +256,7 @@ class WorkFolder:
         """Records of the given tasks, as far as they are finished and their shards are all there."""
         found: dict[str, TaskRecord] = {}
         for key in keys:
-            fields = read_json(self.path / "records" / f"{key}.json")
-            record = TaskRecord.from_json(fields) if isinstance(fields, dict) else None
+            record = self._record(key)
             if record is not None and self._is_whole(record):
                 found[key] = record
         return found
@@ -265,6 +285,14 @@ class WorkFolder:
         if self.path.is_dir() and not (records.is_dir() and any(records.iterdir())):
             remove_tree(self.path)
 
+    def _record(self, key: str) -> TaskRecord | None:
+        """The record of a task; one that makes no sense counts as none, and the task is done again."""
+        try:
+            record = TaskRecord.from_json(read_json(self.path / "records" / f"{key}.json"))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+        return record if record.key == key else None
+
     def _is_whole(self, record: TaskRecord) -> bool:
         try:
             return all(self.shard_path(record, each).stat().st_size == each.num_bytes for each in record.shards)
@@ -287,10 +315,13 @@ def write_json(path: Path, value: Any, *, by: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; None when it is missing or unreadable."""
+    """The content of a JSON file; None when it is missing, unreadable, too long, or no regular file."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        with os.fdopen(open_regular(path), "rb") as file:
+            # Python takes as much memory as it is told to read, so it is told the size.
+            size = os.fstat(file.fileno()).st_size
+            return json.loads(file.read(size)) if size <= _MAX_JSON_BYTES else None
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock.errors import StateError
+from penstock.errors import StateError, printable
 from penstock.pytorch._epochs import SharedEpochs
 from penstock.pytorch._ranks import find_rank
 from penstock.pytorch._warnings import warn_of_second_split
@@ -206,7 +206,7 @@ def _say_what_is_whole(recipe: Recipe, num_parts: int) -> None:
     whole = [path for path, reason in reasons.items() if reason]
     if not whole or len(whole) >= num_parts or num_parts == 1:
         return
-    told = ", ".join(f"{path} {reasons[path]}" for path in whole[:3]) + (", …" if len(whole) > 3 else "")
+    told = ", ".join(f"{printable(path)} {reasons[path]}" for path in whole[:3]) + (", …" if len(whole) > 3 else "")
     warnings.warn(
         f"{len(whole)} of {len(recipe.files)} files must be read from their start, each by one worker of one rank, and "
         f"there are {num_parts} of those: some get none of them ({told}). Use fewer workers or more files; for CSV "

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,10 +22,16 @@ _UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 @functools.cache
 def console() -> Console:
-    """Where people read. Brackets and colons are printed as they are, not taken for markup."""
+    """Where people read. Brackets and colons are printed as they are, not taken for markup; control characters are
+    escaped."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    class Terminal(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            shown = (printable(each, keep="\n\t") if isinstance(each, str) else each for each in objects)
+            super().print(*shown, **options)
+
+    return Terminal(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:

@@ -64,6 +64,8 @@ class ShardEntry:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """What `to_json` gave; `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is anything else."""
+        if type(fields["name"]) is not str or not _SHARD_NAME.fullmatch(fields["name"]):
+            raise ValueError(f"{reprlib.repr(fields['name'])} is not the name of a shard")
         return cls(
             name=fields["name"],
             num_samples=_count(fields["samples"]),

@@ -13,9 +13,11 @@ from penstock.sources._model import Records, RowError, Rows, SourceFile, Split
 from penstock.sources._objects import IterableSource
 from penstock.sources._options import Format, SourceOptions, TextUnit
 from penstock.sources._reading import peek_split, read_rows, read_split, why_whole
+from penstock.sources._remote import PLAIN_SCHEMES, refused_url
 from penstock.sources._splitting import class_names, plan_splits
 
 __all__ = [
+    "PLAIN_SCHEMES",
     "Format",
     "IterableSource",
     "Records",
@@ -35,5 +37,6 @@ __all__ = [
     "plan_splits",
     "read_rows",
     "read_split",
+    "refused_url",
     "why_whole",
 ]

@@ -15,6 +15,7 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock.errors import printable
 from penstock.sources._formats import format_of
 from penstock.sources._listing_local import expand_local, first_folder, is_wanted_folder, is_wanted_name, passed_over
 from penstock.sources._model import SourceFile
@@ -61,7 +62,9 @@ def _warn_of_repeats(named: Mapping[str, int]) -> None:
     """Say that naming a file twice does not make it count twice; globs that overlap are nothing unusual."""
     for name, count in named.items():
         if count > 1:
-            _log.warning("%s is given %d times; each file is read once. penstock.mix repeats data.", name, count)
+            _log.warning(
+                "%s is given %d times; each file is read once. penstock.mix repeats data.", printable(name), count
+            )
 
 
 def _each(sources: Source) -> Sequence[Any]:

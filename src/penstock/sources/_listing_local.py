@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import FormatError
+from penstock.filesystem import open_regular
 from penstock.sources._formats import is_data_name
 from penstock.sources._model import SourceFile
 from penstock.sources._options import SourceOptions
@@ -86,9 +87,9 @@ def is_wanted_folder(name: str, options: SourceOptions) -> bool:
 def _is_dataset(folder: str) -> bool:
     """Whether Penstock wrote what is in a folder: its manifest is JSON, and no data."""
     try:
-        with open(os.path.join(folder, "manifest.json"), "rb") as file:
+        with os.fdopen(open_regular(Path(folder) / "manifest.json"), "rb") as file:
             return b'"format": "penstock"' in file.read(_MANIFEST_START)
-    except OSError:
+    except (OSError, FormatError):
         return False
 
 

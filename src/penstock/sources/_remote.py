@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from penstock.errors import MissingExtra
 from penstock.sources._options import SourceOptions
 from penstock.sources._retry import persist
 
+PLAIN_SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "http", "https")
+"""Where files lie as they are. fsspec knows more, some of which open what a file or another URL tells them to."""
 _SKIP_BYTES = 1 << 20
 _PARTIAL_CONTENT = 206
+_INDIRECT_SCHEMES = ("data", "generic", "reference")
 
 
 def is_remote(path: str) -> bool:
@@ -28,12 +31,30 @@ def is_remote(path: str) -> bool:
     return "://" in path and not path.startswith("file://")
 
 
+def check_plain(url: str) -> None:
+    """Raise `ValueError` for a URL that leads fsspec on to others.
+
+    Otherwise a name in a web server's listing could lead to `reference://`, which old versions let run code.
+    """
+    if "::" in url or url.split(":", 1)[0] in _INDIRECT_SCHEMES:
+        raise ValueError(
+            f"{url}: URLs that are chained (::), or begin with {', '.join(_INDIRECT_SCHEMES)}, are not followed. "
+            "Give the path or URL of the files themselves."
+        )
+
+
+def refused_url(sources: Iterable[str], schemes: Collection[str]) -> str | None:
+    """The first URL among `sources` that is chained or of another scheme than these; None when there is none."""
+    urls = (source for source in sources if "::" in source or "://" in source)
+    return next((url for url in urls if "::" in url or url.split("://", 1)[0] not in schemes), None)
+
+
 class RemoteStore:
     """The file system behind a URL, asked with patience.
 
     Raises:
         MissingExtra: fsspec, or the package behind this kind of URL, is not installed.
-        ValueError: no such kind of URL.
+        ValueError: no such kind of URL, or one that leads to others.
     """
 
     def __init__(self, url: str, options: SourceOptions) -> None:
@@ -41,6 +62,7 @@ class RemoteStore:
         self.options = options
         self._gives_ranges: bool | None = None
         protocol = url.split("://", 1)[0]
+        check_plain(url)
         try:
             core = importlib.import_module("fsspec.core")
             self.filesystem, self.path = core.url_to_fs(url, **_connection_options(protocol, options))
