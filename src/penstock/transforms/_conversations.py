@@ -20,8 +20,9 @@ from typing import Any
 
 from penstock.sources import Records
 from penstock.transforms._byte_rows import find_column, is_arrow
-from penstock.transforms._chat_template import BEGIN_MARK, END_MARK, ChatTemplate, TemplateRefused
+from penstock.transforms._chat_template import TemplateRenderer
 from penstock.transforms._special_tokens import REASON, has_mark, strip_marks
+from penstock.transforms._template_sandbox import BEGIN_MARK, END_MARK, TemplateRefused
 from penstock.transforms._transform import BadRows
 
 _ASSISTANT = "assistant"
@@ -48,14 +49,14 @@ class _BadConversation(ValueError):
 
 
 def render_rows(
-    records: Records, column: str, tools_column: str | None, template: ChatTemplate, with_mask: bool, bad: BadRows
+    records: Records, column: str, tools_column: str | None, renderer: TemplateRenderer, with_mask: bool, bad: BadRows
 ) -> list[Conversation | None]:
     """Every conversation rendered; None where the row is bad."""
     tools = _list_values(records, tools_column) if tools_column else itertools.repeat(None, records.num_rows)
     rendered: list[Conversation | None] = []
     for place, (value, row_tools) in enumerate(zip(_list_values(records, column), tools, strict=True)):
         try:
-            rendered.append(_render(value, row_tools, template, with_mask))
+            rendered.append(_render(value, row_tools, renderer, with_mask))
         except TemplateRefused as error:
             message = f"Column {column!r}: the chat template refuses this conversation: {error}."
             bad.add(place, "chat_template", message)
@@ -66,11 +67,11 @@ def render_rows(
     return rendered
 
 
-def _render(value: Any, tools: Any, template: ChatTemplate, with_mask: bool) -> Conversation:
+def _render(value: Any, tools: Any, renderer: TemplateRenderer, with_mask: bool) -> Conversation:
     messages = _parse_messages(value)
     given = _parse_json(tools) if isinstance(tools, (str, bytes)) else _drop_missing(tools)
-    messages, given, num_spelled = _keep_apart(template, messages, given)
-    conversation = _render_conversation(template, messages, given, with_mask)
+    messages, given, num_spelled = _keep_apart(renderer, messages, given)
+    conversation = _render_conversation(renderer, messages, given, with_mask)
     try:
         conversation.text.encode()
     except UnicodeEncodeError:
@@ -78,9 +79,9 @@ def _render(value: Any, tools: Any, template: ChatTemplate, with_mask: bool) -> 
     return dataclasses.replace(conversation, num_spelled=num_spelled)
 
 
-def _keep_apart(template: ChatTemplate, messages: list[Any], tools: Any) -> tuple[list[Any], Any, int]:
+def _keep_apart(renderer: TemplateRenderer, messages: list[Any], tools: Any) -> tuple[list[Any], Any, int]:
     """The conversation with its special tokens defused, and how many it spells out; see `_special_tokens`."""
-    guard, given = template.guard, [messages, tools]
+    guard, given = renderer.template.guard, [messages, tools]
     if guard is None:
         return messages, tools, 0
     if has_mark(given):
@@ -89,14 +90,12 @@ def _keep_apart(template: ChatTemplate, messages: list[Any], tools: Any) -> tupl
     if found and guard.policy == "refuse":
         raise _BadConversation(REASON, f"holds the special token {found[0]!r}.")
     defused = guard.defuse(given)
-    if defused != given:
-        plain = dataclasses.replace(template, guard=None)
-        if strip_marks(plain.render(*defused)) != plain.render(messages, tools):
-            shown = repr(found[0]) if found else "a part of one"
-            raise TemplateRefused(
-                f"it looks for special tokens in the messages, which hold {shown}; set special_tokens='allow' if the "
-                "messages may control the model"
-            )
+    if defused != given and strip_marks(renderer.render_plain(*defused)) != renderer.render_plain(messages, tools):
+        shown = repr(found[0]) if found else "a part of one"
+        raise TemplateRefused(
+            f"it looks for special tokens in the messages, which hold {shown}; set special_tokens='allow' if the "
+            "messages may control the model"
+        )
     return defused[0], defused[1], len(found)
 
 
@@ -147,25 +146,25 @@ def _list_values(records: Records, name: str) -> list[Any]:
 
 
 def _render_conversation(
-    template: ChatTemplate, messages: list[dict[str, Any]], tools: list[Any] | None, with_mask: bool
+    renderer: TemplateRenderer, messages: list[dict[str, Any]], tools: list[Any] | None, with_mask: bool
 ) -> Conversation:
     """Text of a conversation and what the assistant said in it.
 
     Raises:
         TemplateRefused: it cannot be rendered, or nobody can say which part is the assistant's.
     """
-    text = template.render(messages, tools)
+    text = renderer.render(messages, tools)
     ends = messages[-1].get("role") == _ASSISTANT
     if not with_mask:
         return Conversation(text, (), ends)
-    find = _find_marked if template.has_marks else _find_by_prefixes
-    return Conversation(text, find(template, messages, tools, text), ends)
+    find = _find_marked if renderer.template.has_marks else _find_by_prefixes
+    return Conversation(text, find(renderer, messages, tools, text), ends)
 
 
 def _find_marked(
-    template: ChatTemplate, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
+    renderer: TemplateRenderer, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
 ) -> tuple[tuple[int, int], ...]:
-    marked = template.render(messages, tools, marked=True)
+    marked = renderer.render(messages, tools, marked=True)
     if _MARK.search(text) or _MARK.sub("", marked) != text:
         raise TemplateRefused("its generation marks cannot be located: the marked text differs from the plain one")
     spans: list[tuple[int, int]] = []
@@ -183,15 +182,15 @@ def _find_marked(
 
 
 def _find_by_prefixes(
-    template: ChatTemplate, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
+    renderer: TemplateRenderer, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
 ) -> tuple[tuple[int, int], ...]:
     spans: list[tuple[int, int]] = []
     for turn, message in enumerate(messages):
         if message.get("role") != _ASSISTANT:
             continue
         # The last prefix is the whole conversation, rendered already.
-        after = text if turn == len(messages) - 1 else template.render(messages[: turn + 1], tools)
-        before = template.render(messages[:turn], tools, prompt=True)
+        after = text if turn == len(messages) - 1 else renderer.render(messages[: turn + 1], tools)
+        before = renderer.render(messages[:turn], tools, prompt=True)
         if not (text.startswith(after) and after.startswith(before) and len(before) < len(after)):
             raise TemplateRefused(
                 f"it has no generation marks, and its rendering of turns 0 to {turn} is not the beginning of the "

@@ -228,7 +228,8 @@ class Tokenize:
             if self._guard is not None:
                 self._guard.check_documents(rows, bad)
         else:
-            rendered = render_rows(records, self.column, self.tools_column, self._template, False, bad)
+            with self._template.open() as renderer:
+                rendered = render_rows(records, self.column, self.tools_column, renderer, False, bad)
             rows = join_texts([conversation.text if conversation else "" for conversation in rendered])
         return rows.take(bad.good_places())
 

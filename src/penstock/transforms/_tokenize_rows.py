@@ -71,14 +71,14 @@ class OpenChat(OpenTokenize):
         with_mask: bool,
     ) -> None:
         super().__init__(maker, column, keep, types, template.guard)
-        self._template, self._tools_column, self._with_mask = template, tools_column, with_mask
+        self._renderer, self._tools_column, self._with_mask = template.open(), tools_column, with_mask
         maker.check_controls()
 
     def __call__(self, records: Records) -> Output:
         """Tokens of these conversations, and which of them the assistant said."""
         bad = BadRows(records)
         kept = self._read_kept(records, bad)
-        rendered = render_rows(records, self._column, self._tools_column, self._template, self._with_mask, bad)
+        rendered = render_rows(records, self._column, self._tools_column, self._renderer, self._with_mask, bad)
         places = bad.good_places()
         said = [conversation for place in places if (conversation := rendered[place]) is not None]
         rows = join_texts([conversation.text for conversation in said])

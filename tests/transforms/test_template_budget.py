@@ -1,0 +1,135 @@
+"""Templates from strangers: what they cannot reach, and what they cannot use up."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.errors import EngineFailed, MissingExtra
+from penstock.transforms import _chat_template
+from penstock.transforms._chat_template import ChatTemplate, TemplateRenderer
+from penstock.transforms._template_sandbox import TemplateRefused
+from penstock.transforms._tokenize import Tokenize
+
+from .tokenizer_examples import make_records, reasons, token_lists
+
+TALK = [{"role": "user", "content": "hi"}]
+GIGABYTES = {
+    "ljust": "{{ 'x'.ljust(4000000000) | length }}",
+    "zfill": "{{ 'x'.zfill(4000000000) | length }}",
+    "center": "{{ 'x' | center(4000000000) | length }}",
+    "percent": "{{ '%*d' % (2000000000, 1) ~ '%*d' % (2000000000, 1) }}",
+    "format": "{{ '{:>4000000000}'.format(1) }}",
+    "indent": "{{ ('a\n' * 10000) | indent(1000000) }}",
+    "doubling": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    "lists": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "join": "{{ ['x' * 10000000] * 1000 | int | string | length }}{{ (['x' * 1000000] * 10000) | join }}",
+    "replace": "{{ ('a' * 1000000).replace('a', 'b' * 100000) }}",
+    "output": "{% for i in range(1000) %}{{ 'x' * 10000000 }}{% endfor %}",
+    "long": "{{ 'x'.ljust(500000000) }}",
+}
+FOR_EVER = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "numbers": "{% set n = namespace(x=3) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "lipsum": "{{ lipsum(n=100000) | length }}",
+    "compiling": "{{ ('x' | center(40000000) | wordcount) }}" * 2000,
+}
+
+
+def render(text: str, **more: Any) -> str:
+    with TemplateRenderer(ChatTemplate(text, {}, more)) as renderer:
+        return renderer.render(TALK, None)
+
+
+@pytest.fixture
+def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_chat_template, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(_chat_template, "MAX_BYTES", 1 << 30)
+
+
+@pytest.mark.usefixtures("small_budget")
+@pytest.mark.parametrize("way", [*GIGABYTES, *FOR_EVER])
+def test_a_template_cannot_take_gigabytes_or_for_ever(way: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.process_time()
+    with pytest.raises(TemplateRefused, match=r"memory|processor time|characters; at most|MemoryError|Error"):
+        render({**GIGABYTES, **FOR_EVER}[way])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes of this process"
+    assert time.process_time() - begin < 20
+
+
+@pytest.mark.usefixtures("small_budget")
+def test_constructing_and_sampling_are_within_the_budget_too() -> None:
+    records = make_records({"messages": [TALK, TALK]})
+    transform = Tokenize("bytes", chat_template=GIGABYTES["center"], loss_mask=False)
+    output = transform.before_run([records]).open()(records)
+    assert reasons(output) == [(0, "chat_template"), (1, "chat_template")]
+
+
+@pytest.mark.usefixtures("small_budget")
+def test_one_conversation_over_the_budget_does_not_stop_the_next() -> None:
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template = "{% if messages[0].content == 'slow' %}" + loops + "{% endif %}{{ messages[0].content }}"
+    talks = [[{"role": "user", "content": each}] for each in ("a", "slow", "b")]
+    records = make_records({"messages": talks})
+    output = Tokenize("bytes", chat_template=template, loss_mask=False).open()(records)
+    assert reasons(output) == [(1, "chat_template")]
+    assert "more than 0.5 s of processor time" in output.errors[0].message
+    assert [bytes(tokens) for tokens in token_lists(output)] == [b"a", b"b"]
+
+
+def test_tojson_takes_no_functions_from_a_template() -> None:
+    for attack in ("default=lipsum", "default=cycler.__init__", "cls=cycler", "object_hook=lipsum", "skipkeys=lipsum"):
+        with pytest.raises(TemplateRefused, match=r"unexpected keyword argument|unsafe"):
+            render("{{ {'a': lipsum} | tojson(ATTACK) }}".replace("ATTACK", attack))
+    assert render("{{ {'b': 1, 'a': 'é'} | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}") == (
+        '{"a":"\\u00e9","b":1}'
+    )
+
+
+def test_a_template_finds_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    with TemplateRenderer(ChatTemplate("{{ 1 }}", {})) as renderer:
+        assert renderer.render(TALK, None) == "1"
+        assert renderer._process is not None
+        assert "SECRET_TOKEN" not in psutil.Process(renderer._process.pid).environ()
+
+
+def test_an_old_jinja_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.1.5" if name == "jinja2" else real(name))
+    with pytest.raises(MissingExtra, match=r"needs jinja2 3\.1\.6 or newer.* 3\.1\.5 is installed"):
+        Tokenize("bytes", chat_template="{{ 1 }}")
+
+
+def test_a_renderer_that_the_system_killed_is_an_error_not_a_bad_row() -> None:
+    with TemplateRenderer(ChatTemplate("{{ messages[0].content }}", {})) as renderer:
+        assert renderer.render(TALK, None) == "hi"
+        assert renderer._process is not None
+        os.kill(renderer._process.pid, signal.SIGKILL)
+        with pytest.raises(EngineFailed, match="was killed by SIGKILL"):
+            renderer.render(TALK, None)
+        assert renderer.render(TALK, None) == "hi", "the next one starts anew"
+
+
+def test_the_process_that_renders_ends_with_its_owner() -> None:
+    code = (
+        "import os; from penstock.transforms._chat_template import ChatTemplate\n"
+        "renderer = ChatTemplate('{{ 1 }}', {}).open(); renderer.render([], None)\n"
+        "print(renderer._process.pid, flush=True); os._exit(1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(int(done.stdout)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(int(done.stdout))
