@@ -13,7 +13,7 @@ Whether two functions are the same has two answers, and both are stored, so both
 
 A function's name is "package.module:function", as `name_function` writes and `import_function` reads it.
 
-May import: nothing. Imported by: `plan`, `preparation`, `shards`, `streams`, `transforms`. Holds no state.
+May import: nothing. Imported by: `plan`, `preparation`, `shards`, `sources`, `streams`, `transforms`. Holds no state.
 """
 
 from __future__ import annotations

@@ -44,14 +44,21 @@ class _Ranges(_Quiet):
 
 
 @contextlib.contextmanager
-def web_server(folder: Path, *, has_ranges: bool) -> Iterator[int]:
-    """Port of a web server that serves a folder."""
+def web_server(folder: Path, *, has_ranges: bool, signature: str = "", port: int = 0) -> Iterator[int]:
+    """Port of a web server that serves a folder, to everyone or to those who sign."""
     handler = _Ranges if has_ranges else _Quiet
 
-    def make(*arguments: object) -> http.server.BaseHTTPRequestHandler:
-        return handler(*arguments, directory=str(folder))  # type: ignore[arg-type]
+    class Signed(handler):  # type: ignore[misc, valid-type]
+        def send_head(self) -> object:
+            return super().send_head() if f"Signature={signature}" in self.path else self.send_error(403)
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), make)  # type: ignore[arg-type]
+        def do_GET(self) -> None:
+            super().do_GET() if f"Signature={signature}" in self.path else self.send_error(403)
+
+    def make(*arguments: object) -> http.server.BaseHTTPRequestHandler:
+        return (Signed if signature else handler)(*arguments, directory=str(folder))
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), make)  # type: ignore[arg-type]
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="web server")
     thread.start()

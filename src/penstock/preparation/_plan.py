@@ -23,7 +23,7 @@ from penstock.preparation._tasks import Task, name_tasks
 from penstock.preparation._work_folder import TaskRecord
 from penstock.schema import Schema
 from penstock.shards import Manifest
-from penstock.sources import SourceFile, SourceOptions
+from penstock.sources import SourceFile, SourceOptions, without_secrets
 from penstock.transforms import Transform
 
 PACKED_COLUMN = "tokens"
@@ -147,10 +147,10 @@ def _check_packable(schema: Schema, pack: Sequence[int]) -> None:
 
 
 def _patterns_of(sources: Any) -> tuple[str, ...]:
-    """Absolute paths, globs and URLs; nothing for objects of this process."""
+    """Absolute paths, globs, and URLs without signatures; nothing for objects of this process."""
     given = sources if isinstance(sources, (list, tuple)) else [sources]
     texts = [os.fspath(each) for each in given if isinstance(each, (str, os.PathLike))]
-    absolute = (text if "://" in text else os.path.abspath(os.path.expanduser(text)) for text in texts)
+    absolute = (without_secrets(text) if "://" in text else os.path.abspath(os.path.expanduser(text)) for text in texts)
     return tuple(dict.fromkeys(absolute))
 
 

@@ -2,8 +2,8 @@
 
     list_files -> plan_splits -> read_split, one split at a time, in any process -> Records
 
-May import: `errors`, `filesystem`. Imported by: `cli`, `preparation`, `pytorch`, `streams`, `transforms`. Holds state:
-the objects that were given as sources, by name.
+May import: `errors`, `filesystem`, `identity`. Imported by: `cli`, `preparation`, `pytorch`, `streams`, `transforms`.
+Holds state: the objects that were given as sources, by name.
 """
 
 from penstock.sources._formats import format_of
@@ -13,8 +13,8 @@ from penstock.sources._model import Records, RowError, Rows, SourceFile, Split
 from penstock.sources._objects import IterableSource
 from penstock.sources._options import Format, SourceOptions, TextUnit
 from penstock.sources._reading import peek_split, read_rows, read_split, why_whole
-from penstock.sources._remote import PLAIN_SCHEMES, refused_url
 from penstock.sources._splitting import class_names, plan_splits
+from penstock.sources._urls import PLAIN_SCHEMES, refused_url, without_secrets
 
 __all__ = [
     "PLAIN_SCHEMES",
@@ -39,4 +39,5 @@ __all__ = [
     "read_split",
     "refused_url",
     "why_whole",
+    "without_secrets",
 ]

@@ -21,7 +21,7 @@ from penstock.sources._borders import RecordEnds, Separated, first_border, safe_
 from penstock.sources._files import ByteStream, SeekableBytes, as_seekable, open_stream, read_exactly, skip_to
 from penstock.sources._model import RowError, Split
 from penstock.sources._options import SourceOptions
-from penstock.sources._remote import is_remote
+from penstock.sources._urls import is_remote
 
 OnLong = Literal["drop", "raise"]
 """What a record longer than `max_record_bytes` (and a block) does: it is dropped as it arrives and becomes a block that

@@ -35,7 +35,7 @@ from penstock.sources._arrow import (
 from penstock.sources._files import arrow_file, open_anywhere
 from penstock.sources._model import Records, Rows, SourceFile, Split, runs
 from penstock.sources._options import SourceOptions
-from penstock.sources._remote import is_remote
+from penstock.sources._urls import is_remote
 
 _LOCAL_BUFFER_BYTES = 1 << 20
 _MOST_ROWS = 65_536

@@ -21,7 +21,8 @@ from penstock.sources._listing_local import expand_local, first_folder, is_wante
 from penstock.sources._model import SourceFile
 from penstock.sources._objects import IterableSource, is_table, list_object
 from penstock.sources._options import SourceOptions
-from penstock.sources._remote import RemoteStore, is_remote
+from penstock.sources._remote import RemoteStore
+from penstock.sources._urls import Url, address_of, is_remote
 
 _log = logging.getLogger(__name__)
 _HOW_TO_TELL = "Pass reading=SourceOptions(format='jsonl'), or what it is (--format)."
@@ -42,14 +43,30 @@ def list_files(sources: Source, options: SourceOptions) -> list[SourceFile]:
     named: collections.Counter[str] = collections.Counter()
     for number, source in enumerate(_each(sources)):
         if isinstance(source, (str, os.PathLike)):
-            named[os.fspath(source)] += 1
-            files.update({file.path: file for file in _expand(os.fspath(source), options)})
+            path = _path_of(source)
+            named[path] += 1
+            _add(files, _expand(path, options))
         else:
             found = {file.path: file for file in list_object(source, number)}
             named.update(found.keys())
             objects.update(found)
     _warn_of_repeats(named)
     return [*objects.values(), *(files[path] for path in sorted(files.keys() - objects.keys()))]
+
+
+def _path_of(source: str | os.PathLike[str]) -> str:
+    text = os.fspath(source)
+    return Url.of(text) if is_remote(text) else text
+
+
+def _add(files: dict[str, SourceFile], found: Iterable[SourceFile]) -> None:
+    for file in found:
+        known = files.setdefault(file.path, file)
+        if known.identity != file.identity and address_of(known.path) != address_of(file.path):
+            raise ValueError(
+                f"{file.path}: two addresses differ only in their signatures, but the data is not the same. "
+                "Give each file a path of its own."
+            )
 
 
 def list_passed_over(sources: Source, options: SourceOptions) -> list[str]:
@@ -138,7 +155,7 @@ def _expand_remote_folder(store: RemoteStore, options: SourceOptions) -> list[So
 
 
 def _describe_remote(store: RemoteStore, info: dict[str, Any], class_name: str | None = None) -> SourceFile:
-    path = str(store.filesystem.unstrip_protocol(info["name"]))
+    path = Url.of(str(store.filesystem.unstrip_protocol(info["name"])))
     size = info.get("size")
     num_bytes = -1 if size is None else int(size)
     version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")

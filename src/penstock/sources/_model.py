@@ -20,7 +20,7 @@ class SourceFile:
     """One file of raw data, as it was when it was listed."""
 
     path: str
-    """Absolute local path, or a URL."""
+    """Absolute local path, or a URL without its signature: what opens it is kept beside the text (see `_urls`)."""
     num_bytes: int
     """Size as stored; -1 where the server does not say."""
     identity: str
@@ -66,7 +66,7 @@ class Split:
         return self.paths[row] if self.paths else self.path
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings; fields left at their default are left out."""
+        """Plain lists, numbers and strings, no signatures of URLs; fields left at their default are left out."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {name: value for name, value in values.items() if value != []}
 

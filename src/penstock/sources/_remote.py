@@ -12,41 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import MissingExtra
 from penstock.sources._options import SourceOptions
 from penstock.sources._retry import persist
+from penstock.sources._urls import Url, address_of, check_plain
 
-PLAIN_SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "http", "https")
-"""Where files lie as they are. fsspec knows more, some of which open what a file or another URL tells them to."""
 _SKIP_BYTES = 1 << 20
 _PARTIAL_CONTENT = 206
-_INDIRECT_SCHEMES = ("data", "generic", "reference")
-
-
-def is_remote(path: str) -> bool:
-    """Whether `path` is a URL that fsspec opens."""
-    return "://" in path and not path.startswith("file://")
-
-
-def check_plain(url: str) -> None:
-    """Raise `ValueError` for a URL that leads fsspec on to others.
-
-    Otherwise a name in a web server's listing could lead to `reference://`, which old versions let run code.
-    """
-    if "::" in url or url.split(":", 1)[0] in _INDIRECT_SCHEMES:
-        raise ValueError(
-            f"{url}: URLs that are chained (::), or begin with {', '.join(_INDIRECT_SCHEMES)}, are not followed. "
-            "Give the path or URL of the files themselves."
-        )
-
-
-def refused_url(sources: Iterable[str], schemes: Collection[str]) -> str | None:
-    """The first URL among `sources` that is chained or of another scheme than these; None when there is none."""
-    urls = (source for source in sources if "::" in source or "://" in source)
-    return next((url for url in urls if "::" in url or url.split("://", 1)[0] not in schemes), None)
 
 
 class RemoteStore:
@@ -58,21 +33,22 @@ class RemoteStore:
     """
 
     def __init__(self, url: str, options: SourceOptions) -> None:
-        self.url = url
+        self.url = Url.of(address_of(url))
+        """The URL without secrets, for people and for telling one file from another."""
         self.options = options
         self._gives_ranges: bool | None = None
         protocol = url.split("://", 1)[0]
-        check_plain(url)
+        check_plain(self.url)
         try:
             core = importlib.import_module("fsspec.core")
-            self.filesystem, self.path = core.url_to_fs(url, **_connection_options(protocol, options))
+            self.filesystem, self.path = core.url_to_fs(self.url.address, **_connection_options(protocol, options))
         except ImportError as error:
             raise MissingExtra(
-                f"{url}: {protocol}:// needs its fsspec driver ({error}). "
+                f"{self.url}: {protocol}:// needs its fsspec driver ({error}). "
                 "pip install 'penstock[s3]' brings those of s3:// and http://."
             ) from error
         except ValueError as error:
-            raise ValueError(f"{url}: {error}. Give a path, or a URL of a kind that fsspec knows.") from error
+            raise ValueError(f"{self.url}: {error}. Give a path, or a URL of a kind that fsspec knows.") from error
 
     def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Call a method of the file system, again if it fails."""
@@ -148,7 +124,7 @@ class RangeFile(_RemoteFile):
     """A remote file by ranges, from anywhere."""
 
     def __init__(self, store: RemoteStore, size: int) -> None:
-        self.path = store.url
+        self.path: str = store.url
         self.size = size
         self._store = store
         self._position = 0
@@ -184,7 +160,7 @@ class ForwardFile(_RemoteFile):
     """A remote file from start to end, from a web server that knows no ranges."""
 
     def __init__(self, store: RemoteStore, size: int | None) -> None:
-        self.path = store.url
+        self.path: str = store.url
         self.size = size
         self._store = store
         self._response: Any = None

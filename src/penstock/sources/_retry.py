@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from penstock.errors import PenstockError, StorageError
 from penstock.sources._options import SourceOptions
+from penstock.sources._urls import hide_queries
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
@@ -68,4 +69,5 @@ def _failure(url: str, error: Exception, attempts: int) -> StorageError:
 def _describe(error: Exception) -> str:
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
         return f"no answer in time ({type(error).__name__})"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = hide_queries(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
