@@ -266,3 +266,27 @@ def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(MissingExtra, match=r"penstock\[images\]"):
         DecodeImage(size=8).open()
+
+
+def many_scans(num_scans: int, width: int = 2000, height: int = 2000) -> bytes:
+    """A progressive JPEG whose last scan, a few hundred bytes over all pixels, comes again and again."""
+    encoded = encode(Image.new("L", (width, height), 90), "JPEG", progressive=True)
+    begin, end = encoded.rindex(b"\xff\xda"), encoded.rindex(b"\xff\xd9")
+    return encoded[:end] + encoded[begin:end] * (num_scans - encoded.count(b"\xff\xda")) + encoded[end:]
+
+
+@pytest.mark.parametrize("options", [{"size": 8}, {"mode": "keep", "store": "as_is"}])
+def test_a_jpeg_of_thousands_of_scans_is_a_bad_row(options: dict[str, Any]) -> None:
+    bomb = many_scans(2000)
+    assert len(bomb) < 400_000
+    output = run([encode(), bomb, encode()], **options)
+    assert reasons(output) == [(1, "too_many_scans")]
+    assert "more than 357 scans of 4,000,000 pixels" in output.errors[0].message
+
+
+def test_a_progressive_jpeg_with_many_scans_in_its_thumbnail_is_decoded() -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "\xff\xda".encode("latin-1") * 2000
+    encoded = encode(GRADIENT, "JPEG", progressive=True, exif=exif)
+    assert encoded.count(b"\xff\xda") > 2000
+    assert run([encoded, many_scans(50, 64, 64)], size=8).errors == ()

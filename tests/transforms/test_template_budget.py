@@ -62,7 +62,7 @@ def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_template_cannot_take_gigabytes_or_for_ever(way: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin = time.process_time()
-    with pytest.raises(TemplateRefused, match=r"memory|processor time|characters; at most|MemoryError|Error"):
+    with pytest.raises(TemplateRefused, match=r"needs more memory|s of processor time|characters; at most"):
         render({**GIGABYTES, **FOR_EVER}[way])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes of this process"
     assert time.process_time() - begin < 20

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tokenizers import Tokenizer
 
 import penstock
 from penstock.errors import FormatError, SchemaError
@@ -271,8 +274,6 @@ def test_truncation_and_padding_saved_in_a_tokenizer_are_not_applied() -> None:
 def test_dropout_is_refused_because_no_two_runs_would_agree() -> None:
     content = json.loads(tokenizer_json())
     content["model"]["dropout"] = 0.1
-    from tokenizers import Tokenizer
-
     with pytest.raises(FormatError, match="BPE dropout"):
         Tokenize(Tokenizer.from_str(json.dumps(content)))
 
@@ -306,3 +307,24 @@ def test_a_document_of_many_megabytes_is_one_document() -> None:
     first, second = token_lists(output)
     assert hf_tokenizer().decode(first[:-1]) == text
     assert second[:-1] == expected_ids(["after"])[0]
+
+
+@pytest.mark.parametrize("where", ["vocabulary", "added"])
+def test_an_id_far_beyond_the_vocabulary_is_refused_before_any_engine_sees_it(tmp_path: Path, where: str) -> None:
+    """gigatoken makes a table up to the largest id; where memory does not suffice, it aborts the process."""
+    content = json.loads(tokenizer_json())
+    if where == "vocabulary":
+        content["model"]["vocab"]["zz"] = 2**32 - 1
+    else:
+        content["added_tokens"][-1]["id"] = 2**32 - 1
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    program = f"from penstock import Tokenize; Tokenize({str(tmp_path / 'tokenizer.json')!r}).before_run([]).open()"
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "FormatError: tokenizer.json has a token with the id 4,294,967,295, but only 1,00" in done.stderr
+
+
+def test_gaps_between_ids_are_fine() -> None:
+    content = json.loads(tokenizer_json())
+    content["model"]["vocab"]["zz"] = 70_000
+    assert Tokenize(Tokenizer.from_str(json.dumps(content))).columns() == {"tokens": "uint32[*]"}

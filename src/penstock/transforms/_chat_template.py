@@ -7,7 +7,8 @@ A template is code that comes with a model, so it runs in a process of its own, 
 Marked rendering puts a noncharacter (U+FDD0, U+FDD1) at each end of a generation block. Removing them must give
 the plain rendering, so a template that inspects its own output cannot go wrong silently.
 
-Price: 35 ms to start the process, once per worker, and some 40 us per rendering.
+Price: one start of Python and Jinja per worker, and a round trip per rendering: 0.40 ms for one that takes 0.16 ms
+inside the worker, on two busy cores.
 """
 
 from __future__ import annotations

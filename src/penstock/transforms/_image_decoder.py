@@ -1,8 +1,9 @@
 """One encoded image through Pillow (libjpeg-turbo): header, limit, draft, decode, turn, scale.
 
 The header is read first: an image with more pixels than `max_pixels` is refused before a byte of it is decoded, and so
-is a format that is not on the list (Pillow has decoders that start other programs). A large JPEG is decoded at 1/2,
-1/4 or 1/8 of its size as long as that leaves twice the wanted size ("draft": scaling is part of decoding, 2.8
+is a format that is not on the list (Pillow has decoders that start other programs). So is a JPEG of so many scans that
+it would be decoded for minutes: each scan passes over all pixels, and may take a few bytes. A large JPEG is decoded at
+1/2, 1/4 or 1/8 of its size as long as that leaves twice the wanted size ("draft": scaling is part of decoding, 2.8
 times faster from 3000x2250 to 224).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +38,11 @@ _EIGHT_BIT = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", 
 _ORIENTATION_TAG = 0x0112
 _DRAFT_GAP = 2
 _SMALLEST = (1, 1)
+_MAX_SCANS = 1000
+_MAX_SCANNED_PIXELS = 16 * 89_478_485
+"""Pixels times scans, about two seconds of work: sixteen scans of the largest image. Encoders write about ten."""
+_NEXT_MARKER = re.compile(b"\xff[^\x00\xd0-\xd7\xff]")
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 
 
 class BadImage(ValueError):
@@ -147,6 +154,8 @@ class ImageDecoder:
             raise BadImage(
                 "unsupported_image", f"pixels of mode {image.mode!r}, not of 8 bits; scale them with a function"
             )
+        if image.format in ("JPEG", "MPO"):
+            _check_scans(bytes(encoded), num_pixels)
         return image
 
     def _find_turn(self, image: Any) -> Any:
@@ -196,6 +205,27 @@ def _convert(image: Any, mode: str) -> Any:
 def _may_have_exif(image: Any) -> bool:
     # Asking for EXIF parses it; for JPEG and WebP the header has said already whether there is any.
     return image.format not in ("JPEG", "WEBP") or "exif" in image.info
+
+
+def _check_scans(encoded: bytes, num_pixels: int) -> None:
+    limit = min(_MAX_SCANS, _MAX_SCANNED_PIXELS // max(1, num_pixels))
+    if encoded.count(b"\xff\xda") <= limit:  # counts those in a thumbnail too
+        return
+    num_scans = _count_scans(encoded, limit)
+    if num_scans > limit:
+        raise BadImage("too_many_scans", f"more than {limit:,} scans of {num_pixels:,} pixels")
+
+
+def _count_scans(encoded: bytes, limit: int) -> int:
+    """Scans of the first image of a JPEG file, as far as the limit."""
+    num_scans, place = 0, 2
+    while num_scans <= limit and (found := _NEXT_MARKER.search(encoded, place)):
+        marker = encoded[found.start() + 1]
+        if marker == _END_OF_IMAGE:
+            break
+        num_scans += marker == _START_OF_SCAN
+        place = found.end() + int.from_bytes(encoded[found.end() : found.end() + 2], "big")
+    return num_scans
 
 
 def _too_large(found: str, limit: int) -> BadImage:

@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,8 @@ BYTES_EOS, BYTES_BOS = "<|eos|>", "<|bos|>"
 _BYTES_SPECIALS = {BYTES_EOS: 256, BYTES_BOS: 257}
 _TIKTOKEN_PREFIX = "tiktoken:"
 _SHOWN_TOKENS = 12
+_FREE_IDS = 1 << 20
+_IDS_PER_TOKEN = 8
 
 
 def import_text(package: str) -> Any:
@@ -178,10 +180,11 @@ def _load_transformers(tokenizer: Any) -> TokenizerSource:
 def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> TokenizerSource:
     try:
         content = json.loads(data)
+        _check_ids(name, _ids_in(content))
         loaded = import_text("tokenizers").Tokenizer.from_str(data.decode())
-    except MissingExtra:
+    except (MissingExtra, FormatError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except Exception as error:  # noqa: BLE001 (the library raises bare Exception)
+    except BaseException as error:  # noqa: BLE001 (the library raises bare Exception, and panics are not even that)
         raise FormatError(f"{name} is not a tokenizer.json that `tokenizers` can load: {error}") from None
     if (content.get("model") or {}).get("dropout"):
         raise FormatError(
@@ -201,9 +204,28 @@ def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> Tokenizer
     )
 
 
+def _ids_in(content: Mapping[str, Any]) -> list[int]:
+    """Ids that a tokenizer.json names itself; in a list, a token's place is its id."""
+    vocabulary = content["model"].get("vocab")
+    named = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    return [*named, *(token["id"] for token in content.get("added_tokens") or ())]
+
+
+def _check_ids(name: str, ids: Collection[int]) -> None:
+    """Refuse ids far beyond the number of tokens: engines make tables up to the largest, and abort if they cannot."""
+    limit = max(_FREE_IDS, _IDS_PER_TOKEN * len(ids))
+    largest = max(ids, default=0)
+    if largest >= limit:
+        raise FormatError(
+            f"{name} has a token with the id {largest:,}, but only {len(ids):,} tokens; ids below {limit:,} are "
+            "expected. The file is damaged or not to be trusted."
+        )
+
+
 def _load_tiktoken(encoding: Any) -> TokenizerSource:
     ranks = {base64.b64encode(token).decode(): rank for token, rank in encoding._mergeable_ranks.items()}
     specials = dict(encoding._special_tokens)
+    _check_ids(encoding.name, [*ranks.values(), *specials.values()])
     content = {"pattern": encoding._pat_str, "ranks": ranks, "specials": specials}
     return TokenizerSource(
         "tiktoken",
