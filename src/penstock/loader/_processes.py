@@ -22,14 +22,13 @@ from penstock.loader._work import Computed, Work
 from penstock.loader._worker_process import ComputeItems, ItemWorker
 from penstock.plan import from_arrays
 from penstock.schema import Ragged
-from penstock.workers import Crew, StartMethod, describe_death, thread_settings
+from penstock.workers import Crew, StartMethod, describe_death
 
 _MAX_DEATHS = 3
 """Deaths over one item until it is taken for the cause."""
 
 _OTHERWISE = (
-    "let them be forked: start_method='fork' for a plan, multiprocessing_context='fork' for a torch dataset. "
-    "A plan may also use workers='thread' with @penstock.pure."
+    "do without worker processes: num_workers=0, or for a plan workers='thread' with functions marked @penstock.pure."
 )
 """What else can be done about work that cannot be sent to workers."""
 
@@ -44,7 +43,7 @@ class ProcessEngine:
         self._crew = Crew(
             ComputeItems(work),
             start_method,
-            environment=thread_settings(1, ("OMP_NUM_THREADS",)),
+            environment={"OMP_NUM_THREADS": "1"},  # as in torch's workers, whatever the trainer has
             warm_up=_warm_up,
             otherwise=_OTHERWISE,
         )

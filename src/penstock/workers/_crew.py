@@ -29,7 +29,7 @@ class Crew:
     there, seen at once. A crew that is forgotten takes its workers along.
 
     Args:
-        environment: Variables that workers get beside those of this process; forked ones have only those.
+        environment: Variables that workers get beside those of this process.
         warm_up: What a fork server does before it forks: a function of a module.
         otherwise: What else can be done when the program cannot be sent to workers, to end the error's advice.
 
@@ -53,7 +53,7 @@ class Crew:
         reader, self._life_line = os.pipe()
         self._starter: Starter
         if start_method == "fork":
-            self._starter = ForkStarter(reader, program)
+            self._starter = ForkStarter(reader, environment, program)
         elif start_method == "spawn":
             self._starter = SpawnStarter(reader, environment, packed)
         else:

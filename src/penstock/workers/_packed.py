@@ -71,6 +71,6 @@ def _find_script(otherwise: str) -> dict[str, Any]:
     if path is None or not os.path.exists(path):  # "<stdin>"
         raise TypeError(
             "A function or class lives in a notebook or an interactive session, where worker processes cannot find it. "
-            f"Put it into a module, or {otherwise}"
+            f"Put it into a module (a cell can write one: `%%writefile functions.py`), or {otherwise}"
         )
     return {**found, "init_main_from_path": os.path.abspath(path)}

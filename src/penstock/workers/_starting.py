@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 from penstock.workers import _entry
 from penstock.workers._channel import Channel
 from penstock.workers._entry import hold_life_line
+from penstock.workers._one_thread import use_one_thread_each
 from penstock.workers._worker import Program, SetupFailed, flush_printed, run_program
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
@@ -150,8 +151,8 @@ class SpawnStarter:
 class ForkStarter:
     """Forks of the owner: they take any function along, and everything else too. Only on request."""
 
-    def __init__(self, life_line: int, program: Program) -> None:
-        self._life_line, self._program = life_line, program
+    def __init__(self, life_line: int, environment: Mapping[str, str], program: Program) -> None:
+        self._life_line, self._environment, self._program = life_line, environment, program
         self._running: set[int] = set()
         self._codes: dict[int, int] = {}
 
@@ -164,7 +165,7 @@ class ForkStarter:
         pid = os.fork()
         if pid == 0:  # the hook in `_forks.py` closed what else is the owner's, the life-line's other end too
             ours.close()
-            _run_forked(theirs, self._life_line, self._program)
+            _run_forked(theirs, self._life_line, self._environment, self._program)
         theirs.close()
         self._running.add(pid)
         return WorkerProcess(number, ours, pid)
@@ -200,12 +201,13 @@ class ForkStarter:
             self._codes[pid] = os.waitstatus_to_exitcode(status)
 
 
-def _run_forked(channel: Channel, life_line: int, program: Program) -> None:
+def _run_forked(channel: Channel, life_line: int, environment: Mapping[str, str], program: Program) -> None:
     try:
         os.setpgid(0, 0)
         held = hold_life_line(life_line)
         if sys.__stdin__ is not None:  # else 0 may be a file of the user's
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nobody can answer a question that a worker asks
+        use_one_thread_each(environment)
         run_program(channel, held, program)
     finally:
         os._exit(1)
