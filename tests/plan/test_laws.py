@@ -136,6 +136,27 @@ def test_the_ranks_of_a_step_hold_the_rows_of_the_global_batch_in_turn(
 
 
 @few
+@given(sequences(), st.integers(1, 16), st.integers(1, 3), st.integers(0, 2))
+def test_an_even_tail_gives_every_rank_as_many_rows_and_repeats_only_marked_ones(
+    example: Example, world_size: int, share: int, epoch: int
+) -> None:
+    plan = example.stages.batch(share * world_size, tail="even")
+    for step in range(plan.num_batches(epoch)):
+        whole = plan.read(step, epoch)
+        parts = [plan.read(step, epoch, rank, world_size) for rank in range(world_size)]
+        sizes = {len(part["is_repeated"]) for part in parts}
+        assert len(sizes) == 1
+        assert 1 <= sizes.pop() <= share
+        assert not whole["is_repeated"].any()
+        first = [
+            row for part in parts for row, mark in zip(rows_of(part), part["is_repeated"], strict=True) if not mark
+        ]
+        assert Counter(map(str, first)) == Counter(map(str, rows_of(whole)))
+        if "num_targets" in whole:
+            assert {part["num_targets_global"] for part in parts} == {sum(part["num_targets"] for part in parts)}
+
+
+@few
 @given(
     sequences().filter(lambda example: example.tokens is not None),
     st.integers(1, 12),
@@ -183,7 +204,7 @@ def test_padded_rows_are_marked_repeat_the_epoch_and_are_no_targets(example: Exa
 
 
 @few
-@given(sequences(), st.integers(1, 9), st.sampled_from(TAILS), st.randoms(use_true_random=False))
+@given(sequences(), st.integers(1, 9), st.sampled_from([*TAILS, "even"]), st.randoms(use_true_random=False))
 def test_a_step_asked_alone_is_the_step_met_in_sequence(example: Example, size: int, tail: Any, random: Any) -> None:
     plan = example.stages.batch(size, tail=tail)
     asked = [(step, epoch) for epoch in range(3) for step in range(plan.num_batches(epoch))]
@@ -225,7 +246,7 @@ def test_with_carry_the_batches_of_a_run_are_one_sequence_of_rows(example: Examp
 
 
 @few
-@given(sequences(), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.sampled_from(TAILS))
+@given(sequences(), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.sampled_from([*TAILS, "even"]))
 def test_the_parts_of_a_ranks_batch_are_its_rows_and_know_the_targets_of_the_step(
     example: Example, world_size: int, share: int, num_parts: int, tail: Any
 ) -> None:
@@ -242,7 +263,7 @@ def test_the_parts_of_a_ranks_batch_are_its_rows_and_know_the_targets_of_the_ste
 
 
 @few
-@given(sequences(), st.integers(1, 9), st.sampled_from(TAILS))
+@given(sequences(), st.integers(1, 9), st.sampled_from([*TAILS, "even"]))
 def test_steps_count_rows_of_the_run(example: Example, size: int, tail: Any) -> None:
     plan = example.stages.batch(size, tail=tail)
     for epoch in range(3):
@@ -293,3 +314,12 @@ def test_the_laws_hold_for_thousands_of_plans(
         law.hypothesis.inner_test(example, *arguments)
     if example.tokens is not None:
         test_an_epoch_holds_every_sample_and_token_exactly_once.hypothesis.inner_test(example, share, tail, epoch)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_an_evaluation_with_an_even_tail_has_a_finite_mean_loss_on_every_rank(world_size: int) -> None:
+    documents = penstock.from_arrays({"tokens": penstock.Ragged.from_lengths(np.arange(36), [4] * 9)})
+    plan = documents.pack(4).batch(8, tail="even")
+    labels = [plan.read(1, 0, rank, world_size)["labels"] for rank in range(world_size)]
+    assert [rows.shape for rows in labels] == [(1, 4)] * world_size
+    assert all((rows != -100).any() for rows in labels)  # a short tail has no row, a padded one no label, on seven of 8

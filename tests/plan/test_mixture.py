@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import penstock
 from penstock.errors import SchemaError
 from penstock.plan import Dataset, Plan
 
-from .examples import assert_same, make_documents, packed_reference, ragged, tokens_dataset
+from .examples import assert_same, make_documents, packed_reference, ragged, tokens_dataset, write_tokens
 
 BLOCK = 65_536
 
@@ -238,3 +239,29 @@ def test_the_repr_shows_the_shares_after_rounding() -> None:
     assert "b: 19661/65536 of Plan" in text
     assert ".shuffle(seed=2, mode='full')" in text
     assert text.endswith("  .batch(global_size=8)")
+
+
+def made_with(vocabulary: str, folder: Path) -> Dataset:
+    tokenizer = {"name": f"{vocabulary}.json", "sha256": vocabulary * 16}
+    return penstock.open(write_tokens(folder, make_documents([6, 6]), attributes={"tokenizer": tokenizer}))
+
+
+def test_sources_made_with_different_tokenizers_are_refused_unless_that_is_said(tmp_path: Path) -> None:
+    parts = {name: (made_with(name, tmp_path / name).pack(4), 1.0) for name in ("code", "text")}
+    with pytest.raises(ValueError, match=r"different tokenizers.*'code' with code.json \(codecode\), 'text' with text"):
+        penstock.mix(parts, seed=1, rows=8)
+    inner = penstock.mix({"code": parts["code"]}, seed=1, rows=8)
+    with pytest.raises(ValueError, match="different tokenizers"):
+        penstock.mix({"inner": (inner, 1.0), "text": parts["text"]}, seed=1, rows=8)
+    plan = penstock.mix(parts, seed=1, rows=8, different_tokenizers=True).batch(2)
+    (tmp_path / "plan.toml").write_text(plan.to_toml())
+    assert penstock.load_plan(tmp_path / "plan.toml").fingerprint == plan.fingerprint
+
+
+def test_sources_with_one_tokenizer_or_none_that_is_known_are_mixed(tmp_path: Path) -> None:
+    known, same = made_with("text", tmp_path / "a").pack(4), made_with("text", tmp_path / "b").pack(4)
+    unknown = tokens_dataset([6, 6]).pack(4)
+    plan = penstock.mix({"known": (known, 1.0), "same": (same, 1.0), "unknown": (unknown, 1.0)}, seed=1, rows=9).batch(
+        3
+    )
+    assert plan.read(0)["input_ids"].shape == (3, 4)

@@ -35,7 +35,8 @@ def test_a_loop_is_an_epoch_and_the_next_loop_the_next_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tail", "sizes"), [("carry", [4, 4, 4]), ("short", [4, 4, 2]), ("pad", [4, 4, 4]), ("drop", [4, 4])]
+    ("tail", "sizes"),
+    [("carry", [4, 4, 4]), ("short", [4, 4, 2]), ("even", [4, 4, 2]), ("pad", [4, 4, 4]), ("drop", [4, 4])],
 )
 def test_tails(tail: str, sizes: list[int]) -> None:
     with make(tail) as loader:
@@ -162,7 +163,7 @@ def test_len_is_that_of_the_epoch_also_after_a_resume_in_its_middle() -> None:
         assert len(loader) == 3
 
 
-@pytest.mark.parametrize("tail", ["carry", "short", "pad", "drop"])
+@pytest.mark.parametrize("tail", ["carry", "short", "even", "pad", "drop"])
 @pytest.mark.parametrize("row", range(11))
 def test_len_tells_how_many_batches_were_and_are_to_come_from_any_row(tail: str, row: int) -> None:
     loader = penstock.DataLoader(numbers(10).batch(4, tail=tail), num_workers=0)  # type: ignore[arg-type]

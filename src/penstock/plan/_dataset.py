@@ -169,6 +169,14 @@ class Dataset(Verbs[Plan]):
         """What is known beside the data: tokenizer, packing, what was skipped."""
         return self.storage.attributes
 
+    @property
+    def tokenizers(self) -> dict[str, str]:
+        """The tokenizer that `prepare` used, name by digest; empty where nothing says which it was."""
+        facts = self.attributes.get("tokenizer")
+        if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
+            return {}
+        return {facts["sha256"]: str(facts.get("name", "unnamed"))}
+
     def origin(self, index: int) -> str | None:
         """File and row that a sample was prepared from; None when the dataset does not say."""
         return self.samples.origin(index)

@@ -27,10 +27,18 @@ class Mix:
     seed: int
     epoch: int | str
     """Rows in an epoch, or the source whose pass is one."""
+    different_tokenizers: bool = False
+    """Whether the sources may hold tokens of different tokenizers."""
 
     @classmethod
     def of(
-        cls, sources: Mapping[str, tuple[Plan | Dataset, float]], *, seed: int, rows: int | None, epoch: str | None
+        cls,
+        sources: Mapping[str, tuple[Plan | Dataset, float]],
+        *,
+        seed: int,
+        rows: int | None,
+        epoch: str | None,
+        different_tokenizers: bool,
     ) -> Mix:
         """A mixture from what `penstock.mix` was given."""
         if not isinstance(sources, Mapping):
@@ -43,9 +51,29 @@ class Mix:
             raise ValueError(f"mix(epoch={epoch!r}): the sources are {', '.join(map(repr, sources))}.")
         length = epoch if epoch is not None else whole_number("mix", "rows", rows, at_least=1, at_most=2**62)
         parts = tuple(_checked_part(name, source) for name, source in sources.items())
-        mixture = cls(parts, whole_number("mix", "seed", seed), length)
+        mixture = cls(parts, whole_number("mix", "seed", seed), length, different_tokenizers)
+        mixture.check_tokenizers()
         mixture.build_rows()  # weights and columns that do not fit are an error here
         return mixture
+
+    @property
+    def tokenizers(self) -> dict[str, str]:
+        """Those of all sources."""
+        return {key: name for _, plan, _ in self.sources for key, name in plan.source.tokenizers.items()}
+
+    def check_tokenizers(self) -> None:
+        """Refuse sources whose token ids mean different things, unless that was asked for."""
+        if self.different_tokenizers or len(self.tokenizers) < 2:
+            return
+        made = ", ".join(
+            f"{part!r} with {name} ({key[:8]})"
+            for part, plan, _ in self.sources
+            for key, name in plan.source.tokenizers.items()
+        )
+        raise ValueError(
+            f"mix(): the sources were made with different tokenizers, so one token id means different things: {made}. "
+            "Prepare them with one tokenizer, or pass different_tokenizers=True if that is what you want."
+        )
 
     def build_rows(self, stages: Stages = ()) -> MixedRows:
         """What the mixture reads from; the stages that may follow change no row."""
@@ -74,7 +102,9 @@ class Mix:
     def to_json(self) -> dict[str, Any]:
         """The mixture in a plan file."""
         parts = {name: {"weight": weight, **plan.to_json()} for name, plan, weight in self.sources}
-        return {"seed": self.seed, "rows" if isinstance(self.epoch, int) else "epoch": self.epoch, "mix": parts}
+        length = {"rows" if isinstance(self.epoch, int) else "epoch": self.epoch}
+        said = {"different_tokenizers": True} if self.different_tokenizers else {}
+        return {"seed": self.seed, **length, **said, "mix": parts}
 
     @property
     def quotas(self) -> dict[str, int]:
@@ -97,7 +127,12 @@ class Mix:
 
 
 def mix(
-    sources: Mapping[str, tuple[Plan | Dataset, float]], *, seed: int, rows: int | None = None, epoch: str | None = None
+    sources: Mapping[str, tuple[Plan | Dataset, float]],
+    *,
+    seed: int,
+    rows: int | None = None,
+    epoch: str | None = None,
+    different_tokenizers: bool = False,
 ) -> Plan:
     """Rows of several plans in fixed shares.
 
@@ -107,6 +142,7 @@ def mix(
         seed: Decides whose turn it is.
         rows: Rows in an epoch of the mixture.
         epoch: Or the name of a source: an epoch is one pass over it.
+        different_tokenizers: Take sources whose token ids mean different things, which is refused otherwise.
 
     >>> import numpy as np, penstock
     >>> a, b = (penstock.from_arrays({"x": np.full(100, value)}) for value in (0, 1))
@@ -114,7 +150,7 @@ def mix(
     >>> int(plan.read(0)["x"].sum())
     24
     """
-    return Plan(Mix.of(sources, seed=seed, rows=rows, epoch=epoch))
+    return Plan(Mix.of(sources, seed=seed, rows=rows, epoch=epoch, different_tokenizers=different_tokenizers))
 
 
 def _checked_part(name: object, source: object) -> tuple[str, Plan, float]:

@@ -59,6 +59,11 @@ class Plannable(Protocol):
         """Identity of the data."""
         ...
 
+    @property
+    def tokenizers(self) -> dict[str, str]:
+        """The tokenizers whose tokens it holds, as far as it says: name by digest."""
+        ...
+
     def build_rows(self, stages: Stages) -> RowSource:
         """The rows that these stages make of it."""
         ...
@@ -153,7 +158,7 @@ class Plan(Verbs["Plan"]):
             self.row_source.is_rectangular
             and not self.has_maps
             and self._batch is not None
-            and self._batch.tail != "pad"
+            and self._batch.tail not in ("pad", "even")
         )
 
     def as_plan(self) -> Plan:

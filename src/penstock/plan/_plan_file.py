@@ -57,7 +57,9 @@ def _load(fields: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
     source = fields["source"]
     if "mix" in source:
         parts = {name: (_load(part, where, allowed), part["weight"]) for name, part in source["mix"].items()}
-        plan = mix(parts, seed=source["seed"], rows=source.get("rows"), epoch=source.get("epoch"))
+        length = {"rows": source.get("rows"), "epoch": source.get("epoch")}
+        said = bool(source.get("different_tokenizers", False))
+        plan = mix(parts, seed=source["seed"], **length, different_tokenizers=said)
     else:
         plan = _load_dataset(source, where).as_plan()
     for stage in fields.get("stages", []):

@@ -36,26 +36,27 @@ class BatchReader:
         self, row: int, rank: int, world_size: int, part: int, num_parts: int, out: Mapping[str, NDArray[Any]] | None
     ) -> Batch:
         """A rank's part of the batch that starts at an absolute row."""
-        rows, is_repeated = self.steps.rows_at(row)
+        rows, is_repeated = self.steps.rows_at(row, world_size)
         own = self.steps.part(self.steps.share(rows, rank, world_size), part, num_parts)
         batch = self.rows.read(own, out)
         if ROW_TARGETS in batch or is_repeated is not None:
             places = self.steps.part(self.steps.share(np.arange(len(rows)), rank, world_size), part, num_parts)
-            self._account(batch, rows, places, is_repeated)
+            is_hidden = is_repeated if self.steps.tail == "pad" else None
+            self._account(batch, rows, places, is_hidden)
         for number, stage in enumerate(self.maps):
             batch = run_map(stage, batch, own, derive_key(self.seed, "map", number), self.rows.describe)
         if is_repeated is not None:
             batch[IS_REPEATED] = is_repeated[places]
         return batch
 
-    def _account(self, batch: Batch, rows: Rows, places: Rows, is_repeated: NDArray[np.bool_] | None) -> None:
-        """Count targets and hide those of rows that only pad the batch; `places` are this share's among `rows`."""
-        is_real = np.ones(len(rows), np.bool_) if is_repeated is None else ~is_repeated
+    def _account(self, batch: Batch, rows: Rows, places: Rows, is_hidden: NDArray[np.bool_] | None) -> None:
+        """Count targets, those of hidden rows as none; `places` are this share's among `rows`."""
+        is_real = np.ones(len(rows), np.bool_) if is_hidden is None else ~is_hidden
         if self.rows.makes_labels and not is_real[places].all():
             batch["labels"][~is_real[places]] = IGNORED
         if ROW_TARGETS in batch:
             own = int(batch.pop(ROW_TARGETS)[is_real[places]].sum())
-            is_real[places] = False  # by place: with tail="pad" a row can be in several
+            is_real[places] = False  # by place: repeated rows are in several
             batch["num_targets"], batch["num_targets_global"] = own, own + self._count_targets(rows[is_real])
 
     def _count_targets(self, rows: Rows) -> int:

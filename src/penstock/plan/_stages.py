@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from penstock.errors import StageError
 from penstock.identity import function_identity
@@ -20,7 +20,7 @@ from penstock.packing import PackingSettings
 from penstock.plan._arguments import whole_number
 
 Mode = Literal["windows", "full"]
-Tail = Literal["carry", "short", "pad", "drop"]
+Tail = Literal["carry", "short", "even", "pad", "drop"]
 Labels = Literal["next", "same"]
 Positions = Literal["restart", "continue"]
 
@@ -126,12 +126,14 @@ class Batch:
     """Rows per step over all ranks."""
     tail: Tail = "carry"
     """What becomes of an epoch's last rows: "carry" lets a batch span two epochs; "short" gives a
-    smaller batch; "pad" repeats rows and marks them; "drop" leaves them out and counts them."""
+    smaller batch, and some ranks none of it; "even" gives a smaller batch with as many rows for every rank, one at
+    least, by repeating some and marking them; "pad" repeats rows up to a full batch, and hides their labels; "drop"
+    leaves them out and counts them."""
 
     def __post_init__(self) -> None:
         _make_whole(self, "global_size", at_least=1, at_most=2**62)
-        if self.tail not in ("carry", "short", "pad", "drop"):
-            raise ValueError(f"batch(tail={self.tail!r}): the tails are 'carry', 'short', 'pad' and 'drop'.")
+        if self.tail not in get_args(Tail):
+            raise ValueError(f"batch(tail={self.tail!r}): the tails are {', '.join(map(repr, get_args(Tail)))}.")
 
 
 Stage = Cast | Shuffle | Window | Pack | Map | Batch

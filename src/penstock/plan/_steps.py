@@ -47,8 +47,11 @@ class Steps:
             return (self._first_batch(epoch) + step) * self.global_size
         return epoch * self.num_rows + step * self.global_size
 
-    def rows_at(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        """(absolute rows of the batch that starts at `row`, which of them only fill it up if any can)."""
+    def rows_at(self, row: int, world_size: int = 1) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+        """(absolute rows of the batch that starts at `row`, which of them only fill it up if any can).
+
+        The number of ranks matters to tail="even" alone, which fills a batch up until all have as many rows.
+        """
         row = whole_number("read_at", "row", row)
         if not 0 <= row <= _MAX_ROW or self.num_rows == 0:
             raise IndexError(f"Row {row} is asked for; an epoch has {self.num_rows:,} rows, and a run 2**62.")
@@ -59,7 +62,11 @@ class Steps:
         is_repeated = rows >= begin + self.num_rows
         if self.tail == "pad":
             return np.where(is_repeated, begin + (rows - begin) % self.num_rows, rows), is_repeated
-        return rows[~is_repeated], None
+        rows = rows[~is_repeated]
+        if self.tail == "even":
+            places = np.arange(len(rows) + -len(rows) % max(world_size, 1))  # `share` refuses fewer ranks than one
+            return rows[places % len(rows)], places >= len(rows)
+        return rows, None
 
     def share(self, rows: NDArray[Kind], rank: int, world_size: int) -> NDArray[Kind]:
         """What one rank takes of a batch's rows."""
@@ -108,13 +115,13 @@ class Steps:
 
         It is the same for all ranks, so that they stay in step.
         """
-        if self.tail != "short":
+        if self.tail not in ("short", "even"):
             return num_parts
         return -(-(self.next_row(row) - row) * num_parts // self.global_size)
 
     def num_parts_between(self, row: int, end: int, num_parts: int) -> int:
         """Parts of all batches from `row` on to `end`, where an epoch ends, when a full batch has `num_parts`."""
-        if self.tail != "short":
+        if self.tail not in ("short", "even"):
             return self.num_batches_between(row, end) * num_parts
         return dataclasses.replace(self, global_size=self.global_size // num_parts).num_batches_between(row, end)
 

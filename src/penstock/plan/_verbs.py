@@ -73,5 +73,10 @@ class Verbs(ABC, Generic[PlanType]):
         return self.with_stage(Map(function=function, batched=batched))
 
     def batch(self, global_size: int, *, tail: Tail = "carry") -> PlanType:
-        """Cut the rows into batches of `global_size`, counted over all ranks."""
+        """Cut the rows into batches of `global_size`, counted over all ranks.
+
+        Args:
+            tail: What becomes of an epoch's last rows: "carry" joins them with the next epoch's first, for training;
+                "even" gives every rank as many of them, one at least, for evaluation; see docs/plans.md for the rest.
+        """
         return self.with_stage(Batch(global_size=global_size, tail=tail))
