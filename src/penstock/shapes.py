@@ -14,7 +14,7 @@ A shape looks like the data it describes, and `misfit` tells in words where a va
     Either(shape, shape)      what fits one of them
     object                    anything
 
-May import: nothing. Imported by: `preparation`. Holds no state.
+May import: nothing. Imported by: `loader`, `preparation`, `pytorch`, `streams`. Holds no state.
 """
 
 from __future__ import annotations

@@ -6,14 +6,17 @@ The end of epoch e and the start of epoch e + 1 are the same row, hence the same
 from __future__ import annotations
 
 import operator
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import StateError
 from penstock.plan import Plan
+from penstock.shapes import misfit
 
 STATE_VERSION = 1
+_MAX_ROW = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +50,21 @@ class Cursor:
             StateError: the state is of another version or of another order; the message says which.
         """
         if not isinstance(state, dict) or not {"version", "order", "epoch", "row"} <= state.keys():
-            raise StateError(f"Not the state of a loader: {str(state)[:100]!r} has no version, order, epoch and row.")
-        if state["version"] != STATE_VERSION:
+            raise StateError(f"Not the state of a loader: {reprlib.repr(state)} has no version, order, epoch and row.")
+        if _whole_number(state["version"]) != STATE_VERSION:
             raise StateError(
-                f"The state has version {state['version']!r}; this Penstock reads version {STATE_VERSION}."
+                f"The state has version {reprlib.repr(state['version'])}; this Penstock reads version {STATE_VERSION}."
             )
-        if state["order"] != self.plan.order_fingerprint:
+        if not isinstance(state["order"], str) or state["order"] != self.plan.order_fingerprint:
             difference = _difference(state.get("facts"), self.plan.order_facts)
             raise StateError(
                 f"The state belongs to another order of the data. {difference} "
                 "Batch size, ranks, workers, casts, labels and maps may differ; this may not."
             )
         epoch, row = (_whole_number(state[name]) for name in ("epoch", "row"))
-        if epoch < 0 or not 0 <= row <= self.plan.num_rows:
-            raise StateError(
-                f"Epoch {state['epoch']!r}, row {state['row']!r}: an epoch has rows 0 to {self.plan.num_rows:,}."
-            )
+        if not 0 <= epoch * self.plan.num_rows <= _MAX_ROW or epoch < 0 or not 0 <= row <= self.plan.num_rows:
+            told = f"Epoch {reprlib.repr(state['epoch'])}, row {reprlib.repr(state['row'])}"
+            raise StateError(f"{told}: an epoch has rows 0 to {self.plan.num_rows:,}, and a run fewer than 2**60.")
         return Cursor(self.plan, epoch * self.plan.num_rows + row)
 
 
@@ -75,7 +77,7 @@ def _whole_number(value: Any) -> int:
 
 
 def _difference(theirs: Any, ours: Mapping[str, str]) -> str:
-    if isinstance(theirs, dict):
+    if isinstance(theirs, dict) and not misfit(theirs, {str: str}):
         names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
         if names:
             told = "; ".join(f"{name} was {theirs.get(name, 'none')}, is {ours.get(name, 'none')}" for name in names)

@@ -30,9 +30,17 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from penstock.errors import StateError
 from penstock.pytorch._torch_datasets import draw_shared_seed, has_state, is_iterable_pipe
+from penstock.shapes import Either, misfit
 
 _DRAW_NOTHING = (SequentialSampler, DistributedSampler, _InfiniteConstantSampler, list, tuple, range)
 _DRAW_FROM_TORCH = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_WORD = range(1 << 32)
+_GENERATORS = {
+    "torch": str,
+    "numpy": (frozenset({"MT19937"}), (_WORD,) * 624, range(625), range(2), float),
+    "python": (range(3, 4), [_WORD], Either(None, float)),
+}
+"""The global generators in a state, where the sampler draws from them."""
 
 
 class Indices:
@@ -74,7 +82,8 @@ class Indices:
         self._start(loader, self.draws["seed"])
         self.base_seed = _resumed_seed(saved) if draws_seed else None
         if own is None:
-            self._skip(saved["position"])
+            if not isinstance(sampler, _InfiniteConstantSampler):  # which is at the same place for ever
+                self._skip(saved["position"])
         elif self._stateful is None:
             raise StateError("The state was saved with a sampler that has a state of its own; this one has none.")
         elif self._stateful is not stateful:
@@ -145,14 +154,39 @@ def current_draws(loader: Any) -> dict[str, Any]:
 
 def restore_generators(loader: Any, draws: dict[str, Any]) -> None:
     """Set the generators that were given to the loader or its sampler."""
+    for generator, state in zip(_generators(loader), draws["generators"], strict=True):
+        generator.set_state(_decode(state))
+
+
+def check_draws(loader: Any, draws: dict[str, Any]) -> None:
+    """Raise `StateError` unless the generators can be set as a state has it; nothing is set.
+
+    numpy believes any position that it is given, and would draw from memory behind its numbers.
+    """
+    wrong = misfit(
+        draws, {"generators": [str], **{key: _GENERATORS[key] for key in _GENERATORS if key in draws}}, "draws"
+    )
+    if wrong:
+        raise StateError(f"The state is damaged: {wrong}. Go on from another one.")
     generators, saved = _generators(loader), draws["generators"]
     if len(generators) != len(saved):
         raise StateError(
             f"The state was saved with {len(saved)} generators given to the loader and its sampler; "
             f"here there are {len(generators)}, so the order of the data would differ."
         )
-    for generator, state in zip(generators, saved, strict=True):
-        generator.set_state(_decode(state))
+    try:
+        for generator, state in zip(generators, saved, strict=True):
+            torch.Generator(device=generator.device).set_state(_decode(state))
+        if "torch" in draws:
+            torch.Generator().set_state(_decode(draws["torch"]))
+        if "numpy" in draws:
+            np.random.RandomState().set_state(tuple(draws["numpy"]))
+        if "python" in draws:
+            random.Random().setstate(_python_state(draws["python"]))  # noqa: S311
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise StateError(
+            f"The state is damaged: no generator can be set to it ({error}). Go on from another one."
+        ) from error
 
 
 @contextmanager
@@ -165,8 +199,7 @@ def _restored_generators(loader: Any, draws: dict[str, Any]) -> Iterator[None]:
         if "numpy" in draws:
             np.random.set_state(tuple(draws["numpy"]))
         if "python" in draws:
-            version, numbers, gauss = draws["python"]
-            random.setstate((version, tuple(numbers), gauss))
+            random.setstate(_python_state(draws["python"]))
         yield
 
 
@@ -204,6 +237,11 @@ def _resumed_seed(saved: dict[str, Any]) -> int:
 
 def _encode(state: torch.Tensor) -> str:
     return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _python_state(saved: list[Any]) -> tuple[Any, ...]:
+    version, numbers, gauss = saved
+    return version, tuple(numbers), gauss
 
 
 def _decode(state: str) -> torch.Tensor:

@@ -12,9 +12,6 @@ import pickle
 import weakref
 from typing import Any, cast
 
-from torch.utils.data import DistributedSampler
-from torch.utils.data.dataloader import _DatasetKind
-
 from penstock.errors import StateError
 from penstock.loader import LoaderStatistics, make_engine
 from penstock.pytorch._device import find_device
@@ -38,12 +35,11 @@ from penstock.pytorch._torch_datasets import (
     with_sharding,
 )
 from penstock.pytorch._torch_loop import InlineBatches, LoopProgress, TorchBatches, TorchLoop
+from penstock.pytorch._torch_state import check_state, describe_loader, is_iterable
 from penstock.pytorch._torch_work import TorchWork
 from penstock.pytorch._warnings import warn_reading_again
 from penstock.pytorch._worker_batches import WorkerBatches
 from penstock.workers import StartMethod
-
-_STATE_VERSION = 1
 
 
 class TorchRun:
@@ -105,7 +101,7 @@ class TorchRun:
                 "With in_order=False no single position says which batches were handed over, so there is no state. "
                 "Use in_order=True."
             )
-        state = _description(loader)
+        state = describe_loader(loader)
         if progress is None or progress.is_finished:
             live_on = self._workers_lived_on if progress is None else loader._iterator is not None
             state |= {"position": None, "base_seed": self._base_seed, "dataset_epoch": dataset_epoch(loader)}
@@ -118,8 +114,8 @@ class TorchRun:
             "dataset_epoch": progress.dataset_epoch,
             "sampler_state": copy.deepcopy(progress.sampler_state),
         }
-        if _is_iterable(loader):
-            states = [pickle.loads(one) if isinstance(one, bytes) else one for one in progress.worker_states]  # noqa: S301
+        if is_iterable(loader):
+            states = [pickle.loads(one) if isinstance(one, bytes) else one for one in progress.worker_states]  # noqa: S301 - of our workers
             state |= {"workers": states, "next_worker": progress.next_worker, "ended": sorted(progress.ended)}
         return state
 
@@ -127,18 +123,15 @@ class TorchRun:
         """Let the next loop continue where a state stands.
 
         Raises:
-            StateError: it belongs to other data, another sampler, or for iterable data to another number of workers.
+            StateError: it belongs to other data, another sampler, or for iterable data to another number of workers;
+                or it is no state at all.
         """
         loader = self._loader
-        if not isinstance(state, dict) or state.get("version") != _STATE_VERSION or "position" not in state:
-            raise StateError(f"This is not a state of a torch dataset's loader, version {_STATE_VERSION}.")
-        for key, here in _description(loader).items():
-            if state.get(key) != here:
-                raise StateError(f"The state was saved with {key}={state.get(key)!r}; here it is {here!r}.")
+        check_state(state, loader)
         restore_generators(loader, state["draws"])
         if state["dataset_epoch"] is not None and callable(getattr(loader.dataset, "set_epoch", None)):
             loader.dataset.set_epoch(state["dataset_epoch"])
-        num_again = sum(one for one in state.get("workers", ()) if isinstance(one, int))
+        num_again = sum(one for one in state.get("workers", ()) if isinstance(one, int)) if is_iterable(loader) else 0
         if num_again:
             warn_reading_again(type(loader.dataset).__name__, num_again)
         self._progress = None
@@ -203,14 +196,14 @@ class TorchRun:
             draws=indices.draws,
             base_seed=self._base_seed if saved is None else saved["base_seed"],
             num_workers=loader.num_workers,
-            is_iterable=_is_iterable(loader),
+            is_iterable=is_iterable(loader),
             sampler_epoch=sampler_epoch(loader),
             dataset_epoch=dataset_epoch(loader),
             worker_states=[None] * max(1, loader.num_workers),
         )
         if saved is not None:
             progress.position, progress.sampler_state = saved["position"], saved["sampler_state"]
-            if "workers" in saved:
+            if progress.is_iterable:
                 states = saved["workers"]
                 progress.worker_states = [pickle.dumps(one) if isinstance(one, dict) else one for one in states]
                 progress.next_worker, progress.ended = saved["next_worker"], frozenset(saved["ended"])
@@ -245,41 +238,11 @@ class TorchRun:
 def _fetching_of(loader: Any) -> Fetching:
     return Fetching(
         dataset=loader.dataset,
-        is_iterable=_is_iterable(loader),
+        is_iterable=is_iterable(loader),
         auto_collation=loader._auto_collation,
         collate_fn=loader.collate_fn,
         drop_last=loader.drop_last,
     )
-
-
-def _is_iterable(loader: Any) -> bool:
-    return bool(loader._dataset_kind == _DatasetKind.Iterable)
-
-
-def _description(loader: Any) -> dict[str, Any]:
-    """What a state must agree with to be honoured."""
-    if _is_iterable(loader):
-        return {
-            "version": _STATE_VERSION,
-            "kind": "iterable",
-            "dataset": type(loader.dataset).__qualname__,
-            "batch_size": loader.batch_size,
-            "num_workers": loader.num_workers,
-        }
-    sampler = innermost_sampler(loader)
-    return {
-        "version": _STATE_VERSION,
-        "kind": "map",
-        "length": len(loader.dataset) if hasattr(loader.dataset, "__len__") else None,
-        "batch_size": loader.batch_size,
-        "sampler": type(sampler).__qualname__,
-    } | _order_of_ranks(sampler)
-
-
-def _order_of_ranks(sampler: Any) -> dict[str, Any]:
-    """What decides the order of a sampler that splits over ranks; all of them may load the state of one."""
-    names = ("num_replicas", "shuffle", "seed") if isinstance(sampler, DistributedSampler) else ()
-    return {name: getattr(sampler, name, None) for name in names}
 
 
 def _start_method(loader: Any) -> StartMethod:

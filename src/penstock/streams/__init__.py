@@ -4,7 +4,7 @@
 
 Knows no torch and no processes.
 
-May import: `errors`, `identity`, `order`, `sources`. Imported by: `pytorch`. Holds no state.
+May import: `errors`, `identity`, `order`, `shapes`, `sources`. Imported by: `pytorch`. Holds no state.
 """
 
 from penstock.streams._recipe import OnError, Recipe, make_recipe

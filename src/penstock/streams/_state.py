@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import StateError
+from penstock.shapes import COUNT, Either, misfit
 from penstock.streams._recipe import Recipe
 
 STATE_VERSION = 1
 _FIELDS = {"version", "facts", "writing", "part", "num_parts", "epoch", "num_records", "num_read", "from"}
 _START = {"record": 0, "skipped": 0, "piece": 0, "split": 0, "place": None}
+_PLAIN = Either(str, int, float, bool, None, [Either(str, int)])
+_FACTS = {str: Either(_PLAIN, {str: _PLAIN})}
+_SHAPE = {
+    "writing": str,
+    "part": Either(None, COUNT),
+    "num_parts": Either(None, COUNT),
+    "epoch": COUNT,
+    "num_records": COUNT,
+    "num_read": COUNT,
+    "from": {name: Either(None, COUNT) if first is None else COUNT for name, first in _START.items()},
+}
 
 
 def start_state(recipe: Recipe, epoch: int) -> dict[str, Any]:
@@ -33,12 +46,16 @@ def start_state(recipe: Recipe, epoch: int) -> dict[str, Any]:
 def check_state(state: Mapping[str, Any], recipe: Recipe) -> None:
     """Raise `StateError` when the state is not one of this stream; warn when files were written again since."""
     if not isinstance(state, Mapping) or not state.keys() >= _FIELDS:
-        raise StateError(f"Not the state of a stream: {str(state)[:100]!r} lacks {', '.join(sorted(_FIELDS))}.")
-    if state["version"] != STATE_VERSION:
-        raise StateError(f"The state has version {state['version']!r}; this Penstock reads version {STATE_VERSION}.")
+        raise StateError(f"Not the state of a stream: {reprlib.repr(state)} lacks {', '.join(sorted(_FIELDS))}.")
+    if type(state["version"]) is not int or state["version"] != STATE_VERSION:
+        raise StateError(
+            f"The state has version {reprlib.repr(state['version'])}; this Penstock reads version {STATE_VERSION}."
+        )
+    _check(state, {"facts": _FACTS})
     if _facts_of(state, recipe) != recipe.facts:
         raise StateError(f"The state belongs to another stream. {_difference(state['facts'], recipe.facts)}")
-    _check_numbers(state)
+    _check(state, _SHAPE)
+    _check_counts(state, recipe.shuffle_buffer)
     if state["writing"] != recipe.writing:
         warnings.warn(
             "The files of this stream were written again since the state was saved, with the same names and sizes. "
@@ -64,16 +81,22 @@ def check_part(state: Mapping[str, Any], part: int, num_parts: int) -> None:
         )
 
 
-def _check_numbers(state: Mapping[str, Any]) -> None:
-    mark = state["from"]
-    numbers = {name: state[name] for name in ("epoch", "num_records", "num_read")}
-    if isinstance(mark, Mapping) and mark.keys() == _START.keys():
-        numbers |= {name: 0 if number is None else number for name, number in mark.items()}
-    else:
-        numbers["from"] = mark
-    for name, number in numbers.items():
-        if type(number) is not int or number < 0:
-            raise StateError(f"The state is damaged: {name} is {number!r:.100}. Go on from another one.")
+def _check(state: Mapping[str, Any], shape: Any) -> None:
+    if wrong := misfit(state, shape, "state"):
+        raise _damaged(wrong)
+
+
+def _check_counts(state: Mapping[str, Any], shuffle_buffer: int) -> None:
+    """At most a buffer of records is read ahead: what a state says more of would be taken from memory."""
+    num_out, num_read = state["num_records"], state["num_read"]
+    if num_read > num_out + shuffle_buffer:
+        raise _damaged(f"{num_read:,} records were read for {num_out:,} that were handed out")
+    if state["from"].keys() != _START.keys():
+        raise _damaged(f"state['from'] has the keys {reprlib.repr(sorted(state['from']))}")
+
+
+def _damaged(wrong: str) -> StateError:
+    return StateError(f"The state is damaged: {wrong}. Go on from another one.")
 
 
 def _facts_of(state: Mapping[str, Any], recipe: Recipe) -> Any:
