@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HELP = "turn raw data into a dataset"
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _INTERRUPTED = 130
+_SHOWN_CLASSES = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +90,12 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--delimiter", type=_delimiter, metavar="CHARACTER", help="character between two fields of a CSV file"
     )
+    how.add_argument(
+        "--classes",
+        type=Path,
+        metavar="FILE|DATASET",
+        help="names of image classes in the order of their labels: a file with one on each line, or another dataset",
+    )
     how.add_argument("--encoding", metavar="NAME", help="encoding of text and CSV files (default: utf-8)")
 
 
@@ -107,6 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.destination,
                 transform=_transform(arguments),
                 reading=_reading(arguments),
+                classes=arguments.classes,
                 workers=arguments.workers,
                 engine=arguments.engine,
                 address=arguments.address,
@@ -266,6 +274,8 @@ def _lines(prepared: Prepared) -> Iterator[str]:
         f"in {counted(prepared.num_shards, 'shard')}, {format_bytes(prepared.num_bytes)}, "
         f"from {counted(prepared.num_files, 'file')}."
     )
+    if prepared.classes:
+        yield f"  classes: {_name_classes(prepared.classes)}"
     for reason, count in prepared.skipped.items():
         yield f"  skipped {counted(count, 'row')}: {reason}"
     for what, count in prepared.noticed.items():
@@ -275,6 +285,11 @@ def _lines(prepared: Prepared) -> Iterator[str]:
     for worker, count in prepared.failures.items():
         yield f"  {worker} died {counted(count, 'time')}; its tasks were done again"
     yield from (f"  {note}" for note in prepared.notes)
+
+
+def _name_classes(classes: Sequence[str]) -> str:
+    shown = [f"{label} {name}" for label, name in enumerate(classes)]
+    return ", ".join(shown if len(shown) <= _SHOWN_CLASSES else [*shown[: _SHOWN_CLASSES - 2], "…", shown[-1]])
 
 
 def _times(prepared: Prepared) -> Iterator[str]:

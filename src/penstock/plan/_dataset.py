@@ -27,7 +27,7 @@ from penstock.plan._token_window_rows import TokenWindowRows
 from penstock.plan._tokens import packed_column
 from penstock.plan._verbs import Verbs
 from penstock.schema import Column, Ragged, Schema
-from penstock.shards import Storage
+from penstock.shards import Storage, classes_of
 
 Sample = dict[str, Any]
 Columns = dict[str, NDArray[Any] | Ragged]
@@ -176,6 +176,11 @@ class Dataset(Verbs[Plan]):
         if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
             return {}
         return {facts["sha256"]: str(facts.get("name", "unnamed"))}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their labels; empty where it was not prepared from class folders."""
+        return classes_of(self.attributes)
 
     def origin(self, index: int) -> str | None:
         """File and row that a sample was prepared from; None when the dataset does not say."""

@@ -76,6 +76,8 @@ def _build_manifest(plan: RunPlan, tasks: Sequence[CommittedTask]) -> Manifest:
             "tasks": [task.to_json() for task in tasks],
         },
     }
+    if plan.reading.classes:
+        attributes["classes"] = list(plan.reading.classes)
     if noticed := sum_counts(task.noticed for task in tasks):
         attributes["noticed"] = noticed
     shards = tuple(shard for task in tasks for shard in task.shards)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from penstock.preparation._classes import Classes, read_classes
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._run import Preparation
 from penstock.preparation._settings import EngineName, OnError, Origins, Settings
@@ -22,6 +24,7 @@ def prepare(
     *,
     transform: Transform | BatchFunction | str | None = None,
     reading: SourceOptions | None = None,
+    classes: Classes | None = None,
     workers: int | Literal["auto"] = "auto",
     engine: EngineName = "local",
     address: str | None = None,
@@ -45,6 +48,8 @@ def prepare(
         transform: What becomes of a row: `Tokenize(...)`, `DecodeImage(...)`, a function of a batch, or its name, as in
             "package.module:function"; None keeps the columns as they are.
         reading: How to read the sources, where their names do not say.
+        classes: For images in class folders: names in the order of their labels, a file with one on each line, or
+            another dataset, such as the training set; None sorts the folders that are there.
         workers: Number of processes; "auto" is one per core.
         engine: "local", or "ray" for a cluster.
         address: The Ray cluster; None starts one on this machine.
@@ -84,11 +89,15 @@ def prepare(
         destination=path,
         sources=sources,
         transform=_as_transform(transform),
-        reading=reading or SourceOptions(),
+        reading=_with_classes(reading or SourceOptions(), classes),
         settings=settings,
     )
     with Preparation(request, on_progress) as preparation:
         return preparation.run()
+
+
+def _with_classes(reading: SourceOptions, classes: Classes | None) -> SourceOptions:
+    return reading if classes is None else dataclasses.replace(reading, classes=read_classes(classes))
 
 
 def _as_transform(transform: Transform | BatchFunction | str | None) -> Transform:

@@ -16,7 +16,8 @@ from penstock.preparation._previous import Previous
 from penstock.preparation._progress import Counts
 from penstock.preparation._settings import Settings
 from penstock.preparation._work_folder import TaskRecord
-from penstock.shards import Manifest
+from penstock.shapes import COUNT, misfit
+from penstock.shards import Manifest, classes_of
 from penstock.sources import SourceFile, changed_since
 
 PHASES = ("read", "transform", "write")
@@ -47,6 +48,8 @@ class Prepared:
     """Rows left out of the dataset, by reason."""
     noticed: Mapping[str, int]
     """What the transform noticed in the rows of the dataset, such as special tokens that it encoded as text."""
+    classes: tuple[str, ...]
+    """Names of the classes in the order of their labels; empty where the sources have none."""
     seconds: Mapping[str, float]
     """Of this run: "total", "start_up" (until the first task could start), "work", "commit"."""
     worker_seconds: Mapping[str, float]
@@ -108,7 +111,8 @@ class RunLedger:
             tasks_kept=self.num_kept,
             raw_bytes=total.raw_bytes,
             skipped=dict(skipped),
-            noticed=dict(manifest.attributes.get("noticed", {})),
+            noticed=_noticed_in(manifest),
+            classes=classes_of(manifest.attributes),
             seconds=self._seconds(),
             worker_seconds={phase: getattr(total, f"{phase}_seconds") for phase in PHASES},
             processor_seconds={phase: getattr(total, f"{phase}_processor_seconds") for phase in PHASES},
@@ -123,6 +127,11 @@ class RunLedger:
         ready = min(self._ready or worked, worked)
         parts = {"start_up": ready - self._begin, "work": worked - ready, "commit": now - worked}
         return {"total": now - self._begin, **parts}
+
+
+def _noticed_in(manifest: Manifest) -> dict[str, int]:
+    noticed = manifest.attributes.get("noticed", {})
+    return {} if misfit(noticed, {str: COUNT}) else dict(noticed)
 
 
 def describe_run(settings: Settings, summary: Prepared) -> dict[str, Any]:

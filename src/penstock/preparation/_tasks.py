@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.identity import digest_json
+from penstock.preparation._classes import check_used
 from penstock.preparation._specification import Specification
 from penstock.sources import SourceFile, SourceOptions, Split, class_names
 from penstock.transforms import Transform
@@ -55,6 +56,7 @@ class Task:
 def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[SourceFile]) -> SourceOptions:
     """The options with what the sources and the transform settle: the classes of images, the columns to read."""
     classes = class_names(files)
+    check_used(reading.classes, classes, files)
     if classes and reading.classes is None:
         reading = dataclasses.replace(reading, classes=classes)
     needed = getattr(transform, "input_columns", None)

@@ -114,7 +114,7 @@ class TaskRecord:
     @classmethod
     def from_json(cls, fields: Any) -> Self:
         """What `to_json` gave; `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is anything else."""
-        if wrong := misfit(fields, _RECORD):
+        if wrong := misfit(fields, _RECORD) or misfit(fields.get("noticed", {}), {str: COUNT}):
             raise ValueError(wrong)
         return cls(
             key=fields["key"],

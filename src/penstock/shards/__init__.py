@@ -14,7 +14,7 @@ state: the open shards of this process, weakly, so that a forked child opens its
 from penstock.shards._arrays import ArrayStorage, storage_of_arrays
 from penstock.shards._folder import Check, ShardFolder
 from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
-from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
+from penstock.shards._manifest import Manifest, ShardEntry, classes_of, read_manifest
 from penstock.shards._provenance import (
     ORIGIN_COLUMN,
     ORIGIN_SPEC,
@@ -54,6 +54,7 @@ __all__ = [
     "Storage",
     "Verification",
     "Workspace",
+    "classes_of",
     "convert_columns",
     "guess_format",
     "megatron_pair",

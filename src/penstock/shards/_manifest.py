@@ -279,6 +279,17 @@ def _why_incomplete(directory: Path) -> str:
     return f"{directory}: no dataset is there ({MANIFEST_NAME} is missing)."
 
 
+def classes_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the classes in the order of their labels; empty when the dataset has none."""
+    names: Any = attributes.get("classes")
+    if names is None:  # where datasets had them before
+        names = attributes
+        for key in ("preparation", "recipe", "reading", "classes"):
+            names = names.get(key) if isinstance(names, Mapping) else None
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if is_list else ()
+
+
 def copy_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """A private copy, as it will come back from the manifest.
 

@@ -1,0 +1,68 @@
+"""Which number stands for which class: the same in every split that is prepared by itself.
+
+The label of an image is its class folder's place among all classes. Without a list, these are the folders that are
+there, sorted: a validation set that lacks a class would number the later ones differently. So the list is kept in the
+dataset, and can be given to the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.errors import FormatError
+from penstock.shapes import misfit
+from penstock.shards import classes_of, read_manifest
+from penstock.sources import SourceFile
+
+Classes = Sequence[str] | str | os.PathLike[str]
+"""Names in the order of their numbers, a file with one on each line (or a JSON list), or a dataset that has them."""
+
+
+def read_classes(classes: Classes) -> tuple[str, ...]:
+    """The names.
+
+    Raises:
+        FileNotFoundError: no such file or dataset.
+        FormatError: the file or the dataset has no classes.
+    """
+    if not isinstance(classes, (str, os.PathLike)):
+        return tuple(classes)
+    path = Path(classes)
+    if path.is_dir():
+        names = classes_of(read_manifest(path).attributes)
+        what = "was not prepared from class folders, so it has no classes"
+    elif path.is_file():
+        names, what = _read_file(path), "names no class; write one on each line, or a JSON list of them"
+    else:
+        raise FileNotFoundError(f"{path}: no such file or dataset to take classes from.")
+    if not names:
+        raise FormatError(f"{path} {what}.")
+    return names
+
+
+def _read_file(path: Path) -> tuple[str, ...]:
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix != ".json":
+            return tuple(line for line in text.splitlines() if line.strip())
+        names = json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"{path} is no list of classes: {error}.") from None
+    if wrong := misfit(names, [str], "the list"):
+        raise FormatError(f"{path} is no list of classes: {wrong}.")
+    return tuple(names)
+
+
+def check_used(classes: tuple[str, ...] | None, found: tuple[str, ...], files: Sequence[SourceFile]) -> None:
+    """Refuse a list of classes where no source has any.
+
+    Raises:
+        ValueError: naming what the sources are.
+    """
+    if classes is not None and files and not found:
+        raise ValueError(
+            f"classes={classes!r:.80}, but no source is an image in a class folder ({files[0].path}). Leave it out."
+        )
