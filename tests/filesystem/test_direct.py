@@ -47,11 +47,11 @@ def test_a_file_system_without_direct_writes_gets_ordinary_ones(
 ) -> None:
     real = getattr(os, call)
 
-    def refuse(first: Any, second: Any, *more: Any) -> Any:
+    def refuse(first: Any, second: Any, *more: Any, **named: Any) -> Any:
         direct = second & os.O_DIRECT if call == "open" else _is_direct(first)
         if direct:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return real(first, second, *more)
+        return real(first, second, *more, **named)
 
     data = np.random.default_rng(0).bytes(BUFFER_BYTES + 100)
     with monkeypatch.context() as patch:

@@ -161,7 +161,7 @@ def test_what_is_not_there_is_not_found(path, reader):
 
 
 def test_a_refused_open_is_a_storage_error_that_names_the_file(path, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "open", refuse)

@@ -2,7 +2,7 @@
 
     read:    MappedFile (local disks) or PositionedFile (network) behind one protocol, FileReader
     write:   create_file, or DirectFile past the page cache -> rename -> sync_directory
-    guard:   DirectoryLock, one writer at a time
+    guard:   DirectoryLock, one writer at a time; OpenFolder, a folder by its descriptor, past no links
 
 Knows nothing of shards or columns.
 
@@ -22,6 +22,7 @@ from penstock.filesystem._durable import (
 )
 from penstock.filesystem._lock import DirectoryLock, lock_holder
 from penstock.filesystem._mounts import filesystem_type, is_network_filesystem
+from penstock.filesystem._open_folder import OpenFolder
 from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "DirectoryLock",
     "FileReader",
     "MappedFile",
+    "OpenFolder",
     "PositionedFile",
     "create_file",
     "filesystem_type",

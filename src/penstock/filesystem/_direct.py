@@ -11,6 +11,7 @@ writes from aligned memory only, so data is copied into buffers; the caller goes
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -19,7 +20,7 @@ import queue
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from penstock.filesystem._durable import NEW_FILE_MODE, storage_errors
+from penstock.filesystem._durable import NEW_FILE_MODE, name_within, storage_errors
 
 BUFFER_BYTES = 4 << 20
 NUM_BUFFERS = 8
@@ -50,11 +51,13 @@ class AlignedBuffers:
 class DirectFile:
     """One new file: `write` its bytes, `end`, then `sync`, from any thread.
 
+    `within` is a descriptor of its folder, which is then where the file is made, whatever `path` leads to.
+
     Raises:
         StorageError: the file system refused: at once to create the file, from `sync` to write it.
     """
 
-    def __init__(self, path: Path, num_bytes: int, buffers: AlignedBuffers) -> None:
+    def __init__(self, path: Path, num_bytes: int, buffers: AlignedBuffers, *, within: int | None = None) -> None:
         self._path = path
         self._needed = num_bytes
         self._buffers = buffers
@@ -63,7 +66,7 @@ class DirectFile:
         self._written = 0
         self._is_broken = False
         self._writes: list[Future[None]] = []
-        self._descriptor = self._open()
+        self._descriptor = self._open(name_within(path, within), within)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-writer")
 
     def write(self, data: memoryview) -> None:
@@ -105,15 +108,16 @@ class DirectFile:
         os.close(self._descriptor)
         self._descriptor = -1
 
-    def _open(self) -> int:
+    def _open(self, name: str, within: int | None) -> int:
         with storage_errors(self._path, doing="created"):
             try:
-                return os.open(self._path, _FLAGS | _DIRECT, NEW_FILE_MODE)
+                return os.open(name, _FLAGS | _DIRECT, NEW_FILE_MODE, dir_fd=within)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-            self._path.unlink(missing_ok=True)  # some file systems make the file and then refuse
-            return os.open(self._path, _FLAGS, NEW_FILE_MODE)
+            with contextlib.suppress(FileNotFoundError):  # some file systems make the file and then refuse
+                os.unlink(name, dir_fd=within)
+            return os.open(name, _FLAGS, NEW_FILE_MODE, dir_fd=within)
 
     def _pass_on(self) -> None:
         buffer, filled = self._buffer, self._filled

@@ -23,8 +23,10 @@ _WRITE_BYTES = 64 << 20
 NEW_FILE_MODE = 0o666
 
 
-def create_file(path: Path, chunks: Iterable[memoryview | bytes]) -> int:
+def create_file(path: Path, chunks: Iterable[memoryview | bytes], *, within: int | None = None) -> int:
     """Write `chunks` to the new file `path`, sync it, and return its size.
+
+    `within` is a descriptor of its folder, which is then where the file is made, whatever `path` leads to.
 
     Raises:
         StorageError: the file system refused, and nothing new is left; or something was at `path`, and was kept.
@@ -32,8 +34,9 @@ def create_file(path: Path, chunks: Iterable[memoryview | bytes]) -> int:
     pieces = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
     needed = sum(len(piece) for piece in pieces)
     written = 0
+    name = name_within(path, within)
     with storage_errors(path, doing="created"):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, NEW_FILE_MODE)
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, NEW_FILE_MODE, dir_fd=within)
     try:
         try:
             for piece in pieces:
@@ -45,7 +48,7 @@ def create_file(path: Path, chunks: Iterable[memoryview | bytes]) -> int:
             os.close(descriptor)
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            os.unlink(name, dir_fd=within)
         raise explain_os_error(error, path, doing=f"wrote {written:,} of {needed:,} bytes") from error
     return written
 
@@ -61,13 +64,24 @@ def sync_directory(path: Path) -> None:
     with storage_errors(path, doing="synced"):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
-        except OSError as error:
-            # Some network file systems have no fsync for directories; their renames are durable by themselves.
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
+            sync_descriptor(descriptor)
         finally:
             os.close(descriptor)
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Make the names in an open directory durable."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems have no fsync for directories; their renames are durable by themselves.
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+
+
+def name_within(path: Path, within: int | None) -> str:
+    """What to call the file at `path`: by its name alone when a descriptor says where it is."""
+    return os.fspath(path) if within is None else path.name
 
 
 def make_directory(path: Path) -> bool:

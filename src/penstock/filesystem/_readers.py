@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError, StorageError
+from penstock.filesystem._durable import name_within
 
 _LARGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_READ = 22  # Linux 5.14; older kernels answer EINVAL
@@ -63,8 +64,8 @@ def _drop(descriptor: int, begin: int, end: int) -> None:
     os.posix_fadvise(descriptor, first, last - first, os.POSIX_FADV_DONTNEED)
 
 
-def open_regular(path: Path) -> int:
-    """Descriptor of a regular file.
+def open_regular(path: Path, *, within: int | None = None) -> int:
+    """Descriptor of a regular file; in the folder that the descriptor `within` is of, if given.
 
     Raises:
         FileNotFoundError, NotADirectoryError: nothing is at `path`.
@@ -72,7 +73,8 @@ def open_regular(path: Path) -> int:
         StorageError: the file system refused.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(name_within(path, within), flags, dir_fd=within)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:

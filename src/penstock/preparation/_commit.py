@@ -48,15 +48,18 @@ def _adopt_shards(
 ) -> list[CommittedTask]:
     """Link the shards of new tasks into the workspace under their final names."""
     named: list[CommittedTask] = []
+    if not fresh:
+        return named
     number = plan.first_shard
-    for task in fresh:
-        shards: list[ShardEntry] = []
-        for shard in task.shards:
-            name = f"shard-{number:06d}-{shard.name.rsplit('-', 1)[1]}"
-            workspace.adopt_shard(work.path / "ready" / shard.name, name)
-            shards.append(dataclasses.replace(shard, name=name))
-            number += 1
-        named.append(dataclasses.replace(task, shards=tuple(shards)))
+    with work.open("ready") as ready:
+        for task in fresh:
+            shards: list[ShardEntry] = []
+            for shard in task.shards:
+                name = f"shard-{number:06d}-{shard.name.rsplit('-', 1)[1]}"
+                workspace.adopt_shard(ready, shard.name, name)
+                shards.append(dataclasses.replace(shard, name=name))
+                number += 1
+            named.append(dataclasses.replace(task, shards=tuple(shards)))
     return named
 
 

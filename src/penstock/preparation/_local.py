@@ -22,7 +22,6 @@ import collections
 import contextlib
 import os
 import queue
-import shutil
 import signal
 import threading
 import time
@@ -31,7 +30,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.errors import WorkerDied
+from penstock.errors import PenstockError, WorkerDied
 from penstock.preparation._jobs import (
     MAX_DEATHS,
     AnyJob,
@@ -177,13 +176,10 @@ class LocalEngine:
             raise WorkerDied(_explain_death(worker, code, doing, self._deaths[key] - 1))
         for task in tasks:
             waiting.appendleft(task)
-            self._remove_attempts(task.key)
+            with contextlib.suppress(PenstockError, OSError):  # the next run removes them
+                self._work.remove_attempts(f"{task.key}-")
         self._start(worker.seat).process.send(packed)
         return Lost(worker.name, f"{describe_ending(code)} while {doing}", tuple(worker.tasks))
-
-    def _remove_attempts(self, key: str) -> None:
-        for folder in (self._work.path / "attempts").glob(f"{key}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _explain_death(worker: _TaskWorker, code: int | None, doing: str, num_before: int) -> str:

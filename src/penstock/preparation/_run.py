@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from penstock.filesystem import remove_if_present
+from penstock.errors import PenstockError
 from penstock.preparation._commit import stage_dataset
 from penstock.preparation._engines import Workforce
 from penstock.preparation._passes import run_tasks
@@ -15,7 +15,7 @@ from penstock.preparation._plan import RunPlan, plan_run
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._summary import Prepared, RunLedger, describe_run, note_changes
 from penstock.preparation._survey import Group, Request, survey
-from penstock.preparation._work_folder import WORK_NAME, WorkFolder, write_json
+from penstock.preparation._work_folder import WORK_NAME, WorkFolder
 from penstock.shards import Manifest, Workspace
 
 _log = logging.getLogger(__name__)
@@ -39,12 +39,13 @@ class Preparation:
     ) -> None:
         try:
             self._workforce.close()
-            self._work.remove_if_idle()
+            self._tidy()
         finally:
             self._workspace.close()
 
     def run(self) -> Prepared:
         """Prepare what is asked for, or find that it is up to date."""
+        self._work.refuse_links()
         plan = plan_run(survey(self._request, self._workspace.previous, self._work, self._start_workers))
         _log.info("%s", plan.summary())
         self._ledger.num_kept = plan.num_kept
@@ -56,6 +57,13 @@ class Preparation:
         self._ledger.mark_worked()
         manifest, skipped = stage_dataset(plan, fresh, self._workspace, self._work)
         return self._commit(plan, manifest, skipped, notes)
+
+    def _tidy(self) -> None:
+        """Remove `.preparing` if there is nothing in it to continue; what stays is no reason to fail."""
+        try:
+            self._work.remove_if_idle()
+        except (PenstockError, OSError) as error:
+            _log.warning("%s: left for the next run to clean up: %s", self._work.path, error)
 
     def _start_workers(self, groups: Sequence[Group]) -> None:
         local_only = any(split.needs_this_process for group in groups for split in group)
@@ -73,9 +81,7 @@ class Preparation:
 
         def finish() -> None:
             summaries.append(self._summarise(plan, manifest, skipped, notes))
-            by = self._work.path / "run.json"
-            remove_if_present(by)
-            write_json(plan.destination / "run.json", describe_run(plan.settings, summaries[0]), by=by)
+            self._work.write_run(describe_run(plan.settings, summaries[0]))
             self._work.remove()
 
         self._workspace.commit(manifest, before_release=finish)

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.filesystem import create_file, remove_if_present
 from penstock.identity import digest_json
 from penstock.order import Permutation, derive_key
 from penstock.preparation._jobs import Runner, Tally, Tell, no_store, peak_memory
@@ -124,7 +123,9 @@ class GatherJob:
 def plan_gathering(work: WorkFolder, specification: Specification, records: Sequence[TaskRecord]) -> list[GatherTask]:
     """Buckets for what the first pass dealt; a manifest makes its shards readable as one dataset."""
     shards = tuple(shard for record in records for shard in record.shards)
-    _write_manifest(work.path / "dealt", Manifest(dealt_schema(specification), shards))
+    with work.open("dealt") as dealt:
+        dealt.remove("manifest.json")  # a killed run may have left one; the shards it names are the same, or gone
+        dealt.create("manifest.json", [Manifest(dealt_schema(specification), shards).to_bytes()])
     num_bytes = sum(shard.num_bytes - shard.header_bytes for shard in shards)
     bounds = _bucket_bounds(num_bytes, choose_task_bytes(num_bytes, specification.shard_bytes, 1.0))
     content = digest_json([specification.key, [shard.to_json() for shard in shards]])
@@ -133,12 +134,6 @@ def plan_gathering(work: WorkFolder, specification: Specification, records: Sequ
         for low, high in bounds
         if shards
     ]
-
-
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    path = folder / "manifest.json"
-    remove_if_present(path)  # a killed run may have left one; the shards it names are the same, or gone
-    create_file(path, [manifest.to_bytes()])
 
 
 def _bucket_bounds(num_bytes: int, bucket_bytes: int) -> list[tuple[int, int]]:

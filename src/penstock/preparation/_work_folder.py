@@ -29,18 +29,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.errors import StorageError
-from penstock.filesystem import (
-    AlignedBuffers,
-    DirectFile,
-    create_file,
-    make_directory,
-    open_regular,
-    remove_tree,
-    rename,
-    storage_errors,
-    sync_directory,
-)
+from penstock.errors import FormatError, PenstockError
+from penstock.filesystem import AlignedBuffers, DirectFile, OpenFolder, storage_errors
 from penstock.preparation._progress import Counts
 from penstock.preparation._specification import Specification
 from penstock.shapes import COUNT, Either, misfit
@@ -53,6 +43,7 @@ WORK_NAME = ".preparing"
 _SPECIFICATION_NAME = "recipe.json"
 _TASKS_NAME = "tasks.json"
 _SHELVES: tuple[Shelf, ...] = ("ready", "dealt")
+_FOLDERS = ("attempts", "records", *_SHELVES)
 # Shards are numbered by the key of their task until the commit: seven digits, and five for the shard.
 _SHARDS_PER_TASK = 10**5
 _TASK_NUMBERS = 10**7
@@ -143,9 +134,8 @@ class Attempt:
         self._key = key
         self._unsynced: list[DirectFile] = []
         self._record: TaskRecord | None = None
-        self._folder = work.path / "attempts" / f"{key}-{uuid.uuid4().hex[:12]}"
-        with storage_errors(self._folder, doing="created as a folder"):
-            os.mkdir(self._folder)
+        self._name = f"{key}-{uuid.uuid4().hex[:12]}"
+        self._folder = work.make_attempt(self._name)
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +157,7 @@ class Attempt:
             self._unsynced.pop(0).sync()
         pieces = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
         num_bytes = sum(map(len, pieces))
-        file = DirectFile(self._folder / name, num_bytes, self._work.buffers)
+        file = DirectFile(self._folder.path / name, num_bytes, self._work.buffers, within=self._folder.descriptor)
         self._unsynced.append(file)
         for piece in pieces:
             file.write(piece)
@@ -198,52 +188,76 @@ class Attempt:
     def _publish(self, record: TaskRecord) -> None:
         while self._unsynced:
             self._unsynced.pop(0).sync()
-        shelf = self._work.path / record.shelf
-        for shard in record.shards:
-            rename(self._folder / shard.name, shelf / shard.name)
-        sync_directory(shelf)
-        write_json(self._work.path / "records" / f"{record.key}.json", record.to_json(), by=self._folder / "record")
+        with self._work.open(record.shelf) as shelf:
+            for shard in record.shards:
+                self._folder.move(shard.name, shelf, shard.name)
+            shelf.sync()
+        with self._work.open("records") as records:
+            _write_json(records, f"{record.key}.json", record.to_json(), by=self._folder)
 
     def drop(self) -> None:
         """Remove whatever the attempt left behind."""
         for file in self._unsynced:
             file.close()
         self._unsynced = []
-        with contextlib.suppress(StorageError):  # the next run removes it
-            remove_tree(self._folder)
+        self._folder.close()
+        with contextlib.suppress(PenstockError, OSError):  # the next run removes it
+            self._work.remove_attempts(self._name)
 
 
 class WorkFolder:
-    """The folder `.preparing` of one destination."""
+    """The folder `.preparing` of one destination. Nothing in it is reached through a link."""
 
     def __init__(self, destination: Path) -> None:
         self.path = destination / WORK_NAME
         self.buffers = AlignedBuffers()
 
+    def open(self, *names: str) -> OpenFolder:
+        """The folder, or one in it.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            FormatError: a link is there, or something else that is no folder.
+        """
+        return OpenFolder(self.path.parent, WORK_NAME, *names)
+
+    def refuse_links(self) -> None:
+        """Stop when a link, or anything else, is in place of a folder, before anything is read or written.
+
+        Raises:
+            FormatError: naming it.
+        """
+        for names in ((), *((name,) for name in _FOLDERS)):
+            with contextlib.suppress(FileNotFoundError):
+                self.open(*names).close()
+
     def specification(self) -> dict[str, Any] | None:
         """The specification that the tasks in the folder follow; None when there is none."""
-        found = read_json(self.path / _SPECIFICATION_NAME)
+        found = self._read(_SPECIFICATION_NAME)
         return found if isinstance(found, dict) else None
 
     def begin(self, specification: Specification) -> None:
         """Make the folder ready for tasks under `specification`, keeping those finished under the same one."""
         wanted, found = specification.to_json(), self.specification()
-        if self.path.exists() and found != wanted:
-            remove_tree(self.path)
-        for folder in (self.path, *(self.path / name for name in ("attempts", "records", *_SHELVES))):
-            make_directory(folder)
         if found != wanted:
-            write_json(self.path / _SPECIFICATION_NAME, wanted, by=self.path / "attempts" / _SPECIFICATION_NAME)
-        self._clear_attempts()
+            self.remove()
+        with OpenFolder(self.path.parent) as destination:
+            destination.make(WORK_NAME)
+        with self.open() as work:
+            for name in _FOLDERS:
+                work.make(name)
+            if found != wanted:
+                self._write(work, _SPECIFICATION_NAME, wanted)
+        self.remove_attempts("")
 
     def note_tasks(self, stage: str, tasks: Mapping[str, int]) -> None:
         """Write down the tasks of this pass and how many bytes each reads."""
-        noted = {"stage": stage, "tasks": dict(tasks)}
-        write_json(self.path / _TASKS_NAME, noted, by=self.path / "attempts" / _TASKS_NAME)
+        with self.open() as work:
+            self._write(work, _TASKS_NAME, {"stage": stage, "tasks": dict(tasks)})
 
     def noted_tasks(self) -> tuple[str, dict[str, int]] | None:
         """The unfinished pass, and its tasks with their bytes; None when no task was started."""
-        noted = read_json(self.path / _TASKS_NAME)
+        noted = self._read(_TASKS_NAME)
         if misfit(noted, {"stage": _STAGES, "tasks": {str: COUNT}}) or not all(map(_KEY.fullmatch, noted["tasks"])):
             return None
         return noted["stage"], noted["tasks"]
@@ -252,72 +266,92 @@ class WorkFolder:
         """Start an attempt at a task."""
         return Attempt(self, key)
 
+    def make_attempt(self, name: str) -> OpenFolder:
+        """A new folder for an attempt."""
+        with self.open("attempts") as attempts:
+            with storage_errors(attempts.path / name, doing="created as a folder"):
+                os.mkdir(name, dir_fd=attempts.descriptor)
+            return self.open("attempts", name)
+
+    def remove_attempts(self, prefix: str) -> None:
+        """Remove all attempts whose names begin like this."""
+        with self.open("attempts") as attempts:
+            for name in attempts.names():
+                if name.startswith(prefix):
+                    attempts.remove(name)
+
     def records(self, keys: Iterable[str]) -> dict[str, TaskRecord]:
         """Records of the given tasks, as far as they are finished and their shards are all there."""
-        found: dict[str, TaskRecord] = {}
-        for key in keys:
-            record = self._record(key)
-            if record is not None and self._is_whole(record):
-                found[key] = record
-        return found
+        try:
+            with self.open("records") as records, self.open("ready") as ready, self.open("dealt") as dealt:
+                shelves = {"ready": ready, "dealt": dealt}
+                found = {key: _read_record(records, key) for key in keys}
+                return {
+                    key: record
+                    for key, record in found.items()
+                    if record is not None and _is_whole(record, shelves[record.shelf])
+                }
+        except (FileNotFoundError, FormatError):
+            return {}
 
     def sweep(self, kept: Iterable[TaskRecord]) -> None:
         """Remove the results of tasks that are not part of this run."""
         records = list(kept)
-        keys = {f"{record.key}.json" for record in records}
-        _remove_others(self.path / "records", keys)
+        self._remove_others("records", {f"{record.key}.json" for record in records})
         for shelf in _SHELVES:
             names = {shard.name for record in records if record.shelf == shelf for shard in record.shards}
-            _remove_others(self.path / shelf, names | {"manifest.json"})  # the one of dealt shards
+            self._remove_others(shelf, names | {"manifest.json"})  # the one of dealt shards
 
-    def shard_path(self, record: TaskRecord, shard: ShardEntry) -> Path:
-        """Where a shard of a finished task is."""
-        return self.path / record.shelf / shard.name
+    def write_run(self, value: Any) -> None:
+        """Write run.json, beside the dataset; it appears complete or not at all."""
+        with OpenFolder(self.path.parent) as destination, self.open() as work:
+            _write_json(destination, "run.json", value, by=work)
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
-        if self.path.exists():
-            remove_tree(self.path)
+        with OpenFolder(self.path.parent) as destination:
+            destination.remove(WORK_NAME)
 
     def remove_if_idle(self) -> None:
         """Remove the folder when it holds no finished task, so there is nothing to continue."""
-        records = self.path / "records"
-        if self.path.is_dir() and not (records.is_dir() and any(records.iterdir())):
-            remove_tree(self.path)
-
-    def _record(self, key: str) -> TaskRecord | None:
-        """The record of a task; one that makes no sense counts as none, and the task is done again."""
         try:
-            record = TaskRecord.from_json(read_json(self.path / "records" / f"{key}.json"))
-        except (KeyError, TypeError, ValueError, AttributeError):
+            with self.open("records") as records:
+                is_idle = not records.names()
+        except FileNotFoundError:
+            is_idle = True
+        if is_idle:
+            self.remove()
+
+    def _write(self, work: OpenFolder, name: str, value: Any) -> None:
+        with self.open("attempts") as attempts:
+            _write_json(work, name, value, by=attempts)
+
+    def _read(self, name: str) -> Any:
+        try:
+            with self.open() as work:
+                return _read_json(work, name)
+        except (OSError, FormatError):
             return None
-        return record if record.key == key else None
 
-    def _is_whole(self, record: TaskRecord) -> bool:
-        try:
-            return all(self.shard_path(record, each).stat().st_size == each.num_bytes for each in record.shards)
-        except OSError:
-            return False
-
-    def _clear_attempts(self) -> None:
-        for attempt in list((self.path / "attempts").iterdir()):
-            if attempt.is_dir():
-                remove_tree(attempt)
-            else:
-                attempt.unlink(missing_ok=True)
+    def _remove_others(self, name: str, kept: set[str]) -> None:
+        with self.open(name) as folder:
+            for each in folder.names():
+                if each not in kept:
+                    folder.remove(each)
 
 
-def write_json(path: Path, value: Any, *, by: Path) -> None:
-    """Write a file that appears complete or not at all: first under the name `by`, on the same disk."""
-    create_file(by, [json.dumps(value).encode()])
-    rename(by, path)
-    sync_directory(path.parent)
+def _write_json(folder: OpenFolder, name: str, value: Any, *, by: OpenFolder) -> None:
+    """Write a file that appears complete or not at all: first in another folder, on the same disk."""
+    by.remove(name)
+    by.create(name, [json.dumps(value).encode()])
+    by.move(name, folder, name)
+    folder.sync()
 
 
-def read_json(path: Path) -> Any:
+def _read_json(folder: OpenFolder, name: str) -> Any:
     """The content of a JSON file; None when it is missing, unreadable, too long, or no regular file."""
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        with os.fdopen(folder.open(name), "rb") as file:
             # Python takes as much memory as it is told to read, so it is told the size.
             size = os.fstat(file.fileno()).st_size
             return json.loads(file.read(size)) if size <= _MAX_JSON_BYTES else None
@@ -325,8 +359,14 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def _remove_others(folder: Path, kept: set[str]) -> None:
-    for path in list(folder.iterdir()):
-        if path.name not in kept:
-            with storage_errors(path, doing="removed"):
-                path.unlink(missing_ok=True)
+def _read_record(records: OpenFolder, key: str) -> TaskRecord | None:
+    """The record of a task; one that makes no sense counts as none, and the task is done again."""
+    try:
+        record = TaskRecord.from_json(_read_json(records, f"{key}.json"))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return record if record.key == key else None
+
+
+def _is_whole(record: TaskRecord, shelf: OpenFolder) -> bool:
+    return all(shelf.size(shard.name) == shard.num_bytes for shard in record.shards)

@@ -26,6 +26,7 @@ from typing import Literal
 from penstock.errors import DatasetExists, FormatError, IncompleteDataset, StorageError
 from penstock.filesystem import (
     DirectoryLock,
+    OpenFolder,
     create_file,
     make_directory,
     open_regular,
@@ -78,18 +79,18 @@ class Workspace:
         self._added.append(name)
         return num_bytes
 
-    def adopt_shard(self, path: Path, name: str) -> None:
-        """Make a synced file that is elsewhere on this disk a shard that will appear with the commit.
+    def adopt_shard(self, folder: OpenFolder, file: str, name: str) -> None:
+        """Make a synced file that is in another folder on this disk a shard that will appear with the commit.
 
         It is linked, so that a commit which is cut off costs nothing; moved where links do not exist.
         """
-        with storage_errors(self._folder / name, doing=f"linked to {path}"):
+        with storage_errors(self._folder / name, doing=f"linked to {folder.path / file}"):
             try:
-                os.link(path, self._folder / name)
+                os.link(file, self._folder / name, src_dir_fd=folder.descriptor, follow_symlinks=False)
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                os.replace(path, self._folder / name)
+                os.replace(file, self._folder / name, src_dir_fd=folder.descriptor)
         self._added.append(name)
 
     def shard_path(self, name: str) -> Path:
