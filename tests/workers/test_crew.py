@@ -171,3 +171,59 @@ def test_the_program_may_be_of_the_owners_script_and_workers_end_when_it_is_kill
 def test_a_script_that_starts_workers_while_a_worker_imports_it_is_told_to_guard_itself(tmp_path: Path) -> None:
     done = run_owner(tmp_path, "spawn", "main()")
     assert "under `if __name__ == '__main__':`" in done.stderr
+
+
+FINDER = """
+import multiprocessing, sys
+from workers.programs import Echo, nothing
+from penstock.workers import Crew
+
+class Mine(Echo):
+    pass
+
+def own(method):
+    crew = Crew(Mine("mine"), method, environment={}, warm_up=nothing, otherwise="do without.")
+    worker = crew.start()
+    worker.send(0)
+    crew.wait(100)
+    print(*worker.receive()[:2], flush=True)
+    crew.close()
+
+if __name__ == "__main__":
+    how, method = sys.argv[1:]
+    if how == "spawned":
+        process = multiprocessing.get_context("spawn").Process(target=own, args=(method,))
+        process.start()
+        process.join()
+    else:
+        own(method)
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("own.py", ["own.py", "itself"]),
+        ("own.py", ["own.py", "spawned"]),
+        ("package/own.py", ["-m", "package.own", "itself"]),
+        ("package/own.py", ["-m", "package.own", "spawned"]),
+        ("package/__main__.py", ["-m", "package", "itself"]),
+        ("folder/__main__.py", ["folder", "itself"]),
+    ],
+    ids=["script", "script, spawned", "module", "module, spawned", "package", "folder"],
+)
+def test_the_program_may_be_of_what_runs_as_main(path: str, command: list[str], method: str, tmp_path: Path) -> None:
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text(FINDER)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, *command, method],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout == "mine 0\n", done.stderr

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import runpy
 import sys
+import types
 from dataclasses import dataclass
 from typing import Any
 
+_SCRIPT_NAMES = (b"__main__", b"__mp_main__")
+"""What the script's functions say they are of: run as a program, or imported by a spawned process, as a trainer is."""
 _is_importing_script = False
 """Whether the user's script is being imported in this worker: it must not start workers of its own then."""
 
@@ -18,7 +22,7 @@ class Packed:
 
     data: bytes
     script: dict[str, Any] | None
-    """How to import it, in the words of `multiprocessing.spawn.prepare`."""
+    """How to import it, in the words of `multiprocessing.spawn.prepare`; or `package`, a package's `__main__`."""
 
     @classmethod
     def pack(cls, value: Any, *, otherwise: str) -> Packed:
@@ -34,7 +38,7 @@ class Packed:
                 f"What worker processes are to do cannot be sent to them: {error}. "
                 f"Put functions and classes at the top of a module, or {otherwise}"
             ) from error
-        return cls(data, _find_script(otherwise) if b"__main__" in data else None)
+        return cls(data, _find_script(otherwise) if any(name in data for name in _SCRIPT_NAMES) else None)
 
     def load(self) -> Any:
         """The value, in the process it was sent to."""
@@ -58,15 +62,24 @@ def _import_script(script: dict[str, Any]) -> None:
 
     _is_importing_script = True
     spawn.prepare(script)
+    if "package" in script:
+        _import_package(script["package"])
     _is_importing_script = False
+
+
+def _import_package(name: str) -> None:
+    """Run a package's `__main__` under the name of a spawned process's script; `multiprocessing` leaves it out."""
+    main = types.ModuleType("__mp_main__")
+    main.__dict__.update(runpy.run_module(name, run_name="__mp_main__", alter_sys=True))
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
 
 
 def _find_script(otherwise: str) -> dict[str, Any]:
     main = sys.modules["__main__"]
     found = {"sys_path": list(sys.path), "sys_argv": list(sys.argv)}
     name = getattr(getattr(main, "__spec__", None), "name", None)
-    if name is not None:
-        return {**found, "init_main_from_name": name}
+    if name is not None and name != "__main__":  # that is a folder or an archive, run by its path
+        return {**found, "package" if name.endswith(".__main__") else "init_main_from_name": name}
     path = getattr(main, "__file__", None)
     if path is None or not os.path.exists(path):  # "<stdin>"
         raise TypeError(
