@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import penstock
+from penstock.compiled import check_trusted
 
 CODE = "from penstock.order import _kernels; print(int(_kernels.child_key(1, 2)))"
 
 
-def run(code: str, **environment: str) -> str:
+def run(code: str, *, cwd: Path | None = None, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=os.environ | environment
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=os.environ | environment, cwd=cwd
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -56,3 +59,114 @@ def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path) -> None:
     limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"  # no file may have a byte
     assert run(limited + CODE, NUMBA_CACHE_DIR=str(tmp_path)) == run(CODE)
+
+
+class Payload:
+    """A pickle that leaves a file behind when it is read."""
+
+    def __init__(self, proof: Path) -> None:
+        self._proof = proof
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (str(self._proof),)
+
+
+def plant(folder: Path, proof: Path) -> None:
+    """Put a payload in place of every kernel that is kept under `folder`."""
+    planted = [path for pattern in ("*.nbi", "*.nbc") for path in folder.rglob(pattern)]
+    assert planted
+    for path in planted:
+        path.write_bytes(pickle.dumps(Payload(proof)))
+
+
+def open_to_all(folder: Path) -> None:
+    folder.chmod(0o777)
+
+
+def give_away(folder: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(folder, 65534, 65534)
+
+
+@pytest.mark.parametrize(
+    ("place", "expose", "exposed"),
+    [
+        ("HOME", give_away, "inner"),
+        ("NUMBA_CACHE_DIR", open_to_all, ".cache"),
+    ],
+)
+def test_kernels_that_another_user_may_have_put_there_are_not_run(
+    tmp_path: Path,
+    read_only_package: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    expose: Callable[[Path], None],
+    exposed: str,
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    shared, temporary, proof = tmp_path / "shared", tmp_path / "temporary", tmp_path / "proof"
+    shared.mkdir()
+    temporary.mkdir()
+    (tmp_path / "link").symlink_to(shared)
+    named = {"HOME": shared, "NUMBA_CACHE_DIR": tmp_path / "link" / ".cache" / "numba"}[place]
+    environment = {**read_only_package, "TMPDIR": str(temporary), place: str(named)}
+    if place == "HOME":
+        del environment["XDG_CACHE_HOME"]
+    expected = run(CODE, **environment)
+    (inner,) = (shared / ".cache" / "numba").glob("order_*")
+    assert list(temporary.iterdir()) == []  # they are kept in the place that is now taken over
+    taken_over = inner if exposed == "inner" else shared / exposed
+    plant(taken_over, proof)
+    expose(taken_over)
+    assert run(CODE, **environment) == expected
+    assert not proof.exists()
+    assert list(temporary.rglob("*child_key*.nbc"))
+
+
+@pytest.mark.parametrize("exposed", ["", "above", "above/kept"])
+@pytest.mark.parametrize("expose", [open_to_all, give_away])
+def test_a_place_is_refused_if_any_folder_on_the_way_is_not_this_users_alone(
+    tmp_path: Path, expose: Callable[[Path], None], exposed: str
+) -> None:
+    module, kept = tmp_path / "package" / "module.py", tmp_path / "room" / "above" / "kept"
+    module.parent.mkdir()
+    module.touch()
+    kept.mkdir(parents=True)
+    check_trusted(kept, module)
+    expose(tmp_path / "room" / exposed)
+    with pytest.raises(PermissionError, match=str(tmp_path / "room" / exposed)):
+        check_trusted(kept, module)
+
+
+def test_a_sticky_folder_may_be_on_the_way_but_is_no_place(tmp_path: Path) -> None:
+    module, kept = tmp_path / "module.py", tmp_path / "shared" / "kept"
+    module.touch()
+    kept.mkdir(parents=True)
+    kept.parent.chmod(0o1777)
+    check_trusted(kept, module)
+    with pytest.raises(PermissionError, match="Others can write"):
+        check_trusted(kept.parent, module)
+
+
+def test_who_may_change_the_module_may_change_its_kernels(tmp_path: Path) -> None:
+    module, kept = tmp_path / "package" / "module.py", tmp_path / "package" / "__pycache__"
+    kept.mkdir(parents=True)
+    module.touch()
+    kept.chmod(0o775)
+    with pytest.raises(PermissionError, match="Others can write"):
+        check_trusted(kept, module)
+    kept.parent.chmod(0o775)  # as under umask 002
+    check_trusted(kept, module)
+
+
+def test_without_a_home_nothing_is_kept_in_or_taken_from_the_current_folder(
+    tmp_path: Path, read_only_package: dict[str, str]
+) -> None:
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    here.mkdir()
+    temporary.mkdir()
+    homeless = "import os, pwd; del os.environ['HOME'], os.environ['XDG_CACHE_HOME']; pwd.getpwuid = {}.__getitem__\n"
+    assert run(homeless + CODE, cwd=here, **read_only_package, TMPDIR=str(temporary)) == run(CODE)
+    assert list(here.iterdir()) == []
+    assert list(temporary.rglob("*child_key*.nbc"))
