@@ -11,7 +11,9 @@ import pytest
 import penstock
 from penstock import Tokenize, prepare
 from penstock.cli import main
-from penstock.errors import FormatError, SchemaError
+from penstock.errors import DatasetExists, FormatError, SchemaError
+
+from .corpora import contents, decoded
 
 
 def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
@@ -52,11 +54,58 @@ def test_files_of_a_folder_whose_names_say_nothing_are_told(tmp_path: Path) -> N
 def test_files_that_are_no_longer_given_are_told(tmp_path: Path) -> None:
     for name in ("day1", "day2"):
         source = write_rows(tmp_path / name / "a.jsonl", {"text": name})
-        done = prepare(source, tmp_path / "data", transform=Tokenize("bytes"), workers=1)
+        done = prepare(source, tmp_path / "data", transform=Tokenize("bytes"), workers=1, remove=True)
     assert done.num_samples == 1
     [note] = done.notes
     removed = "1 source file from the previous run was not given; its samples were removed"
     assert note.startswith(f"{removed} ({tmp_path}/day1/a.jsonl)")
+
+
+class TestSamplesOfFilesThatAreNoLongerGiven:
+    @pytest.fixture
+    def data(self, tmp_path: Path) -> Path:
+        for name in ("day1", "day2"):
+            write_rows(tmp_path / name / "a.jsonl", {"text": name}, {"text": f"{name} too"})
+        prepare([tmp_path / "day1"], tmp_path / "data", transform=Tokenize("bytes"), workers=1)
+        return tmp_path / "data"
+
+    def run(self, data: Path, *names: str, **more: Any) -> penstock.preparation.Prepared:
+        sources = [data.parent / name for name in names]
+        return prepare(sources, data, transform=Tokenize("bytes"), workers=1, **more)
+
+    def test_are_not_removed_by_other_sources(self, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        before = contents(data)
+        message = r"1 source file of 1 is no longer given \(.*day1/a\.jsonl\), and 2 samples would go\..*remove=True"
+        with pytest.raises(DatasetExists, match=message):
+            self.run(data, "day2")
+        command = ["prepare", str(data.parent / "day2"), str(data), "--tokenizer", "bytes", "--workers", "1"]
+        assert main(command) == 1
+        assert "--remove" in capsys.readouterr().err
+        assert contents(data) == before
+        assert main([*command, "--remove"]) == 0
+        assert decoded(data) == ["day2", "day2 too"]
+
+    def test_are_not_removed_because_one_of_many_files_is_missing(self, data: Path) -> None:
+        self.run(data, "day1", "day2")
+        before = contents(data)
+        with pytest.raises(DatasetExists, match=r"1 source file of 2 is no longer given .* and 2 samples would go"):
+            self.run(data, "day1")
+        assert contents(data) == before
+        assert self.run(data, "day1", remove=True).num_samples == 2
+
+    def test_may_go_where_everything_may_be_replaced(self, data: Path) -> None:
+        assert self.run(data, "day2", overwrite=True).num_samples == 2
+        assert decoded(data) == ["day2", "day2 too"]
+
+    def test_are_counted_among_many_small_files(self, tmp_path: Path) -> None:
+        for number in range(5):
+            (tmp_path / "raw").mkdir(exist_ok=True)
+            (tmp_path / "raw" / f"{number}.txt").write_text(f"text {number}")
+        self.run(tmp_path / "data", "raw")
+        for number in range(3):
+            (tmp_path / "raw" / f"{number}.txt").unlink()
+        with pytest.raises(DatasetExists, match=r"3 source files of 5 are no longer given .* and 3 samples would go"):
+            self.run(tmp_path / "data", "raw")
 
 
 class TestRowsThatAnEarlierRunSkipped:

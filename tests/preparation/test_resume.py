@@ -328,7 +328,7 @@ class TestIncremental:
         run_library(tmp_path / "src", tmp_path / "data")
         for path in (tmp_path / "src").glob("part-*"):
             path.unlink()
-        run_library(tmp_path / "src", tmp_path / "data")
+        run_library(tmp_path / "src", tmp_path / "data", remove=True)
         assert_holds(tmp_path / "data", kept)
 
     def test_a_column_of_origins_stays_right_over_several_changes(self, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "on_error": "raise",
     "max_skipped": None,
     "overwrite": False,
+    "remove": False,
     "origins": "auto",
 }
 

@@ -54,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to keep the file and row of each sample",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset made with different settings")
+    parser.add_argument(
+        "--remove", action="store_true", help="remove the samples of source files that are no longer given"
+    )
 
 
 def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
                 on_error=arguments.on_error,
                 max_skipped=arguments.max_skipped,
                 overwrite=arguments.overwrite,
+                remove=arguments.remove,
                 origins=arguments.origins,
                 on_progress=on_progress,
             )

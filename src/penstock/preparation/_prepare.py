@@ -34,6 +34,7 @@ def prepare(
     on_error: OnError = "raise",
     max_skipped: int | None = None,
     overwrite: bool = False,
+    remove: bool = False,
     origins: Origins = "auto",
     on_progress: OnProgress | None = None,
 ) -> Prepared:
@@ -59,11 +60,13 @@ def prepare(
         on_error: "raise" stops at the first bad row, "skip" leaves bad rows out and counts them.
         max_skipped: Stop when more rows than this are skipped.
         overwrite: Replace a dataset made with different settings.
+        remove: Remove the samples of source files that are no longer given, rather than stop.
         origins: Where to keep the file and row of each sample: "manifest", "column", or "auto".
         on_progress: Called a few times a second with a `Progress`.
 
     Raises:
-        DatasetExists: the destination has something that cannot be continued, and `overwrite` is not given.
+        DatasetExists: the destination has something that cannot be continued, and `overwrite` is not given; or samples
+            of files that are no longer given, and `remove` is not.
         NotADirectoryError: the destination is a file.
         WriterBusy: another process is writing to this destination.
         FormatError: a bad row, or too many of them; the message names file and row.
@@ -80,6 +83,7 @@ def prepare(
         on_error=on_error,
         max_skipped=max_skipped,
         overwrite=overwrite,
+        remove=remove,
         origins=origins,
     )
     path = Path(destination).absolute()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,19 @@ class Previous:
         lost = (task for task in self.tasks if not self.lost.isdisjoint(shard.name for shard in task.shards))
         return {path for task in lost for path in task.paths}
 
+    def gone(self, files: Sequence[SourceFile]) -> list[str]:
+        """Paths of the dataset's sources that are no longer given."""
+        given = {file.path for file in files}
+        return [path for path, *_ in self.sources if path not in given]
+
+    def num_samples_of(self, paths: Collection[str]) -> int:
+        """Samples that came from these files, up to rows of small files that were skipped or gave several samples."""
+        splits = [split for task in self.tasks if not task.is_dropped for split in task.splits]
+        shares = ((split, sum(path in paths for path in split.paths)) for split in splits)
+        return sum(
+            min(count, split.num_samples) if split.is_group else count * split.num_samples for split, count in shares
+        )
+
     def is_current(self, files: Sequence[SourceFile]) -> bool:
         """Whether the sources are exactly those of the dataset, and all of its shards are there."""
         if self.lost or not all(file.identity for file in files):  # without an identity, nobody knows of changes
@@ -164,15 +177,18 @@ def find_previous(
         unfinished: The specification of a run that was stopped.
         wanted: What this run settles of its specification (`asked_for`).
         files: The sources.
-        settings: Whether to overwrite.
+        settings: Whether to overwrite, or to remove the samples of files that are not given.
 
     Raises:
-        DatasetExists: something is there that this run cannot continue, and `overwrite` is not given.
+        DatasetExists: something is there that this run cannot continue, and `overwrite` is not given; or files of the
+            dataset are not given, and neither is `remove`.
     """
     if manifest is not None:
         previous = _read_if_sound(destination, manifest, settings)
         obstacle = _obstacle(previous, wanted, files, settings.pack)
-        if not obstacle:
+        if previous is not None and not obstacle:
+            if not (settings.overwrite or settings.remove):
+                _refuse_removal(destination, previous, files)
             return previous
         if not settings.overwrite:
             raise DatasetExists(_refuse(destination, obstacle))
@@ -215,6 +231,21 @@ def _obstacle(
         appended = counted(previous.num_appended, "sample")
         return f"another writer has appended {appended} to the dataset there, which this run would drop"
     return ""
+
+
+def _refuse_removal(destination: Path, previous: Previous, files: Sequence[SourceFile]) -> None:
+    """Stop when source files of the dataset are missing from those given: a mistyped glob must not empty it."""
+    gone = previous.gone(files)
+    if not gone:
+        return
+    what = f"{counted(len(gone), 'source file')} of {len(previous.sources):,}"
+    shown = gone[0] + (", …" if len(gone) > 1 else "")
+    samples = counted(previous.num_samples_of(frozenset(gone)), "sample")
+    raise DatasetExists(
+        f"{destination}: {what} {'is' if len(gone) == 1 else 'are'} no longer given ({shown}), and {samples} would go. "
+        "To add to a dataset, give all sources, old and new. To remove those samples, pass remove=True (--remove); to "
+        "keep the dataset as it is, choose another destination."
+    )
 
 
 def _refuse(destination: Path, obstacle: str) -> str:

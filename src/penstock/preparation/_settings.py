@@ -43,6 +43,8 @@ class Settings:
     """Stop when more rows than this are skipped; None means no limit."""
     overwrite: bool
     """Whether to replace a dataset, or an unfinished one, that was made with different settings."""
+    remove: bool
+    """Whether samples may go whose source files are no longer given; `overwrite` allows that, too."""
     origins: Origins
     """Where to keep the file and row of each sample: beside the manifest, or in a column of 16 bytes a sample."""
 

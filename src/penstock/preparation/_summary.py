@@ -160,14 +160,12 @@ def note_passed_over(paths: Sequence[str]) -> list[str]:
 
 def note_gone(previous: Previous | None, files: Sequence[SourceFile]) -> list[str]:
     """A note when files of the dataset are no longer among the sources."""
-    given = {file.path for file in files}
-    gone = [path for path, *_ in previous.sources if path not in given] if previous is not None else []
+    gone = previous.gone(files) if previous is not None else []
     if not gone:
         return []
     were = "was not given; its" if len(gone) == 1 else "were not given; their"
     return [
-        f"{counted(len(gone), 'source file')} from the previous run {were} samples were removed ({_such_as(gone)}). "
-        "To add to a dataset, give all sources, old and new."
+        f"{counted(len(gone), 'source file')} from the previous run {were} samples were removed ({_such_as(gone)})."
     ]
 
 
