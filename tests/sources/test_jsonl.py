@@ -58,6 +58,15 @@ def test_every_line_comes_exactly_once_for_any_target_and_any_newlines(
     assert Counter(json.dumps(without_missing(each) or {}, sort_keys=True) for each in rows) == given_rows
 
 
+def test_the_last_line_of_a_split_is_in_the_batch_of_the_lines_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"n": n, "text": "x" * (n % 97)}) + "\n" for n in range(2_000)))
+    options = SourceOptions()
+    splits = plan_splits(list_files(str(path), options), options, 20_000)
+    assert len(splits) > 4
+    assert [len(list(read_split(split, options))) for split in splits] == [1] * len(splits)
+
+
 @settings(max_examples=70, deadline=None)
 @given(st.lists(st.dictionaries(NAMES, VALUES, max_size=3), max_size=6), st.integers(1, 100))
 def test_values_are_those_of_the_json_module_whatever_their_types(

@@ -28,6 +28,7 @@ OnLong = Literal["drop", "raise"]
 says so, or it raises `FormatError` as soon as it is too long."""
 
 _LOOK_BACK_BYTES = 256  # and eight times as much when a run of separators is longer
+_ENTER_BYTES = 4 << 10
 _STEP_BYTES = 512
 _REMOTE_STEP_BYTES = 4 << 10  # each step is a request
 
@@ -104,30 +105,44 @@ class ByteRange:
         self._check_size()
         if max(self.begin, place or 0) >= self.end:
             return
-        entry = known or (self._enter(options.batch_bytes) if place is None else self._enter_again(place))
+        entry = known or (
+            self._enter(min(_ENTER_BYTES, options.batch_bytes)) if place is None else self._enter_again(place)
+        )
         if entry is not None:
             ends = Separated(self.separator)
             collector = _Collector(self.file.path, entry.offset, ends, options.max_record_bytes, on_long)
-            yield from self._collect(collector, entry, options.batch_bytes)
+            yield from self._collect(collector, entry, options)
 
-    def _collect(self, collector: _Collector, entry: Entry, block_bytes: int) -> Iterator[Block]:
-        position, chunk = entry.offset, entry.data
-        step_bytes = _REMOTE_STEP_BYTES if is_remote(self.file.path) else _STEP_BYTES
+    def _collect(self, collector: _Collector, entry: Entry, options: SourceOptions) -> Iterator[Block]:
+        position, chunk = entry.offset + len(entry.data), entry.data
         while collector.offset < self.end:
-            num_left = self.end - position
-            if not chunk and num_left > 0:
-                chunk = self.file.read(min(block_bytes, num_left))
-            elif not chunk and self.end < self.file.size:  # the last record goes on behind the end
-                chunk = self.file.read(step_bytes)
-                step_bytes = min(2 * step_bytes, max(block_bytes, step_bytes))
+            if 2 * len(chunk) <= options.batch_bytes and position < self.end:  # what entering left may be a block
+                more = self.file.read(min(options.batch_bytes - len(chunk), self.end - position))
+                position, chunk = position + len(more), chunk + more
+            if position >= self.end:
+                chunk = self._complete(chunk, options)
             if not chunk:
                 yield from collector.rest()
                 return
-            position += len(chunk)
             for block in collector.add(chunk):
                 if block.offset < self.end:
                     yield self._before_end(block)
             chunk = b""
+
+    def _complete(self, chunk: bytes, options: SourceOptions) -> bytes:
+        """The last bytes of the range and what its last record has behind its end, read by small steps: one block."""
+        pieces, num_bytes = [chunk], 0
+        step_bytes = _REMOTE_STEP_BYTES if is_remote(self.file.path) else _STEP_BYTES
+        tail = chunk[-len(self.separator) :]
+        while self.separator not in tail and num_bytes <= options.max_record_bytes:
+            piece = self.file.read(step_bytes)
+            if not piece:
+                break
+            pieces.append(piece)
+            num_bytes += len(piece)
+            tail = tail[1 - len(self.separator) :] + piece if len(self.separator) > 1 else piece
+            step_bytes = min(2 * step_bytes, max(options.batch_bytes, step_bytes))
+        return b"".join(pieces) if num_bytes else chunk
 
     def _before_end(self, block: Block) -> Block:
         """The block without records that begin at the end of the range or behind it."""
