@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workers import _cpus, default_workers, thread_settings, usable_cpus
+from penstock import cgroups
+from penstock.workers import default_workers, thread_settings, usable_cpus
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of 16 processors without limits; the folder stands for /sys/fs/cgroup."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
-    monkeypatch.setattr(_cpus, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(_cpus, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(cgroups, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(cgroups, "_OWN_CGROUPS", tmp_path / "own")
     for name in ("SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path

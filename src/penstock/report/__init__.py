@@ -1,6 +1,7 @@
 """How measurements and descriptions look: data first, then words, tables and bars.
 
     data (a Histogram, a count of bytes, progress) -> the terminal, or JSON
+    a Page: verdict, findings, lanes, charts       -> the terminal, one HTML file, a Perfetto trace
 
 One file per medium. Knows nothing of where the data comes from; what takes long to import (numpy, rich)
 is imported when it is needed, so that `penstock --help` need not wait for it.
@@ -9,13 +10,52 @@ May import: `errors`. Imported by: `cli`. Holds no state.
 """
 
 from penstock.report._histogram import Histogram, histogram
+from penstock.report._page import (
+    Arm,
+    Chart,
+    Fact,
+    Finding,
+    Gain,
+    Headline,
+    Lane,
+    Line,
+    Page,
+    SlowSample,
+    Span,
+    SpanKind,
+    StepTimes,
+    Tone,
+)
+from penstock.report._perfetto import to_perfetto
 from penstock.report._terminal import console, format_bytes, print_json, progress_bar
+from penstock.report._terminal_page import render_terminal
+from penstock.report._words import describe_gain, format_gain, format_number, format_seconds
 
 __all__ = [
+    "Arm",
+    "Chart",
+    "Fact",
+    "Finding",
+    "Gain",
+    "Headline",
     "Histogram",
+    "Lane",
+    "Line",
+    "Page",
+    "SlowSample",
+    "Span",
+    "SpanKind",
+    "StepTimes",
+    "Tone",
     "console",
+    "describe_gain",
     "format_bytes",
+    "format_gain",
+    "format_number",
+    "format_seconds",
     "histogram",
     "print_json",
     "progress_bar",
+    "render_terminal",
+    "to_perfetto",
 ]

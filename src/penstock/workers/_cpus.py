@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
+from penstock.cgroups import cpu_quota
 
 
 def usable_cpus() -> int:
     """The least of affinity, cgroup quota and Slurm's share, split over this machine's ranks, and at least 1."""
     limits = [float(len(os.sched_getaffinity(0)))]
-    limits += [limit for limit in (_cgroup_quota(), _given("SLURM_CPUS_PER_TASK")) if limit is not None]
+    limits += [limit for limit in (cpu_quota(), _given("SLURM_CPUS_PER_TASK")) if limit is not None]
     return max(1, int(min(limits) / (_given("LOCAL_WORLD_SIZE") or 1)))
 
 
@@ -28,33 +26,6 @@ def thread_settings(num_threads: int, names: Iterable[str]) -> dict[str, str]:
     Workers are many; each with as many threads as there are processors would be too many. What the user has set wins.
     """
     return {name: os.environ.get(name, str(num_threads)) for name in names}
-
-
-def _cgroup_quota() -> float | None:
-    """Processors' worth of time that the control group, and each one around it, may use."""
-    quotas = []
-    try:
-        for line in _OWN_CGROUPS.read_text().splitlines():
-            _, controllers, own = line.split(":", 2)
-            if not controllers or "cpu" in controllers.split(","):
-                root = _CGROUPS / controllers if controllers else _CGROUPS
-                inner = root / own.lstrip("/")
-                quotas += [_quota_of(group) for group in (inner, *inner.parents) if group.is_relative_to(root)]
-    except (OSError, ValueError):
-        return None
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _quota_of(group: Path) -> float | None:
-    """Of one group: version 2 has "quota period" in one file, version 1 a file for each."""
-    try:
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
-        else:
-            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return int(quota) / int(period) if int(quota) > 0 else None
-    except (OSError, ValueError):  # no such file; "max"
-        return None
 
 
 def _given(name: str) -> float | None:

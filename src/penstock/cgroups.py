@@ -1,0 +1,94 @@
+"""What the control groups around this process allow, and what has been used of it.
+
+A container or a batch job sees the whole machine in `/proc`, and is stopped at its group's limits. Groups are nested,
+and the tightest limit counts. Versions 1 and 2 are read; what is missing or may not be read is None, never an error.
+
+May import: nothing. Imported by: `metrics`, `workers`. Holds no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_NO_LIMIT = 2**60
+"""Version 1 writes the largest number of pages, in bytes, where there is no limit."""
+
+
+class MemoryLimit(NamedTuple):
+    """Of the group that allows the least."""
+
+    limit_bytes: int
+    used_bytes: int
+    """Without file pages that the kernel would give up first."""
+
+
+def cpu_quota() -> float | None:
+    """Processors' worth of time that the control group, and each one around it, may use."""
+    return min((quota for quota in map(_quota_of, _groups("cpu")) if quota is not None), default=None)
+
+
+def throttled_seconds() -> float | None:
+    """How long this job has been stopped because its quota of processor time was used up."""
+    for group in _groups("cpu"):
+        stat = _table(group / "cpu.stat")
+        if "throttled_usec" in stat:
+            return stat["throttled_usec"] / 1e6
+        if "throttled_time" in stat:
+            return stat["throttled_time"] / 1e9
+    return None
+
+
+def memory_limit() -> MemoryLimit | None:
+    """The least memory that a group around this process allows; None where there is no limit."""
+    return min((limit for limit in map(_memory_of, _groups("memory")) if limit is not None), default=None)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Folders of this process's groups that may have this controller, innermost first."""
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+        entries = [line.split(":", 2) for line in lines]
+        paths = [(controllers, own) for _, controllers, own in entries]
+    except (OSError, ValueError):
+        return
+    for controllers, own in paths:
+        if not controllers or controller in controllers.split(","):
+            root = _CGROUPS / controllers if controllers else _CGROUPS
+            inner = root / own.lstrip("/")
+            yield from (group for group in (inner, *inner.parents) if group.is_relative_to(root))
+
+
+def _quota_of(group: Path) -> float | None:
+    """Of one group: version 2 has "quota period" in one file, version 1 a file for each."""
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError):  # no such file; "max"
+        return None
+
+
+def _memory_of(group: Path) -> MemoryLimit | None:
+    for limit_name, used_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        try:
+            limit, used = int((group / limit_name).read_text()), int((group / used_name).read_text())
+        except (OSError, ValueError):  # no such file; "max"
+            continue
+        stat = _table(group / "memory.stat")
+        reclaimable = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+        return MemoryLimit(limit, max(0, used - reclaimable)) if limit < _NO_LIMIT else None
+    return None
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    try:
+        return {name: int(number) for name, number in (line.split() for line in path.read_text().splitlines())}
+    except (OSError, ValueError):
+        return {}

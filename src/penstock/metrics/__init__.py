@@ -1,0 +1,37 @@
+"""What threads, processes, the machine and its accelerators use: clocks and counters as small typed data.
+
+    ThreadMeter().read()     the calling thread: processor time, run-queue delay, page faults
+    process_tree(pid)        a process and its descendants: processor time, memory, reads, faults
+    read_machine()           everything that runs here
+    Accelerators().read()    devices, through NVML
+    Sampler(pid)             all of these over time, in columns
+
+What the kernel does not offer, or a container may not read, is None or NaN, never an error. Nothing here knows
+loaders, and nothing draws.
+
+May import: `cgroups`, `workers`. Imported by: nobody. Holds no state.
+"""
+
+from penstock.metrics._accelerators import Accelerators, AcceleratorUsage
+from penstock.metrics._machine import MachineFacts, MachineUsage, available_memory, describe_machine, read_machine
+from penstock.metrics._processes import ProcessUsage, process_tree, read_process
+from penstock.metrics._sampler import ProcessHistory, Sampler, UsageHistory
+from penstock.metrics._threads import ThreadMeter, ThreadUsage
+
+__all__ = [
+    "AcceleratorUsage",
+    "Accelerators",
+    "MachineFacts",
+    "MachineUsage",
+    "ProcessHistory",
+    "ProcessUsage",
+    "Sampler",
+    "ThreadMeter",
+    "ThreadUsage",
+    "UsageHistory",
+    "available_memory",
+    "describe_machine",
+    "process_tree",
+    "read_machine",
+    "read_process",
+]

@@ -1,0 +1,98 @@
+"""The machine as a whole: time its processors were busy, its memory, and what it is."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.cgroups import cpu_quota, memory_limit
+from penstock.metrics._accelerators import Accelerators
+from penstock.workers import usable_cpus
+
+_PROC = Path("/proc")
+_TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class MachineUsage(NamedTuple):
+    """Processor time of everything that runs on this machine, since it started, summed over its processors."""
+
+    busy_seconds: float
+    disk_wait_seconds: float
+    """Time processors had nothing to do but wait for storage."""
+    stolen_seconds: float
+    """Time that the hypervisor gave to other machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """What a measurement was made on. None: this machine does not tell."""
+
+    processor: str
+    num_processors: int
+    """Of the machine."""
+    usable_processors: int
+    """That this process may use: affinity, quota, Slurm's share."""
+    cpu_quota: float | None
+    """Of the control group."""
+    memory_bytes: int | None
+    memory_limit_bytes: int | None
+    """Of the control group."""
+    system: str
+    python: str
+    accelerators: tuple[str, ...]
+
+
+def read_machine() -> MachineUsage | None:
+    """Usage now; None without `/proc`."""
+    try:
+        first = (_PROC / "stat").read_bytes().split(b"\n", 1)[0].split()[1:]
+        user, nice, system, _idle, disk, interrupt, soft_interrupt, stolen = (int(field) for field in first[:8])
+    except (OSError, ValueError, IndexError):
+        return None
+    busy = user + nice + system + interrupt + soft_interrupt
+    return MachineUsage(busy * _TICK_SECONDS, disk * _TICK_SECONDS, stolen * _TICK_SECONDS)
+
+
+def available_memory() -> int | None:
+    """Bytes that programs can still get without swapping, on the machine and in the control group."""
+    free = _memory("MemAvailable")
+    limit = memory_limit()
+    bounds = [free, None if limit is None else limit.limit_bytes - limit.used_bytes]
+    return min((max(0, bound) for bound in bounds if bound is not None), default=None)
+
+
+def describe_machine() -> MachineFacts:
+    """What this machine is. Asks the accelerators' library for names, when it is installed."""
+    limit = memory_limit()
+    with Accelerators() as accelerators:
+        names = tuple(each.name for each in accelerators.read())
+    return MachineFacts(
+        processor=_processor(),
+        num_processors=os.cpu_count() or 1,
+        usable_processors=usable_cpus(),
+        cpu_quota=cpu_quota(),
+        memory_bytes=_memory("MemTotal"),
+        memory_limit_bytes=None if limit is None else limit.limit_bytes,
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        accelerators=names,
+    )
+
+
+def _memory(field: str) -> int | None:
+    try:
+        lines = (_PROC / "meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = (_PROC / "cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, IndexError, StopIteration):
+        return platform.machine()

@@ -1,0 +1,200 @@
+"""The page: everything that a report of a run can show, as plain data. It knows no loader, and measures nothing.
+
+    Page ── verdict, headlines
+         ── findings     what to change, by measured gain; each may point at steps
+         ── lanes        who did what when: spans of time, one lane per thread or process
+         ── steps        wait and step of every step, or of every few
+         ── charts       figures over time
+         ── arms         settings that were tried
+         ── slowest      samples
+         ── machine      facts
+
+Whatever is empty is not shown. Texts may come from strangers: file names, errors, reprs; each medium escapes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Tone = Literal["good", "bad", "plain"]
+SpanKind = Literal["step", "wait", "start", "sample", "read", "collate", "handover", "pin", "copy", "idle"]
+"""What a span of time went to. `start`: workers starting; `idle`: a worker without work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """How much faster: a ratio of step rates, with half the width of its 95 % interval."""
+
+    ratio: float
+    error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """One of the few numbers that stand above everything else."""
+
+    value: str
+    """Number and unit: `28.4/s`."""
+    label: str
+    """What it is, in a few words."""
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing to change, or to know."""
+
+    id: str
+    """A short name that programs can rely on: `prefetch`."""
+    title: str
+    evidence: tuple[str, ...] = ()
+    """Sentences with the numbers that show it."""
+    change: str = ""
+    """The line to write, or what to do."""
+    where: str = ""
+    """`train.py:24`."""
+    price: str = ""
+    """What the change costs: `+0.2 MB of memory`."""
+    gain: Gain | None = None
+    """Measured by trying it; None when it was not tried."""
+    limit: Gain | None = None
+    """For what cannot be tried here: the most that it could give."""
+    steps: tuple[tuple[int, int], ...] = ()
+    """Steps that show it, as ranges (first, one past the last): a click highlights them."""
+    link: str = ""
+    """A page that says more; only `https://` becomes a link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of time in a lane, in seconds from the page's beginning."""
+
+    start: float
+    duration: float
+    kind: SpanKind
+    label: str = ""
+    step: int | None = None
+    """The step whose batch it is for: a click follows the batch through all lanes."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(SpanKind):
+            raise ValueError(f"kind={self.kind!r}; the choices are {', '.join(get_args(SpanKind))}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One thread or process: spans in the order of their start, which may not overlap by much to be readable."""
+
+    name: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Wait and step of consecutive steps, in seconds; in a long run an entry is the mean of `steps_per_entry` steps."""
+
+    wait: tuple[float, ...]
+    step: tuple[float, ...]
+    first: int = 0
+    steps_per_entry: int = 1
+
+    def __post_init__(self) -> None:
+        if len(self.wait) != len(self.step):
+            raise ValueError(f"{len(self.wait)} waits for {len(self.step)} steps; give one wait for each step.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a chart; NaN leaves a gap."""
+
+    name: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Figures over time: each line has a value for each of the times."""
+
+    title: str
+    unit: str
+    """`cores`, `GB`, `steps/s`: written on the axis."""
+    times: tuple[float, ...]
+    """Seconds from the page's beginning."""
+    lines: tuple[Line, ...]
+    note: str = ""
+    """A sentence under the chart."""
+
+    def __post_init__(self) -> None:
+        for line in self.lines:
+            if len(line.values) != len(self.times):
+                raise ValueError(
+                    f"{self.title}: {len(line.values)} values of {line.name!r} at {len(self.times)} times."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """Settings that were tried in turns with the others."""
+
+    name: str
+    gain: Gain
+    steps_per_second: float
+    wait_seconds: float
+    step_seconds: float
+    cores: float | None = None
+    """Processors' worth of time that it used."""
+    is_baseline: bool = False
+    """The run as it is."""
+    is_advised: bool = False
+    """What a finding says to change to."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowSample:
+    """A sample that took long to make."""
+
+    index: str
+    """Its place in the dataset, or whatever names it."""
+    seconds: float
+    cpu_seconds: float | None = None
+    step: int | None = None
+    worker: str = ""
+    origin: str = ""
+    """The file it came from, where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A name and a value, both for people."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A report of a run, ready to be drawn."""
+
+    title: str
+    """What was run, and by what: `penstock doctor · train.py`."""
+    verdict: str
+    """One sentence."""
+    tone: Tone = "plain"
+    headlines: tuple[Headline, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """In the order in which they are shown."""
+    lanes: tuple[Lane, ...] = ()
+    steps: StepTimes | None = None
+    charts: tuple[Chart, ...] = ()
+    arms: tuple[Arm, ...] = ()
+    slowest: tuple[SlowSample, ...] = ()
+    machine: tuple[Fact, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader must know to trust the numbers: one sentence each."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with the names of the fields."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,143 @@
+"""The page in a terminal: the same story as in the browser, in the width there is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.errors import printable
+from penstock.report._page import Arm, Finding, Headline, Page, SlowSample, StepTimes
+from penstock.report._terminal import console
+from penstock.report._words import describe_gain, format_gain, format_number, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+_STYLES = {"good": "bold green", "bad": "bold red", "plain": "bold"}
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_BAR_COLUMNS = 60
+_INTERVAL_COLUMNS = 24
+_WIDE = 100
+"""Columns of a terminal in which there is room to draw intervals."""
+
+
+def render_terminal(page: Page) -> RenderableType:
+    """Something that `rich` prints: `console().print(render_terminal(page))`."""
+    from rich.console import Group
+
+    parts: list[RenderableType] = [_text(page.title, "dim"), _text(page.verdict, _STYLES[page.tone])]
+    parts += [_headlines(page.headlines)] if page.headlines else []
+    parts += [part for number, finding in enumerate(page.findings, 1) for part in _finding(number, finding)]
+    parts += [_steps(page.steps)] if page.steps is not None and page.steps.wait else []
+    parts += [_arms(page.arms, console().width)] if page.arms else []
+    parts += [_slowest(page.slowest)] if page.slowest else []
+    if page.machine:
+        parts.append(_text(" · ".join(f"{fact.name} {fact.value}" for fact in page.machine), "dim"))
+    parts += [_text(note, "dim") for note in page.notes]
+    return Group(*(piece for part in parts for piece in (part, "")))
+
+
+def _text(words: str, style: str = "") -> Text:
+    """Words of strangers as they are: control characters escaped, nothing taken for markup."""
+    from rich.text import Text
+
+    return Text(printable(words), style=style, no_wrap=False, overflow="fold")
+
+
+def _grid(*justify: str, header: Sequence[str] = ()) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_header=bool(header), header_style="dim")
+    for place, side in enumerate(justify):
+        table.add_column(header[place] if header else "", justify="right" if side == "right" else "left")
+    return table
+
+
+def _headlines(headlines: tuple[Headline, ...]) -> Table:
+    table = _grid(*["left"] * len(headlines))
+    table.add_row(*(_text(each.value, _STYLES[each.tone]) for each in headlines))
+    table.add_row(*(_text(each.label, "dim") for each in headlines))
+    return table
+
+
+def _finding(number: int, finding: Finding) -> Iterator[RenderableType]:
+    from rich.console import Group
+    from rich.padding import Padding
+
+    title = _text(f"{number}. {finding.title}", "bold").append(f"  {describe_gain(finding)}", "bold cyan")
+    lines = [_text(sentence) for sentence in finding.evidence]
+    if finding.change:
+        beside = ", ".join(filter(None, (finding.where, finding.price)))
+        lines.append(_text("Change: ").append_text(_text(finding.change, "cyan")))
+        lines[-1].append_text(_text(f"  # {beside}" if beside else "", "dim"))
+    yield Group(title, Padding(Group(*lines), (0, 0, 0, 3)))
+
+
+def _steps(times: StepTimes) -> Text:
+    """Two rows of blocks, on one scale: how long each step waited, and how long it computed."""
+    from rich.text import Text
+
+    wait, step = _shrunk(times.wait, _BAR_COLUMNS), _shrunk(times.step, _BAR_COLUMNS)
+    most = max(*wait, *step, 1e-12)
+    return Text.assemble(
+        ("wait  ", "dim"), (_blocks(wait, most), "red"), ("  tallest ", "dim"), format_seconds(max(wait)),
+        ("\nstep  ", "dim"), (_blocks(step, most), "blue"), ("  tallest ", "dim"), format_seconds(max(step)),
+    )  # fmt: skip
+
+
+def _blocks(values: Sequence[float], most: float) -> str:
+    return "".join(_BLOCKS[round(value / most * (len(_BLOCKS) - 1))] for value in values)
+
+
+def _shrunk(values: Sequence[float], columns: int) -> list[float]:
+    """At most this many values: the largest of each stretch, so that no peak is lost."""
+    edges = [place * len(values) // columns for place in range(columns + 1)]
+    return [max(values[low:high]) for low, high in itertools.pairwise(edges) if high > low]
+
+
+def _arms(arms: tuple[Arm, ...], width: int) -> Table:
+    from rich.text import Text
+
+    names = ("settings tried", "gain", "", "steps/s", "wait", "step", "cores")
+    table = _grid("left", "right", "left", "right", "right", "right", "right", header=names)
+    for arm, drawn in zip(arms, _intervals(arms), strict=True):
+        cells = (
+            format_gain(arm.gain),
+            drawn if width >= _WIDE else "",
+            format_number(arm.steps_per_second),
+            format_seconds(arm.wait_seconds),
+            format_seconds(arm.step_seconds),
+            "" if arm.cores is None else format_number(arm.cores),
+        )
+        name = _text(arm.name + (" ★" if arm.is_advised else ""), "bold cyan" if arm.is_advised else "")
+        table.add_row(name, *(Text(cell, no_wrap=True) for cell in cells))
+    return table
+
+
+def _intervals(arms: tuple[Arm, ...]) -> Iterator[str]:
+    """Each gain with its interval, on one scale from the least to the most."""
+    low = min(0.9, *(arm.gain.ratio - arm.gain.error for arm in arms))
+    high = max(1.1, *(arm.gain.ratio + arm.gain.error for arm in arms))
+
+    def column(ratio: float) -> int:
+        return round((ratio - low) / (high - low) * (_INTERVAL_COLUMNS - 1))
+
+    for arm in arms:
+        cells = [" "] * _INTERVAL_COLUMNS
+        cells[column(1.0)] = "│"
+        for place in range(column(arm.gain.ratio - arm.gain.error), column(arm.gain.ratio + arm.gain.error) + 1):
+            cells[place] = "─"
+        cells[column(arm.gain.ratio)] = "●"
+        yield "".join(cells)
+
+
+def _slowest(samples: tuple[SlowSample, ...]) -> Table:
+    table = _grid("right", "right", "right", "left", "left", header=("slowest samples", "time", "computing", "", ""))
+    for sample in samples:
+        computing = "" if sample.cpu_seconds is None else format_seconds(sample.cpu_seconds)
+        cells = (sample.index, format_seconds(sample.seconds), computing, sample.worker, sample.origin)
+        table.add_row(*(_text(cell) for cell in cells))
+    return table

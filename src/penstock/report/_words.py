@@ -1,0 +1,56 @@
+"""Numbers as people read them, the same in every medium."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.report._page import Finding, Gain
+
+_UNITS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "µs", 1e6))
+
+
+def format_seconds(seconds: float) -> str:
+    """Three digits and a unit.
+
+    >>> format_seconds(0.0142), format_seconds(75.04), format_seconds(0.0000031)
+    ('14.2 ms', '1 min 15 s', '3.1 µs')
+    """
+    if not math.isfinite(seconds):
+        return "–"
+    if seconds >= 60:
+        minutes, rest = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    factor, unit = next(((factor, unit) for least, unit, factor in _UNITS if seconds >= least), (1e6, "µs"))
+    return f"{format_number(seconds * factor)} {unit}"
+
+
+def format_number(number: float) -> str:
+    """Three significant digits, never in powers of ten; thousands are separated.
+
+    >>> format_number(28.4123), format_number(1234567.0), format_number(0.0), format_number(1.0)
+    ('28.4', '1,234,567', '0', '1')
+    """
+    if not math.isfinite(number):
+        return "–"
+    if abs(number) >= 100:
+        return f"{number:,.0f}"
+    digits = 2 - math.floor(math.log10(abs(number))) if abs(number) >= 1e-4 else 0
+    text = f"{number:.{min(6, max(0, digits))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def format_gain(gain: Gain) -> str:
+    """A ratio and its error.
+
+    >>> format_gain(Gain(ratio=1.461, error=0.09)), format_gain(Gain(ratio=1.0))
+    ('× 1.46 ± 0.09', '× 1.00')
+    """
+    return f"× {gain.ratio:.2f}" + (f" ± {gain.error:.2f}" if gain.error else "")
+
+
+def describe_gain(finding: Finding) -> str:
+    """What a finding's change gives: measured, at most, or nothing to say."""
+    if finding.gain is not None:
+        return f"{format_gain(finding.gain)} measured"
+    return "" if finding.limit is None else f"at most × {finding.limit.ratio:.2f}"
