@@ -300,7 +300,7 @@ def test_a_script_that_is_no_file_is_said_before_a_worker_looks_for_it(
     if path is not None:
         main.__file__ = path
     monkeypatch.setitem(sys.modules, "__main__", main)
-    with pytest.raises(TypeError, match=r"interactive session.*multiprocessing_context='fork'"):
+    with pytest.raises(TypeError, match=r"interactive session.*do without worker processes"):
         make(("process", "spawn"), Square(padding=b"__main__"))
 
 

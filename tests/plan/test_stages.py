@@ -96,7 +96,7 @@ def test_all_stages_in_their_order_are_accepted() -> None:
         (lambda: dataset().pack(8, positions="reset"), "choices are 'restart' and 'continue'"),
         (lambda: dataset().pack(8, pad=0.0), r"pack\(pad=0.0\)"),
         (lambda: numbers().batch(0), r"batch\(global_size=0\)"),
-        (lambda: numbers().batch(2, tail="keep"), "tails are 'carry', 'short', 'pad' and 'drop'"),
+        (lambda: numbers().batch(2, tail="keep"), "tails are 'carry', 'short', 'even', 'pad', 'drop'"),
         (lambda: numbers().map(3), r"map\(3\): a function is needed"),
     ],
 )

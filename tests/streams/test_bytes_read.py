@@ -97,7 +97,8 @@ def test_the_first_record_costs_one_block_wherever_the_part_begins(tmp_path: Pat
     path.write_text("some line\n" * 1_000_000)
     run = PartRun(recipe_of(f"counted://{path}", block_bytes=64 << 10), part=3, num_parts=4, epoch=0)
     assert next(iter(run)) == {"text": "some line"}
-    assert ranges == [(7_499_999, 7_499_999 + (64 << 10))]
+    assert ranges[0][0] == 7_499_999
+    assert sum(end - begin for begin, end in ranges) <= (64 << 10) + 1
 
 
 @pytest.mark.parametrize("content", ["one\ntwo\n", "one\ntwo"])
