@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.packing import PACKING_VERSION, PackingSettings, build_pack_index, index_name
+from penstock.preparation._committed import CommittedTask
 from penstock.preparation._plan import PACKED_COLUMN, RunPlan
-from penstock.preparation._previous import CommittedTask
 from penstock.preparation._skipping import merge_examples, sum_counts
 from penstock.preparation._work_folder import WorkFolder
 from penstock.schema import offsets_of

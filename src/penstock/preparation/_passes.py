@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from penstock.preparation._committed import CommittedTask
 from penstock.preparation._conversion import ConversionJob
 from penstock.preparation._engines import Workforce
 from penstock.preparation._plan import RunPlan
-from penstock.preparation._previous import CommittedTask
 from penstock.preparation._shuffle import GatherJob, plan_gathering
 from penstock.preparation._skipping import merge_examples, sum_counts
 from penstock.preparation._tasks import Task, paths_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import SchemaError, counted
 from penstock.packing import PackingSettings
-from penstock.preparation._previous import CommittedTask
+from penstock.preparation._committed import CommittedTask
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import sum_counts
 from penstock.preparation._specification import Specification

@@ -10,50 +10,25 @@ in tasks that come after those that are kept.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import DatasetExists, FormatError, counted
+from penstock.preparation._committed import TASK, CommittedTask, read_tasks
 from penstock.preparation._settings import Settings
 from penstock.preparation._specification import Specification, differences
-from penstock.preparation._work_folder import Example
-from penstock.shards import Manifest, ShardEntry, SplitOrigin, origins_from_json, read_provenance
+from penstock.shapes import COUNT, misfit
+from penstock.shards import Manifest, ShardEntry, origins_from_json, read_provenance
 from penstock.sources import SourceFile
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedTask:
-    """A task whose shards are in the dataset, or will be once it is committed."""
-
-    splits: tuple[SplitOrigin, ...]
-    shards: tuple[ShardEntry, ...]
-    skipped: Mapping[str, int]
-    examples: tuple[Example, ...]
-    noticed: Mapping[str, int]
-    is_dropped: bool = False
-    """Its samples are gone; it stays in the list because samples name their splits by number."""
-
-    @property
-    def paths(self) -> set[str]:
-        """Every file it read."""
-        return {path for split in self.splits for path in split.paths}
-
-    def dropped(self) -> CommittedTask:
-        """The task without its samples."""
-        splits = tuple(dataclasses.replace(split, num_samples=0) for split in self.splits)
-        return CommittedTask(splits=splits, shards=(), skipped={}, examples=(), noticed={}, is_dropped=True)
-
-    def to_json(self) -> list[Any]:
-        """Its entry in the manifest: how many splits and shards are its own, what it skipped, and what it noticed."""
-        counts: list[Any] = [-len(self.splits) if self.is_dropped else len(self.splits), len(self.shards)]
-        noticed = [dict(self.noticed)] if self.noticed else []
-        if not self.skipped and not noticed:
-            return counts
-        return [*counts, dict(self.skipped), [list(each) for each in self.examples], *noticed]
+_ATTRIBUTES = {
+    "preparation": {"patterns": [str], "pack": [COUNT], "recipe": {str: object}, "tasks": [TASK]},
+    "transform": {str: object},
+}
+"""What `prepare` writes into a manifest, as far as a later run reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,27 +88,51 @@ def read_previous(folder: Path, manifest: Manifest | None) -> Previous | None:
     """How a dataset was prepared; None when something else made it.
 
     Raises:
-        FormatError: the file that names the sources is damaged or missing.
+        FormatError: the file that names the sources is damaged or missing, or what they say makes no sense.
     """
     attributes = manifest.attributes if manifest is not None else {}
-    section = attributes.get("preparation")
-    if manifest is None or not isinstance(section, dict) or "transform" not in attributes:
+    if manifest is None or not isinstance(attributes.get("preparation"), dict) or "transform" not in attributes:
         return None
     provenance = read_provenance(folder, manifest)
     if not provenance.keys() >= {"sources", "origins"}:
         return None
+    try:
+        return _parse(folder, manifest, provenance)
+    except ValueError as error:
+        raise FormatError(
+            f"{folder}: its manifest or provenance does not say how it was prepared: {error}. Restore them, or prepare "
+            "it anew with overwrite=True (--overwrite)."
+        ) from None
+
+
+def _parse(folder: Path, manifest: Manifest, provenance: Mapping[str, Any]) -> Previous:
+    """What the manifest and the provenance file say; `ValueError` if they do not."""
+    attributes, sources = manifest.attributes, provenance["sources"]
+    if wrong := misfit(attributes, _ATTRIBUTES, "attributes"):
+        raise ValueError(wrong)
+    if not _are_sources(sources):
+        raise ValueError("the sources are not a list of paths, sizes and identities")
+    section = attributes["preparation"]
     recipe = {**section["recipe"], "transform": attributes["transform"], "columns": manifest.schema.to_json()}
-    num_prepared = sum(num_shards for _, num_shards, *_ in section["tasks"])
+    tasks = read_tasks(section["tasks"], origins_from_json(provenance["origins"]), manifest.shards)
+    num_prepared = sum(len(task.shards) for task in tasks)
     prepared, appended = manifest.shards[:num_prepared], manifest.shards[num_prepared:]
     return Previous(
         specification=Specification.from_json(recipe),
-        sources=provenance["sources"],
+        sources=sources,
         patterns=tuple(section["patterns"]),
-        tasks=tuple(_read_tasks(section["tasks"], origins_from_json(provenance["origins"]), prepared)),
+        tasks=tuple(tasks),
         pack=tuple(section["pack"]),
         num_appended=sum(shard.num_samples for shard in appended),
         lost=frozenset(shard.name for shard in prepared if not _is_there(folder, shard)),
     )
+
+
+def _are_sources(sources: Any) -> bool:
+    """Whether they are a list of `[path, bytes, identity]`; by a set, as there may be a million."""
+    if not isinstance(sources, list) or not all(isinstance(each, list) for each in sources):
+        return False
+    return {tuple(map(type, each)) for each in sources} <= {(str, int, str)}
 
 
 def _is_there(folder: Path, shard: ShardEntry) -> bool:
@@ -143,28 +142,10 @@ def _is_there(folder: Path, shard: ShardEntry) -> bool:
         return False
 
 
-def _read_tasks(
-    tasks: Iterable[Sequence[Any]], origins: Sequence[SplitOrigin], shards: Sequence[ShardEntry]
-) -> Iterable[CommittedTask]:
-    split, shard = 0, 0
-    for signed, num_shards, *more in tasks:
-        by_reason, examples = more[:2] or ({}, [])
-        num_splits = abs(signed)
-        yield CommittedTask(
-            splits=tuple(origins[split : split + num_splits]),
-            shards=tuple(shards[shard : shard + num_shards]),
-            skipped=by_reason,
-            examples=tuple((path, row, reason, message) for path, row, reason, message in examples),
-            noticed=more[2] if len(more) > 2 else {},
-            is_dropped=signed < 0,
-        )
-        split, shard = split + num_splits, shard + num_shards
-
-
 def find_previous(
     destination: Path,
     manifest: Manifest | None,
-    unfinished: Mapping[str, Any] | None,
+    unfinished: Specification | None,
     wanted: Mapping[str, Any],
     files: Sequence[SourceFile],
     settings: Settings,
@@ -193,9 +174,9 @@ def find_previous(
         if not settings.overwrite:
             raise DatasetExists(_refuse(destination, obstacle))
     if unfinished is not None:
-        reasons = differences(unfinished, wanted)
+        reasons = differences(unfinished.to_json(), wanted)
         if not reasons:
-            return Previous(specification=Specification.from_json(unfinished))
+            return Previous(specification=unfinished)
         if not settings.overwrite and manifest is None:
             obstacle = f"an unfinished preparation is there, with a different {'; a different '.join(reasons)}"
             raise DatasetExists(_refuse(destination, obstacle))

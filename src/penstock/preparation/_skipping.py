@@ -77,11 +77,11 @@ def check_kept(destination: Path, on_error: OnError, by_reason: Mapping[str, int
         FormatError: naming the first of them.
     """
     if on_error == "raise" and by_reason:
-        path, row, _, message = next(iter(examples))
+        shown = (f" The first is {path}: row {row:,}: {why.removesuffix('.')}." for path, row, _, why in examples)
         raise FormatError(
             f"{destination}: the dataset was made with on_error='skip' and lacks {_count_reasons(by_reason)}; "
-            f"on_error='raise' allows none. The first is {path}: row {row:,}: {message.removesuffix('.')}. Repair the "
-            "sources, or keep skipping such rows: on_error='skip', --on-error skip."
+            f"on_error='raise' allows none.{next(shown, '')} Repair the sources, or keep skipping such rows: "
+            "on_error='skip', --on-error skip."
         )
 
 

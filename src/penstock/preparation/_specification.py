@@ -15,7 +15,8 @@ from typing import Any, Literal, Self
 from penstock.identity import digest_json
 from penstock.preparation._settings import Settings
 from penstock.schema import Schema
-from penstock.sources import SourceOptions
+from penstock.shapes import Either, misfit
+from penstock.sources import FORMATS, SourceOptions
 from penstock.transforms import Transform
 
 VERSION = 1
@@ -33,6 +34,17 @@ _BEFORE = {
     "special_tokens": "not a choice yet: special tokens in a text became control tokens, as 'allow' still does",
 }
 """For fields that older versions did not have: what they did instead."""
+_SIZE = range(1, 1 << 48)
+_SHAPE = {
+    "transform": {str: object},
+    "columns": {str: str},
+    "reading": {"format": Either(None, frozenset(FORMATS))},
+    "shard_bytes": _SIZE,
+    "task_bytes": _SIZE,
+    "shuffle": Either(None, int),
+    "origins": frozenset({"manifest", "column"}),
+    "version": int,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +81,10 @@ class Specification:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
-        return cls(**fields)
+        """What `to_json` gave; `ValueError` if it is anything else. What only a newer version knows is left out."""
+        if wrong := misfit(fields, _SHAPE, "recipe"):
+            raise ValueError(wrong)
+        return cls(**{field: fields[field] for field in _SHAPE})
 
 
 def asked_for(transform: Transform, reading: SourceOptions, settings: Settings) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SchemaError
+from penstock.preparation._committed import CommittedTask
 from penstock.preparation._first_rows import FirstRows, read_first_rows
-from penstock.preparation._previous import CommittedTask, Previous, find_previous
+from penstock.preparation._previous import Previous, find_previous
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_kept, check_skipped, sum_counts
-from penstock.preparation._specification import asked_for
+from penstock.preparation._specification import Specification, asked_for
 from penstock.preparation._tasks import group_splits, name_tasks, pin_reading, task_bytes_for
 from penstock.preparation._work_folder import TaskRecord, WorkFolder
 from penstock.shards import Manifest
@@ -137,7 +138,7 @@ def _begin(
     )
 
 
-def _look(found: Survey, unfinished: Mapping[str, Any] | None, work: WorkFolder, on_groups: OnGroups) -> Survey:
+def _look(found: Survey, unfinished: Specification | None, work: WorkFolder, on_groups: OnGroups) -> Survey:
     """Cut what must be read into tasks, see which of them are finished, and read the first rows."""
     to_read = found.to_read
     groups = group_splits(_cut(found, to_read), found.task_bytes) if to_read else []
@@ -158,11 +159,11 @@ def _cut(found: Survey, files: Sequence[SourceFile]) -> list[Split]:
 
 
 def _find_finished(
-    found: Survey, groups: Sequence[Group], unfinished: Mapping[str, Any] | None, work: WorkFolder
+    found: Survey, groups: Sequence[Group], unfinished: Specification | None, work: WorkFolder
 ) -> dict[str, TaskRecord]:
     """Tasks that an interrupted run finished; where rows may not be skipped, only those that skipped none."""
     previous, request = found.previous, found.request
-    if previous is None or unfinished != previous.specification.to_json():
+    if previous is None or unfinished is None or unfinished.to_json() != previous.specification.to_json():
         return {}
     tasks = name_tasks(
         groups,

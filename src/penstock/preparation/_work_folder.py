@@ -231,22 +231,25 @@ class WorkFolder:
             with contextlib.suppress(FileNotFoundError):
                 self.open(*names).close()
 
-    def specification(self) -> dict[str, Any] | None:
-        """The specification that the tasks in the folder follow; None when there is none."""
-        found = self._read(_SPECIFICATION_NAME)
-        return found if isinstance(found, dict) else None
+    def specification(self) -> Specification | None:
+        """The specification that the tasks in the folder follow; None when there is none that makes sense."""
+        try:
+            return Specification.from_json(self._read(_SPECIFICATION_NAME))
+        except ValueError:
+            return None
 
     def begin(self, specification: Specification) -> None:
         """Make the folder ready for tasks under `specification`, keeping those finished under the same one."""
         wanted, found = specification.to_json(), self.specification()
-        if found != wanted:
+        is_another = found is None or found.to_json() != wanted
+        if is_another:
             self.remove()
         with OpenFolder(self.path.parent) as destination:
             destination.make(WORK_NAME)
         with self.open() as work:
             for name in _FOLDERS:
                 work.make(name)
-            if found != wanted:
+            if is_another:
                 self._write(work, _SPECIFICATION_NAME, wanted)
         self.remove_attempts("")
 

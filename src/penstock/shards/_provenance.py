@@ -254,7 +254,7 @@ def _row_of(runs: list[list[int]] | None, sample: int) -> int:
 def _are_valid(origins: Any) -> bool:
     """Whether every split leads to files that are listed, and its runs to rows of them."""
     files, splits = (origins.get(key) if isinstance(origins, dict) else None for key in ("files", "splits"))
-    if not isinstance(files, list) or not isinstance(splits, list):
+    if not isinstance(files, list) or not isinstance(splits, list) or not all(type(file) is str for file in files):
         return False
     return all(_is_split(split, len(files)) for split in splits)
 
@@ -262,8 +262,8 @@ def _are_valid(origins: Any) -> bool:
 def _is_split(split: Any, num_files: int) -> bool:
     if not isinstance(split, list) or len(split) not in (5, 6):
         return False
-    file, _, _, num_samples, runs, *group = split
-    if not all(_is_count(number) for number in (file, num_samples, *group)):
+    file, begin, end, num_samples, runs, *group = split
+    if not all(_is_count(number) for number in (file, begin, end, num_samples, *group)):
         return False
     num_rows = group[0] if group else _MAX_COUNT
     # Without runs, either sample k is row k, or a column of the dataset says which row it is.

@@ -11,12 +11,13 @@ from penstock.sources._listing import Source, list_files, list_passed_over
 from penstock.sources._listing_local import changed_since
 from penstock.sources._model import Records, RowError, Rows, SourceFile, Split
 from penstock.sources._objects import IterableSource
-from penstock.sources._options import Format, SourceOptions, TextUnit
+from penstock.sources._options import FORMATS, Format, SourceOptions, TextUnit
 from penstock.sources._reading import peek_split, read_rows, read_split, why_whole
 from penstock.sources._splitting import class_names, plan_splits
 from penstock.sources._urls import PLAIN_SCHEMES, refused_url, without_secrets
 
 __all__ = [
+    "FORMATS",
     "PLAIN_SCHEMES",
     "Format",
     "IterableSource",

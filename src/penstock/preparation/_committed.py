@@ -1,0 +1,85 @@
+"""Tasks whose shards are in a dataset, and how its manifest lists them.
+
+The list is `[splits, shards]` for each task, in order; splits and shards themselves are listed elsewhere, once. A task
+that skipped or noticed rows says so behind that. The number of splits is negative where a task's samples are gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.preparation._work_folder import Example
+from penstock.shapes import COUNT, Either
+from penstock.shards import ShardEntry, SplitOrigin
+
+_COUNTS = {str: COUNT}
+_SKIPPED = (int, COUNT, _COUNTS, [(str, int, str, str)])
+TASK = Either((int, COUNT), _SKIPPED, (*_SKIPPED, _COUNTS))
+"""The shape of a task in the manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedTask:
+    """A task whose shards are in the dataset, or will be once it is committed."""
+
+    splits: tuple[SplitOrigin, ...]
+    shards: tuple[ShardEntry, ...]
+    skipped: Mapping[str, int]
+    examples: tuple[Example, ...]
+    noticed: Mapping[str, int]
+    is_dropped: bool = False
+    """Its samples are gone; it stays in the list because samples name their splits by number."""
+
+    @property
+    def paths(self) -> set[str]:
+        """Every file it read."""
+        return {path for split in self.splits for path in split.paths}
+
+    def dropped(self) -> CommittedTask:
+        """The task without its samples."""
+        splits = tuple(dataclasses.replace(split, num_samples=0) for split in self.splits)
+        return CommittedTask(splits=splits, shards=(), skipped={}, examples=(), noticed={}, is_dropped=True)
+
+    def to_json(self) -> list[Any]:
+        """Its entry in the manifest: how many splits and shards are its own, what it skipped, and what it noticed."""
+        counts: list[Any] = [-len(self.splits) if self.is_dropped else len(self.splits), len(self.shards)]
+        noticed = [dict(self.noticed)] if self.noticed else []
+        if not self.skipped and not noticed:
+            return counts
+        return [*counts, dict(self.skipped), [list(each) for each in self.examples], *noticed]
+
+
+def read_tasks(
+    entries: Sequence[Sequence[Any]], origins: Sequence[SplitOrigin], shards: Sequence[ShardEntry]
+) -> list[CommittedTask]:
+    """Tasks from their entries, which fit `TASK`, the splits of all of them, and the shards that begin with theirs.
+
+    Raises:
+        ValueError: they have more shards than there are, or not all of the splits.
+    """
+    num_splits, num_shards = sum(abs(entry[0]) for entry in entries), sum(entry[1] for entry in entries)
+    if num_splits != len(origins) or num_shards > len(shards):
+        raise ValueError(
+            f"its tasks have {num_splits:,} splits and {num_shards:,} shards, the dataset {len(origins):,} and "
+            f"{len(shards):,}"
+        )
+    tasks = []
+    split, shard = 0, 0
+    for signed, num_shards, *more in entries:
+        by_reason, examples = more[:2] or ({}, [])
+        num_splits = abs(signed)
+        tasks.append(
+            CommittedTask(
+                splits=tuple(origins[split : split + num_splits]),
+                shards=tuple(shards[shard : shard + num_shards]),
+                skipped=by_reason,
+                examples=tuple((path, row, reason, message) for path, row, reason, message in examples),
+                noticed=more[2] if len(more) > 2 else {},
+                is_dropped=signed < 0,
+            )
+        )
+        split, shard = split + num_splits, shard + num_shards
+    return tasks
