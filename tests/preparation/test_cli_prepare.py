@@ -79,6 +79,26 @@ def test_csv_files_are_read_as_flags_say(tmp_path: Path, flag: str, delimiter: s
     assert decoded(tmp_path / "data") == ["café, au lait"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "columns"),
+    [
+        (["--no-header"], {"f0": "bytes", "f1": "bytes", "f2": "bytes"}),
+        (["--names", "id,score,text", "--types", "infer"], {"id": "int64", "score": "float64", "text": "bytes"}),
+        (
+            ["--names", "a,b,c", "--types", "b=float32", "--missing", "nan"],
+            {"a": "bytes", "b": "float32", "c": "bytes"},
+        ),
+        (["--no-header", "--types", "f0=int8", "--null-values", "NA,-"], {"f0": "int8", "f1": "bytes", "f2": "bytes"}),
+    ],
+)
+def test_flags_say_what_a_csv_file_does_not(tmp_path: Path, flags: list[str], columns: dict[str, str]) -> None:
+    (tmp_path / "a.csv").write_text("1,0.5,one\n2,1.5,two\n")
+    assert main(["prepare", str(tmp_path / "a.csv"), str(tmp_path / "data"), "--workers", "1"]) == 1
+    assert main(["prepare", str(tmp_path / "a.csv"), str(tmp_path / "data"), "--workers", "1", *flags]) == 0
+    ds = penstock.open(tmp_path / "data")
+    assert (len(ds), ds.schema.to_json()) == (2, columns)
+
+
 def test_a_function_may_be_in_a_file_right_here(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", 5, 1)
     (tmp_path / "right_here.py").write_text("def ids(batch): return {'id': batch['id']}")

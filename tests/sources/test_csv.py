@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import FormatError, SchemaError
-from penstock.sources import SourceOptions, list_files, plan_splits
+from penstock.sources import SourceOptions, list_files, plan_splits, settle_types
 
 from .gathering import gather, values
 
@@ -106,8 +107,11 @@ def test_headers_tell_delimiters_columns_and_mistakes(tmp_path: Path) -> None:
     assert gather(path, columns=("x",))[0] == [{"x": "1"}]
     with pytest.raises(SchemaError, match=r"a\.csv: no column 'text'; the header has 'x', 'a\\nb'"):
         gather(path, columns=("text",))
-    with pytest.raises(FormatError, match="names 'x' more than once"):
+    with pytest.raises(SchemaError, match="it has 'x' more than once"):
         gather(write(tmp_path / "b.csv", b"x,x\n1,2\n"))
+    with pytest.raises(SchemaError, match=r"names 'x' more than once\. Give other names"):
+        gather(write(tmp_path / "b.csv", b"x,x\n1,2\n"), header=True)
+    assert gather(tmp_path / "b.csv", header=True, names=("x", "y"))[0] == [{"x": "1", "y": "2"}]
     with pytest.raises(SchemaError, match=r"the header has 'x;y'\. Do its fields end with ';'"):
         gather(write(tmp_path / "c.csv", b"x;y\n1;2\n"), columns=("x",))
     with pytest.raises(FormatError, match=r"utf16\.csv: the file is UTF-16"):
@@ -141,3 +145,121 @@ def test_a_block_that_ends_between_return_and_newline_needs_no_larger_one(tmp_pa
     content = b"x,y\r\n" + b"".join(f'{row["x"]},"""q\r\nr"""\r\n'.encode() for row in rows)
     path = write(tmp_path / "a.csv", content)
     assert gather(path, batch_bytes=1000, max_record_bytes=1000)[0] == rows
+
+
+HEADERLESS = {
+    "numbers": b"5.1,3.5,setosa\n4.9,3.0,setosa\n7.0,3.2,versicolor\n",
+    "one line": b"5.1,3.5,setosa\n",
+    "dates": b"2024-01-02,rain\n2024-01-03,sun\n",
+    "URLs": b"https://a.org/1,cat\nhttps://a.org/2,dog\n",
+    "truth values": b"true,cat\nfalse,dog\n",
+    "a class that comes again": b"a fine film,positive\na bad film,negative\nthe best,positive\n",
+    "the same twice": b"red,red\nblue,green\n",
+    "a long text": b"word " * 60 + b",good\nshort,bad\n",
+    "missing numbers": b"1,a\n,b\n3,c\n",
+    "a byte order mark": b"\xef\xbb\xbf1,a\r\n2,b\r\n",
+}
+WITH_HEADER = {
+    "names above numbers": b"x,y\n1,2\n3,4\n",
+    "a number as name above text": b"id,2020\na,low\nb,high\n",
+    "a blank line first": b"\nx,y\n1,2\n",
+    "the index that pandas writes": b",x\n0,a\n1,b\n",
+    "a name that is a value, beside one above numbers": b"n,y\n1,y\n2,n\n",
+    "no rows": b"x,y\n",
+    "only text": b"text,label\na fine film,positive\na bad one,negative\n",
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"quote": None}, {"batch_bytes": 7}, {"quoted_newlines": False}], ids=str)
+@pytest.mark.parametrize("name", HEADERLESS)
+def test_a_first_line_that_may_be_data_is_refused_until_someone_says_what_it_is(
+    tmp_path: Path, name: str, options: dict
+) -> None:
+    path = write(tmp_path / "a.csv", HEADERLESS[name])
+    with pytest.raises(SchemaError, match=r"a\.csv: the first line may be data.*header=False.*header=True"):
+        gather(path, **options)
+    rows, errors = gather(path, header=False, **options)
+    num_lines = len(HEADERLESS[name].splitlines())
+    assert (len(rows), errors) == (num_lines, [])
+    assert list(rows[0]) == [f"f{place}" for place in range(len(rows[0]))]
+    names = tuple("abcdef"[: len(rows[0])])
+    assert [tuple(row) for row in gather(path, header=False, names=names, **options)[0]] == [names] * num_lines
+    if name != "the same twice":
+        assert len(gather(path, header=True, **options)[0]) == num_lines - 1
+
+
+def test_quoted_numbers_in_the_first_line_are_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b'\xef\xbb\xbf"1","a\nb"\r\n"2","c"\r\n')
+    with pytest.raises(SchemaError, match=r"'1' is a number, as are the values below it"):
+        gather(path)
+    assert gather(path, header=False)[0] == [{"f0": "1", "f1": "a\nb"}, {"f0": "2", "f1": "c"}]
+
+
+@pytest.mark.parametrize("name", WITH_HEADER)
+def test_a_header_is_not_doubted_for_nothing(tmp_path: Path, name: str) -> None:
+    content = WITH_HEADER[name]
+    rows, errors = gather(write(tmp_path / "a.csv", content))
+    assert (len(rows), errors) == (len(content.strip().splitlines()) - 1, [])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "csv.gz"])
+def test_every_range_of_a_file_without_a_header_gives_its_own_rows(tmp_path: Path, suffix: str) -> None:
+    delimiter = "\t" if suffix == "tsv" else ","
+    content = "".join(f"{number}{delimiter}n{number}\n" for number in range(500)).encode()
+    path = write(tmp_path / f"a.{suffix}", gzip.compress(content) if suffix.endswith("gz") else content)
+    expected = [{"number": str(number), "text": f"n{number}"} for number in range(500)]
+    for options in ({}, {"quote": None}):
+        found = gather(path, target_bytes=100, names=("number", "text"), **options)
+        assert (sorted(found[0], key=lambda row: int(row["number"])), found[1]) == (expected, [])
+
+
+def test_names_for_a_file_that_has_some_are_refused_until_someone_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"x,y\n1,a\n2,b\n")
+    with pytest.raises(
+        SchemaError, match=r"the first line may be a header: it has 'x' itself\. If it is, pass header=True"
+    ):
+        gather(path, names=("x", "z"))
+    with pytest.raises(SchemaError, match=r"may be a header: 'x' stands above numbers"):
+        gather(path, names=("number", "text"))
+    with pytest.raises(SchemaError, match=r"names= has 3 names, and the first line 2 fields"):
+        gather(path, names=("a", "b", "c"))
+    assert values(gather(path, names=("n", "t"), header=True)[0], "n") == ["1", "2"]
+    assert values(gather(path, names=("n", "t"), header=False)[0], "n") == ["x", "1", "2"]
+
+
+def test_fields_have_the_types_that_are_given_and_those_that_do_not_fit_are_bad_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"id,score,good\n007, 1.5,true\n2,,False\n300,x,true\n4,nan,maybe\n")
+    types = {"id": "uint8", "score": "float32", "good": "bool"}
+    for batch_bytes in (10, 1 << 20):
+        rows, errors = gather(path, types=types, batch_bytes=batch_bytes)
+        assert rows == [{"id": 7, "score": 1.5, "good": True}, {"id": 2, "score": None, "good": False}]
+        assert [error.row for error in errors] == [2, 3]
+        assert "column 'id' of row 2 of the split holds '300'; uint8 was expected" in errors[0].message
+        assert "'maybe'; bool was expected" in errors[1].message
+    rows, errors = gather(path, types={"score": "float64"}, missing="nan", null_values=("", "x"))
+    assert not errors
+    assert [str(row["score"]) for row in rows] == ["1.5", "nan", "nan", "nan"]
+    with pytest.raises(SchemaError, match=r"no column 'rank'; the header has 'id', 'score', 'good'"):
+        gather(path, types={"rank": "int8"})
+    with pytest.raises(ValueError, match=r"types\['id'\]='integer'; the choices are 'text', 'bool', 'int8'"):
+        SourceOptions(types={"id": "integer"})  # type: ignore[dict-item]
+
+
+def test_types_come_from_the_first_rows_and_hold_for_all_files(tmp_path: Path) -> None:
+    write(tmp_path / "0.csv", b"n,x,zip,good,text\n")
+    write(tmp_path / "1.csv", b"n,x,zip,good,text\n1,2,02134,true,a\n-2,2.5e3,10115,FALSE,7\n")
+    write(tmp_path / "2.csv", b"text,good,zip,x,n\nb,true,1,1,1\nc,true,1,1,1.5\n")
+    options = SourceOptions(types="infer")
+    settled = settle_types(list_files(tmp_path, options), options)
+    assert settled.types == {"n": "int64", "x": "float64", "good": "bool"}
+    rows, [error] = gather(tmp_path, types=settled.types)
+    assert rows[0] == {"n": 1, "x": 2.0, "zip": "02134", "good": True, "text": "a"}
+    assert rows[-1] == {"text": "b", "good": True, "zip": "1", "x": 1.0, "n": 1}
+    assert "'1.5'; int64 was expected (types=, --types)" in error.message
+
+
+def test_missing_numbers_make_no_column_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"age,fare\n22,7.25\n,NA\n26,7\n")
+    for missing, expected in (("null", "int64"), ("nan", "float64")):
+        options = SourceOptions(types="infer", null_values=("", "NA"), missing=missing)
+        assert settle_types(list_files(path, options), options).types == {"age": expected, "fare": "float64"}

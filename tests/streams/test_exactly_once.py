@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import SchemaError
 from penstock.streams import PartRun
 
 from .examples import KINDS, as_counted, folders, read_all, recipe_of, write
@@ -77,3 +78,12 @@ def test_a_record_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2.5, "m": null}\n{"n": "x"}\n')
     for block in (1, 10, 1000):
         assert read_all(recipe_of(tmp_path, block_bytes=block)) == [{"n": 1}, {"n": 2.5, "m": None}, {"n": "x"}]
+
+
+def test_a_csv_file_without_a_header_gives_every_record_and_its_types(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("1,a\n2,b\n")
+    with pytest.raises(SchemaError, match=r"a\.csv: the first line may be data.*header=False"):
+        read_all(recipe_of(tmp_path / "a.csv"))
+    recipe = recipe_of(tmp_path / "a.csv", reading={"names": ("n", "text"), "types": "infer"})
+    assert read_all(recipe) == [{"n": 1, "text": "a"}, {"n": 2, "text": "b"}]
+    assert recipe.facts["reading"]["types"] == {"n": "int64"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import re
 import sys
@@ -99,6 +100,22 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|DATASET",
         help="names of image classes in the order of their labels: a file with one on each line, or another dataset",
     )
+    how.add_argument(
+        "--header",
+        action=argparse.BooleanOptionalAction,
+        help="whether the first line of a CSV file names its columns; needed where that is in doubt",
+    )
+    how.add_argument("--names", type=_names, metavar="A,B,…", help="names of all columns of a CSV file, in order")
+    how.add_argument(
+        "--types",
+        type=_types,
+        metavar="infer|NAME=TYPE,…",
+        help="types of CSV columns, such as infer or age=int64,score=float32 (default: text)",
+    )
+    how.add_argument(
+        "--null-values", type=_names, metavar="TEXT,…", help="CSV fields that mean a missing number, beside empty ones"
+    )
+    how.add_argument("--missing", choices=("null", "nan"), help="what a missing number is: a bad row (null), or NaN")
     how.add_argument("--encoding", metavar="NAME", help="encoding of text and CSV files (default: utf-8)")
 
 
@@ -201,8 +218,10 @@ def _transform(arguments: argparse.Namespace) -> Transform | None:
 def _reading(arguments: argparse.Namespace) -> Any:
     from penstock.sources import SourceOptions
 
-    names = ("format", "text_unit", "separator", "delimiter", "encoding")
+    names = ("format", "text_unit", "separator", "delimiter", "header", "names", "types", "missing", "encoding")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if arguments.null_values is not None:
+        given["null_values"] = ("", *arguments.null_values)
     return SourceOptions(**given)
 
 
@@ -316,6 +335,19 @@ def _workers(text: str) -> int | str:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, or 'auto'")
     return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(next(csv.reader([text]), ()))
+
+
+def _types(text: str) -> dict[str, str] | str:
+    if text == "infer":
+        return text
+    pairs = [each.rpartition("=") for each in _names(text)]
+    if not all(name and kind for name, _, kind in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 'infer' or such as age=int64,score=float32")
+    return {name: kind for name, _, kind in pairs}
 
 
 def _delimiter(text: str) -> str:

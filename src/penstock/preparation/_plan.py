@@ -17,7 +17,7 @@ from penstock.preparation._committed import CommittedTask
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import sum_counts
 from penstock.preparation._specification import Specification
-from penstock.preparation._summary import note_gone, note_passed_over
+from penstock.preparation._summary import note_gone, note_numbers_as_text, note_passed_over
 from penstock.preparation._survey import Survey
 from penstock.preparation._tasks import Task, name_tasks
 from penstock.preparation._work_folder import TaskRecord
@@ -119,7 +119,11 @@ def plan_run(survey: Survey) -> RunPlan:
         first_shard=_next_number(survey.manifest) if survey.kept else 0,
         removed=_removed(survey),
         is_up_to_date=survey.is_up_to_date,
-        notes=(*note_passed_over(survey.passed_over), *note_gone(previous, survey.files)),
+        notes=(
+            *note_passed_over(survey.passed_over),
+            *note_gone(previous, survey.files),
+            *note_numbers_as_text(survey.numbers_as_text),
+        ),
     )
 
 

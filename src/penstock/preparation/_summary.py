@@ -169,6 +169,17 @@ def note_gone(previous: Previous | None, files: Sequence[SourceFile]) -> list[st
     ]
 
 
+def note_numbers_as_text(names: Sequence[str]) -> list[str]:
+    """A note when CSV columns that hold numbers are stored as the text they are."""
+    if not names:
+        return []
+    shown = ", ".join(map(repr, names[:_SHOWN_KINDS])) + (", …" if len(names) > _SHOWN_KINDS else "")
+    return [
+        f"Stored as text, as CSV fields are unless they are given types: {shown}. To store numbers, pass "
+        'reading=SourceOptions(types="infer"), or --types infer.'
+    ]
+
+
 def note_changes(files: Sequence[SourceFile]) -> list[str]:
     """A note when sources changed while they were read; the dataset lists them as they were, so a rerun reads them."""
     changed = changed_since(files)

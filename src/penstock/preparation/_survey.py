@@ -25,8 +25,16 @@ from penstock.preparation._specification import Specification, asked_for
 from penstock.preparation._tasks import group_splits, name_tasks, pin_reading, task_bytes_for
 from penstock.preparation._work_folder import TaskRecord, WorkFolder
 from penstock.shards import Manifest
-from penstock.sources import SourceFile, SourceOptions, Split, list_files, list_passed_over, plan_splits
-from penstock.transforms import Transform
+from penstock.sources import (
+    SourceFile,
+    SourceOptions,
+    Split,
+    list_files,
+    list_passed_over,
+    plan_splits,
+    types_in_first_rows,
+)
+from penstock.transforms import KeepColumns, Transform
 
 Group = tuple[Split, ...]
 """Splits that will be one task."""
@@ -68,6 +76,8 @@ class Survey:
     """Tasks that an interrupted run finished."""
     first_rows: FirstRows | None = None
     """None when no row had to be read."""
+    numbers_as_text: tuple[str, ...] = ()
+    """CSV columns that hold numbers and are stored as text, because nobody gave types."""
 
     @property
     def is_up_to_date(self) -> bool:
@@ -150,7 +160,13 @@ def _look(found: Survey, unfinished: Specification | None, work: WorkFolder, on_
         on_groups(groups)
     request = found.request
     rows = read_first_rows(request.transform, _first_splits(found), request.reading, request.settings)
-    return dataclasses.replace(found, first_rows=rows)
+    return dataclasses.replace(found, first_rows=rows, numbers_as_text=_numbers_as_text(request, found.files))
+
+
+def _numbers_as_text(request: Request, files: Sequence[SourceFile]) -> tuple[str, ...]:
+    if request.reading.types is not None or not isinstance(request.transform, KeepColumns):
+        return ()
+    return tuple(types_in_first_rows(files, request.reading))
 
 
 def _cut(found: Survey, files: Sequence[SourceFile]) -> list[Split]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from penstock.identity import digest_json
 from penstock.preparation._classes import check_used
 from penstock.preparation._specification import Specification
-from penstock.sources import SourceFile, SourceOptions, Split, class_names
+from penstock.sources import SourceFile, SourceOptions, Split, class_names, settle_types
 from penstock.transforms import Transform
 
 MIN_TASK_BYTES = 32 << 20
@@ -54,7 +54,7 @@ class Task:
 
 
 def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[SourceFile]) -> SourceOptions:
-    """The options with what the sources and the transform settle: the classes of images, the columns to read."""
+    """The options with what sources and transform settle: classes of images, columns to read, types of CSV columns."""
     classes = class_names(files)
     check_used(reading.classes, classes, files)
     if classes and reading.classes is None:
@@ -62,7 +62,7 @@ def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[So
     needed = getattr(transform, "input_columns", None)
     if reading.columns is None and needed is not None:
         reading = dataclasses.replace(reading, columns=tuple(needed))
-    return reading
+    return settle_types(files, reading)
 
 
 def task_bytes_for(transform: Transform, files: Iterable[SourceFile], shard_bytes: int) -> int:

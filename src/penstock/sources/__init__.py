@@ -13,6 +13,7 @@ from penstock.sources._model import Records, RowError, Rows, SourceFile, Split
 from penstock.sources._objects import IterableSource
 from penstock.sources._options import FORMATS, Format, SourceOptions, TextUnit
 from penstock.sources._reading import peek_split, read_rows, read_split, why_whole
+from penstock.sources._settling import settle_types, types_in_first_rows
 from penstock.sources._splitting import class_names, plan_splits
 from penstock.sources._urls import PLAIN_SCHEMES, refused_url, without_secrets
 
@@ -39,6 +40,8 @@ __all__ = [
     "read_rows",
     "read_split",
     "refused_url",
+    "settle_types",
+    "types_in_first_rows",
     "why_whole",
     "without_secrets",
 ]

@@ -1,7 +1,8 @@
-"""CSV and TSV by pyarrow, every field as text.
+"""CSV and TSV by pyarrow, every field as text unless its column has a type.
 
-Types are not guessed: a column would be numbers in one block and text in the next. All fields are read as
-bytes and then checked to be text, so one bad byte costs one row. An empty field is an empty string.
+pyarrow does not guess types: a column would be numbers in one block and text in the next. All fields are read as
+bytes and then checked to be text, so one bad byte costs one row; types are applied to that (see `_csv_types`). An
+empty field is an empty string.
 
 Where a quoted field may hold a newline, only a reader that starts at the top knows which newlines end a
 record, so the file is one split, read as a stream. Without quotes, or when told that quoted fields hold no
@@ -21,6 +22,7 @@ from penstock.sources._arrow import arrow, as_text, cut_batch, dicts_of, records
 from penstock.sources._blocks import Block, ByteRange, Entry, OnLong, blocks_to_end
 from penstock.sources._borders import Quoted, Separated
 from penstock.sources._csv_header import Header, delimiter_of, read_header
+from penstock.sources._csv_types import with_types
 from penstock.sources._files import ByteStream, as_seekable, open_stream, skip_to
 from penstock.sources._model import Records, RowError, Rows, Split
 from penstock.sources._options import SourceOptions
@@ -248,7 +250,7 @@ class _Numbering:
         for piece in cut_batch(batch.slice(skipped), options.batch_bytes):
             if piece.num_rows:
                 errors = self._errors_among(piece.num_rows)
-                yield self._number(_as_text_batch(piece, options.encoding), errors, piece.nbytes)
+                yield self._number(_as_text_batch(piece, options.encoding), errors, piece.nbytes, options)
                 self._num_good += piece.num_rows
 
     def rest(self) -> Iterator[Records]:
@@ -274,10 +276,11 @@ class _Numbering:
         errors, self._pending = tuple(self._pending[:count]), self._pending[count:]
         return errors
 
-    def _number(self, batch: Any, errors: tuple[RowError, ...], num_bytes: int) -> Records:
+    def _number(self, batch: Any, errors: tuple[RowError, ...], num_bytes: int, options: SourceOptions) -> Records:
         first_row = self.next_row
         self.next_row += batch.num_rows + len(errors)
-        return records_of_batch(batch, first_row, self.path, num_bytes=num_bytes, errors=errors)
+        records = records_of_batch(batch, first_row, self.path, num_bytes=num_bytes, errors=errors)
+        return with_types(records, self.path, options)
 
 
 def _as_text_batch(batch: Any, encoding: str) -> Any:

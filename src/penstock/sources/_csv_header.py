@@ -1,19 +1,22 @@
-"""The first record of a CSV file: the names of its columns, and where the rows begin."""
+"""The first record of a CSV file: the names of its columns, if it is a header, and where the rows begin."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import FormatError, SchemaError
+from penstock.sources._csv_doubt import check_is_data, check_is_header
 from penstock.sources._files import ByteStream, read_exactly, without_mark
 from penstock.sources._formats import is_tab_separated
 from penstock.sources._options import SourceOptions
 
 _OTHER_DELIMITERS = ";\t|"
 _HEADER_BYTES = (4 << 10, 64 << 10, 1 << 20)
+_ROWS_TO_COMPARE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,9 @@ def read_header(stream: ByteStream, path: str, options: SourceOptions) -> Header
     """Read the header from the start of a file, and as little of the file as holds it.
 
     Raises:
-        FormatError: it does not end, or names a column twice.
-        SchemaError: a column asked for is not in it.
+        FormatError: the first record does not end.
+        SchemaError: it may or may not be a header and nobody said which, it names a column twice, or a column asked
+            for is not in it.
     """
     data = b""
     for size in (min(options.batch_bytes, _HEADER_BYTES[0]), *_HEADER_BYTES):
@@ -43,40 +47,71 @@ def read_header(stream: ByteStream, path: str, options: SourceOptions) -> Header
         if len(data) < size or size == _HEADER_BYTES[-1]:
             break
         try:
-            header = _header_of(data, path, options)
+            header = _header_of(data, path, options, is_whole=False)
         except (FormatError, SchemaError):
             continue  # it may go on behind what was read
-        if header.rest:
+        if header is not None:
             return header
-    return _header_of(data, path, options)
+    return _header_of(data, path, options, is_whole=True) or Header((), len(data), b"")
 
 
-def _header_of(data: bytes, path: str, options: SourceOptions) -> Header:
+def _header_of(data: bytes, path: str, options: SourceOptions, *, is_whole: bool) -> Header | None:
+    """The header, from the first bytes of a file; None when it may go on behind them."""
     text = without_mark(data, path)
     lines = _Lines(text, options.encoding)
-    names = _parse(lines, path, options)
+    records = _parse(lines, path, options)
+    first = next(records, ())
+    mark, end = len(data) - len(text), lines.num_bytes
+    if not first or (end == len(text) and not is_whole):
+        return None
+    has_header = options.names is None if options.header is None else options.header
+    names = options.names or (first if has_header else tuple(f"f{place}" for place in range(len(first))))
+    if len(names) != len(first):
+        raise SchemaError(f"{path}: names= has {len(names)} names, and the first line {len(first)} fields: {first}.")
+    _check_doubt(first, _some_rows(records, is_whole), path, options)
     _check(names, path, options)
-    start = len(data) - len(text) + lines.num_bytes
+    start = mark + (end if has_header else 0)
     return Header(names, start, data[start:])
 
 
-def _parse(lines: _Lines, path: str, options: SourceOptions) -> tuple[str, ...]:
+def _parse(lines: _Lines, path: str, options: SourceOptions) -> Iterator[tuple[str, ...]]:
+    """Records that are not blank."""
     quoting: dict[str, Any] = {"quotechar": options.quote} if options.quote else {"quoting": csv.QUOTE_NONE}
     try:
-        for names in csv.reader(iter(lines), delimiter=delimiter_of(path, options), strict=True, **quoting):
-            if names:  # a blank line before the header is none
-                return tuple(names)
+        for fields in csv.reader(iter(lines), delimiter=delimiter_of(path, options), strict=True, **quoting):
+            if fields:
+                yield tuple(fields)
     except csv.Error as error:
         raise FormatError(f"{path}: the header cannot be read: {error}.") from error
-    return ()
+
+
+def _some_rows(records: Iterator[tuple[str, ...]], is_whole: bool) -> list[tuple[str, ...]]:
+    """Rows below the first record, to compare it with; the last may have been cut off."""
+    rows: list[tuple[str, ...]] = []
+    try:
+        rows += itertools.islice(records, _ROWS_TO_COMPARE)
+    except FormatError:  # readers say so, once they come to it
+        return rows
+    return rows if is_whole or len(rows) == _ROWS_TO_COMPARE else rows[:-1]
+
+
+def _check_doubt(first: tuple[str, ...], rows: list[tuple[str, ...]], path: str, options: SourceOptions) -> None:
+    if options.header is None and options.names is None:
+        check_is_header(first, rows, path)
+    elif options.header is None and options.names is not None:
+        check_is_data(first, rows, options.names, path)
 
 
 def _check(names: tuple[str, ...], path: str, options: SourceOptions) -> None:
     if len(set(names)) != len(names):
         repeated = sorted({name for name in names if names.count(name) > 1})
-        raise FormatError(f"{path}: the header names {', '.join(map(repr, repeated))} more than once. Rename one.")
-    for name in options.columns or ():
-        if names and name not in names:
+        raise SchemaError(
+            f"{path}: the header names {', '.join(map(repr, repeated))} more than once. Give other names: names= "
+            "(--names)."
+        )
+    asked_for = [*(options.columns or ()), *(options.types if isinstance(options.types, Mapping) else ())]
+    for name in asked_for:
+        if name not in names:
             raise SchemaError(
                 f"{path}: no column {name!r}; the header has {', '.join(map(repr, names))}.{_guess(names)}"
             )

@@ -12,10 +12,15 @@ from typing import Any, Literal, get_args
 
 Format = Literal["parquet", "jsonl", "csv", "text", "images", "webdataset", "arrow"]
 TextUnit = Literal["file", "line", "separator"]
+FieldType = Literal[
+    "text", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"
+]
+Missing = Literal["null", "nan"]
 
 FORMATS: tuple[str, ...] = get_args(Format)
 _ASCII = bytes(range(128))
 _ALL_BYTES = bytes(range(256))
+_BEFORE: dict[str, Any] = {"header": None, "names": None, "types": None, "null_values": [""], "missing": "null"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,17 @@ class SourceOptions:
     """Around CSV fields that hold delimiters; None where quotes are ordinary characters."""
     quoted_newlines: bool = True
     """Whether a quoted CSV field may hold a newline. False lets one file be read by many workers."""
+    header: bool | None = None
+    """Whether the first line of a CSV file names its columns; None takes it for a header unless it may be data, and
+    refuses the file then. Columns of files without one are f0, f1, … if `names` does not name them."""
+    names: tuple[str, ...] | None = None
+    """Names of all CSV columns, in order: of files without a header, or, with `header=True`, instead of theirs."""
+    types: Mapping[str, FieldType] | Literal["infer"] | None = None
+    """Types of CSV columns; "infer" takes numbers and truth values from the first rows. The rest is text."""
+    null_values: tuple[str, ...] = ("",)
+    """CSV fields that mean a missing value, in columns that have a type. A text is never missing."""
+    missing: Missing = "null"
+    """What a missing value of a CSV column is: null, which `prepare` takes for a bad row, or NaN where floats are."""
     classes: tuple[str, ...] | None = None
     """Names of all image classes in the order of their numbers; None sorts the folders that are there."""
     batch_bytes: int = 4 << 20
@@ -62,6 +78,7 @@ class SourceOptions:
         _check_separator(self)
         object.__setattr__(self, "encoding", _check_encoding(self.encoding))
         _check_csv(self)
+        _check_types(self)
         for name in ("batch_bytes", "max_record_bytes", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; at least 1 is needed.")
@@ -84,6 +101,18 @@ class SourceOptions:
             "quoted_newlines": self.quoted_newlines,
             "classes": None if self.classes is None else list(self.classes),
             "max_record_bytes": self.max_record_bytes,
+            **{name: value for name, value in self._newer.items() if value != _BEFORE[name]},
+        }
+
+    @property
+    def _newer(self) -> dict[str, Any]:
+        """What older versions did not ask for; left out where it says what they did, so that their datasets go on."""
+        return {
+            "header": self.header,
+            "names": None if self.names is None else list(self.names),
+            "types": dict(self.types) if isinstance(self.types, Mapping) else self.types,
+            "null_values": list(self.null_values),
+            "missing": self.missing,
         }
 
 
@@ -94,12 +123,12 @@ def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...])
 
 
 def _check_columns(options: SourceOptions) -> None:
-    for name in ("columns", "classes"):
+    for name in ("columns", "classes", "names", "null_values"):
         names = getattr(options, name)
         if isinstance(names, str):
             raise TypeError(f"{name}={names!r} is one string; give a tuple, as in ({names!r},).")
         if names is not None:
-            if not names or len(set(names)) != len(names):
+            if (not names and name != "null_values") or len(set(names)) != len(names):
                 raise ValueError(f"{name}={names!r}; name at least one, each once, or leave it None.")
             object.__setattr__(options, name, tuple(names))
 
@@ -136,3 +165,14 @@ def _check_csv(options: SourceOptions) -> None:
             raise ValueError(f"{name}={value!r}; one ASCII character is needed, and not a newline.")
     if options.delimiter is not None and options.delimiter == options.quote:
         raise ValueError(f"delimiter and quote are both {options.quote!r}; they must differ.")
+
+
+def _check_types(options: SourceOptions) -> None:
+    _check_choice("missing", options.missing, get_args(Missing))
+    if options.header not in (None, True, False):
+        raise ValueError(f"header={options.header!r}; the choices are None, True and False.")
+    if isinstance(options.types, Mapping):
+        for name, kind in options.types.items():
+            _check_choice(f"types[{name!r}]", kind, get_args(FieldType))
+    else:
+        _check_choice("types", options.types, (None, "infer"))

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from penstock.errors import SchemaError
 from penstock.identity import digest
-from penstock.sources import Format, Source, SourceFile, SourceOptions, TextUnit, format_of, list_files
+from penstock.sources import Format, Source, SourceFile, SourceOptions, TextUnit, format_of, list_files, settle_types
 
 OnError = Literal["raise", "skip"]
 
@@ -90,6 +90,7 @@ def make_recipe(
     _check_formats(files, options)
     if not any("://" in file.path for file in files):
         options = dataclasses.replace(options, batch_bytes=min(options.batch_bytes, _LOCAL_BLOCK_BYTES))
+    options = settle_types(files, options)
     return Recipe(files=files, options=options, shuffle_buffer=shuffle_buffer, seed=seed, on_error=on_error)
 
 

@@ -1,0 +1,93 @@
+"""Whether the first record of a CSV file is its header: refused where the file leaves a doubt.
+
+A file does not say whether its first line names the columns. Taking data for names loses a record in silence, and
+taking names for data adds one. So where nobody said which it is, the first record is compared with the rows below
+it, column by column: a number above numbers is data, and text above nothing but numbers is a name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from penstock.errors import SchemaError
+
+_KINDS = {
+    "a number": re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?%?"),
+    "a date": re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.](\d\d){1,2}( .*)?"),
+    "a URL": re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE),
+    "a truth value": re.compile("true|false", re.IGNORECASE),
+}
+_LONGEST_NAME = 200
+_WAYS_OUT = (
+    "If it is a record, pass reading=SourceOptions(header=False) (--no-header), or names= (--names) for the columns; "
+    "if it is the header, header=True (--header)."
+)
+
+Record = Sequence[str]
+
+
+def check_is_header(first: Record, rows: Sequence[Record], path: str) -> None:
+    """Raise `SchemaError` when the first record may well be data.
+
+    Args:
+        first: The first record.
+        rows: Some of those below it; none when the file has no more.
+        path: The file, for the message.
+    """
+    reason = next(_signs_of_data(first, rows), None)
+    if reason is not None:
+        raise SchemaError(f"{path}: the first line may be data rather than a header: {reason}. {_WAYS_OUT}")
+
+
+def check_is_data(first: Record, rows: Sequence[Record], names: Sequence[str], path: str) -> None:
+    """Raise `SchemaError` when columns were named, and the first record may be a header all the same."""
+    reason = next(_signs_of_names(first, rows, names), None)
+    if reason is not None:
+        raise SchemaError(
+            f"{path}: names= says how the columns are called, but the first line may be a header: {reason}. "
+            "If it is, pass header=True (--header), and names= replaces it; if not, header=False (--no-header)."
+        )
+
+
+def _signs_of_data(first: Record, rows: Sequence[Record]) -> Iterator[str]:
+    columns = list(_columns(first, rows))
+    has_names = any(_stands_above_numbers(name, values) for name, values in columns)
+    for name, values in columns:
+        kind = _kind_of(name)
+        if kind and (not rows or _share_of_kind(kind, values) > 0.5):
+            yield f"{name!r:.40} is {kind}{', as are the values below it' if rows else ''}"
+        elif name and name in values and not has_names:
+            yield f"{name!r:.40} comes again as a value of its column"
+        elif len(name) > _LONGEST_NAME and not has_names:
+            yield f"{name!r:.40}… is {len(name):,} characters long"
+    repeated = sorted({name for name in first if list(first).count(name) > 1})
+    if repeated:
+        yield f"it has {', '.join(map(repr, repeated))} more than once"
+
+
+def _signs_of_names(first: Record, rows: Sequence[Record], names: Sequence[str]) -> Iterator[str]:
+    if set(first) & set(names):
+        yield f"it has {', '.join(repr(name) for name in first if name in names)} itself"
+    for name, values in _columns(first, rows):
+        if _stands_above_numbers(name, values):
+            yield f"{name!r:.40} stands above numbers"
+
+
+def _stands_above_numbers(name: str, values: Sequence[str]) -> bool:
+    return bool(name) and _kind_of(name) is None and _share_of_kind("a number", values) == 1
+
+
+def _columns(first: Record, rows: Sequence[Record]) -> Iterator[tuple[str, list[str]]]:
+    """Each field of the first record, with what is below it where anything is."""
+    whole = [row for row in rows if len(row) == len(first)]
+    for place, name in enumerate(first):
+        yield name.strip(), [row[place].strip() for row in whole if row[place].strip()]
+
+
+def _kind_of(value: str) -> str | None:
+    return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(value)), None)
+
+
+def _share_of_kind(kind: str, values: Sequence[str]) -> float:
+    return sum(_kind_of(value) == kind for value in values) / len(values) if values else 0.0

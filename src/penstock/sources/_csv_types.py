@@ -1,0 +1,99 @@
+"""Fields of CSV columns that have a type: numbers and truth values, and what is missing among them.
+
+A type holds for a whole column, in every file and block: it is given, or taken once from the first rows, and a later
+field that does not fit is a bad row. A number is taken for one only if its text is how a number is written: "007" is
+a name for something.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.sources._arrow import arrow
+from penstock.sources._model import Records, RowError
+from penstock.sources._options import FieldType, SourceOptions
+
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})")
+_NUMBER = re.compile(r"-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_NO_NUMBER = re.compile(r"[+-]?(nan|inf)", re.IGNORECASE)
+_TRUTH_VALUE = re.compile("true|false", re.IGNORECASE)
+
+
+def infer_types(records: Records, options: SourceOptions) -> dict[str, FieldType]:
+    """Type of each column of text that holds nothing but numbers or truth values."""
+    found = {name: _infer(column.to_pylist(), options) for name, column in records.columns.items()}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def _infer(values: Sequence[str], options: SourceOptions) -> FieldType | None:
+    stripped = [value.strip() for value in values]
+    known = [value for value in stripped if value not in options.null_values]
+    if not known:
+        return None
+    is_filled = options.missing == "nan" and len(known) < len(values)
+    if all(map(_WHOLE_NUMBER.fullmatch, known)):
+        return "float64" if is_filled else "int64"
+    if all(map(_TRUTH_VALUE.fullmatch, known)):
+        return "bool"
+    numbers = [value for value in known if not _NO_NUMBER.fullmatch(value)]
+    return "float64" if numbers and all(map(_NUMBER.fullmatch, numbers)) else None
+
+
+def with_types(records: Records, path: str, options: SourceOptions) -> Records:
+    """Records of text with their columns in the types of the options; rows that do not fit become errors."""
+    types = options.types if isinstance(options.types, Mapping) else {}
+    kinds = {name: kind for name, kind in types.items() if name in records.columns and kind != "text"}
+    if not kinds or not records.num_rows:
+        return records
+    rows = records.row_numbers()
+    errors: dict[int, RowError] = {}
+    columns = dict(records.columns)
+    for name, kind in kinds.items():
+        columns[name], misfits = _convert(columns[name], kind, options)
+        for place, value in misfits.items():
+            errors.setdefault(place, _misfit(path, int(rows[place]), name, kind, value))
+    if not errors:
+        return Records(columns, records.first_row, records.num_rows, records.errors, records.rows, records.num_bytes)
+    keep = np.ones(records.num_rows, np.bool_)
+    keep[list(errors)] = False
+    columns = {name: column.filter(arrow().array(keep)) for name, column in columns.items()}
+    both = tuple(sorted((*records.errors, *errors.values()), key=lambda error: error.row))
+    return Records(columns, records.first_row, int(keep.sum()), both, rows[keep], records.num_bytes)
+
+
+def _convert(column: Any, kind: str, options: SourceOptions) -> tuple[Any, dict[int, str]]:
+    """A column in its type, and the values that do not fit, by their places."""
+    pa, compute = arrow(), arrow("compute")
+    stripped = compute.utf8_trim_whitespace(column)
+    nulls = compute.is_in(stripped, value_set=pa.array(options.null_values, column.type))
+    present = compute.if_else(nulls, pa.scalar(None, column.type), stripped)
+    target = pa.bool_() if kind == "bool" else pa.type_for_alias(kind)
+    misfits: dict[int, str] = {}
+    try:
+        converted = present.cast(target)
+    except pa.ArrowInvalid:  # one value at a time, to find out which
+        values = present.to_pylist()
+        misfits = {place: value for place, value in enumerate(values) if not _fits(value, target)}
+        fitting = [None if place in misfits else value for place, value in enumerate(values)]
+        converted = pa.array(fitting, column.type).cast(target)
+    if options.missing == "nan" and pa.types.is_floating(target):
+        converted = converted.fill_null(float("nan"))
+    return converted, misfits
+
+
+def _fits(value: str | None, target: Any) -> bool:
+    try:
+        arrow().scalar(value, arrow().string()).cast(target)
+    except arrow().ArrowInvalid:
+        return False
+    return True
+
+
+def _misfit(path: str, row: int, name: str, kind: str, value: str) -> RowError:
+    known = " Is it missing? Then name it in null_values (--null-values)." if len(value) < 10 else ""
+    message = f"column {name!r} of row {row} of the split holds {value!r:.60}; {kind} was expected (types=, --types)."
+    return RowError(path, row, "wrong_type", message + known)
