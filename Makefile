@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test check stress bench clean
+.PHONY: setup demo test check chromium stress bench clean
 
 setup: $(READY)
 
@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/penstock demo
 
-test: check
+test: check chromium
 	$(BIN)/pytest
 
 check: setup
@@ -25,6 +25,13 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The report is tested in a browser; where it is not and cannot be installed, those tests are skipped, and say so.
+chromium:
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive \
+	     && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	|| echo "Chromium is not here and cannot be installed: tests of the report in a browser are skipped."
 
 stress: setup
 	$(BIN)/pytest -m stress

@@ -93,6 +93,7 @@ def test_the_wheel_holds_the_package_its_types_and_the_licence(tmp_path):
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
     assert "penstock/py.typed" in names
     assert "penstock/shards/_kernels.py" in names
+    assert {f"penstock/report/resources/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith("tests") for name in names)
 

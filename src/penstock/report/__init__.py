@@ -10,6 +10,7 @@ May import: `errors`. Imported by: `cli`. Holds no state.
 """
 
 from penstock.report._histogram import Histogram, histogram
+from penstock.report._html import render_html
 from penstock.report._page import (
     Arm,
     Chart,
@@ -56,6 +57,7 @@ __all__ = [
     "histogram",
     "print_json",
     "progress_bar",
+    "render_html",
     "render_terminal",
     "to_perfetto",
 ]

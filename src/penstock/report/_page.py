@@ -107,7 +107,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of a chart; NaN leaves a gap."""
+    """One line of a chart, drawn straight over what was not measured (NaN)."""
 
     name: str
     values: tuple[float, ...]

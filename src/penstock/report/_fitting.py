@@ -1,0 +1,81 @@
+"""A page that is small enough to mail: long runs are cut or averaged to what a screen can show, and the page says so.
+
+Half a megabyte is enough for `_MOST_SPANS` spans (about 20 bytes each); a screen has fewer columns than `_MOST_STEPS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from penstock.report._page import Chart, Lane, Line, Page, Span, StepTimes
+from penstock.report._words import format_seconds
+
+_MOST_SPANS = 8000
+_MOST_STEPS = 2000
+_MOST_POINTS = 400
+_MOST_ROWS = 50
+_MOST_LINES = 64
+
+
+def fit_page(page: Page) -> Page:
+    """The page with no more than fits, and a note for what was left out."""
+    lanes, note = _fit_lanes(page)
+    charts = tuple(_fit_chart(chart) for chart in page.charts[:_MOST_LINES])
+    left_out = [
+        f"{len(rows) - _MOST_ROWS} more {name} are not shown."
+        for name, rows in (("findings", page.findings), ("settings", page.arms), ("samples", page.slowest))
+        if len(rows) > _MOST_ROWS
+    ]
+    return dataclasses.replace(
+        page,
+        lanes=lanes,
+        steps=None if page.steps is None else _fit_steps(page.steps),
+        charts=charts,
+        findings=page.findings[:_MOST_ROWS],
+        arms=page.arms[:_MOST_ROWS],
+        slowest=page.slowest[:_MOST_ROWS],
+        notes=(*page.notes, *note, *left_out),
+    )
+
+
+def _fit_lanes(page: Page) -> tuple[tuple[Lane, ...], tuple[str, ...]]:
+    """All spans, or those of the time around the first steps that a finding points at."""
+    lanes = page.lanes[:_MOST_LINES]
+    spans = sorted((span for lane in lanes for span in lane.spans), key=lambda span: span.start)
+    if len(spans) <= _MOST_SPANS:
+        return lanes, ()
+    wanted = next((first for finding in page.findings for first, _ in finding.steps), None)
+    place = next((place for place, span in enumerate(spans) if span.step is not None and span.step == wanted), 0)
+    begin = min(max(0, place - _MOST_SPANS // 8), len(spans) - _MOST_SPANS)
+    kept = spans[begin : begin + _MOST_SPANS]
+    first, last = kept[0].start, kept[-1].start
+    note = f"The lanes show {format_seconds(last - first)} of the run; a Perfetto trace has all of it."
+    return tuple(Lane(name=lane.name, spans=_between(lane.spans, first, last)) for lane in lanes), (note,)
+
+
+def _between(spans: tuple[Span, ...], first: float, last: float) -> tuple[Span, ...]:
+    return tuple(span for span in spans if first <= span.start <= last)
+
+
+def _fit_steps(times: StepTimes) -> StepTimes:
+    if len(times.wait) <= _MOST_STEPS:
+        return times
+    size = math.ceil(len(times.wait) / _MOST_STEPS)
+    wait, step = (tuple(_means(values, size)) for values in (times.wait, times.step))
+    return StepTimes(wait=wait, step=step, first=times.first, steps_per_entry=times.steps_per_entry * size)
+
+
+def _fit_chart(chart: Chart) -> Chart:
+    if len(chart.times) <= _MOST_POINTS:
+        return chart
+    size = math.ceil(len(chart.times) / _MOST_POINTS)
+    lines = tuple(Line(name=line.name, values=tuple(_means(line.values, size))) for line in chart.lines)
+    return dataclasses.replace(chart, times=tuple(_means(chart.times, size)), lines=lines)
+
+
+def _means(values: Sequence[float], size: int) -> list[float]:
+    """Of each `size` values; of those that were measured, where some were."""
+    groups = [[each for each in values[at : at + size] if math.isfinite(each)] for at in range(0, len(values), size)]
+    return [sum(group) / len(group) if group else math.nan for group in groups]

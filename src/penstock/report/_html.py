@@ -1,0 +1,305 @@
+"""The page as one HTML file: below half a megabyte, no network, light, dark, narrow and printed.
+
+Words and tables are written here, so that they are there without JavaScript; what moves (lanes, steps, charts) is drawn
+by `resources/page.js` from the JSON at the end. Texts of strangers are escaped on the way in, and the page allows no
+script but its own: its content security policy names that script by its digest, and no address at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from string import Template
+from typing import Any
+
+from penstock.errors import printable
+from penstock.report._fitting import fit_page
+from penstock.report._page import Arm, Chart, Fact, Finding, Gain, Headline, Lane, Page, SlowSample, StepTimes
+from penstock.report._words import describe_gain, format_number, format_seconds
+
+_LONGEST_TEXT = 1000
+_HOW_TO_MOVE = "Drag to move, pinch or ctrl-wheel to zoom, click a span to follow its batch through the lanes."
+_KINDS = {
+    "step": ("training step", "step"),
+    "wait": ("waiting for a batch", "wait"),
+    "start": ("starting", "start"),
+    "sample": ("samples", "samples"),
+    "read": ("reading", "read"),
+    "collate": ("collate", "collate"),
+    "handover": ("hand-over", "hand-over"),
+    "pin": ("pinning", "pin"),
+    "copy": ("copy to the device", "copy"),
+    "idle": ("nothing to do", "idle"),
+}
+
+
+def render_html(page: Page) -> str:
+    """A complete document, for a file of its own."""
+    page = fit_page(page)
+    script = _resource("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    sections = (
+        _headlines(page.headlines),
+        _findings(page),
+        _lanes(page),
+        _steps(page),
+        _charts(page.charts),
+        _arms(page.arms),
+        _slowest(page.slowest),
+        _machine(page.machine),
+    )
+    return Template(_resource("page.html")).substitute(
+        title=_safe(page.title),
+        verdict=_safe(page.verdict),
+        tone=page.tone,
+        sections="\n".join(filter(None, sections)),
+        notes="".join(f"<p>{_safe(note)}</p>" for note in page.notes),
+        style=_resource("page.css"),
+        script=script,
+        script_digest=f"sha256-{digest}",
+        data=_data(page),
+    )
+
+
+def _resource(name: str) -> str:
+    return resources.files("penstock.report").joinpath("resources", name).read_text(encoding="utf-8")
+
+
+def _safe(text: str) -> str:
+    """Text of a stranger as HTML, in a tag or in an attribute."""
+    text = text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+    return html.escape(printable(text, keep="\n\t"))
+
+
+def _section(title: str, *parts: str) -> str:
+    return f"<section><h2>{title}</h2>\n" + "\n".join(parts) + "\n</section>"
+
+
+def _headlines(headlines: Sequence[Headline]) -> str:
+    cells = (
+        f'<div class="{each.tone}"><b>{_safe(each.value)}</b><span>{_safe(each.label)}</span></div>'
+        for each in headlines
+    )
+    return f'<div class="headlines">{"".join(cells)}</div>' if headlines else ""
+
+
+class _Scale:
+    """Where ratios lie on a line that has room for all of them, and for 1."""
+
+    def __init__(self, gains: Iterable[Gain]) -> None:
+        gains = [*gains]
+        self.low = min([1.0, *(gain.ratio - gain.error for gain in gains)])
+        self.high = max([1.1, *(gain.ratio + gain.error for gain in gains)])
+
+    def style(self, gain: Gain) -> str:
+        """CSS variables of one gain: 1, its interval and its middle."""
+        ratios = {"one": 1.0, "low": gain.ratio - gain.error, "mid": gain.ratio, "high": gain.ratio + gain.error}
+        return ";".join(f"--{name}:{self._percent(ratio):.2f}%" for name, ratio in ratios.items())
+
+    def _percent(self, ratio: float) -> float:
+        return 1 + 98 * (ratio - self.low) / (self.high - self.low)
+
+
+def _findings(page: Page) -> str:
+    if not page.findings:
+        return ""
+    scale = _Scale(gain for finding in page.findings for gain in (finding.gain, finding.limit) if gain is not None)
+    has_gains = any(finding.gain for finding in page.findings)
+    title = "What to change, by measured gain" if has_gains else "What to know"
+    return _section(title, *(_finding(finding, scale) for finding in page.findings))
+
+
+def _finding(finding: Finding, scale: _Scale) -> str:
+    kinds = ["finding", "measured" if finding.gain else "limited" if finding.limit else "told"]
+    kinds += ["has-steps"] if finding.steps else []
+    parts = [f'<article class="{" ".join(kinds)}" data-id="{_safe(finding.id)}">']
+    parts += [
+        f'<div class="head"><h3>{_safe(finding.title)}</h3><span class="amount">{describe_gain(finding)}</span></div>'
+    ]
+    if finding.gain:
+        drawn = '<i class="base"></i><i class="bar"></i>' + ('<i class="error"></i>' if finding.gain.error else "")
+        parts += [f'<div class="scale" style="{scale.style(finding.gain)}">{drawn}</div>']
+    elif finding.limit:
+        drawn = '<i class="base"></i><i class="limit"></i>'
+        parts += [f'<div class="scale" style="{scale.style(finding.limit)}">{drawn}</div>']
+    parts += [f"<p>{_safe(sentence)}</p>" for sentence in finding.evidence]
+    parts += [_change(finding), "</article>"]
+    return "\n".join(parts)
+
+
+def _change(finding: Finding) -> str:
+    parts, actions = [], []
+    if finding.change:
+        parts += [f"<code>{_safe(finding.change)}</code>"]
+        actions += ['<button type="button" class="copy">copy</button>']
+    parts += [f'<span class="dim">{_safe(text)}</span>' for text in (finding.where, finding.price) if text]
+    if finding.link.startswith("https://"):
+        parts += [f'<a href="{_safe(finding.link)}" rel="noreferrer">how</a>']
+    if finding.steps:
+        actions += ['<button type="button" class="show" aria-pressed="false">show its steps</button>']
+    parts += [f'<span class="actions">{"".join(actions)}</span>'] if actions else []
+    return f'<div class="change">{"".join(parts)}</div>' if parts else ""
+
+
+def _legend(kinds: Iterable[str]) -> str:
+    cells = (
+        f'<span><i style="background:var(--{kind})"></i>{_KINDS[kind][0]}</span>' for kind in _KINDS if kind in kinds
+    )
+    return f'<div class="legend">{"".join(cells)}</div>'
+
+
+def _lanes(page: Page) -> str:
+    kinds = {span.kind for lane in page.lanes for span in lane.spans}
+    if not kinds:
+        return ""
+    buttons = (("zoom-out", "−", "zoom out"), ("zoom-in", "+", "zoom in"), ("zoom-all", "all", "show everything"))
+    zoom = "".join(f'<button type="button" id="{id}" title="{title}">{text}</button>' for id, text, title in buttons)
+    return _section(
+        "Step by step",
+        f'<div class="toolbar">{_legend(kinds)}<div class="zoom">{zoom}</div></div>',
+        '<div class="figure"><div id="lanes"></div><div id="overview"></div></div>',
+        f'<p class="readout" id="lanes-readout" aria-live="polite">{_HOW_TO_MOVE}</p>',
+        "<noscript><p>Lanes and charts need JavaScript.</p></noscript>",
+    )
+
+
+def _steps(page: Page) -> str:
+    if page.steps is None or not page.steps.wait:
+        return ""
+    size = page.steps.steps_per_entry
+    title = "Wait and step, each step" if size == 1 else f"Wait and step, means of {size:,} steps"
+    return _section(
+        title,
+        f'<div class="toolbar">{_legend(("step", "wait"))}</div>',
+        '<div class="figure" id="steps"></div>',
+        '<p class="readout" id="steps-readout" aria-live="polite">Click a step to see it in the lanes.</p>'
+        if page.lanes
+        else '<p class="readout" id="steps-readout" aria-live="polite"></p>',
+    )
+
+
+def _charts(charts: Sequence[Chart]) -> str:
+    return _section("Over time", '<div class="charts">', *map(_chart, charts), "</div>") if charts else ""
+
+
+def _chart(chart: Chart) -> str:
+    names = (
+        f'<span><i style="background:var(--line-{place % 6})"></i>{_safe(line.name)} <b></b></span>'
+        for place, line in enumerate(chart.lines)
+    )
+    note = f'<p class="hint">{_safe(chart.note)}</p>' if chart.note else ""
+    title = f"<h3>{_safe(chart.title)} <span>{_safe(chart.unit)}</span></h3>"
+    return f'<div class="chart">{title}<div class="legend">{"".join(names)}</div><div class="figure"></div>{note}</div>'
+
+
+def _table(headers: Sequence[str], rows: Iterable[str]) -> str:
+    head = "".join(f'<th class="{"words" if header in ("worker", "from") else ""}">{header}</th>' for header in headers)
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _arms(arms: Sequence[Arm]) -> str:
+    if not arms:
+        return ""
+    scale = _Scale(arm.gain for arm in arms)
+    headers = ("settings", "gain", "± 95 %", "", "steps/s", "wait", "step", "cores")
+    hint = '<p class="hint">Where two bars overlap, the difference is within the noise of this machine.</p>'
+    return _section("Settings tried on this job, in turns", _table(headers, (_arm(arm, scale) for arm in arms)), hint)
+
+
+def _arm(arm: Arm, scale: _Scale) -> str:
+    kind = "advised" if arm.is_advised else "baseline" if arm.is_baseline else "tried"
+    marks = '<i class="base"></i><i class="range"></i><i class="dot"></i>'
+    drawn = f'<div class="scale interval" style="{scale.style(arm.gain)}">{marks}</div>'
+    name = _safe(arm.name) + (" ★" if arm.is_advised else "")
+    name += f'<br><span class="dim">{_safe(arm.note)}</span>' if arm.note else ""
+    cells = (
+        f"<td>{name}</td><td>× {arm.gain.ratio:.2f}</td><td>{f'{arm.gain.error:.2f}' if arm.gain.error else ''}</td>"
+        f'<td class="drawn">{drawn}</td><td>{format_number(arm.steps_per_second)}</td>'
+        f"<td>{format_seconds(arm.wait_seconds)}</td><td>{format_seconds(arm.step_seconds)}</td>"
+        f"<td>{'' if arm.cores is None else format_number(arm.cores)}</td>"
+    )
+    return f'<tr class="{kind}">{cells}</tr>'
+
+
+def _slowest(samples: Sequence[SlowSample]) -> str:
+    if not samples:
+        return ""
+    longest = max(sample.seconds for sample in samples) or 1.0
+    headers = ("sample", "took", "", "computing", "worker", "from")
+    hint = '<p class="hint">Blue is computing, red is waiting: for a disk, a network, a lock, or a free core.</p>'
+    return _section("Slowest samples", _table(headers, (_sample(sample, longest) for sample in samples)), hint)
+
+
+def _sample(sample: SlowSample, longest: float) -> str:
+    step = "" if sample.step is None else f' data-step="{sample.step}"'
+    used = sample.seconds if sample.cpu_seconds is None else min(sample.cpu_seconds, sample.seconds)
+    shares = (100 * seconds / longest for seconds in (used, sample.seconds - used))
+    portion = "".join(f'<i style="--share:{share:.1f}%"></i>' for share in shares)
+    computing = "" if sample.cpu_seconds is None else format_seconds(sample.cpu_seconds)
+    numbers = (f'<span class="portion">{portion}</span>', computing)
+    cells = "".join(f"<td>{cell}</td>" for cell in (_safe(sample.index), format_seconds(sample.seconds), *numbers))
+    words = "".join(f'<td class="words">{_safe(text)}</td>' for text in (sample.worker, sample.origin))
+    return f"<tr{step}>{cells}{words}</tr>"
+
+
+def _machine(facts: Sequence[Fact]) -> str:
+    cells = "".join(f"<dt>{_safe(fact.name)}</dt><dd>{_safe(fact.value)}</dd>" for fact in facts)
+    return _section("The machine", f"<dl>{cells}</dl>") if facts else ""
+
+
+def _data(page: Page) -> str:
+    """What the script draws, as JSON that cannot end its own tag."""
+    labels = [*dict.fromkeys(["", *(span.label for lane in page.lanes for span in lane.spans)])]
+    places = {label: place for place, label in enumerate(labels)}
+    steps = page.steps if page.steps is not None and page.steps.wait else None
+    data = {
+        "kinds": [{"id": kind, "name": name, "short": short} for kind, (name, short) in _KINDS.items()],
+        "labels": [printable(label[:_LONGEST_TEXT]) for label in labels],
+        "lanes": [_lane_data(lane, places) for lane in page.lanes],
+        "findings": [finding.steps for finding in page.findings],
+        "steps": None if steps is None else _steps_data(steps),
+        "charts": [_chart_data(chart) for chart in page.charts],
+    }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _steps_data(times: StepTimes) -> dict[str, Any]:
+    columns = {"wait": _short(times.wait), "step": _short(times.step)}
+    return {"first": times.first, "per": times.steps_per_entry, **columns}
+
+
+def _chart_data(chart: Chart) -> dict[str, Any]:
+    return {"times": _short(chart.times), "lines": [_short(line.values) for line in chart.lines]}
+
+
+def _lane_data(lane: Lane, labels: dict[str, int]) -> dict[str, Any]:
+    """Columns instead of objects, and differences instead of starts: a third of the bytes."""
+    spans = sorted(lane.spans, key=lambda span: span.start)
+    starts = [round(span.start * 1e6) for span in spans]
+    kinds = {kind: place for place, kind in enumerate(_KINDS)}
+    return {
+        "name": printable(lane.name[:_LONGEST_TEXT]),
+        "start": [*_differences(starts)],
+        "duration": [round(span.duration * 1e6) for span in spans],
+        "kind": [kinds[span.kind] for span in spans],
+        "step": [span.step for span in spans],
+        "label": [labels[span.label] for span in spans],
+    }
+
+
+def _differences(values: Iterable[int]) -> Iterator[int]:
+    last = 0
+    for value in values:
+        yield value - last
+        last = value
+
+
+def _short(values: Iterable[float]) -> list[float | None]:
+    """Five digits are more than a screen shows; what was not measured is null."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
