@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from penstock._version import __version__
-from penstock.cli import _demo, _inspect, _prepare, _verify
+from penstock.cli import _demo, _doctor, _inspect, _prepare, _verify
 from penstock.errors import PenstockError, printable
 
-_VERBS = {"prepare": _prepare, "inspect": _inspect, "verify": _verify, "demo": _demo}
+_VERBS = {"prepare": _prepare, "inspect": _inspect, "verify": _verify, "doctor": _doctor, "demo": _demo}
 
 
 class _Parser(argparse.ArgumentParser):

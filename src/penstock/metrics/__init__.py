@@ -5,14 +5,16 @@
     read_machine()           everything that runs here
     Accelerators().read()    devices, through NVML
     Sampler(pid)             all of these over time, in columns
+    EventWriter(path)        what happened when, in a mapped file that outlives its process
 
 What the kernel does not offer, or a container may not read, is None or NaN, never an error. Nothing here knows
 loaders, and nothing draws.
 
-May import: `cgroups`, `workers`. Imported by: nobody. Holds no state.
+May import: `cgroups`, `workers`. Imported by: `diagnosis`. Holds no state.
 """
 
 from penstock.metrics._accelerators import Accelerators, AcceleratorUsage
+from penstock.metrics._events import EventKind, EventWriter, no_events, read_events
 from penstock.metrics._machine import MachineFacts, MachineUsage, available_memory, describe_machine, read_machine
 from penstock.metrics._processes import ProcessUsage, process_tree, read_process
 from penstock.metrics._sampler import ProcessHistory, Sampler, UsageHistory
@@ -21,6 +23,8 @@ from penstock.metrics._threads import ThreadMeter, ThreadUsage
 __all__ = [
     "AcceleratorUsage",
     "Accelerators",
+    "EventKind",
+    "EventWriter",
     "MachineFacts",
     "MachineUsage",
     "ProcessHistory",
@@ -31,7 +35,9 @@ __all__ = [
     "UsageHistory",
     "available_memory",
     "describe_machine",
+    "no_events",
     "process_tree",
+    "read_events",
     "read_machine",
     "read_process",
 ]

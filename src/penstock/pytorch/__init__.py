@@ -12,8 +12,8 @@
 Both runs offer the same: iterate, length, state, epoch, statistics, close. `_arguments` says which arguments are for
 which of them. `stream` is a torch dataset over raw files, for this loader or torch's.
 
-May import: `errors`, `loader`, `plan`, `schema`, `shapes`, `sources`, `streams`, `workers`. Imported by: `cli`. Holds
-state: which warnings were given already.
+May import: `errors`, `loader`, `plan`, `schema`, `shapes`, `sources`, `streams`, `workers`. Imported by: `cli`,
+`diagnosis`. Holds state: which warnings were given already.
 """
 
 try:

@@ -1,0 +1,53 @@
+"""Run a training script for a while, find out whether it waits for data, and try what would help."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from penstock.report import console, print_json
+
+HELP = "run a training script and find out why it waits for data"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes."""
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report to open in a browser")
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="stop trying changes after this time (%(default)s)"
+    )
+    parser.add_argument("--steps", type=int, help="stop after so many steps of the training loop")
+    parser.add_argument("--full", action="store_true", help="let the script run on to its own end")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND",
+        help="train.py ARGS…, or python, torchrun, accelerate …",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when training does not wait, 1 with findings, 2 without a command; the script's own code when it fails."""
+    from penstock.diagnosis import DoctorSettings, diagnose, make_page, recording_folder, run_script
+
+    words = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not words:
+        sys.stderr.write("penstock: doctor needs a script to run: penstock doctor -- train.py ARGS…\n")
+        return 2
+    try:
+        settings = DoctorSettings(seconds=arguments.seconds, steps=arguments.steps, full=arguments.full)
+    except ValueError as error:
+        sys.stderr.write(f"penstock: {error}\n")
+        return 2
+    with recording_folder() as folder:
+        diagnosis = diagnose(run_script(words, settings, folder=folder, output_to_stderr=arguments.json))
+    page = make_page(diagnosis)
+    if arguments.json:
+        print_json(diagnosis.to_json())
+    else:
+        from penstock.report import render_terminal
+
+        console().print(render_terminal(page))
+    return diagnosis.exit_code

@@ -1,0 +1,92 @@
+"""What findings are made from: a recording, its figures, and what was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.diagnosis._experiment import HEALTHY_BELOW, Estimate, Trial
+from penstock.diagnosis._recording import Recording
+from penstock.diagnosis._stages import Stages, measure_stages
+from penstock.metrics import EventKind
+
+_LEAST_GAIN = 1.05
+"""Less is not worth a change, nor a reader's time."""
+
+
+class Tried(NamedTuple):
+    """A change and what it gave."""
+
+    trial: Trial
+    estimate: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A script under examination."""
+
+    recording: Recording
+    cores: int
+
+    @cached_property
+    def stages(self) -> Stages:
+        """Where the time goes, as it is."""
+        return measure_stages(self.recording)
+
+    @cached_property
+    def loader(self) -> Mapping[str, Any]:
+        """The loader that was experimented on."""
+        assert self.recording.loader is not None
+        return self.recording.loader
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Its options."""
+        options: Mapping[str, Any] = self.loader["options"]
+        return options
+
+    @cached_property
+    def waits_for_data(self) -> bool:
+        """Whether a loader that costs nothing would be clearly faster."""
+        ceiling = self.recording.ceiling
+        return ceiling is not None and ceiling.ratio >= HEALTHY_BELOW and ceiling.is_above(1.05)
+
+    @cached_property
+    def helped(self) -> list[Tried]:
+        """Changes that make it faster beyond their error, the best first."""
+        tried = [
+            Tried(trial, found)
+            for trial in self.recording.trials[2:]
+            if (found := self.recording.estimate(trial.number)) is not None
+        ]
+        good = [each for each in tried if each.estimate.ratio >= _LEAST_GAIN and each.estimate.is_above(1.0)]
+        return sorted(good, key=lambda each: -each.estimate.ratio)
+
+    def best(self, is_meant: Callable[[Trial], bool]) -> Tried | None:
+        """The best of the changes that are meant."""
+        return next((each for each in self.helped if is_meant(each.trial)), None)
+
+    @cached_property
+    def worker_growth(self) -> float:
+        """Bytes per second by which the memory of a worker's own grows, after its first second; 0 when it does not."""
+        events = self.recording.events_as_is(EventKind.MEMORY)
+        growths = []
+        for worker in np.unique(events["worker"]):
+            mine = events[events["worker"] == worker]
+            seconds, values = mine["start"] / 1e9, mine["value"].astype(np.float64)
+            if len(mine) >= 4 and (np.diff(values[1:]) > 0).mean() > 0.6:
+                growths.append((values[-1] - values[1]) / (seconds[-1] - seconds[1]))
+        return float(np.mean(growths)) if growths else 0.0
+
+    @cached_property
+    def worker_memory(self) -> tuple[float, float]:
+        """(Bytes of a worker's own at first, and at last)."""
+        events = self.recording.events_as_is(EventKind.MEMORY)
+        if not len(events):
+            return 0.0, 0.0
+        per_worker = [events[events["worker"] == worker]["value"] for worker in np.unique(events["worker"])]
+        return float(np.mean([each[0] for each in per_worker])), float(np.mean([each.max() for each in per_worker]))

@@ -1,0 +1,151 @@
+"""The diagnosis of a run: the verdict in a sentence, the ceiling, and findings."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.diagnosis._case import Case
+from penstock.diagnosis._findings import find
+from penstock.diagnosis._run import ScriptRun
+from penstock.metrics import EventKind
+from penstock.report import Finding, Gain
+
+_BUSY = 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What the doctor says."""
+
+    verdict: str
+    """One sentence."""
+    is_healthy: bool
+    ceiling: Gain | None
+    """What a loader that costs nothing would give; None when it was not measured."""
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    run: ScriptRun
+    case: Case | None
+    """None when the script made no loader."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 healthy, 1 findings; the script's own when it failed, 130 when the user stopped it."""
+        if self.run.was_interrupted:
+            return 130
+        if self.run.exit_code and not self.run.was_stopped:
+            return self.run.exit_code
+        return 1 if self.findings else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for programs."""
+        machine = dataclasses.asdict(self.run.usage.machine)
+        return {
+            "verdict": self.verdict,
+            "healthy": self.is_healthy,
+            "ceiling": None if self.ceiling is None else dataclasses.asdict(self.ceiling),
+            "findings": [_finding_json(each) for each in self.findings],
+            "machine": machine | {"job_cores": self.run.usage.job_cores, "other_cores": self.run.usage.other_cores},
+            "notes": list(self.notes),
+            "script_exit_code": self.run.exit_code,
+        }
+
+
+def diagnose(run: ScriptRun) -> Diagnosis:
+    """Say what is wrong with a run, if anything is."""
+    recording, notes = run.recording, list(_notes(run))
+    if recording.loader is None or not (recording.events["kind"] == EventKind.NEXT).any():
+        return _blind(run, notes)
+    case = Case(recording=recording, cores=run.usage.machine.usable_processors)
+    findings = tuple(find(case))
+    ceiling = recording.ceiling
+    return Diagnosis(
+        verdict=_verdict(case, findings),
+        is_healthy=not findings and ceiling is not None,
+        ceiling=None if ceiling is None else ceiling.gain,
+        findings=findings,
+        notes=tuple(notes),
+        run=run,
+        case=case,
+    )
+
+
+def _blind(run: ScriptRun, notes: list[str]) -> Diagnosis:
+    failed = run.exit_code and not run.was_stopped
+    if run.recording.loader is not None:
+        verdict = "The script made a DataLoader and never took a batch from it."
+    elif failed:
+        verdict = f"The script ended with exit code {run.exit_code} before it made a DataLoader."
+    else:
+        verdict = "The script made no DataLoader of torch's or Penstock's, so there was nothing to look at."
+    return Diagnosis(
+        verdict=verdict, is_healthy=False, ceiling=None, findings=(), notes=tuple(notes), run=run, case=None
+    )
+
+
+def _verdict(case: Case, findings: tuple[Finding, ...]) -> str:
+    recording, stages = case.recording, case.stages
+    if recording.ceiling is None:
+        return (
+            f"Too few steps to tell: {stages.num_steps} were seen, and {_percent(stages.wait_share)} of their time was "
+            "spent waiting for data. Let it run longer."
+        )
+    waits = f"Your training waits for data {_percent(stages.wait_share)} of the time."
+    best = findings[0] if findings else None
+    if not case.waits_for_data:
+        limit = recording.ceiling.gain
+        start = f"Not waiting for data: a loader that costs nothing would give × {limit.ratio:.2f} ± {limit.error:.2f}."
+        return start if best is None else f"{start} {_told(best)}"
+    return waits if best is None else f"{waits} {_told(best)}"
+
+
+def _told(best: Finding) -> str:
+    if best.gain is not None:
+        return f"{best.title}: changing it makes training {best.gain.ratio:.2f} × faster, measured on your job."
+    if best.limit is not None:
+        return f"{best.title}: at most {best.limit.ratio:.2f} × faster without that."
+    return f"{best.title}."
+
+
+def _notes(run: ScriptRun) -> list[str]:
+    """What a reader must know to trust the figures."""
+    notes, usage, recording = [], run.usage, run.recording
+    total = usage.machine.num_processors
+    if usage.other_cores > 0.25 * total:
+        notes.append(f"Other programs used {usage.other_cores:.1f} of the {total} cores: that widens every interval.")
+    if run.was_interrupted:
+        notes.append("Interrupted: this is what was seen until then.")
+    elif run.exit_code and not run.was_stopped:
+        notes.append(f"The script itself ended with exit code {run.exit_code}; this is what was seen until then.")
+    elif recording.leader is not None and not any(True for _ in recording.of("done")):
+        notes.append("The script ended before all was tried.")
+    for each in recording.of("failed"):
+        name = next((trial.name for trial in recording.trials if trial.number == each["trial"]), "a change")
+        notes.append(f"{name} could not be tried: {each['reason']}")
+    notes += [
+        f"{each['function']} of {each['target']} while the script was stopping wrote nothing."
+        for each in recording.of("not-saved")
+    ]
+    notes += [f"One process could not be watched: {each['reason']}" for each in recording.of("blind")]
+    return list(dict.fromkeys(notes))
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "title": finding.title,
+        "evidence": list(finding.evidence),
+        "change": finding.change,
+        "where": finding.where,
+        "price": finding.price,
+        "measured_gain": None if finding.gain is None else finding.gain.ratio,
+        "error": None if finding.gain is None else finding.gain.error,
+        "limit": None if finding.limit is None else finding.limit.ratio,
+        "link": finding.link,
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,166 @@
+"""The experiment, as pure arithmetic: which settings have the next turn, and what the turns say.
+
+    as it is, replay, as it is, replay, …      how fast a loader that costs nothing would be: the ceiling
+    as it is, trial, trial, …, as it is, …     a race of changed settings: after each round the slow ones drop out
+
+A turn is some steps of the script with one *trial*: the batches as they are, the same ones again from memory, or
+those of a loader rebuilt with a change. A gain is the ratio of a turn's rate to that of the turns as it is before and
+after it, averaged over rounds on a logarithmic scale. Drift of the machine cancels; what is left is in the error.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from penstock.report import Gain
+
+TrialKind = Literal["as-is", "replay", "options", "penstock", "warm", "grouped", "threads"]
+_STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Two-sided 95 % quantiles by degrees of freedom."""
+CEILING_ROUNDS, MOST_CEILING_ROUNDS, RACE_ROUNDS = 3, 6, 5
+HEALTHY_BELOW = 1.15
+"""Replayed batches are warm in caches, and no worker competes for cores: jobs that never wait read 1.07 to 1.19."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One way to serve the script's batches."""
+
+    number: int
+    name: str
+    """As people write it: `num_workers=4`."""
+    kind: TrialKind
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the loader that differ."""
+
+
+AS_IS = Trial(number=0, name="as it is", kind="as-is")
+REPLAY = Trial(number=1, name="a loader that costs nothing", kind="replay")
+
+
+class TurnResult(NamedTuple):
+    """What happened in one turn."""
+
+    trial: int
+    rows: float
+    """Samples that were trained on."""
+    steps: int
+    seconds: float
+    wait_seconds: float
+    """Of these, spent in `next()`."""
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.rows / max(self.seconds, 1e-9)
+
+
+class Estimate(NamedTuple):
+    """A gain with the standard error of its logarithm."""
+
+    ratio: float
+    error: float
+    num_rounds: int
+
+    @property
+    def gain(self) -> Gain:
+        """For people: with half the width of the 95 % interval."""
+        quantile = _STUDENT[min(self.num_rounds - 1, len(_STUDENT) - 1)]
+        width = self.ratio * self.error * quantile if self.num_rounds > 1 else self.ratio
+        return Gain(ratio=self.ratio, error=width)
+
+    def is_above(self, ratio: float) -> bool:
+        """Whether it is larger beyond two standard errors; one round is no evidence."""
+        return self.num_rounds > 1 and math.log(self.ratio) - 2 * self.error > math.log(ratio)
+
+
+def estimate(turns: Sequence[TurnResult], trial: int) -> Estimate | None:
+    """The gain of a trial over the run as it is, from all turns in the order in which they were taken."""
+    logs = []
+    for place, turn in enumerate(turns):
+        if turn.trial == trial and turn.rows > 0:
+            beside = [*_nearest(reversed(turns[:place])), *_nearest(turns[place + 1 :])]
+            if beside:
+                logs.append(math.log(turn.rate) - statistics.fmean(math.log(each.rate) for each in beside))
+    if not logs:
+        return None
+    spread = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    return Estimate(math.exp(statistics.fmean(logs)), spread, len(logs))
+
+
+def _nearest(turns: Any) -> list[TurnResult]:
+    """The first turn as it is, if there is one."""
+    return next(([turn] for turn in turns if turn.trial == AS_IS.number and turn.rows > 0), [])
+
+
+def experiment(
+    choose: Callable[[Sequence[TurnResult]], Sequence[Trial]],
+) -> Generator[Trial, TurnResult | None, None]:
+    """Yields the trial that has the next turn, and is sent its result, or None when it could not be tried.
+
+    `choose` gets the turns that measured the ceiling, and names what to try.
+    """
+    turns: list[TurnResult] = []
+    failed: set[int] = set()
+
+    def take(trial: Trial) -> Generator[Trial, TurnResult | None, None]:
+        result = yield trial
+        if result is None:
+            failed.add(trial.number)
+        else:
+            turns.append(result)
+
+    yield from take(AS_IS)
+    for done in range(1, MOST_CEILING_ROUNDS + 1):
+        yield from take(REPLAY)
+        yield from take(AS_IS)
+        if done >= CEILING_ROUNDS and (REPLAY.number in failed or is_clear(estimate(turns, REPLAY.number))):
+            break
+    alive = list(choose(turns))
+    for done in range(1, RACE_ROUNDS + 1):
+        for trial in alive:
+            yield from take(trial)
+        alive = survivors([trial for trial in alive if trial.number not in failed], turns, done)
+        if not alive:
+            return
+        yield from take(AS_IS)
+
+
+def is_clear(ceiling: Estimate | None) -> bool:
+    """Whether more rounds would hardly change on which side of the border a ceiling is."""
+    if ceiling is None:
+        return True
+    distance = abs(math.log(ceiling.ratio / HEALTHY_BELOW))
+    return distance > 2 * ceiling.error or ceiling.error < 0.02
+
+
+def survivors(trials: Sequence[Trial], turns: Sequence[TurnResult], done: int) -> list[Trial]:
+    """Who runs on: at most three after the first round, two after the second; nobody who makes it slower."""
+    found = {trial.number: estimate(turns, trial.number) for trial in trials}
+    ratios = {number: each.ratio for number, each in found.items() if each is not None}
+    best = max(ratios.values(), default=0.0)
+    floor = max(0.95 if done == 1 else 1.0, 0.8 * best)
+    kept = sorted((trial for trial in trials if ratios.get(trial.number, 0) >= floor), key=lambda t: -ratios[t.number])
+    return kept[: 3 if done == 1 else 2]
+
+
+class TurnLength(NamedTuple):
+    """How long a turn lasts."""
+
+    seconds: float
+    settle: int
+    """Steps before it that are not counted: until what was prefetched during the others' turns is used up."""
+    whole_epochs: bool
+    """Short epochs are taken whole, so that starting workers counts."""
+
+
+def turn_length(*, step_seconds: float, turn_seconds: float, prefetched: int, epoch_steps: int | None) -> TurnLength:
+    """Turns of about `turn_seconds`; whole epochs where an epoch has no room for two of them."""
+    settle = min(64, max(2, prefetched + 1))
+    steps = max(8, turn_seconds / max(step_seconds, 1e-6))
+    whole = epoch_steps is not None and epoch_steps < 2 * (steps + settle)
+    return TurnLength(turn_seconds, settle, whole)

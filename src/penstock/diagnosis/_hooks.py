@@ -1,0 +1,91 @@
+"""Puts the doctor into torch's and our DataLoader, in a process of a script that knows nothing of it.
+
+Called by `_injected/sitecustomize.py` when the modules have been imported. What the script sees stays the same
+classes, with the same signatures.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from penstock.diagnosis._conductor import Conductor
+from penstock.diagnosis._probes import time_fetchers, time_unpacking, time_workers, timed_worker_loop
+from penstock.diagnosis._recorder import recorder
+from penstock.diagnosis._watched import Watched, place_of_caller
+
+_watched: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
+_plain_iters: dict[type, Callable[[Any], Iterator[Any]]] = {}
+_numbers = itertools.count(1)
+
+
+def watch_torch(dataloader: ModuleType) -> None:
+    """Watch every `torch.utils.data.DataLoader`, and all that inherit from it. `dataloader` is its module."""
+    time_fetchers(dataloader._utils.fetch)
+    time_workers(dataloader._utils.worker)
+    time_unpacking()
+    loader_class = dataloader.DataLoader
+    loader_class.__init__ = _remembering(loader_class.__init__)
+    _watch_iter(loader_class)
+    recorder().note("process", argv=sys.argv, python=sys.version.split()[0])
+
+
+def watch_penstock(dataloader: ModuleType) -> None:
+    """Watch every `penstock.DataLoader`, which has an `__iter__` of its own."""
+    _watch_iter(dataloader.DataLoader)
+
+
+def iterate_plainly(loader: Any, number: int, trial: int) -> Iterator[Any]:
+    """The loader's own iterator, whose workers know for whom they work."""
+    plain = next(_plain_iters[each] for each in type(loader).__mro__ if each in _plain_iters)
+    worker = sys.modules["torch.utils.data._utils.worker"]
+    worker._worker_loop = functools.partial(timed_worker_loop, number, trial)  # type: ignore[attr-defined]
+    try:
+        if trial == 0:
+            return plain(loader)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return plain(loader)
+    finally:
+        worker._worker_loop = worker._plain_worker_loop  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _conductor() -> Conductor:
+    """The one of this process."""
+    return Conductor(recorder())
+
+
+os.register_at_fork(after_in_child=_conductor.cache_clear)
+
+
+def _remembering(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        if self not in _watched:
+            _watched[self] = Watched(self, next(_numbers), place_of_caller())
+        original(self, *arguments, **options)
+
+    return init
+
+
+def _watch_iter(loader_class: Any) -> None:
+    plain: Callable[[Any], Iterator[Any]] = loader_class.__iter__
+    _plain_iters[loader_class] = plain
+
+    @functools.wraps(plain)
+    def iterate(self: Any) -> Iterator[Any]:
+        watched = _watched.get(self)
+        if watched is None or recorder().worker >= 0:
+            return plain(self)
+        number = watched.number
+        return _conductor().start_loop(watched, lambda: iterate_plainly(self, number, 0))
+
+    loader_class.__iter__ = iterate

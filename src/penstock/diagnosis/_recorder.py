@@ -1,0 +1,67 @@
+"""What a process under the doctor writes down: events into its own file, rare facts as lines of JSON into one for all.
+
+Children begin files of their own after a fork. A line is one write to a file opened for appending, so that lines of
+several processes do not mix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penstock.metrics import EventWriter
+
+FOLDER_VARIABLE = "PENSTOCK_DOCTOR"
+FACTS, SETTINGS = "facts.jsonl", "settings.json"
+
+
+class Recorder:
+    """Writes for one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pid = folder, os.getpid()
+        self.worker = -1
+        """Of which number this process is a loader's worker; -1 in a trainer."""
+        self.loader = self.trial = self.sequence = 0
+        """Whom a worker works for, and the number of the batch that it makes."""
+        self.memory_read_at = 0
+        self._events: EventWriter | None = None
+
+    @property
+    def events(self) -> EventWriter:
+        """The file of this process, made when something happens."""
+        if self._events is None:
+            self._events = EventWriter(self.folder / f"{self.pid}-{time.monotonic_ns()}.events")
+        return self._events
+
+    def add(self, kind: int, start_ns: int, end_ns: int, **fields: Any) -> None:
+        """Write an event, of what this process works on unless told otherwise."""
+        whose = {"loader": self.loader, "trial": self.trial, "sequence": self.sequence}
+        self.events.add(kind, start_ns, end_ns, worker=self.worker, **(whose | fields))
+
+    def note(self, fact: str, **fields: Any) -> None:
+        """Write a fact."""
+        line = json.dumps({"fact": fact, "pid": self.pid, "time": time.perf_counter(), **fields}, default=repr) + "\n"
+        descriptor = os.open(self.folder / FACTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+
+@cache
+def recorder() -> Recorder:
+    """The one of this process."""
+    return Recorder(Path(os.environ[FOLDER_VARIABLE]))
+
+
+def is_leader() -> bool:
+    """Whether this training process decides for all: the only one, or rank 0."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+os.register_at_fork(after_in_child=recorder.cache_clear)

@@ -1,0 +1,130 @@
+"""What a run under the doctor left in its folder, as data: facts, turns and events. Readable after any death."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.diagnosis._experiment import AS_IS, REPLAY, Estimate, Trial, TurnResult, estimate
+from penstock.diagnosis._recorder import FACTS
+from penstock.metrics import EventKind, no_events, read_events
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Fact = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A run of a script, as it was seen."""
+
+    facts: Sequence[Fact]
+    events: NDArray[np.void]
+    """Of all processes, by start."""
+    machine: Fact = field(default_factory=dict)
+    """What was measured from outside: cores in all, used by this job, used by others; memory of workers."""
+
+    def of(self, fact: str) -> Iterator[Fact]:
+        """The facts of one kind, in order."""
+        return (each for each in self.facts if each["fact"] == fact)
+
+    @cached_property
+    def leader(self) -> Fact | None:
+        """The loop that was experimented on: the one with most turns, of the rank that decides."""
+        turns = [each["pid"] for each in self.of("turn")]
+        candidates = [each for each in self.of("primary") if each.get("rank", 0) == 0]
+        return max(candidates, key=lambda each: turns.count(each["pid"]), default=None)
+
+    @cached_property
+    def loader(self) -> Fact | None:
+        """The loader that was experimented on, or the one that gave most batches."""
+        leader = self.leader
+        if leader is not None:
+            pid, number = leader["pid"], leader["loader"]
+        else:
+            nexts = self.events[self.events["kind"] == EventKind.NEXT]
+            if not len(nexts):
+                return next(self.of("loader"), None)
+            pid, number = None, int(_most_common(nexts["loader"]))
+        return next((x for x in self.of("loader") if x["loader"] == number and pid in (None, x["pid"])), None)
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """What was tried, the run as it is and its replay first."""
+        chosen = {each["trial"]: each for each in self.of("trial")}
+        return [
+            AS_IS,
+            REPLAY,
+            *(
+                Trial(number=number, name=each["name"], kind=each["kind"], changes=each["changes"])
+                for number, each in chosen.items()
+            ),
+        ]
+
+    @cached_property
+    def turns(self) -> list[TurnResult]:
+        """The turns of the experiment, in order; after a restart, those since."""
+        turns: list[TurnResult] = []
+        pid = None if self.leader is None else self.leader["pid"]
+        for each in self.facts:
+            if each["pid"] == pid and each["fact"] == "restart":
+                turns.clear()
+            elif each["pid"] == pid and each["fact"] == "turn":
+                turns.append(TurnResult(*(each[name] for name in TurnResult._fields)))
+        return turns
+
+    @cached_property
+    def whole_epochs(self) -> bool:
+        """Whether turns were whole epochs."""
+        restarted = any(True for _ in self.of("restart"))
+        return restarted or bool(self.leader is not None and self.leader["whole_epochs"])
+
+    def estimate(self, trial: int) -> Estimate | None:
+        """The gain of a trial."""
+        return estimate(self.turns, trial)
+
+    @cached_property
+    def ceiling(self) -> Estimate | None:
+        """What a loader that costs nothing would give."""
+        return self.estimate(REPLAY.number)
+
+    def events_as_is(self, kind: EventKind) -> NDArray[np.void]:
+        """Events of the loader that was experimented on, while it ran as it is."""
+        number = None if self.loader is None else self.loader["loader"]
+        mine = (self.events["kind"] == kind) & (self.events["trial"] == 0)
+        found: NDArray[np.void] = self.events[mine & (self.events["loader"] == number)]
+        return found
+
+
+def read_recording(folder: Path, machine: Fact | None = None) -> Recording:
+    """Everything in a folder. Lines and records that a dying process left in pieces are left out."""
+    import numpy as np
+
+    parts = [read_events(path) for path in sorted(folder.glob("*.events"))]
+    events = np.concatenate(parts) if parts else no_events()
+    events = events[np.argsort(events["start"], kind="stable")]
+    return Recording(facts=list(_facts(folder / FACTS)), events=events, machine=machine or {})
+
+
+def _facts(path: Path) -> Iterator[Fact]:
+    if path.exists():
+        for line in path.read_bytes().splitlines():
+            try:
+                fact = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(fact, dict) and "fact" in fact:
+                yield fact
+
+
+def _most_common(values: Any) -> Any:
+    import numpy as np
+
+    found, counts = np.unique(values, return_counts=True)
+    return found[counts.argmax()]

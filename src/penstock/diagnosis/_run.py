@@ -1,0 +1,216 @@
+"""Running a script under the doctor: the command, its environment, the processes it leaves.
+
+The script inherits the terminal: its input, output and signals are its own. The doctor samples the process tree from
+outside, waits, and ends what the script left behind of its loaders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.diagnosis._recorder import FACTS, FOLDER_VARIABLE, SETTINGS
+from penstock.diagnosis._recording import Recording, read_recording
+from penstock.diagnosis._usage import Usage, summarise_usage
+from penstock.metrics import Sampler
+
+_INJECTED = Path(__file__).parent / "_injected"
+_GRACE_SECONDS = 15.0
+"""How long a script may take to end after it was stopped."""
+_SET_CHILD_SUBREAPER = 36
+_PER_TURN = 100
+"""A run of `seconds` has turns of about a hundredth of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorSettings:
+    """How long to look."""
+
+    seconds: float = 120.0
+    """Stop the experiment after this time, counted from its first turn."""
+    steps: int | None = None
+    """Stop it after so many steps of the training loop."""
+    full: bool = False
+    """Let the script run on to its own end."""
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0 or (self.steps is not None and self.steps <= 0):
+            raise ValueError(f"seconds={self.seconds} and steps={self.steps} must be positive.")
+
+    @property
+    def turn_seconds(self) -> float:
+        """How long a turn should take."""
+        return min(1.5, max(0.3, self.seconds / _PER_TURN))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptRun:
+    """A script that ran under the doctor."""
+
+    command: tuple[str, ...]
+    exit_code: int
+    """The script's own; 128 + n when signal n ended it."""
+    was_stopped: bool
+    """By the doctor, after it had seen enough."""
+    was_interrupted: bool
+    """By the user."""
+    seconds: float
+    recording: Recording
+    usage: Usage
+
+
+def command_of(words: Sequence[str]) -> tuple[str, ...]:
+    """What to run: a program with its arguments, or a Python script, which this interpreter runs."""
+    first = words[0]
+    if first.endswith(".py") or (os.path.isfile(first) and not os.access(first, os.X_OK)):
+        return (sys.executable, *words)
+    return tuple(words)
+
+
+def run_script(
+    words: Sequence[str], settings: DoctorSettings, *, folder: Path, output_to_stderr: bool = False
+) -> ScriptRun:
+    """Run a command under the doctor, and read what was recorded in `folder`.
+
+    Raises:
+        FileNotFoundError: there is no such program or script.
+    """
+    command = command_of(words)
+    _check_exists(command)
+    (folder / SETTINGS).write_text(
+        json.dumps(
+            {
+                "seconds": settings.seconds,
+                "steps": settings.steps,
+                "full": settings.full,
+                "turn_seconds": settings.turn_seconds,
+            }
+        )
+    )
+    begin = time.perf_counter()
+    _become_subreaper()
+    with _interrupts_left_to_script() as interrupts:
+        process = subprocess.Popen(  # noqa: S603 - what the user asked to run
+            command, env=environment(os.environ, folder), stdout=sys.stderr if output_to_stderr else None
+        )
+        with Sampler(process.pid, interval_seconds=0.25) as sampler:
+            _wait(process, folder)
+    _end_leftovers(folder)
+    code = process.returncode
+    recording = read_recording(folder)
+    return ScriptRun(
+        command=command,
+        exit_code=128 - code if code < 0 else code,
+        was_stopped=any(True for _ in recording.of("stopped")),
+        was_interrupted=bool(interrupts),
+        seconds=time.perf_counter() - begin,
+        recording=recording,
+        usage=summarise_usage(sampler, recording),
+    )
+
+
+def environment(current: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment that carries the doctor into every Python process of the script."""
+    path = current.get("PYTHONPATH")
+    return {
+        **current,
+        FOLDER_VARIABLE: str(folder),
+        "PYTHONPATH": f"{_INJECTED}{os.pathsep}{path}" if path else str(_INJECTED),
+    }
+
+
+@contextlib.contextmanager
+def recording_folder() -> Iterator[Path]:
+    """A folder for one run, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="penstock-doctor-") as name:
+        yield Path(name)
+
+
+def _check_exists(command: Sequence[str]) -> None:
+    program, script = command[0], command[1] if len(command) > 1 else ""
+    if shutil.which(program) is None:
+        raise FileNotFoundError(f"There is no program {program!r} to run. Give a script: penstock doctor -- train.py")
+    if program == sys.executable and script.endswith(".py") and not os.path.exists(script):
+        raise FileNotFoundError(f"There is no script {script!r}.")
+
+
+def _wait(process: subprocess.Popen[Any], folder: Path) -> None:
+    """Wait for the script; one that does not leave when it is told to is ended."""
+    facts, stopped_at = folder / FACTS, None
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.25)
+            return
+        if stopped_at is None and facts.exists() and b'"stopped"' in facts.read_bytes():
+            stopped_at = time.monotonic()
+        if stopped_at is not None and time.monotonic() - stopped_at > _GRACE_SECONDS:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=5)
+                return
+            process.kill()
+
+
+@contextlib.contextmanager
+def _interrupts_left_to_script() -> Iterator[list[int]]:
+    """Ctrl-C reaches the script, which shares the terminal; the doctor only notes it, and reports what it has."""
+    seen: list[int] = []
+    try:
+        previous = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    except ValueError:  # not in the main thread, where signals never arrive
+        yield seen
+        return
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _become_subreaper() -> None:
+    """Have processes that lost their parent become children of this one, so that they can be found."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_leftovers(folder: Path) -> None:
+    """End workers that outlived their trainer. Other processes that the script started and left are its own."""
+    workers = {int(path.name.split("-")[0]) for path in folder.glob("*.events")}
+    children = {each for each in workers if _parent_of(each) == os.getpid()}
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + 3
+    while children and time.monotonic() < end:
+        children = {pid for pid in children if not _is_reaped(pid)}
+        time.sleep(0.02)
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return int(stat[stat.rindex(b")") + 2 :].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_reaped(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True

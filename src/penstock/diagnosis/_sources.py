@@ -1,0 +1,255 @@
+"""Where batches come from during a turn: the script's own iterator, memory, or a loader rebuilt with a change.
+
+A source that others have turns between goes idle once it has prefetched all it may; whoever has the next turn waits
+for that, so that nobody computes in another's turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from penstock.diagnosis._batches import bytes_of, copy_batch, group_by_length, rows_of
+from penstock.diagnosis._experiment import Trial
+
+_MOST_REPLAYED, _MOST_REPLAYED_BYTES = 8, 256 << 20
+_MOST_REMEMBERED = 512
+_PATIENCE_SECONDS = 60
+
+
+class Source(Protocol):
+    """Gives batches during turns."""
+
+    prefetched: int
+    """Batches that it may have ready after a pause."""
+
+    def take(self) -> Any:
+        """The next batch. Raises StopIteration at the end of the epoch."""
+        ...
+
+    def is_idle(self) -> bool:
+        """Whether all that may be prefetched is."""
+        ...
+
+    def close(self) -> None:
+        """Let go of workers."""
+        ...
+
+
+class IteratorSource:
+    """Batches of an iterator of torch's or ours."""
+
+    def __init__(self, iterator: Iterator[Any], *, prefetched: int) -> None:
+        self.iterator: Iterator[Any] | None = iterator
+        self.prefetched = prefetched
+
+    def take(self) -> Any:
+        """The iterator's next."""
+        assert self.iterator is not None
+        return next(self.iterator)
+
+    def is_idle(self) -> bool:
+        """Whether its queue holds all that was asked for; others than torch's are taken to be."""
+        iterator: Any = self.iterator
+        if not hasattr(iterator, "_worker_result_queue") or not hasattr(iterator, "_tasks_outstanding"):
+            return True
+        try:
+            ready = iterator._worker_result_queue.qsize()
+            if iterator._data_queue is not iterator._worker_result_queue:
+                ready += iterator._data_queue.qsize()
+        except (NotImplementedError, OSError, ValueError):
+            return True
+        return bool(ready >= iterator._tasks_outstanding)
+
+    def close(self) -> None:
+        """Drop the iterator: workers end with the last reference."""
+        self.iterator = None
+
+
+class Replay:
+    """The first batches of a run, kept to be served again: as copies, for scripts change batches in place."""
+
+    prefetched = 0
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._bytes = 0
+        self._turn = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no need for more."""
+        return len(self._kept) >= _MOST_REPLAYED or self._bytes >= _MOST_REPLAYED_BYTES
+
+    def keep(self, batch: Any) -> None:
+        """Keep a copy."""
+        self._kept.append(copy_batch(batch))
+        self._bytes += bytes_of(batch)
+
+    def take(self) -> Any:
+        """One of the kept batches."""
+        if not self._kept:
+            raise StopIteration
+        self._turn = (self._turn + 1) % len(self._kept)
+        return copy_batch(self._kept[self._turn])
+
+    def is_idle(self) -> bool:
+        """Always."""
+        return True
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class Grouped:
+    """Batches of another source, gathered before a turn and dealt anew by length: less padding."""
+
+    prefetched = 0
+
+    def __init__(self, source: Source, *, num_batches: int) -> None:
+        self._source, self._num_batches = source, num_batches
+        self._ready: deque[Any] = deque()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a group is there."""
+        return bool(self._ready)
+
+    def gather(self) -> None:
+        """Fill up, off the clock."""
+        batches: list[Any] = []
+        with contextlib.suppress(StopIteration):
+            while (
+                len(batches) < self._num_batches
+                and sum(bytes_of(each) for each in batches[:1]) * len(batches) < 1 << 29
+            ):
+                batches.append(self._source.take())
+        full = [batch for batch in batches if rows_of(batch) == rows_of(batches[0])]
+        self._ready.extend(group_by_length(full) if full else [])
+
+    def take(self) -> Any:
+        """The next group."""
+        if not self._ready:
+            raise StopIteration
+        return self._ready.popleft()
+
+    def is_idle(self) -> bool:
+        """As the other source."""
+        return self._source.is_idle()
+
+    def close(self) -> None:
+        """The other source is not ours to close."""
+        self._ready.clear()
+
+
+class IndexTap:
+    """The indices that an iterator draws, remembered: others may draw the next ones, or read the last ones again."""
+
+    def __init__(self, indices: Iterator[Any], remembered: deque[Any]) -> None:
+        self._indices, self.remembered = indices, remembered
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        index = next(self._indices)
+        self.remembered.append(index)
+        return index
+
+
+class _Again:
+    """A sampler of indices that were read already, so that their pages are in memory."""
+
+    def __init__(self, remembered: deque[Any]) -> None:
+        self._indices = list(remembered)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.cycle(self._indices)
+
+
+class _Resized:
+    """A batch sampler that cuts the samples of another into batches of another size."""
+
+    def __init__(self, batches: Any, batch_size: int) -> None:
+        self._batches, self._size = batches, batch_size
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        samples = itertools.chain.from_iterable(self._batches)
+        while batch := list(itertools.islice(samples, self._size)):
+            yield batch
+
+
+def new_memory() -> deque[Any]:
+    """For an `IndexTap`."""
+    return deque(maxlen=_MOST_REMEMBERED)
+
+
+def rebuild(loader: Any, trial: Trial, *, remaining: IndexTap | None, remembered: deque[Any]) -> Any:
+    """A loader as `loader`, with the trial's changes.
+
+    It draws the indices that remain of this epoch, where torch shows them; otherwise it begins an epoch of its own.
+    """
+    if getattr(loader, "_source", None) is not None:
+        return _rebuild_plan_loader(loader, dict(trial.changes))
+    changes = dict(trial.changes)
+    indices = _Again(remembered) if trial.kind == "warm" else remaining
+    arguments = _arguments_of(loader) | _indices_of(loader, indices, changes.pop("batch_size", None)) | changes
+    if not arguments["num_workers"]:
+        arguments |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None}
+    elif not arguments["timeout"]:
+        arguments["timeout"] = _PATIENCE_SECONDS
+    torch = sys.modules["torch"]
+    arguments["generator"] = torch.Generator().manual_seed(0) if remaining is not None else loader.generator
+    with warnings.catch_warnings():  # of too many workers, of an odd batch size: the doctor asks for them on purpose
+        warnings.simplefilter("ignore")
+        return _class_for(loader, trial)(loader.dataset, **arguments)
+
+
+def _class_for(loader: Any, trial: Trial) -> Any:
+    """Penstock's for its own loaders and where that is the change; torch's for torch's and all that inherit from it."""
+    is_ours = any(each.__module__.startswith("penstock.") for each in type(loader).__mro__)
+    if is_ours or trial.kind == "penstock":
+        from penstock.pytorch import DataLoader
+
+        return DataLoader
+    return sys.modules["torch.utils.data"].DataLoader
+
+
+def _arguments_of(loader: Any) -> dict[str, Any]:
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+    more = ("prefetch_factor", "persistent_workers", "in_order")
+    return {name: getattr(loader, name) for name in (*names, *more) if hasattr(loader, name)}
+
+
+def _indices_of(loader: Any, indices: Any, batch_size: int | None) -> dict[str, Any]:
+    """The arguments that say which samples are in which batch."""
+    if loader._dataset_kind == 1:  # _DatasetKind.Iterable
+        size = loader.batch_size if batch_size is None else batch_size
+        return {"batch_size": size, "drop_last": loader.drop_last}
+    if loader.batch_sampler is None:
+        return {"batch_size": None, "sampler": loader.sampler if indices is None else indices}
+    batches = loader.batch_sampler if indices is None else indices
+    return {"batch_sampler": batches if batch_size is None else _Resized(batches, batch_size)}
+
+
+def _rebuild_plan_loader(loader: Any, changes: dict[str, Any]) -> Any:
+    names = ("workers", "prefetch", "rank", "world_size", "micro_batch", "start_method", "device")
+    arguments = {name: getattr(loader, name) for name in names} | {"num_workers": loader.num_workers} | changes
+    rebuilt = type(loader)(loader.dataset, **arguments)
+    with contextlib.suppress(Exception):  # out of order there is no state; then it begins at the beginning
+        rebuilt.load_state_dict(copy.deepcopy(loader.state_dict()))
+    return rebuilt
+
+
+def wait_until_idle(is_idle: Callable[[], bool], *, seconds: float) -> None:
+    """Wait a bounded time."""
+    end = time.monotonic() + seconds
+    while not is_idle() and time.monotonic() < end:
+        time.sleep(0.005)

@@ -1,0 +1,129 @@
+"""Where the time of a batch goes, from a recording: one table of figures that remedies and findings read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.diagnosis._recording import Recording
+from penstock.metrics import EventKind
+
+_SKIPPED = 3
+"""First steps, in which pipelines fill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Seconds per batch as it is, unless the name says otherwise. 0 where nothing was seen."""
+
+    num_steps: int
+    wait: float
+    """Mean, in the trainer."""
+    step: float
+    """Mean time from batch to batch, without the wait."""
+    fetch: float
+    """Mean time to make a batch."""
+    fetch_cpu: float
+    """Of it, on a processor."""
+    slowest_tenth: float
+    """Mean of the slowest tenth of batches."""
+    median_fetch: float
+    collate: float
+    pickle: float
+    """Packing and unpacking."""
+    start: float
+    """Time to start an epoch: making the iterator, and waiting for the first batch."""
+    sample: float
+    """Mean seconds per sample."""
+    slow_sample_share: float
+    """Part of all sample time that the slowest 2 % take."""
+    faults: float
+    """Pages per batch waited for from disk."""
+    delay: float
+    """Run-queue delay of the training thread per step."""
+    bytes: float
+    """Of a batch."""
+    padding: float
+    """Share of tokens; 0 when these are no tokens."""
+
+    @property
+    def wait_share(self) -> float:
+        """Part of the time that is spent waiting."""
+        return self.wait / max(self.wait + self.step, 1e-9)
+
+    @property
+    def unevenness(self) -> float:
+        """How many times as long as the median the slowest tenth of batches takes."""
+        return self.slowest_tenth / max(self.median_fetch, 1e-9)
+
+    @property
+    def waits_share(self) -> float:
+        """Part of making a batch that is not spent on a processor: sleep, disk, network, no free core."""
+        return max(0.0, 1 - self.fetch_cpu / max(self.fetch, 1e-9))
+
+
+def measure_stages(recording: Recording) -> Stages:
+    """Figures of the loader that was experimented on, as it is."""
+    nexts = recording.events_as_is(EventKind.NEXT)
+    fetches = recording.events_as_is(EventKind.FETCH)
+    samples = recording.events_as_is(EventKind.SAMPLE)
+    waits = nexts["duration"][_SKIPPED:].astype(np.float64)
+    gaps = _steps_between(nexts[_SKIPPED:])
+    durations = fetches["duration"].astype(np.float64)
+    loader = None if recording.loader is None else recording.loader["loader"]
+    batches = [each for each in recording.of("batch") if each["loader"] == loader]
+    paddings = [each["padding"] for each in batches if each["padding"] is not None]
+    return Stages(
+        num_steps=len(nexts),
+        wait=_mean(waits),
+        step=_mean(gaps),
+        fetch=_mean(durations),
+        fetch_cpu=_mean(fetches["cpu"]),
+        slowest_tenth=_mean(np.sort(durations)[-max(1, len(durations) // 10) :]),
+        median_fetch=float(np.median(durations)) if len(durations) else 0.0,
+        collate=_mean(recording.events_as_is(EventKind.COLLATE)["duration"]),
+        pickle=_mean(recording.events_as_is(EventKind.PICKLE)["duration"])
+        + _mean(recording.events_as_is(EventKind.UNPICKLE)["duration"]),
+        start=_start_seconds(recording, nexts),
+        sample=_mean(samples["duration"]),
+        slow_sample_share=_share_of_slowest(samples["duration"].astype(np.float64)),
+        faults=_mean(fetches["extra"]),
+        delay=_mean(nexts["extra"][_SKIPPED:]) / 1e9,
+        bytes=_mean(np.array([each["bytes"] for each in batches])),
+        padding=_mean(np.array(paddings)),
+    )
+
+
+def _mean(values: NDArray[np.generic]) -> float:
+    return float(np.mean(values.astype(np.float64))) if len(values) else 0.0
+
+
+def _steps_between(nexts: NDArray[np.void]) -> NDArray[np.float64]:
+    """Time from a batch handed over to the next one asked for, of consecutive steps."""
+    if len(nexts) < 2:
+        return np.zeros(0)
+    ends = nexts["start"] + (nexts["duration"].astype(np.float64) * 1e9).astype(np.int64)
+    gaps = (nexts["start"][1:] - ends[:-1]) / 1e9
+    consecutive = np.diff(nexts["sequence"]) == 1
+    kept: NDArray[np.float64] = gaps[consecutive & (gaps >= 0)]
+    usual: NDArray[np.float64] = kept[kept <= 10 * np.median(kept)] if len(kept) else kept
+    return usual
+
+
+def _share_of_slowest(durations: NDArray[np.float64]) -> float:
+    if len(durations) < 50 or durations.sum() <= 0:
+        return 0.0
+    slowest = np.sort(durations)[-max(1, len(durations) // 50) :]
+    return float(slowest.sum() / durations.sum())
+
+
+def _start_seconds(recording: Recording, nexts: NDArray[np.void]) -> float:
+    """Mean time to make an iterator and get its first batch, over epochs as it is."""
+    starts = recording.events_as_is(EventKind.START)
+    if not len(starts) or not len(nexts):
+        return 0.0
+    firsts = np.searchsorted(nexts["start"], starts["start"])
+    known = firsts < len(nexts)
+    return float(np.mean(starts["duration"][known] + nexts["duration"][firsts[known]])) if known.any() else 0.0

@@ -1,0 +1,55 @@
+"""How fast the script is during a turn: time from one batch handed over to the next, and samples trained on."""
+
+from __future__ import annotations
+
+from penstock.diagnosis._experiment import TurnResult
+
+_ENOUGH_STEPS, _FEWEST_STEPS = 8, 3
+_LONG = 4
+"""A turn that takes this many times as long as it should ends after the fewest steps."""
+
+
+class TurnClock:
+    """Measures one turn. Times are in nanoseconds, without what the doctor itself used."""
+
+    def __init__(self, trial: int, *, settle: int, turn_seconds: float) -> None:
+        self.trial = trial
+        self._settle, self._settled = settle, 0
+        self._turn_seconds = turn_seconds
+        self._left_at: int | None = None
+        self._rows_in_hand = 0
+        self._rows, self._num_steps, self._seconds, self._wait = 0.0, 0, 0.0, 0.0
+
+    def restart(self) -> None:
+        """Begin again: what was measured cannot be compared."""
+        self.__init__(self.trial, settle=self._settle, turn_seconds=self._turn_seconds)  # type: ignore[misc]
+
+    def handed_over(self, asked_at: int, now: int, rows: int, *, is_disturbed: bool) -> None:
+        """A batch of so many samples was handed over. A disturbed step, with a validation in it, does not count."""
+        if self._left_at is not None and self._settled >= self._settle and not is_disturbed:
+            self._count(self._rows_in_hand, 1, now - self._left_at, now - asked_at)
+        self._settled += 1
+        self._left_at, self._rows_in_hand = now, rows
+
+    def epoch(self, rows: int, steps: int, nanoseconds: int, waited: int) -> None:
+        """A whole epoch went by."""
+        if self._settled >= self._settle:
+            self._count(rows, steps, nanoseconds, waited)
+        self._settled += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough was measured: time for many steps, or a few long ones."""
+        fewest = _FEWEST_STEPS if self._seconds > _LONG * self._turn_seconds else _ENOUGH_STEPS
+        return self._seconds >= self._turn_seconds and self._num_steps >= fewest
+
+    @property
+    def result(self) -> TurnResult:
+        """What was measured so far."""
+        return TurnResult(self.trial, self._rows, self._num_steps, self._seconds, self._wait)
+
+    def _count(self, rows: float, steps: int, nanoseconds: int, waited: int) -> None:
+        self._rows += rows
+        self._num_steps += steps
+        self._seconds += nanoseconds / 1e9
+        self._wait += waited / 1e9

@@ -1,0 +1,121 @@
+"""A loader that a script made: where, how, and what was seen of it so far."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.diagnosis._sources import IndexTap, Replay, new_memory
+
+_LIBRARIES = ("torch", "penstock", "lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata")
+_OPTIONS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
+_KEPT_PERIODS = 64
+_SKIPPED_STEPS = 2
+"""The first ones compile kernels and fill caches."""
+
+
+class Watched:
+    """What the doctor knows of one loader."""
+
+    def __init__(self, loader: Any, number: int, where: str) -> None:
+        self._find = weakref.ref(loader)
+        self.number, self.where = number, where
+        self.replay = Replay()
+        self.remembered = new_memory()
+        self.length: int | None = None
+        self.num_steps = self.num_epochs = 0
+        self.steps_of_last_epoch: int | None = None
+        self.waited = 0
+        self.trains = False
+        """Whether gradients were on when it was asked for a batch."""
+        self.first_at: int | None = None
+        self.left_at: int | None = None
+        self.periods: list[float] = []
+        self.was_described = False
+
+    @property
+    def loader(self) -> Any:
+        """The loader; it lives while someone iterates over it."""
+        return self._find()
+
+    @property
+    def prefetched(self) -> int:
+        """Batches that its workers may have ready."""
+        loader = self.loader
+        if getattr(loader, "_source", None) is not None:
+            return int(loader.prefetch or 2 * max(1, loader.num_workers))
+        return int(loader.num_workers * (loader.prefetch_factor or 0))
+
+    @property
+    def step_seconds(self) -> float:
+        """Median time from batch to batch."""
+        return statistics.median(self.periods) if self.periods else 0.0
+
+    def begin_epoch(self) -> None:
+        """A loop over it begins."""
+        try:
+            self.length = len(self.loader)
+        except Exception:  # noqa: BLE001 - iterable datasets need not have a length, and users' own may fail
+            self.length = None
+        self.left_at = None
+
+    def seen(self, asked_at: int, now: int) -> None:
+        """A batch was handed over."""
+        if self.first_at is None:
+            self.first_at = now
+        if self.left_at is not None and self.num_steps > _SKIPPED_STEPS:
+            self.periods = [*self.periods[-_KEPT_PERIODS:], (now - self.left_at) / 1e9]
+        self.num_steps += 1
+        self.waited += now - asked_at
+        self.left_at = now
+
+    def tap(self, iterator: Iterator[Any]) -> IndexTap | None:
+        """Listen to the indices that torch's iterator draws; others do not show them."""
+        if getattr(self.loader, "_dataset_kind", 1) == 1 or getattr(iterator, "_sampler_iter", None) is None:
+            return None
+        tap = IndexTap(iterator._sampler_iter, self.remembered)  # type: ignore[attr-defined]
+        iterator._sampler_iter = tap  # type: ignore[attr-defined]
+        return tap
+
+    def describe(self) -> dict[str, Any]:
+        """What the report says of it."""
+        loader, dataset = self.loader, self.loader.dataset
+        context = getattr(loader, "multiprocessing_context", None)
+        return {
+            "loader": self.number,
+            "where": self.where,
+            "kind": "penstock" if _is_ours(loader) else "torch",
+            "is_plan": getattr(loader, "_source", None) is not None,
+            "workers": getattr(loader, "kind", "process" if loader.num_workers else "inline"),
+            "is_iterable": loader._dataset_kind == 1,
+            "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
+            "context": context.get_start_method() if context is not None else None,
+            "length": self.length,
+            "prefetched": self.prefetched,
+            "options": {name: getattr(loader, name, None) for name in _OPTIONS},
+        }
+
+
+def _is_ours(loader: Any) -> bool:
+    return any(each.__module__.startswith("penstock.") for each in type(loader).__mro__)
+
+
+def place_of_caller() -> str:
+    """`train.py:24`: the innermost line on the stack that is the user's, not a library's."""
+    frame: Any = sys._getframe(1)
+    last = None
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.split(".")[0] not in _LIBRARIES:
+            last = frame
+            break
+        frame = frame.f_back
+    if last is None:
+        return ""
+    path = last.f_code.co_filename
+    short = os.path.relpath(path) if os.path.exists(path) else path
+    return f"{path if short.startswith('..') else short}:{last.f_lineno}"

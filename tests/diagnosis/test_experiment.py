@@ -1,0 +1,115 @@
+"""The experiment's arithmetic: whose turn it is, and what the turns say."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from penstock.diagnosis._experiment import (
+    AS_IS,
+    CEILING_ROUNDS,
+    REPLAY,
+    Trial,
+    TurnResult,
+    estimate,
+    experiment,
+    survivors,
+    turn_length,
+)
+
+FAST = Trial(number=2, name="fast", kind="options", changes={"num_workers": 4})
+SLOW = Trial(number=3, name="slow", kind="options", changes={"num_workers": 1})
+BROKEN = Trial(number=4, name="broken", kind="options")
+
+
+def turn(trial: int, rate: float) -> TurnResult:
+    return TurnResult(trial=trial, rows=rate, steps=10, seconds=1.0, wait_seconds=0.1)
+
+
+def conduct(rate_of: Callable[[Trial, int], float | None], trials: list[Trial]) -> list[TurnResult]:
+    """Run an experiment on a job whose rates are known."""
+    turns: list[TurnResult] = []
+    plan = experiment(lambda _: trials)
+    trial = next(plan)
+    while True:
+        rate = rate_of(trial, len(turns))
+        result = None if rate is None else turn(trial.number, rate)
+        if result is not None:
+            turns.append(result)
+        try:
+            trial = plan.send(result)
+        except StopIteration:
+            return turns
+
+
+def test_a_gain_is_the_ratio_to_the_turns_beside_it() -> None:
+    found = estimate([turn(0, 10), turn(2, 30), turn(0, 20), turn(2, 40)], 2)
+    assert found is not None
+    assert math.isclose(found.ratio, math.sqrt((30 / math.sqrt(10 * 20)) * (40 / 20)))
+
+
+def test_a_machine_that_slows_down_all_the_time_does_not_change_a_gain() -> None:
+    rates = {0: 100.0, 1: 200.0, 2: 150.0, 3: 50.0}
+    turns = conduct(lambda trial, place: rates[trial.number] * 0.97**place, [FAST, SLOW])
+    found = estimate(turns, 2)
+    assert found is not None
+    assert math.isclose(found.ratio, 1.5, rel_tol=0.05)
+
+
+def test_the_error_covers_the_truth_about_as_often_as_it_says() -> None:
+    generator = random.Random(1)
+    hits = 0
+    for _ in range(300):
+        noisy = [turn(number % 2 * 2, (1.4 if number % 2 else 1.0) * generator.gauss(10, 1)) for number in range(11)]
+        found = estimate(noisy, 2)
+        assert found is not None
+        hits += abs(found.gain.ratio - 1.4) <= found.gain.error
+    assert hits > 260
+
+
+def test_one_round_is_no_evidence() -> None:
+    found = estimate([turn(0, 10), turn(2, 100), turn(0, 10)], 2)
+    assert found is not None
+    assert not found.is_above(1.0)
+    assert found.gain.error >= found.ratio
+
+
+def test_a_change_that_makes_it_slower_drops_out_after_one_turn() -> None:
+    rates = {0: 10.0, 1: 20.0, 2: 18.0, 3: 5.0}
+    turns = conduct(lambda trial, place: rates[trial.number], [SLOW, FAST])
+    assert sum(each.trial == 3 for each in turns) == 1
+    assert sum(each.trial == 2 for each in turns) == 5
+
+
+def test_a_change_that_cannot_be_tried_is_left_out() -> None:
+    rates = {0: 10.0, 1: 20.0, 2: 18.0, 4: None}
+    turns = conduct(lambda trial, place: rates[trial.number], [BROKEN, FAST])
+    assert {each.trial for each in turns} == {0, 1, 2}
+
+
+def test_with_nothing_to_try_only_the_ceiling_is_measured() -> None:
+    turns = conduct(lambda trial, place: 10.0, [])
+    assert {each.trial for each in turns} == {AS_IS.number, REPLAY.number}
+    assert sum(each.trial == REPLAY.number for each in turns) == CEILING_ROUNDS
+
+
+def test_an_unclear_ceiling_is_measured_for_longer() -> None:
+    generator = random.Random(3)
+    turns = conduct(lambda trial, place: generator.gauss(11 if trial is REPLAY else 10, 2), [])
+    assert sum(each.trial == REPLAY.number for each in turns) > CEILING_ROUNDS
+
+
+def test_at_most_three_then_two_run_on() -> None:
+    trials = [Trial(number=number, name=str(number), kind="options") for number in range(2, 8)]
+    turns = [turn(0, 10), *(turn(trial.number, 12 + trial.number / 10) for trial in trials), turn(0, 10)]
+    assert [each.number for each in survivors(trials, turns, 1)] == [7, 6, 5]
+    assert [each.number for each in survivors(trials, turns, 2)] == [7, 6]
+
+
+@pytest.mark.parametrize(("epoch_steps", "whole"), [(10, True), (100_000, False), (None, False)])
+def test_short_epochs_are_taken_whole(epoch_steps: int | None, whole: bool) -> None:
+    length = turn_length(step_seconds=0.02, turn_seconds=1.0, prefetched=4, epoch_steps=epoch_steps)
+    assert length.whole_epochs is whole
