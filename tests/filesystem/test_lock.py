@@ -253,3 +253,25 @@ def test_asking_who_holds_a_lock_never_waits(tmp_path):
     begin = time.monotonic()
     assert run_in_child(lambda: lock_holder(tmp_path)) is None
     assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named_with_the_ways_out_and_nothing_is_left(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StorageError, match=r"\.lock: .* \(locked\)\. This file system keeps no locks.*local disk"):
+        DirectoryLock(tmp_path).acquire()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_file_that_was_there_stays_when_locks_are_refused(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / ".lock").write_text("another's")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StorageError):
+        DirectoryLock(tmp_path).acquire()
+    assert (tmp_path / ".lock").read_text() == "another's"

@@ -117,7 +117,7 @@ def test_a_failing_disk_is_named(path, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "preadv", refuse)
-    with pytest.raises(StorageError, match="file: reading failed: Input/output error"):
+    with pytest.raises(StorageError, match=r"file: Input/output error \(read\)\. Check the path and the disk"):
         PositionedFile(path).read(0, 10)
 
 
@@ -165,7 +165,7 @@ def test_a_refused_open_is_a_storage_error_that_names_the_file(path, monkeypatch
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(StorageError, match="file: opening failed: Too many open files"):
+    with pytest.raises(StorageError, match=r"file: Too many open files \(opened\)\. .*`ulimit -n`"):
         open_regular(path)
 
 

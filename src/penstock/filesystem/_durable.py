@@ -21,6 +21,7 @@ from penstock.errors import StorageError
 _WRITE_BYTES = 64 << 20
 # The umask says who else may read and write: a group that shares a folder sets its own.
 NEW_FILE_MODE = 0o666
+LOCKED = "locked"
 
 
 def create_file(path: Path, chunks: Iterable[memoryview | bytes], *, within: int | None = None) -> int:
@@ -132,6 +133,15 @@ def explain_os_error(error: OSError, path: Path, *, doing: str) -> StorageError:
         advice = f"{_free_bytes(path):,} bytes are free there; make room or write elsewhere, then run again."
     elif error.errno == errno.EFBIG:
         advice = "A limit on file size is set (`ulimit -f`); raise it or use a smaller shard_bytes."
+    elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP) and doing == LOCKED:
+        advice = (
+            "This file system keeps no locks, or has no more of them: on NFS, start the lock service or mount with "
+            "`local_lock=flock` where one machine writes; or write to a local disk and copy the folder."
+        )
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "Close some, or raise the limit (`ulimit -n`)."
+    elif error.errno == errno.ESTALE:
+        advice = "The server replaced or removed the file; open the dataset again, or mount the share again."
     else:
         advice = "Check the path and the disk, then run again."
     return StorageError(error.errno, f"{path}: {reason} ({doing}). {advice}")

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import WriterBusy
-from penstock.filesystem._durable import NEW_FILE_MODE, explain_os_error, storage_errors
+from penstock.errors import StorageError, WriterBusy
+from penstock.filesystem._durable import LOCKED, NEW_FILE_MODE, explain_os_error, storage_errors
 from penstock.filesystem._readers import open_regular
 
 LOCK_NAME = ".lock"
@@ -36,6 +36,7 @@ class DirectoryLock:
 
     Raises:
         WriterBusy: at once, when another process or thread holds it.
+        StorageError: the file system has no locks to give; no file is left.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -50,10 +51,14 @@ class DirectoryLock:
     def acquire(self) -> None:
         """Take the lock, or fail at once."""
         while self._descriptor is None:
-            descriptor = self._open()
+            descriptor, is_new = self._open()
             try:
                 if self._is_won(descriptor):
                     self._descriptor = descriptor
+            except StorageError:
+                if is_new:  # else it may be the lock of somebody who got one
+                    self._unlink()
+                raise
             finally:
                 if self._descriptor is None:
                     _close(descriptor)
@@ -67,8 +72,7 @@ class DirectoryLock:
     def release(self) -> None:
         """Give the lock back; do nothing if it is not held."""
         if self._descriptor is not None:
-            with contextlib.suppress(OSError):  # a name that stays is no lock
-                os.unlink(self.path)
+            self._unlink()
             self.drop()
 
     def drop(self) -> None:
@@ -89,9 +93,18 @@ class DirectoryLock:
     def __del__(self) -> None:
         self.drop()
 
-    def _open(self) -> int:
+    def _open(self) -> tuple[int, bool]:
+        """The file, and whether it was not there before."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         with storage_errors(self.path, doing="opened to lock the folder"):
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, NEW_FILE_MODE)
+            try:
+                return os.open(self.path, flags | os.O_EXCL, NEW_FILE_MODE), True
+            except FileExistsError:
+                return os.open(self.path, flags, NEW_FILE_MODE), False
+
+    def _unlink(self) -> None:
+        with contextlib.suppress(OSError):  # a name that stays is no lock
+            os.unlink(self.path)
 
     def _is_won(self, descriptor: int) -> bool:
         """Lock the open file; False when it is no longer the one that the name leads to."""
@@ -103,7 +116,7 @@ class DirectoryLock:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise explain_os_error(error, self.path, doing="locked") from error
+            raise explain_os_error(error, self.path, doing=LOCKED) from error
 
     def _busy(self) -> WriterBusy:
         holder = lock_holder(self.path.parent) or "another process"

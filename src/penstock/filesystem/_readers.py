@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError, StorageError
-from penstock.filesystem._durable import name_within
+from penstock.filesystem._durable import explain_os_error, name_within, storage_errors
 
 _LARGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_READ = 22  # Linux 5.14; older kernels answer EINVAL
@@ -84,11 +84,16 @@ def open_regular(path: Path, *, within: int | None = None) -> int:
             ) from error
         if error.errno == errno.ENXIO:  # a socket
             raise FormatError(f"{path} is not a regular file; the files of a dataset must be.") from error
-        raise StorageError(error.errno, f"{path}: opening failed: {error.strerror}.") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise explain_os_error(error, path, doing="opened") from error
+    if not stat.S_ISREG(_status(descriptor, path).st_mode):
         os.close(descriptor)
         raise FormatError(f"{path} is not a regular file; the files of a dataset must be.")
     return descriptor
+
+
+def _status(descriptor: int, path: Path) -> os.stat_result:
+    with storage_errors(path, doing="asked for its size"):
+        return os.fstat(descriptor)
 
 
 class _OpenFile:
@@ -97,7 +102,7 @@ class _OpenFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.descriptor = open_regular(path)
-        status = os.fstat(self.descriptor)
+        status = _status(self.descriptor, path)
         self.size = status.st_size
         self.identity: tuple[int, ...] = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
 
@@ -107,7 +112,7 @@ class _OpenFile:
             os.close(descriptor)
 
     def check_size(self) -> None:
-        size = os.fstat(self.descriptor).st_size
+        size = _status(self.descriptor, self.path).st_size
         if size != self.size:
             raise self._shrunk(size)
 
@@ -131,7 +136,7 @@ class MappedFile(_OpenFile):
         try:
             return mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ)
         except ValueError:  # it shrank since its size was asked
-            raise self._shrunk(os.fstat(self.descriptor).st_size) from None
+            raise self._shrunk(_status(self.descriptor, self.path).st_size) from None
         except OSError as error:
             raise StorageError(
                 error.errno,
@@ -151,7 +156,9 @@ class MappedFile(_OpenFile):
                 return
             self.check_size()
             raise StorageError(
-                error.errno, f"{self.path}: bytes {begin:,} to {end:,} cannot be read: {error.strerror}."
+                error.errno,
+                f"{self.path}: bytes {begin:,} to {end:,} cannot be read: {error.strerror}. Check the disk; `penstock "
+                "verify` lists what must be restored.",
             ) from error
 
     def announce(self, begin: int, end: int) -> None:
@@ -166,7 +173,7 @@ class MappedFile(_OpenFile):
         # Not by `mmap.madvise`: it holds the GIL, and with it all threads, while the disk reads.
         if begin < last and _madvise(self.address + first, last - first, advice):
             error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error))
+            raise OSError(error, os.strerror(error), str(self.path))
 
 
 class PositionedFile(_OpenFile):
@@ -186,9 +193,9 @@ class PositionedFile(_OpenFile):
             try:
                 count = os.preadv(self.descriptor, [view[done:]], begin + done)
             except OSError as error:
-                raise StorageError(error.errno, f"{self.path}: reading failed: {error.strerror}.") from error
+                raise explain_os_error(error, self.path, doing="read") from error
             if count == 0:
-                raise self._shrunk(os.fstat(self.descriptor).st_size)
+                raise self._shrunk(_status(self.descriptor, self.path).st_size)
             done += count
 
     def populate(self, begin: int, end: int) -> None:

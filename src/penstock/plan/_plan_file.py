@@ -7,6 +7,7 @@ package is allowed by name: a file from a stranger can name anything.
 from __future__ import annotations
 
 import os
+import reprlib
 import tomllib
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -20,6 +21,7 @@ from penstock.plan._open import open_dataset
 from penstock.plan._plan import FILE_VERSION, Plan
 from penstock.plan._samples import SplitPart
 
+_SHOWN = 300
 _VERBS = ("cast", "shuffle", "window", "pack", "map", "batch")
 
 
@@ -40,17 +42,17 @@ def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ())
     try:
         fields = tomllib.loads(where.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{where}: not TOML: {error}") from None
-    if fields.get("version") != FILE_VERSION:
+        raise FormatError(f"{where}: not TOML: {_short(error)}") from None
+    if (version := fields.get("version")) != FILE_VERSION:
         raise FormatError(
-            f"{where}: version {fields.get('version')!r}; this Penstock reads plans of version {FILE_VERSION}."
+            f"{where}: version {reprlib.repr(version)}; this Penstock reads plans of version {FILE_VERSION}."
         )
     try:
         return _load(fields, where, frozenset(allow_code))
     except PenstockError:
         raise
     except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise FormatError(f"{where}: not a plan that makes sense ({type(error).__name__}: {error}).") from error
+        raise FormatError(f"{where}: not a plan that makes sense ({type(error).__name__}: {_short(error)}).") from error
 
 
 def _load(fields: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
@@ -74,14 +76,14 @@ def _load_dataset(source: dict[str, Any], where: Path) -> Dataset:
     except PenstockError:
         raise
     except OSError as error:
-        raise StorageError(f"{where}: {source['path']} cannot be opened: {error}") from error
+        raise StorageError(f"{where}: {_short(source['path'])} cannot be opened: {_short(error)}") from error
     for begin, end, seed in source.get("splits", []):
         dataset = dataset.select(SplitPart(float(begin), float(end), int(seed)))
     if all(name in dataset.schema for name in source["columns"]):
         dataset = dataset.select_columns(source["columns"])
     if dataset.fingerprint != source["fingerprint"]:
         raise DatasetChanged(
-            f"{where}: the plan was made for {source['path']} with the fingerprint {source['fingerprint']}; "
+            f"{where}: the plan was made for {source['path']} with the fingerprint {_short(source['fingerprint'])}; "
             f"it now has {dataset.fingerprint}. Make the plan again, or restore the data."
         )
     return dataset
@@ -90,7 +92,7 @@ def _load_dataset(source: dict[str, Any], where: Path) -> Dataset:
 def _load_stage(plan: Plan, stage: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
     verb = stage.pop("verb")
     if verb not in _VERBS:
-        raise FormatError(f"{where}: there is no stage {verb!r}; the stages are {', '.join(_VERBS)}.")
+        raise FormatError(f"{where}: there is no stage {reprlib.repr(verb)}; the stages are {', '.join(_VERBS)}.")
     if verb == "map":
         stage["function"] = _import(str(stage["function"]), where, allowed)
     if verb == "cast":
@@ -100,12 +102,13 @@ def _load_stage(plan: Plan, stage: dict[str, Any], where: Path, allowed: frozens
     except PenstockError:
         raise
     except (TypeError, ValueError) as error:
-        raise FormatError(f"{where}: {verb}: {error}") from None
+        raise FormatError(f"{where}: {verb}: {_short(error)}") from None
     assert isinstance(added, Plan)
     return added
 
 
 def _import(name: str, where: Path, allowed: frozenset[str]) -> Callable[..., Any]:
+    name = _short(name)
     module = name.partition(":")[0]
     if not _is_allowed(module, allowed):
         raise FormatError(
@@ -120,6 +123,12 @@ def _import(name: str, where: Path, allowed: frozenset[str]) -> Callable[..., An
     if not _is_allowed(home, allowed):  # `package:os.system` is code of os
         raise FormatError(f"{where}: {name} is not a function of {module.partition('.')[0]!r} (it is from {home}).")
     return found
+
+
+def _short(what: object) -> str:
+    """What a file says may be as long as the file."""
+    text = str(what)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _is_allowed(module: str, allowed: frozenset[str]) -> bool:

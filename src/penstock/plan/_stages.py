@@ -73,7 +73,7 @@ class Window:
     """The column that is cut."""
 
     def __post_init__(self) -> None:
-        _make_whole(self, "length", at_least=1, at_most=2**62)
+        _make_whole(self, "length", at_least=1, at_most=2**40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Batch:
     leaves them out and counts them."""
 
     def __post_init__(self) -> None:
-        _make_whole(self, "global_size", at_least=1, at_most=2**62)
+        _make_whole(self, "global_size", at_least=1, at_most=2**40)
         if self.tail not in get_args(Tail):
             raise ValueError(f"batch(tail={self.tail!r}): the tails are {', '.join(map(repr, get_args(Tail)))}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -53,6 +54,7 @@ class Preparation:
             return self._leave_as_it_is(plan)
         self._work.begin(plan.specification)
         fresh = run_tasks(plan, self._work, self._workforce)
+        self._workforce.close()  # what can fail does so before the commit
         notes = (*plan.transform.notes, *note_changes(plan.to_read), *plan.notes)
         self._ledger.mark_worked()
         manifest, skipped = stage_dataset(plan, fresh, self._workspace, self._work)
@@ -76,16 +78,24 @@ class Preparation:
         return self._summarise(plan, manifest, plan.skipped, ("Nothing to do: up to date.", *plan.notes))
 
     def _commit(self, plan: RunPlan, manifest: Manifest, skipped: Mapping[str, int], notes: Sequence[str]) -> Prepared:
-        """Make the staged files the dataset; then, still under the lock, write run.json and remove `.preparing`."""
+        """Make the staged files the dataset; then, still under the lock, write run.json and remove `.preparing`.
+
+        The dataset is there by then, so what fails of the rest is a note.
+        """
         summaries: list[Prepared] = []
 
         def finish() -> None:
-            summaries.append(self._summarise(plan, manifest, skipped, notes))
-            self._work.write_run(describe_run(plan.settings, summaries[0]))
-            self._work.remove()
+            summary = self._summarise(plan, manifest, skipped, notes)
+            summaries.append(summary)
+            try:
+                self._work.write_run(describe_run(plan.settings, summary))
+                self._work.remove()
+            except (PenstockError, OSError) as error:
+                note = f"The dataset is complete, but the run could not be recorded or cleaned up after: {error}"
+                summaries.append(dataclasses.replace(summary, notes=(*summary.notes, note)))
 
         self._workspace.commit(manifest, before_release=finish)
-        return summaries[0]
+        return summaries[-1]
 
     def _summarise(
         self, plan: RunPlan, manifest: Manifest, skipped: Mapping[str, int], notes: Sequence[str]

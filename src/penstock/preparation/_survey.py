@@ -190,7 +190,12 @@ def _find_finished(
     )
     records = work.records(task.key for task in tasks)
     is_strict = request.settings.on_error == "raise"
-    return {key: record for key, record in records.items() if not (is_strict and record.skipped)}
+    found_whole = ((task, records[task.key]) for task in tasks if task.key in records)
+    return {
+        task.key: record
+        for task, record in found_whole
+        if record.fits(previous.specification, len(task.splits)) and not (is_strict and record.skipped)
+    }
 
 
 def _first_splits(found: Survey) -> list[Split]:

@@ -88,6 +88,16 @@ class TaskRecord:
         """Samples in all shards."""
         return sum(shard.num_samples for shard in self.shards)
 
+    def fits(self, specification: Specification, num_splits: int) -> bool:
+        """Whether a task of that many splits could have made this; a stranger's task need not."""
+        ragged = {column.name for column in specification.schema.columns if column.is_ragged}
+        return (
+            self.shelf == ("ready" if specification.shuffle is None else "dealt")
+            and len(self.splits) == num_splits
+            and sum(num_samples for num_samples, _ in self.splits) == self.num_samples
+            and all(shard.num_values.keys() == ragged for shard in self.shards)
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {

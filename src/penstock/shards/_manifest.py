@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.errors import CorruptionError, FormatError, IncompleteDataset, SchemaError
-from penstock.filesystem import lock_holder, open_regular
+from penstock.filesystem import lock_holder, open_regular, storage_errors
 from penstock.identity import digest
 from penstock.schema import Schema
 from penstock.shards._checksums import checksum
@@ -149,13 +149,14 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         IncompleteDataset: there is none.
         FormatError: it is damaged, hostile, or of a newer version.
+        StorageError: the file system does not give it.
     """
     path = directory / MANIFEST_NAME
     try:
         descriptor = open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         raise IncompleteDataset(_why_incomplete(directory)) from None
-    with os.fdopen(descriptor, "rb") as file:
+    with storage_errors(path, doing="read"), os.fdopen(descriptor, "rb") as file:
         # Python takes as much memory as it is told to read, so it is told the size.
         raw = file.read(min(os.fstat(descriptor).st_size, MAX_MANIFEST_BYTES) + 1)
     return parse_manifest(raw, str(path))

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import FormatError, PenstockError
+from penstock.errors import DatasetChanged, FormatError, IncompleteDataset, PenstockError, StorageError
 from penstock.filesystem import PositionedFile
 from penstock.schema import Schema
 from penstock.shards._blocks import WINDOW_BYTES
 from penstock.shards._checksums import num_blocks
 from penstock.shards._layout import CHECKSUMS
-from penstock.shards._manifest import ShardEntry, read_manifest
+from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
 from penstock.shards._provenance import verify_provenance
 from penstock.shards._shard import Shard
 
@@ -50,7 +50,9 @@ def verify(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], No
     """Read every byte of the dataset at `path`; `on_progress` is told (bytes done, bytes in all).
 
     Raises:
+        DatasetChanged: a writer replaced the dataset meanwhile, so that files were missed which are no longer its own.
         IncompleteDataset: no dataset is there.
+        StorageError: the manifest cannot be read.
     """
     folder = Path(path)
     try:
@@ -69,7 +71,23 @@ def verify(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], No
         done += entry.num_bytes
         if on_progress is not None:
             on_progress(done, manifest.num_bytes)
+    if faults:
+        _check_unchanged(folder, manifest)
     return Verification(folder, len(manifest.shards), manifest.num_samples, manifest.num_bytes, tuple(faults))
+
+
+def _check_unchanged(folder: Path, manifest: Manifest) -> None:
+    try:
+        is_same = read_manifest(folder).file_names == manifest.file_names
+    except IncompleteDataset:
+        is_same = False
+    except (FormatError, StorageError):  # nobody wrote it, so the faults are what there is to say
+        return
+    if not is_same:
+        raise DatasetChanged(
+            f"{folder}: the dataset was written anew while it was being verified, so nothing is known of it. "
+            "Verify it again when its writer is done."
+        )
 
 
 def _verify_shard(path: Path, entry: ShardEntry, schema: Schema) -> Iterator[str]:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from penstock.errors import DatasetExists, FormatError, IncompleteDataset, StorageError
+from penstock.errors import DatasetExists, FormatError, IncompleteDataset, PenstockError, StorageError
 from penstock.filesystem import (
     DirectoryLock,
     OpenFolder,
@@ -45,6 +45,8 @@ _OWN_NAMES = frozenset({MANIFEST_NAME, WORK_FOLDER, ".lock", "run.json"})
 
 # What file systems without hard links answer; the last is a link between two of them.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+
+_NOT_AGAIN = "Do not append the same samples again."
 
 _log = logging.getLogger(__name__)
 
@@ -98,20 +100,29 @@ class Workspace:
         return (self._folder if name in self._added else self._directory) / name
 
     def commit(self, manifest: Manifest, *, before_release: Callable[[], None] | None = None) -> None:
-        """Make `manifest` and its shards the dataset; then, still under the lock, call `before_release`."""
+        """Make `manifest` and its shards the dataset; then, still under the lock, call `before_release`.
+
+        An error says either that the dataset is as it was, or that the new one is there.
+        """
+        raw = manifest.to_bytes()
+        parse_manifest(raw, str(self._directory / MANIFEST_NAME))  # nobody could open a dataset that fails here
         if self.previous is not None:
             create_file(self._folder / _PREVIOUS_NAME, [self.previous.to_bytes()])
-        create_file(self._folder / MANIFEST_NAME, [manifest.to_bytes()])
+        create_file(self._folder / MANIFEST_NAME, [raw])
         sync_directory(self._folder)
         for name in self._added:
             rename(self._folder / name, self._directory / name)
         sync_directory(self._directory)
         rename(self._folder / MANIFEST_NAME, self._directory / MANIFEST_NAME)
         self._made = []
-        self._confirm()
-        if before_release is not None:
-            before_release()
-        self.close()
+        try:
+            self._confirm()
+            if before_release is not None:
+                before_release()
+            self.close()
+        except BaseException as error:  # an interrupt too
+            error.add_note(f"{self._directory}: the new dataset is there, with all that was written. {_NOT_AGAIN}")
+            raise
 
     def close(self) -> None:
         """Remove what is not of the dataset and give the lock back; nothing happens the second time.
@@ -122,7 +133,7 @@ class Workspace:
             return
         try:
             _clean(self._directory)
-        except (StorageError, FormatError) as error:
+        except (PenstockError, OSError) as error:
             _log.warning("%s: left for the next writer to clean up: %s", self._directory, error)
         finally:
             self._leave()
@@ -136,7 +147,7 @@ class Workspace:
             raise StorageError(
                 error.errno,
                 f"{self._directory}: the new dataset is there, but the disk did not confirm the write ({error}). "
-                "Check the disk and run `penstock verify` before relying on it.",
+                f"Check the disk and run `penstock verify` before relying on it. {_NOT_AGAIN}",
             ) from error
 
     def _make_directories(self) -> None:

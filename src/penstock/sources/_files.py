@@ -214,4 +214,6 @@ def _disk_errors(path: str) -> Iterator[None]:
             error.errno, f"{path}: the file is gone since it was listed. List the sources again."
         ) from error
     except OSError as error:
-        raise StorageError(error.errno, f"{path}: reading failed: {error.strerror}.") from error
+        raise StorageError(
+            error.errno, f"{path}: reading failed: {error.strerror}. Check the path and the disk, then run again."
+        ) from error

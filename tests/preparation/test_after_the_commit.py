@@ -1,0 +1,39 @@
+"""Once the dataset is there, a run does not fail any more: what goes wrong afterwards is a note that says so."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Tokenize, prepare
+from penstock.cli import main
+from penstock.errors import StorageError
+from penstock.preparation._work_folder import WorkFolder
+
+from .corpora import make_corpus
+
+
+@pytest.mark.parametrize("step", ["write_run", "remove"])
+def test_a_disk_that_fails_after_the_commit_gives_a_note(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = make_corpus(tmp_path / "raw", 1, 10)
+
+    def refuse(*_: Any) -> None:
+        if (tmp_path / "data" / "manifest.json").exists():
+            raise StorageError(errno.ENOSPC, "run.json: No space left on device")
+
+    monkeypatch.setattr(WorkFolder, step, refuse)
+    command = ["prepare", str(tmp_path / "raw"), str(tmp_path / "data"), "--tokenizer", "bytes", "--workers", "1"]
+    assert main(command) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The dataset is complete, but the run could not be recorded or cleaned up after" in shown
+    assert len(penstock.open(tmp_path / "data")) == len(texts)
+    monkeypatch.undo()
+    again = prepare(tmp_path / "raw", tmp_path / "data", transform=Tokenize("bytes"), workers=1)
+    assert "Nothing to do: up to date." in again.notes
+    assert not (tmp_path / "data" / ".preparing").exists()
