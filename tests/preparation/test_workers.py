@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
+from confined import run_confined
 from penstock.errors import FormatError, WorkerDied
 from penstock.preparation import Progress, prepare
 from penstock.preparation._local import worker_settings
@@ -91,6 +92,14 @@ def test_nothing_is_left_of_a_run(tmp_path: Path) -> None:
     assert shared_memory() <= shared
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert threading.active_count() == threads
+
+
+def test_workers_prepare_where_there_is_no_proc(tmp_path: Path) -> None:
+    texts = write_jsonl(tmp_path / "a.jsonl", 20, 1)
+    command = ["-m", "penstock.cli", "prepare", str(tmp_path / "a.jsonl"), str(tmp_path / "data"), "--workers", "2"]
+    done = run_confined(["/proc=0"], command)
+    assert done.returncode == 0, done.stderr
+    assert len(penstock.open(tmp_path / "data")) == len(texts)
 
 
 def test_a_script_without_a_main_guard_is_not_run_again_by_workers(tmp_path: Path) -> None:

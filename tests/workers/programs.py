@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.workers import Channel
+from penstock.workers import Channel, guard_life_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class Echo:
     word: str = "echo"
 
     def run(self, channel: Channel, life_line: int) -> None:
+        guard_life_line(life_line)
         while True:
             message, descriptors = channel.receive()
             for descriptor in descriptors:
@@ -29,7 +30,9 @@ class Echo:
             os.kill(os.getpid(), signal.SIGKILL)
         if message == "exit":
             os._exit(7)
-        if message == "sleep":
+        if message == "close all":
+            os.closerange(3, 1 << 16)
+        if message in ("sleep", "close all"):
             time.sleep(60)
         if message == "environment":
             return dict(os.environ)

@@ -58,6 +58,16 @@ def test_a_death_is_an_end_of_file_and_its_exit_code_is_known(crew: Crew, messag
     assert ask(crew, other, 1)[:2] == ("echo", 1)
 
 
+def test_a_worker_that_closed_its_channel_and_goes_on_is_killed(crew: Crew) -> None:
+    worker, other = crew.start(), crew.start()
+    pid = ask(crew, worker, 0)[2]
+    with pytest.raises(EOFError):
+        ask(crew, worker, "close all")
+    assert crew.bury(worker) == -signal.SIGKILL
+    assert not psutil.pid_exists(pid)
+    assert ask(crew, other, 1)[:2] == ("echo", 1)
+
+
 def test_workers_leave_signals_to_their_owner_and_are_in_another_process_group(crew: Crew) -> None:
     worker = crew.start()
     assert ask(crew, worker, "signals")[1] == "signals"
@@ -132,7 +142,7 @@ def test_a_mistake_in_the_program_is_seen_as_a_death_and_printed(capfd: pytest.C
 
 
 OWNER = """
-import os, sys
+import os, sys, time
 sys.path.insert(0, {tests!r})
 from workers.programs import Echo, nothing
 from penstock.workers import Crew
@@ -146,22 +156,26 @@ def main():
     worker.send(0)
     crew.wait(30)
     print(*worker.receive(), flush=True)
-    worker.send("sleep")
+    worker.send({last!r})
+    time.sleep(1)
     os.kill(os.getpid(), 9)
 
 {begin}
 """
 
 
-def run_owner(folder: Path, method: str, begin: str) -> subprocess.CompletedProcess[str]:
+def run_owner(folder: Path, method: str, begin: str, last: str = "sleep") -> subprocess.CompletedProcess[str]:
     script = folder / "owner.py"
-    script.write_text(OWNER.format(tests=str(Path(__file__).parents[1]), method=method, begin=begin))
+    script.write_text(OWNER.format(tests=str(Path(__file__).parents[1]), method=method, begin=begin, last=last))
     return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_program_may_be_of_the_owners_script_and_workers_end_when_it_is_killed(method: str, tmp_path: Path) -> None:
-    done = run_owner(tmp_path, method, "if __name__ == '__main__': main()")
+@pytest.mark.parametrize("last", ["sleep", "close all"])
+def test_the_program_may_be_of_the_owners_script_and_workers_end_when_it_is_killed(
+    method: str, last: str, tmp_path: Path
+) -> None:
+    done = run_owner(tmp_path, method, "if __name__ == '__main__': main()", last)
     assert done.returncode == -signal.SIGKILL, done.stderr
     word, _, pid = done.stdout.split()
     assert word == "mine"
@@ -216,7 +230,7 @@ if __name__ == "__main__":
 def test_the_program_may_be_of_what_runs_as_main(path: str, command: list[str], method: str, tmp_path: Path) -> None:
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).write_text(FINDER)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[1]), *sys.path))}
     done = subprocess.run(
         [sys.executable, *command, method],
         cwd=tmp_path,

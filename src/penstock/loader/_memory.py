@@ -4,7 +4,7 @@
 #   worker fills slot -> result -> lease -> arrays, tensors, slices of them -> last one dies -> slot is free
 #
 # A slot is anonymous memory: no name, nothing in /dev/shm, gone with the last process that has it; shared
-# with a worker process as a descriptor (memfd), or private to this one. It is handed over as a lease, a
+# with a worker process as a descriptor, or private to this one. It is handed over as a lease, a
 # fresh object that is the base of every array of the batch; when the last array or tensor on it dies, its
 # finaliser puts the slot back. The finaliser hangs on the lease and never on an array: numpy lets a slice
 # of a view refer past the view to its base, so the view can die while the slice lives. It may run in any
@@ -20,6 +20,7 @@ Allocating instead would cost a page fault for every 4 KiB of every batch.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import resource
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 from penstock.errors import SchemaError
 from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagged, Template, place_after
 from penstock.schema import Ragged
+from penstock.workers import create_shared_memory, grow_shared_memory
 
 _FIRST_BYTES = 1 << 20
 _HUGE_PAGE_BYTES = 2 << 20
@@ -125,8 +127,7 @@ class Slot(Arena):
     def __init__(self, number: int, descriptor: int | None = None) -> None:
         super().__init__()
         if descriptor is None:
-            descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
-            os.ftruncate(descriptor, _FIRST_BYTES)
+            descriptor = create_shared_memory("penstock", _FIRST_BYTES)
         self.number = number
         self.descriptor = descriptor
         self._map: mmap.mmap | None = None
@@ -143,7 +144,7 @@ class Slot(Arena):
             now = self.size
             if now < size:
                 now = max(size, now * 2)
-                os.ftruncate(self.descriptor, now)
+                grow_shared_memory(self.descriptor, now)
             self._map = mmap.mmap(self.descriptor, now)
         return self._map
 
@@ -217,7 +218,8 @@ class SlotPool(Generic[SomeSlot]):
         try:
             slot = self._make_slot(self._num_made + 1)
         except OSError as error:
-            error.add_note("Batches ahead, and those you hold, take two open files each: raise `ulimit -n`.")
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                error.add_note("Batches ahead, and those you hold, take two open files each: raise `ulimit -n`.")
             raise
         self._num_made += 1
         self.num_slots += 1

@@ -19,7 +19,7 @@ from penstock.loader._engine import Result
 from penstock.loader._layout import BatchLayout
 from penstock.loader._memory import Slot, SlotPool
 from penstock.loader._work import Computed, Computer, Work
-from penstock.workers import Channel, PackedError, WorkerProcess, fail_setup, flush_printed
+from penstock.workers import Channel, PackedError, WorkerProcess, fail_setup, flush_printed, guard_life_line
 
 _KNOWN_LAYOUT = struct.Struct("<qIddq")
 """A finished item in a few bytes: ticket, number of its layout, seconds to produce, processor seconds, page faults.
@@ -54,6 +54,7 @@ class ComputeItems:
 
     def run(self, channel: Channel, life_line: int) -> None:
         """Compute items until the engine closes the channel."""
+        guard_life_line(life_line)
         self._begin(channel)
         answers = _Answers(channel, self.work)
         slots: dict[int, Slot] = {}

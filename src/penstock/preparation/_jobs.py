@@ -8,6 +8,7 @@ a worker dies                                       heard as   Lost; its tasks a
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -128,9 +129,15 @@ class Tally:
 
 
 def peak_memory() -> int:
-    """Most memory this process ever had, in bytes; `ru_maxrss` would count that of the process that started it."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) << 10
+    """Most memory this process ever had, in bytes.
+
+    Without /proc it is `ru_maxrss`, which may be that of the process that started this one.
+    """
+    try:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(status["VmHWM"].split()[0]) << 10
+    except (OSError, KeyError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def no_store(name: str, chunks: list[memoryview | bytes]) -> int:

@@ -54,6 +54,7 @@ from penstock.workers import (
     WorkerProcess,
     describe_death,
     describe_ending,
+    guard_life_line,
     thread_settings,
     usable_cpus,
 )
@@ -206,6 +207,7 @@ class RunTasks:
 
     def run(self, channel: Channel, life_line: int) -> None:
         """Open the jobs and do the tasks that are sent, until the channel ends."""
+        guard_life_line(life_line)
         runner: Runner[Any] | None = None
         finisher = _Finisher(channel)
         while True:

@@ -3,7 +3,8 @@
 A loader copies its dataset into workers: an epoch set in the training process would not reach workers that live
 on, and one counted in workers would be lost with them. The numbers are in an anonymous memory file, so nothing is
 in /dev/shm. Forked workers inherit it. A worker that unpickles its dataset opens it through /proc, provided that
-the process that pickled it is one of its ancestors; any other copy counts on its own.
+the process that pickled it is one of its ancestors; any other copy counts on its own. So does every copy that is not
+forked where there is no /proc, which a warning says.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.pytorch._warnings import warn_of_separate_epochs
+from penstock.workers import create_shared_memory
+
 _MOST_WORKERS = 2048
 _USER, _HAS_WARNED, _FIRST_WORKER = range(3)
 _NUM_BYTES = 8 * (_FIRST_WORKER + _MOST_WORKERS)
-_NO_FILE = -1  # where there are no memory files: forks share an anonymous map all the same
+_NO_FILE = -1  # where memory has no descriptor: forks share an anonymous map all the same
 
 
 class SharedEpochs:
@@ -56,16 +60,19 @@ class SharedEpochs:
         return not has_warned
 
     def __reduce__(self) -> tuple[Callable[..., SharedEpochs], tuple[int, int, str, int]]:
-        name = "" if self._descriptor == _NO_FILE else os.readlink(f"/proc/self/fd/{self._descriptor}")
+        try:
+            name = os.readlink(f"/proc/self/fd/{self._descriptor}")
+        except OSError:
+            name = ""
+            warn_of_separate_epochs()
         return _restore, (os.getpid(), self._descriptor, name, self.next_epoch(0))
 
 
 def _create() -> int:
-    if not hasattr(os, "memfd_create"):
+    try:
+        return create_shared_memory(f"penstock-epochs-{secrets.token_hex(8)}", _NUM_BYTES)
+    except OSError:
         return _NO_FILE
-    descriptor = os.memfd_create(f"penstock-epochs-{secrets.token_hex(8)}")
-    os.ftruncate(descriptor, _NUM_BYTES)
-    return descriptor
 
 
 def _restore(owner: int, descriptor: int, name: str, epoch: int) -> SharedEpochs:

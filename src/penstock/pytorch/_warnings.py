@@ -91,6 +91,16 @@ def warn_of_second_split() -> None:
         )
 
 
+def warn_of_separate_epochs() -> None:
+    """Without /proc, workers that are not forked cannot be told which epoch is next."""
+    warn_once(
+        "separate epochs",
+        "/proc is not mounted, so workers that are not forked count the epochs of this stream on their own, and each "
+        "loop would begin the same one. Call stream.set_epoch(epoch) before each loop, without persistent_workers, or "
+        "use multiprocessing_context='fork'.",
+    )
+
+
 def _warn_outside(packages: tuple[str, ...], message: str) -> None:
     """Warn at the innermost line outside these packages: the user's."""
     frame, level = sys._getframe(1), 2

@@ -6,7 +6,7 @@
       .start()    fork server: asks it for a fork -> _fork_server.py ─┐
                   spawn: an interpreter -----------> _entry.py        ├─> _worker.run_program
                   fork: this process, as it is ------------------------┘
-                                                       1. holds the life-line
+                                                       1. holds the life-line; the program guards it
                   Packed(program), first message --->  2. loads the program; imports the user's script only
                                                           if a function of it is inside
       worker.send(…)  <------ channel ------------->   3. program.run(channel): messages, and descriptors
@@ -25,9 +25,11 @@ of this process, weakly, for the hook that lets go of them in forked children.
 from penstock.workers._channel import Channel
 from penstock.workers._cpus import default_workers, thread_settings, usable_cpus
 from penstock.workers._crew import Crew
+from penstock.workers._entry import guard_life_line
 from penstock.workers._failures import PackedError, describe_death, describe_ending
 from penstock.workers._forks import abandon_in_forks
 from penstock.workers._packed import Packed
+from penstock.workers._shared_memory import create_shared_memory, grow_shared_memory
 from penstock.workers._starting import StartMethod, WorkerProcess
 from penstock.workers._worker import Program, fail_setup, flush_printed
 
@@ -40,11 +42,14 @@ __all__ = [
     "StartMethod",
     "WorkerProcess",
     "abandon_in_forks",
+    "create_shared_memory",
     "default_workers",
     "describe_death",
     "describe_ending",
     "fail_setup",
     "flush_printed",
+    "grow_shared_memory",
+    "guard_life_line",
     "thread_settings",
     "usable_cpus",
 ]

@@ -13,6 +13,8 @@ import select
 import socket
 from typing import Any
 
+from penstock.workers._shared_memory import create_shared_memory
+
 _MAX_DESCRIPTORS = 4
 _MAX_BYTES = 1 << 14  # a buffer of this size is allocated for every message: small enough for the heap
 _CTRUNC, _CLOEXEC = int(socket.MSG_CTRUNC), int(socket.MSG_CMSG_CLOEXEC)  # `&` of enums takes microseconds
@@ -64,7 +66,7 @@ class Channel:
         if len(data) <= _MAX_BYTES:
             self._send_packet(b"p" + data, descriptors, flags)
             return
-        memory = os.memfd_create("penstock-message", os.MFD_CLOEXEC)
+        memory = create_shared_memory("penstock-message", len(data))
         try:
             with open(memory, "wb", closefd=False) as file:
                 file.write(data)

@@ -80,6 +80,10 @@ class Crew:
         ready = poller.poll(None if seconds is None else seconds * 1000)
         return [workers[descriptor] for descriptor, _ in ready]
 
+    def find_pid(self, worker: WorkerProcess) -> int | None:
+        """The process id of a worker; None while it is being started."""
+        return self._starter.find_pid(worker)
+
     def release(self, worker: WorkerProcess) -> None:
         """Let a worker go that has nothing left to do: it sees the end of its channel, and exits."""
         self._workers.remove(worker)
@@ -87,7 +91,10 @@ class Crew:
         worker.channel.close()
 
     def bury(self, worker: WorkerProcess) -> int | None:
-        """Take a dead worker out of the crew; return how it ended, if that is known, as `describe_death` takes it."""
+        """Take a dead worker out of the crew; return how it ended, if that is known, as `describe_death` takes it.
+
+        One whose channel was closed by a function that it runs is killed.
+        """
         self._workers.remove(worker)
         self._listening = None
         code = self._starter.exit_code(worker)

@@ -6,6 +6,10 @@
 #   holder (F_SETSIG): at once, whatever it is doing, also while it is still importing, also inside a C
 #   function that keeps the GIL, where a waiting thread would not get to run. A parent-death signal would not
 #   do: it fires when the *thread* that started the process ends, and never under a fork server.
+#
+#   A process that runs the user's functions also guards it: a thread waits at the pipe. While it waits, the kernel
+#   keeps the pipe open whatever is closed in the process (`os.closerange`, as programs that become daemons do), so
+#   the signal still comes. Where /proc is not mounted there is no signal, and the thread ends the process itself.
 
 This file is started by its path and imports only the standard library, so the line is held before numpy
 and the user's modules are imported.
@@ -19,6 +23,7 @@ import os
 import select
 import signal
 import sys
+import threading
 from typing import NoReturn
 
 
@@ -27,17 +32,39 @@ def hold_life_line(descriptor: int) -> int:
 
     See NOTE [the life-line].
     """
-    # A description of its own: whom to signal belongs to the description, and forks share one.
-    own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    if poller.poll(0):  # it closed before there was anyone to tell
+    try:  # a description of its own: whom to signal belongs to the description, and forks share one
+        own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        own = os.dup(descriptor)
+    else:
+        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    if _wait_for_end(descriptor, seconds=0):  # it closed before there was anyone to tell
         os._exit(0)
     os.close(descriptor)
     return own
+
+
+def guard_life_line(descriptor: int) -> None:
+    """Keep the life-line from being lost to functions that close what is not theirs.
+
+    For processes that run such functions; not for one that forks, which should have no threads.
+    """
+    threading.Thread(target=_guard, args=(descriptor,), name="penstock-life-line", daemon=True).start()
+
+
+def _guard(descriptor: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # each would end the wait, and it must not end
+    _wait_for_end(descriptor)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait_for_end(descriptor: int, seconds: float | None = None) -> bool:
+    """Whether the pipe has lost its other end, or the descriptor is no longer the pipe's."""
+    poller = select.poll()
+    poller.register(descriptor, 0)
+    return bool(poller.poll(None if seconds is None else seconds * 1000))
 
 
 def _main() -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -54,13 +55,16 @@ class ForkServer:
         news: deque[_News] = deque()
         while True:
             if channel.has_news(_REAP_SECONDS):
-                news.append(_fork(channel, life_line, numbers))
+                number, descriptors = channel.receive()
+                if descriptors:
+                    news.append(_fork(number, descriptors[0], life_line, numbers))
+                else:
+                    _kill(number, numbers)
             news.extend(_reap(numbers))
             _tell(channel, news)
 
 
-def _fork(channel: Channel, life_line: int, numbers: dict[int, int]) -> _News:
-    number, (descriptor,) = channel.receive()
+def _fork(number: int, descriptor: int, life_line: int, numbers: dict[int, int]) -> _News:
     hold_signals()  # until the child has handlers of its own again: the hook in `_forks.py` takes the server's away
     pid = os.fork()
     if pid == 0:
@@ -69,6 +73,13 @@ def _fork(channel: Channel, life_line: int, numbers: dict[int, int]) -> _News:
     os.close(descriptor)
     numbers[pid] = number
     return _News("started", number, pid)
+
+
+def _kill(number: int, numbers: Mapping[int, int]) -> None:
+    """End a worker that has closed its channel; it is this process's child, so its pid cannot be another's yet."""
+    for pid, each in numbers.items():
+        if each == number:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _reap(numbers: dict[int, int]) -> Iterator[_News]:
@@ -113,12 +124,17 @@ class ForkServerStarter:
         send_program(ours, self._program)
         return WorkerProcess(number, ours)
 
+    def find_pid(self, worker: WorkerProcess) -> int | None:
+        """What the server said."""
+        self._read_news()
+        return self._pids.get(worker.number)
+
     def exit_code(self, worker: WorkerProcess) -> int | None:
         """What the server saw."""
-        deadline = time.monotonic() + EXIT_SECONDS
-        while worker.number not in self._codes and time.monotonic() < deadline:
-            if not self._read_news(0.05):
-                break
+        if not self._wait_for_code(worker.number) and self._server is not None:
+            with contextlib.suppress(ConnectionError):
+                self._server[0].send(worker.number)  # without a channel: to be killed
+                self._wait_for_code(worker.number)
         worker.pid = self._pids.pop(worker.number, None)
         return self._codes.pop(worker.number, None)
 
@@ -133,6 +149,14 @@ class ForkServerStarter:
         if self._server is None:
             self._server = start_interpreter(self._life_line, self._environment, self._server_program)
         self._server[0].send(number, (theirs.fileno(),))
+
+    def _wait_for_code(self, number: int) -> bool:
+        """Whether a worker's exit code is known, waiting a moment for it."""
+        deadline = time.monotonic() + EXIT_SECONDS
+        while number not in self._codes and time.monotonic() < deadline:
+            if not self._read_news(0.05):
+                break
+        return number in self._codes
 
     def _read_news(self, seconds: float = 0.0) -> bool:
         """Read what the server says, waiting at most so long for the first word; False when it is gone."""

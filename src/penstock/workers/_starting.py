@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -71,8 +72,15 @@ class Starter(Protocol):
         """Begin to start a worker; it may take a while until it answers."""
         ...
 
+    def find_pid(self, worker: WorkerProcess) -> int | None:
+        """The process id of a worker that is not buried; None while it is being started."""
+        ...
+
     def exit_code(self, worker: WorkerProcess) -> int | None:
-        """How a worker ended (minus the signal's number), waiting a moment; None when it cannot be told."""
+        """How a worker ended (minus the signal's number), waiting a moment; None when it cannot be told.
+
+        One that closed its channel, but goes on, is killed.
+        """
         ...
 
     def close(self) -> None:
@@ -138,6 +146,10 @@ class SpawnStarter:
         self._processes[number] = process
         return WorkerProcess(number, channel, process.pid)
 
+    def find_pid(self, worker: WorkerProcess) -> int | None:
+        """Known from the start."""
+        return worker.pid
+
     def exit_code(self, worker: WorkerProcess) -> int | None:
         """What the operating system says."""
         return wait_for(self._processes.pop(worker.number), EXIT_SECONDS)
@@ -170,6 +182,10 @@ class ForkStarter:
         self._running.add(pid)
         return WorkerProcess(number, ours, pid)
 
+    def find_pid(self, worker: WorkerProcess) -> int | None:
+        """Known from the start."""
+        return worker.pid
+
     def exit_code(self, worker: WorkerProcess) -> int | None:
         """What the operating system says."""
         assert worker.pid is not None
@@ -184,7 +200,11 @@ class ForkStarter:
 
     def _wait(self, pid: int, deadline: float) -> None:
         self._reap(pid)
-        while pid in self._running and time.monotonic() < deadline:
+        has_killed = False
+        while pid in self._running:
+            if not has_killed and time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                has_killed = True
             time.sleep(0.01)
             self._reap(pid)
 

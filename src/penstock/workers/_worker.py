@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -21,7 +22,10 @@ class Program(Protocol):
     """What a worker process does: plain data that can be pickled, with the code to run."""
 
     def run(self, channel: Channel, life_line: int) -> None:
-        """Answer the owner's messages until `EOFError`. The life-line is held already; who forks passes it on."""
+        """Answer the owner's messages until `EOFError`.
+
+        The life-line is held already. Who runs users' functions guards it, who forks passes it on.
+        """
         ...
 
 
@@ -47,8 +51,10 @@ def run_program(channel: Channel, life_line: int, program: Program | None) -> No
         os._exit(0)
     except (EOFError, ConnectionError):
         os._exit(0)
-    except BaseException:  # noqa: BLE001 - a mistake of ours: the owner sees the exit, people see the reason
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - a mistake of ours: the owner sees the exit, people see the reason
+        if isinstance(error, OSError) and error.errno in (errno.EBADF, errno.ENOTSOCK):
+            error.add_note("A function closed a descriptor that is not its own: the channel to this worker's owner.")
+        traceback.print_exception(error)
     os._exit(1)
 
 
