@@ -19,11 +19,18 @@ _NO_LIMIT = 2**60
 
 
 class MemoryLimit(NamedTuple):
-    """Of the group that allows the least."""
+    """Of one group."""
 
     limit_bytes: int
     used_bytes: int
     """Without file pages that the kernel would give up first."""
+    num_killed: int = 0
+    """Processes in it that the kernel has killed for lack of memory."""
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left."""
+        return max(0, self.limit_bytes - self.used_bytes)
 
 
 def cpu_quota() -> float | None:
@@ -44,7 +51,16 @@ def throttled_seconds() -> float | None:
 
 def memory_limit() -> MemoryLimit | None:
     """The least memory that a group around this process allows; None where there is no limit."""
-    return min((limit for limit in map(_memory_of, _groups("memory")) if limit is not None), default=None)
+    return min(_memory_limits(), default=None)
+
+
+def fullest_memory() -> MemoryLimit | None:
+    """The limit that is nearest, which may be that of an outer group, shared by several jobs."""
+    return min(_memory_limits(), key=lambda limit: limit.free_bytes, default=None)
+
+
+def _memory_limits() -> Iterator[MemoryLimit]:
+    return (limit for limit in map(_memory_of, _groups("memory")) if limit is not None)
 
 
 def _groups(controller: str) -> Iterator[Path]:
@@ -82,7 +98,8 @@ def _memory_of(group: Path) -> MemoryLimit | None:
             continue
         stat = _table(group / "memory.stat")
         reclaimable = stat.get("total_inactive_file", stat.get("inactive_file", 0))
-        return MemoryLimit(limit, max(0, used - reclaimable)) if limit < _NO_LIMIT else None
+        num_killed = (_table(group / "memory.events") or _table(group / "memory.oom_control")).get("oom_kill", 0)
+        return MemoryLimit(limit, max(0, used - reclaimable), num_killed) if limit < _NO_LIMIT else None
     return None
 
 

@@ -47,6 +47,15 @@ def suicidal_once(batch: dict[str, Any]) -> dict[str, Any]:
     raise AssertionError
 
 
+def stopped_once(batch: dict[str, Any]) -> dict[str, Any]:
+    """Stops the first worker that comes by, until somebody lets it go on."""
+    mark = Path(os.environ["PENSTOCK_TEST_MARK"])
+    if not mark.exists():
+        mark.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return lengths(batch)
+
+
 def loses_its_connection(batch: dict[str, Any]) -> dict[str, Any]:
     raise ConnectionResetError("the user's own network")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ from penstock.errors import FormatError, WorkerDied
 from penstock.preparation import Progress, prepare
 from penstock.preparation._local import worker_settings
 from penstock.transforms import FunctionTransform, Tokenize
+from penstock.workers import _silence
+from waiting import wait_until
 
 from .corpora import make_corpus, write_jsonl
 
@@ -92,6 +95,28 @@ def test_nothing_is_left_of_a_run(tmp_path: Path) -> None:
     assert shared_memory() <= shared
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert threading.active_count() == threads
+
+
+def test_a_stopped_worker_is_named_with_its_task_and_how_to_let_it_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts, mark = write_jsonl(tmp_path / "a.jsonl", 20, 1), tmp_path / "mark"
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(mark))
+    monkeypatch.setattr(_silence, "FIRST_WORD_SECONDS", 1.0)
+
+    def let_go_on_when_told() -> None:
+        assert wait_until(lambda: "stopped" in caplog.text)
+        os.kill(int(mark.read_text()), signal.SIGCONT)
+
+    helper = threading.Thread(target=let_go_on_when_told)
+    helper.start()
+    transform = FunctionTransform("preparation.functions:stopped_once", types=TYPES)
+    done = prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=transform, workers=1)
+    helper.join()
+    assert (done.failures, len(penstock.open(tmp_path / "data"))) == ({}, len(texts))
+    pid = mark.read_text()
+    assert f"Worker 0 (pid {pid}) has been silent while preparing " in caplog.messages[-1]
+    assert caplog.messages[-1].endswith(f"it is stopped, and goes on after `kill -CONT {pid}`.")
 
 
 def test_workers_prepare_where_there_is_no_proc(tmp_path: Path) -> None:

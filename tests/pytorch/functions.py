@@ -71,3 +71,22 @@ def sleep_in_the_first_batch(row: dict[str, Any], rng: np.random.Generator) -> d
     if row["x"] == 0:
         time.sleep(0.3)
     return {"x": row["x"]}
+
+
+def stop_at_8(row: dict[str, Any]) -> dict[str, Any]:
+    """Stops its process at row 8, until somebody lets it go on."""
+    if row["x"] == 8:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return {"x": row["x"]}
+
+
+def close_all_at_8(row: dict[str, Any]) -> dict[str, Any]:
+    """Closes whatever its process has open, as programs that become daemons do, and goes on."""
+    if row["x"] == 8:
+        os.closerange(3, 1 << 16)
+        time.sleep(60)
+    return {"x": row["x"]}
+
+
+def time_out(row: dict[str, Any]) -> dict[str, Any]:
+    raise TimeoutError("the user's own network")

@@ -229,7 +229,6 @@ def test_arguments_of_plans_are_refused_for_torch_datasets(wrong: dict[str, Any]
         ({"batch_sampler": [[1]]}, "what a batch is"),
         ({"collate_fn": len}, "batched=True"),
         ({"drop_last": True}, "tail='drop'"),
-        ({"timeout": 3}, "torch datasets"),
         ({"worker_init_fn": print}, "no state"),
         ({"multiprocessing_context": "fork"}, "start_method"),
         ({"generator": torch.Generator()}, "its seed"),

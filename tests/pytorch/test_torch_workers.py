@@ -231,7 +231,7 @@ def test_a_batch_that_takes_longer_than_the_timeout_is_an_error(in_order: bool) 
     loader = penstock.DataLoader(Slow(), batch_size=3, num_workers=1, timeout=2, in_order=in_order)
     batches = iter(loader)
     assert next(batches).tolist() == [0, 1, 2]
-    with pytest.raises(RuntimeError, match="DataLoader timed out after 2 seconds"):
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 2 seconds: worker 0 .*batch 1 \(samples 3"):
         next(batches)
 
 

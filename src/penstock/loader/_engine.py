@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import logging
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
 from penstock.loader._layout import Batch
+from penstock.workers import Patience
 
 WorkerKind = Literal["inline", "thread", "process"]
 
@@ -42,7 +44,7 @@ class Engine(Protocol):
         """The result of a ticket, when it is there; raises what its computation raised.
 
         Raises:
-            TimeoutError: it was not there within so many seconds.
+            WaitedTooLong: it was not there within so many seconds; the message says who is at it.
         """
         ...
 
@@ -72,17 +74,36 @@ class Engine(Protocol):
 
 
 _LOOK_AROUND_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 
 
-def seconds_to_wait(deadline: float | None) -> float:
-    """How long to wait at a time until a deadline, so that one who waits also sees what else goes on.
+class WaitedTooLong(TimeoutError):
+    """A result was not there in time. Of its own class: what users' functions raise may be a `TimeoutError`, too."""
 
-    Raises:
-        TimeoutError: it is past.
+
+class Wait:
+    """One wait for a result: bounded, and not silent.
+
+    Args:
+        seconds: How long it may be; None is for ever.
+        describe: Who is waited for, and what they are doing.
     """
-    if deadline is None:
-        return _LOOK_AROUND_SECONDS
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("The batch was not ready in time.")
-    return min(left, _LOOK_AROUND_SECONDS)
+
+    def __init__(self, seconds: float | None, describe: Callable[[], str]) -> None:
+        self._limit, self._describe = seconds, describe
+        self._patience = Patience()
+
+    def next_look(self) -> float:
+        """Seconds to wait at a time, so that one who waits also sees what else goes on.
+
+        Raises:
+            WaitedTooLong: the time is up.
+        """
+        if self._patience.is_at_an_end():
+            _log.warning("No batch for %.0f s: %s", self._patience.seconds, self._describe())
+        if self._limit is None:
+            return _LOOK_AROUND_SECONDS
+        left = self._limit - self._patience.seconds
+        if left <= 0:
+            raise WaitedTooLong(self._describe())
+        return min(left, _LOOK_AROUND_SECONDS)

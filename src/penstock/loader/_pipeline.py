@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from penstock.loader._engine import Engine, Result
+from penstock.loader._engine import Engine, Result, WaitedTooLong
 from penstock.loader._layout import Batch
 from penstock.loader._plan_work import Bundle
 from penstock.loader._work import Work
@@ -80,10 +80,14 @@ def count_handed_over(statistics: LoaderStatistics, begin: float, waited: float,
 
 
 class InFlight:
-    """Items that an engine was given and whose results were not received yet, oldest first."""
+    """Items that an engine was given and whose results were not received yet, oldest first.
 
-    def __init__(self, engine: Engine, *, in_order: bool) -> None:
-        self._engine, self._in_order = engine, in_order
+    Args:
+        timeout: Seconds that a result may be waited for; 0 is for ever.
+    """
+
+    def __init__(self, engine: Engine, *, in_order: bool, timeout: float = 0) -> None:
+        self._engine, self._in_order, self._timeout = engine, in_order, timeout
         self._tickets = itertools.count()
         self._items: deque[tuple[int, Any]] = deque()
 
@@ -104,12 +108,18 @@ class InFlight:
         else:
             self._items.append((ticket, item))
 
-    def receive(self, seconds: float | None = None) -> tuple[Any, Result]:
+    def receive(self) -> tuple[Any, Result]:
         """The oldest item and its result, or out of order the first that is ready; raises what computing it raised.
 
         Raises:
-            TimeoutError: it was not ready within so many seconds; it stays in flight.
+            RuntimeError: it was not ready in time, in torch's words; it stays in flight.
         """
+        try:
+            return self._receive(self._timeout if self._timeout > 0 else None)
+        except WaitedTooLong as error:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds: {error}") from error
+
+    def _receive(self, seconds: float | None) -> tuple[Any, Result]:
         if not self._in_order:
             ticket, result = self._engine.wait_any(seconds)
             item = next(item for number, item in self._items if number == ticket)
@@ -118,9 +128,10 @@ class InFlight:
         ticket, item = self._items[0]
         try:
             result = self._engine.wait(ticket, seconds)
-        except Exception as error:
-            if seconds is None or not isinstance(error, TimeoutError):
-                self._items.popleft()
+        except WaitedTooLong:
+            raise
+        except Exception:
+            self._items.popleft()
             raise
         self._items.popleft()
         return item, result
@@ -156,11 +167,12 @@ class Pipeline:
         convert: Callable[[Batch], Batch],
         prefetch: int,
         in_order: bool,
+        timeout: float = 0,
     ) -> None:
         self._engine, self._work = engine, work
         self._statistics = statistics
         self._convert = convert
-        self._in_flight = InFlight(engine, in_order=in_order)
+        self._in_flight = InFlight(engine, in_order=in_order, timeout=timeout)
         self._received: deque[tuple[Any, Batch]] = deque()
         self._items: Iterator[Any] = iter(())
         self._batches_per_item = 1
@@ -259,8 +271,8 @@ class Pipeline:
         oldest = self._in_flight.oldest
         try:
             return self._in_flight.receive()
-        except Exception:  # a bundle is tried again one by one: batches before the one at fault come first
-            if not isinstance(oldest, Bundle):
+        except Exception as error:  # a bundle is tried again one by one: batches before the one at fault come first
+            if not isinstance(oldest, Bundle) or isinstance(error.__cause__, WaitedTooLong):
                 raise
         for item in reversed(oldest.items()):
             self._submit(item, is_next=True)

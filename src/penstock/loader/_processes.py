@@ -9,14 +9,14 @@ are assigned to a worker are not: they need what that worker kept, so its death 
 
 from __future__ import annotations
 
-import time
+import functools
 from collections import deque
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import WorkerDied
-from penstock.loader._engine import Result, seconds_to_wait
+from penstock.loader._engine import Result, Wait
 from penstock.loader._memory import Slot
 from penstock.loader._work import Computed, Work
 from penstock.loader._worker_process import ComputeItems, ItemWorker
@@ -70,17 +70,19 @@ class ProcessEngine:
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
         """The result of a ticket; raises what its computation raised."""
         was_ready = self.is_done(ticket)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while ticket not in self._done:
-            self._read(seconds_to_wait(deadline))
+        if not was_ready:
+            wait = Wait(seconds, functools.partial(self._describe_wait, ticket))
+            while ticket not in self._done:
+                self._read(wait.next_look())
         return self._finish(ticket, was_ready)
 
     def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
         """Whichever result is there first."""
         was_ready = bool(self._done) or (self._read(0) and bool(self._done))
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while not self._done:
-            self._read(seconds_to_wait(deadline))
+        if not was_ready:
+            wait = Wait(seconds, self._describe_wait)
+            while not self._done:
+                self._read(wait.next_look())
         ticket = next(iter(self._done))
         return ticket, self._finish(ticket, was_ready)
 
@@ -167,6 +169,12 @@ class ProcessEngine:
             self._check_open()
             raise
         return bool(ready)
+
+    def _describe_wait(self, ticket: int | None = None) -> str:
+        """What the worker that has a ticket is doing; without one, or while it waits for a worker, what all are."""
+        workers = [worker for worker in self._workers.values() if worker.outstanding]
+        found = [worker for worker in workers if ticket in worker.outstanding] or workers
+        return " ".join(worker.describe(self._crew.find_pid(worker.process)) for worker in found)
 
     def _check_open(self) -> None:
         if self._crew.is_closed:

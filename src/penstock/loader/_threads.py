@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import sys
 import threading
 import time
 import weakref
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.loader._engine import Result, seconds_to_wait
+from penstock.loader._engine import Result, Wait
 from penstock.loader._memory import AnySlot, SlotPool, private_slot
 from penstock.loader._work import Computed, Computer, Work
-from penstock.workers import abandon_in_forks
+from penstock.workers import abandon_in_forks, describe_silence
 
 _CLOSE_SECONDS = 5.0
 
@@ -38,6 +40,8 @@ class _Shared:
         self.tasks: SimpleQueue[_Task | None] = SimpleQueue()
         """None sends one thread home."""
         self.results: SimpleQueue[_Outcome] = SimpleQueue()
+        self.at_work: dict[int, tuple[int, Any, float]] = {}
+        """By thread: ticket, item, and when it began."""
         self.ended: list[int] = []
         """Threads that went home. `Thread.is_alive` takes a live one for dead when a Ctrl-C comes inside it (3.11)."""
         self.is_closed = False
@@ -47,8 +51,11 @@ def _run(shared: _Shared, number: int) -> None:
     """A worker thread: takes the oldest task until it is sent home."""
     computer = Computer(shared.work)
     while (task := shared.tasks.get()) is not None and not shared.is_closed:
-        shared.results.put(_outcome(computer, number, task))
-        del task  # or its slot would wait with this thread for the next one
+        shared.at_work[number] = (task[0], task[1], time.monotonic())
+        outcome = _outcome(computer, number, task)
+        del shared.at_work[number]
+        shared.results.put(outcome)
+        del task, outcome  # or their slot would wait with this thread for the next one
     shared.ended.append(number)
 
 
@@ -85,17 +92,19 @@ class ThreadEngine:
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
         """The result of a ticket; raises what its computation raised."""
         was_ready = self.is_done(ticket)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while ticket not in self._done:
-            self._collect(seconds_to_wait(deadline))
+        if not was_ready:
+            wait = Wait(seconds, functools.partial(self._describe_wait, ticket))
+            while ticket not in self._done:
+                self._collect(wait.next_look())
         return self._finish(self._done.pop(ticket), was_ready)
 
     def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
         """Whichever result is there first."""
-        was_ready = bool(self._done) or self._collect(0)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while not self._done:
-            self._collect(seconds_to_wait(deadline))
+        was_ready = bool(self._done) or (self._collect(0) and bool(self._done))
+        if not was_ready:
+            wait = Wait(seconds, self._describe_wait)
+            while not self._done:
+                self._collect(wait.next_look())
         ticket = next(iter(self._done))
         return ticket, self._finish(self._done.pop(ticket), was_ready)
 
@@ -181,11 +190,23 @@ class ThreadEngine:
         self._pool.shrink()
         return Result(batches, computed.layout.num_bytes, was_ready, number, *computed[1:])
 
+    def _describe_wait(self, ticket: int | None = None) -> str:
+        """What the thread that has a ticket is doing; without one, or while it waits for a thread, what all are."""
+        at_work = dict(self._shared.at_work)
+        found = [number for number, (its, _, _) in at_work.items() if its == ticket] or list(at_work)
+        return " ".join(_describe_thread(number, self._threads.get(number), *at_work[number][1:]) for number in found)
+
     def _check_open(self) -> None:
         if self._shared.is_closed:
             raise RuntimeError("The loader is closed.")
         if len(self._shared.ended) >= len(self._threads):
             raise RuntimeError("Every worker thread ended. This is a bug in Penstock; please report it.")
+
+
+def _describe_thread(number: int, thread: threading.Thread | None, item: Any, since: float) -> str:
+    frame = None if thread is None else sys._current_frames().get(thread.ident or 0)
+    where = "" if frame is None else f", now at {frame.f_code.co_filename}:{frame.f_lineno},"
+    return describe_silence(f"worker thread {number}", None, f"computing {item}{where}", time.monotonic() - since)
 
 
 def _send_home(shared: _Shared, threads: dict[int, threading.Thread]) -> None:

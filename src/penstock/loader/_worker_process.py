@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +20,15 @@ from penstock.loader._engine import Result
 from penstock.loader._layout import BatchLayout
 from penstock.loader._memory import Slot, SlotPool
 from penstock.loader._work import Computed, Computer, Work
-from penstock.workers import Channel, PackedError, WorkerProcess, fail_setup, flush_printed, guard_life_line
+from penstock.workers import (
+    Channel,
+    PackedError,
+    WorkerProcess,
+    describe_silence,
+    fail_setup,
+    flush_printed,
+    guard_life_line,
+)
 
 _KNOWN_LAYOUT = struct.Struct("<qIddq")
 """A finished item in a few bytes: ticket, number of its layout, seconds to produce, processor seconds, page faults.
@@ -117,6 +126,9 @@ class ItemWorker:
         self.outstanding: dict[int, tuple[Any, Slot]] = {}
         """Items by ticket; the first is the one being computed."""
         self.is_leaving = False
+        self._busy_since = time.monotonic()
+        """When it began with the item that it is computing."""
+        self._has_answered = False
         self._open: set[int] = set()
         """Slots that the process has open."""
         self._to_close: list[int] = []
@@ -134,6 +146,8 @@ class ItemWorker:
         """Send an item; False when so much waits for this worker already that it must answer first."""
         slot = self.pool.take()
         descriptors = () if slot.number in self._open else (slot.descriptor,)
+        if not self.outstanding:
+            self._busy_since = time.monotonic()
         self.outstanding[ticket] = (item, slot)  # before it is sent: an answer to it must not come as a surprise
         if not self.process.send((ticket, item, slot.number, self._to_close), descriptors, is_patient=False):
             del self.outstanding[ticket]
@@ -151,6 +165,7 @@ class ItemWorker:
             Exception: why it could not begin.
         """
         message = self.process.receive()
+        self._busy_since, self._has_answered = time.monotonic(), True
         outcome: Computed | BaseException
         if type(message) is bytes:
             ticket, number, *costs = _KNOWN_LAYOUT.unpack(message)
@@ -165,6 +180,12 @@ class ItemWorker:
             item = self.outstanding[ticket][0]
             outcome = message.error.rebuild(f"in worker process {self.number}, while computing {item}")
         return ticket, self._take_slot(ticket), outcome
+
+    def describe(self, pid: int | None) -> str:
+        """What it is doing, while it has something to do."""
+        item = next(iter(self.outstanding.values()))[0]
+        doing = f"computing {item}" if self._has_answered else f"starting, or computing {item},"
+        return describe_silence(f"worker {self.number}", pid, doing, time.monotonic() - self._busy_since)
 
     def hand_over(self, slot: Slot, computed: Computed, was_ready: bool) -> Result:
         """The batches that it wrote into a slot."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.cgroups import cpu_quota, memory_limit
+from penstock.cgroups import cpu_quota, fullest_memory, memory_limit
 from penstock.metrics._accelerators import Accelerators
 from penstock.workers import usable_cpus
 
@@ -59,9 +59,9 @@ def read_machine() -> MachineUsage | None:
 def available_memory() -> int | None:
     """Bytes that programs can still get without swapping, on the machine and in the control group."""
     free = _memory("MemAvailable")
-    limit = memory_limit()
-    bounds = [free, None if limit is None else limit.limit_bytes - limit.used_bytes]
-    return min((max(0, bound) for bound in bounds if bound is not None), default=None)
+    limit = fullest_memory()
+    bounds = [free, None if limit is None else limit.free_bytes]
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def describe_machine() -> MachineFacts:

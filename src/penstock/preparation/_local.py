@@ -1,6 +1,6 @@
-"""Tasks on processes of this machine, both ends of it.
+"""Tasks on processes of this machine.
 
-    LocalEngine (here)                         RunTasks (worker process)
+    LocalEngine (here)                         RunTasks (worker process, `_local_worker.py`)
     Packed(job), once for each job ------->    opens it; imports the user's script only if a function of it is inside
                                      <-----    Opened
     a task ------------------------------->    reads, transforms, writes
@@ -20,13 +20,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
-import queue
 import signal
-import threading
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -39,22 +37,18 @@ from penstock.preparation._jobs import (
     Listen,
     Lost,
     Opened,
-    Runner,
     TaskFailed,
-    Tell,
-    Told,
 )
-from penstock.preparation._progress import Counts
-from penstock.preparation._work_folder import Attempt, WorkFolder
+from penstock.preparation._local_worker import Freed, RunTasks
+from penstock.preparation._work_folder import WorkFolder
 from penstock.workers import (
-    Channel,
     Crew,
     Packed,
-    PackedError,
+    Patience,
     WorkerProcess,
     describe_death,
     describe_ending,
-    guard_life_line,
+    describe_silence,
     thread_settings,
     usable_cpus,
 )
@@ -63,7 +57,9 @@ _THREAD_SETTINGS = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS",
 # pyarrow's allocator gives memory back 10 ms after it was freed. A worker wants it again at the next batch, and pages
 # that are new to a process cost as much as reading parquet into them: 2.2 s a GB when they are kept, 3.4 when not.
 _MEMORY_SETTINGS = {"MIMALLOC_PURGE_DELAY": "-1"}
+_LOOK_AROUND_SECONDS = 1.0
 _OTHERWISE = "name the function, as in 'package.module:function'."
+_log = logging.getLogger(__name__)
 
 
 def worker_settings(num_threads: int) -> dict[str, str]:
@@ -83,13 +79,24 @@ class _TaskWorker:
     process: WorkerProcess
     seat: int
     """Its number among those that work at once; a worker that takes over from a dead one has the same."""
-    tasks: dict[str, Keyed]
+    tasks: dict[str, Keyed] = field(default_factory=dict)
     """What it has not finished; the last one is at work, one before it may be being synced."""
+    has_opened: bool = False
+    """Whether it has opened the job that runs."""
+    patience: Patience = field(default_factory=Patience)
+    """With it, since it was last heard of."""
 
     @property
     def name(self) -> str:
         """For people."""
         return f"worker {self.seat}"
+
+    @property
+    def doing(self) -> str:
+        """What it is at, for people; nothing when it waits for a task."""
+        if self.tasks:
+            return f"preparing {list(self.tasks.values())[-1]}"
+        return "" if self.has_opened else "starting"
 
 
 class LocalEngine:
@@ -135,28 +142,44 @@ class LocalEngine:
         waiting = collections.deque(sorted(tasks, key=lambda task: -task.num_bytes))
         packed = Packed.pack(job, otherwise=_OTHERWISE)
         for worker in self._workers.values():
+            worker.has_opened = False
+            worker.patience.restart()
             worker.process.send(packed)
         num_left = len(waiting)
         while num_left:
-            for process in self._crew.wait():
+            for process in self._crew.wait(_LOOK_AROUND_SECONDS):
                 worker = self._workers[process.number]
                 try:
                     message = process.receive()
                 except EOFError:
                     listen(self._replace(worker, waiting, packed))
                     continue
-                if isinstance(message, TaskFailed):
-                    raise message.error.rebuild(f"in {worker.name}, process {process.pid}")
-                if isinstance(message, (Opened, Freed)):
-                    self._give_task(worker, waiting)
-                elif isinstance(message, Done):
-                    del worker.tasks[message.record.key]
-                    num_left -= 1
+                worker.patience.restart()
+                num_left -= isinstance(message, Done)
+                self._take(message, worker, waiting)
                 if not isinstance(message, Freed):
                     listen(message)
+            self._say_who_is_silent()
+
+    def _take(self, message: Any, worker: _TaskWorker, waiting: collections.deque[Keyed]) -> None:
+        """Do what a worker's message asks for; raise what it could not do."""
+        if isinstance(message, TaskFailed):
+            raise message.error.rebuild(f"in {worker.name}, process {worker.process.pid}")
+        if isinstance(message, (Opened, Freed)):
+            worker.has_opened = True
+            self._give_task(worker, waiting)
+        elif isinstance(message, Done):
+            del worker.tasks[message.record.key]
+
+    def _say_who_is_silent(self) -> None:
+        for worker in self._workers.values():
+            if worker.doing and worker.patience.is_at_an_end():
+                pid = self._crew.find_pid(worker.process)
+                doing, seconds = f"silent while {worker.doing}", worker.patience.seconds
+                _log.warning("%s", describe_silence(worker.name.capitalize(), pid, doing, seconds))
 
     def _start(self, seat: int) -> _TaskWorker:
-        worker = _TaskWorker(self._crew.start(), seat, {})
+        worker = _TaskWorker(self._crew.start(), seat)
         self._workers[worker.process.number] = worker
         return worker
 
@@ -171,7 +194,7 @@ class LocalEngine:
         code = self._crew.bury(worker.process)
         del self._workers[worker.process.number]
         tasks = list(worker.tasks.values())
-        doing, key = (f"preparing {tasks[-1]}", tasks[-1].key) if tasks else ("starting", "")
+        doing, key = worker.doing or "waiting", tasks[-1].key if tasks else ""
         self._deaths[key] += 1
         if self._deaths[key] >= MAX_DEATHS:
             raise WorkerDied(_explain_death(worker, code, doing, self._deaths[key] - 1))
@@ -194,68 +217,3 @@ def _explain_death(worker: _TaskWorker, code: int | None, doing: str, num_before
 
 def _warm_up() -> None:
     """Nothing: each of these workers is an interpreter of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Freed:
-    """Worker: the task's shards are written, and while they are made safe there is time for another."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunTasks:
-    """The worker's program."""
-
-    def run(self, channel: Channel, life_line: int) -> None:
-        """Open the jobs and do the tasks that are sent, until the channel ends."""
-        guard_life_line(life_line)
-        runner: Runner[Any] | None = None
-        finisher = _Finisher(channel)
-        while True:
-            message, _ = channel.receive()
-            answer: Opened | Freed | TaskFailed
-            try:
-                if isinstance(message, Packed):
-                    runner = message.load().open()
-                    answer = Opened()
-                else:
-                    assert runner is not None
-                    finisher.take(runner.run(message, _teller(channel, message.key)))
-                    answer = Freed()
-            except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
-                answer = TaskFailed(PackedError.pack(error))
-            channel.send(answer)
-
-
-class _Finisher:
-    """Makes written tasks safe, one at a time, while the next one is at work."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._waiting: queue.Queue[Attempt] = queue.Queue(maxsize=1)
-        threading.Thread(target=self._work, name="penstock-finisher", daemon=True).start()
-
-    def take(self, attempt: Attempt) -> None:
-        """Take over a task; a disk that cannot keep up is waited for, and that is writing time."""
-        begin = time.perf_counter()
-        self._waiting.join()
-        attempt.record.counts.write_seconds += time.perf_counter() - begin
-        self._waiting.put(attempt)
-
-    def _work(self) -> None:
-        while True:
-            attempt = self._waiting.get()
-            answer: Done | TaskFailed
-            try:
-                answer = Done(attempt.finish())
-            except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
-                answer = TaskFailed(PackedError.pack(error))
-            with contextlib.suppress(ConnectionError):  # the parent is gone, and so will this process be
-                self._channel.send(answer)
-            self._waiting.task_done()
-
-
-def _teller(channel: Channel, key: str) -> Tell:
-    def tell(counts: Counts) -> None:
-        channel.send(Told(key, counts))
-
-    return tell

@@ -38,7 +38,7 @@ ARGUMENTS: Mapping[str, Argument] = {
     "collate_fn": Argument(True, with_plan="put it into the plan: plan.map(function, batched=True)"),
     "pin_memory": Argument(True),
     "drop_last": Argument(True, with_plan="the plan says it: plan.batch(32, tail='drop')"),
-    "timeout": Argument(True, with_plan="it is for torch datasets"),
+    "timeout": Argument(True),
     "worker_init_fn": Argument(
         True, with_plan="workers of a plan have no state; let mapped functions take (row, rng) instead"
     ),
@@ -114,6 +114,8 @@ class LoaderSettings:
     """Batches computed ahead: hides uneven workers, costs memory. None: two per worker, more if they are small."""
     in_order: bool
     """Hand batches over in order. Without it a slow one holds up nothing, and there is no state to save."""
+    timeout: float
+    """Seconds that a batch is waited for before that is an error; 0 is for ever."""
     micro_batch: int | None
     """Hand out a step's rows in pieces of this size, for accumulating gradients."""
     epochs: int | None
@@ -137,9 +139,15 @@ class LoaderSettings:
 
     @classmethod
     def for_plan(cls, plan: Plan, given: Mapping[str, Any]) -> LoaderSettings:
-        """The settings among the given arguments; `prefetch_factor`, per worker, counts unless `prefetch` is given."""
+        """The settings among the given arguments; `prefetch_factor`, per worker, counts unless `prefetch` is given.
+
+        Raises:
+            ValueError: one is not what it can be, alone or with the others.
+        """
         settings = cls(**{field.name: given[field.name] for field in dataclasses.fields(cls)})
         _, num_workers = settings.resolve(plan)
+        if settings.timeout and not num_workers:
+            raise ValueError(f"timeout={settings.timeout}: without workers nobody can stop waiting for a batch.")
         if given["prefetch_factor"] is None or settings.prefetch is not None or not num_workers:
             return settings
         return dataclasses.replace(settings, prefetch=given["prefetch_factor"] * num_workers)

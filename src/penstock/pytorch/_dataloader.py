@@ -46,9 +46,9 @@ class DataLoader(TorchDataLoader[BatchType]):
 
     Args:
         dataset: What to load; a plan ends with `batch()`.
-        batch_size, shuffle, sampler, batch_sampler, collate_fn, drop_last, timeout, worker_init_fn,
-            multiprocessing_context, generator: torch's; a plan has its own ways for them.
-        pin_memory, prefetch_factor, persistent_workers, pin_memory_device, in_order: torch's.
+        batch_size, shuffle, sampler, batch_sampler, collate_fn, drop_last, worker_init_fn, multiprocessing_context,
+            generator: torch's; a plan has its own ways for them.
+        pin_memory, timeout, prefetch_factor, persistent_workers, pin_memory_device, in_order: torch's.
         num_workers: How many. By default none for torch datasets, and for plans "auto", which starts from the
             processors that this job may use.
         workers: For plans: "thread", "process", "inline", or "auto".

@@ -247,6 +247,7 @@ class PlanRun:
                 convert=as_tensors,
                 prefetch=self._num_ahead,
                 in_order=self.settings.in_order,
+                timeout=self.settings.timeout,
             )
         return self._pipeline
 

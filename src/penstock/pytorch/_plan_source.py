@@ -122,4 +122,4 @@ def plan_attributes(source: PlanSource, micro_batch: int | None, world_size: int
 def _needs_python(given: Mapping[str, Any]) -> bool:
     """Whether torch's arguments ask for something that only Python per sample can do."""
     names = ("sampler", "batch_sampler", "collate_fn", "worker_init_fn", "multiprocessing_context")
-    return any(given[name] is not None for name in names) or given["batch_size"] is None or bool(given["timeout"])
+    return any(given[name] is not None for name in names) or given["batch_size"] is None

@@ -40,7 +40,6 @@ class WorkerBatches:
         self._engine, self._pid = engine, os.getpid()
         self._lock = threading.RLock()  # a signal handler may take a batch while its own thread waits for one
         self._is_persistent, self._in_order = loader.persistent_workers, loader.in_order
-        self._timeout = loader.timeout
         self._statistics = statistics
         is_watched = fetching.is_iterable and loader.worker_init_fn is None
         self._watched_name = type(fetching.dataset).__name__ if is_watched else None
@@ -49,7 +48,7 @@ class WorkerBatches:
         """How a worker died: no batch of this loop comes after that, for those of the dead one would be missing."""
         self._first_batches: dict[tuple[int, ...], int] = {}
         self._max_in_flight = loader.prefetch_factor * loader.num_workers
-        self._in_flight = InFlight(engine, in_order=loader.in_order)
+        self._in_flight = InFlight(engine, in_order=loader.in_order, timeout=loader.timeout)
         self.restart(fetching, indices, progress)
 
     def restart(self, fetching: Fetching, indices: Indices, progress: LoopProgress) -> None:
@@ -168,9 +167,7 @@ class WorkerBatches:
 
     def _receive(self) -> tuple[TorchItem, Result]:
         try:
-            item, result = self._in_flight.receive(self._timeout if self._timeout > 0 else None)
-        except TimeoutError as error:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from error
+            item, result = self._in_flight.receive()
         except WorkerDied as error:
             self._death = str(error)
             raise

@@ -10,7 +10,7 @@
                   Packed(program), first message --->  2. loads the program; imports the user's script only
                                                           if a function of it is inside
       worker.send(…)  <------ channel ------------->   3. program.run(channel): messages, and descriptors
-      .wait()     who has sent something, or died
+      .wait()     who has sent something, or died; nobody for long -> Patience, describe_silence
                   <------ PackedError --------------   an error: raised again in the owner, its traceback the cause
       .bury()     <------ end of file --------------   a death: exit code -> describe_death
       .close()    cuts the life-line --------------->  SIGKILL by the kernel, whatever it is doing; the same
@@ -30,6 +30,7 @@ from penstock.workers._failures import PackedError, describe_death, describe_end
 from penstock.workers._forks import abandon_in_forks
 from penstock.workers._packed import Packed
 from penstock.workers._shared_memory import create_shared_memory, grow_shared_memory
+from penstock.workers._silence import Patience, describe_silence
 from penstock.workers._starting import StartMethod, WorkerProcess
 from penstock.workers._worker import Program, fail_setup, flush_printed
 
@@ -38,6 +39,7 @@ __all__ = [
     "Crew",
     "Packed",
     "PackedError",
+    "Patience",
     "Program",
     "StartMethod",
     "WorkerProcess",
@@ -46,6 +48,7 @@ __all__ = [
     "default_workers",
     "describe_death",
     "describe_ending",
+    "describe_silence",
     "fail_setup",
     "flush_printed",
     "grow_shared_memory",

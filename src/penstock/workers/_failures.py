@@ -8,6 +8,10 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.cgroups import MemoryLimit, fullest_memory
+
+_MEMORY = Path("/proc/meminfo")
+
 
 class RemoteTraceback(Exception):
     """Where an error happened in a worker process."""
@@ -59,7 +63,7 @@ def describe_ending(code: int | None) -> str:
 
 
 def describe_death(worker: str, pid: int | None, code: int | None, doing: str, *, num_before: int = 0) -> str:
-    """How a worker died, what it was doing, and how much memory the machine has left; the caller adds what may help."""
+    """How a worker died, what it was doing, and how much memory is left; the caller adds what may help."""
     pid_told = "" if pid is None else f" (pid {pid})"
     guess = " (out of memory?)" if code == -signal.SIGKILL else ""
     before = f", as did the {num_before} before it" if num_before else ""
@@ -74,9 +78,20 @@ def _signal_name(number: int) -> str:
 
 
 def _describe_memory() -> str:
+    """How full the memory is that a worker shares with others: of its control group or of the machine, the fuller."""
+    machine, group = _machine_memory(), fullest_memory()
+    shares = [limit.used_bytes / limit.limit_bytes for limit in (machine, group) if limit is not None]
+    if group is None or (machine is not None and shares[0] > shares[1]):
+        return "" if machine is None else f"System memory is {100 * shares[0]:.0f} % used. "
+    used, limit = (f"{num_bytes / 1e9:.1f}" for num_bytes in (group.used_bytes, group.limit_bytes))
+    killed = f", and {group.num_killed} of its processes were killed for lack of it" if group.num_killed else ""
+    return f"The control group's memory is {100 * shares[-1]:.0f} % used ({used} of {limit} GB){killed}. "
+
+
+def _machine_memory() -> MemoryLimit | None:
     try:
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+        fields = dict(line.split(":") for line in _MEMORY.read_text().splitlines())
+        total, available = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     except (OSError, ValueError, KeyError):  # what can be said of the death is worth more
-        return ""
-    return f"System memory is {100 * (1 - available / total):.0f} % used. "
+        return None
+    return MemoryLimit(total, total - available)
