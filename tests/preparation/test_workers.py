@@ -105,7 +105,7 @@ def test_a_stopped_worker_is_named_with_its_task_and_how_to_let_it_go_on(
     monkeypatch.setattr(_silence, "FIRST_WORD_SECONDS", 1.0)
 
     def let_go_on_when_told() -> None:
-        assert wait_until(lambda: "stopped" in caplog.text)
+        assert wait_until(lambda: "it is stopped" in caplog.text)
         os.kill(int(mark.read_text()), signal.SIGCONT)
 
     helper = threading.Thread(target=let_go_on_when_told)
