@@ -100,18 +100,22 @@ def write(folder: Path, files: dict[str, str]) -> None:
     ("own", "files", "expected"),
     [
         ("0::/job\n", {"memory.max": "max\n", "memory.current": "9\n", "job/memory.max": "800\n",
-                       "job/memory.current": "500\n", "job/memory.stat": "anon 1\ninactive_file 200\n"}, (800, 300)),
+                       "job/memory.current": "500\n", "job/memory.stat": "anon 1\ninactive_file 200\n"}, (800, 300, 0)),
         ("0::/job\n", {"memory.max": "400\n", "memory.current": "300\n", "job/memory.max": "800\n",
-                       "job/memory.current": "100\n"}, (400, 300)),
+                       "job/memory.current": "100\n"}, (400, 300, 0)),
         ("4:memory:/job\n0::/\n", {"memory/job/memory.limit_in_bytes": "700\n",
-                                  "memory/job/memory.usage_in_bytes": "90\n"}, (700, 90)),
+                                  "memory/job/memory.usage_in_bytes": "90\n"}, (700, 90, 0)),
         ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n",
                           "memory/memory.usage_in_bytes": "90\n"}, None),
         ("nonsense", {}, None),
     ],
 )  # fmt: skip
 def test_the_memory_that_control_groups_allow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str], expected: tuple[int, int] | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: str,
+    files: dict[str, str],
+    expected: tuple[int, int, int] | None,
 ) -> None:
     monkeypatch.setattr(cgroups, "_CGROUPS", tmp_path)
     monkeypatch.setattr(cgroups, "_OWN_CGROUPS", tmp_path / "own")
