@@ -63,7 +63,7 @@ def test_lightning_finds_nothing_to_inject_into_a_plans_loader() -> None:
     """What its `_requires_distributed_sampler` asks."""
     loader = penstock.DataLoader(numbers(12).batch(4), num_workers=0)
     assert isinstance(loader.sampler, DistributedSampler)
-    assert type(loader.batch_sampler) is BatchSampler
+    assert isinstance(loader.batch_sampler, BatchSampler)
     assert not isinstance(loader.dataset, IterableDataset)
 
 

@@ -23,7 +23,7 @@ from penstock.diagnosis._experiment import AS_IS, REPLAY, Trial, TurnLength, Tur
 from penstock.diagnosis._recorder import SETTINGS, Recorder
 from penstock.diagnosis._recording import read_recording
 from penstock.diagnosis._remedies import choose_trials
-from penstock.diagnosis._sources import Grouped, IteratorSource, Source, rebuild, wait_until_idle
+from penstock.diagnosis._sources import Grouped, IteratorSource, Source, num_workers_of, rebuild, wait_until_idle
 from penstock.diagnosis._stopping import Stop, protect_checkpoints
 from penstock.diagnosis._training_loop import TrainingLoop
 from penstock.diagnosis._turn_clock import TurnClock
@@ -450,7 +450,7 @@ class Conductor:
 
 
 def _prefetched(trial: Trial, watched: Watched) -> int:
-    options = {"num_workers": watched.loader.num_workers, "prefetch_factor": watched.loader.prefetch_factor or 2}
+    options = {"num_workers": num_workers_of(watched.loader), "prefetch_factor": watched.loader.prefetch_factor or 2}
     options |= {name: value for name, value in trial.changes.items() if name in options}
     return int(options["num_workers"] * (options["prefetch_factor"] or 2))
 

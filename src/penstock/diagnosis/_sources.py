@@ -191,12 +191,22 @@ def new_memory() -> deque[Any]:
     return deque(maxlen=_MOST_REMEMBERED)
 
 
+def is_plans(loader: Any) -> bool:
+    """Whether a plan is loaded."""
+    return getattr(loader, "_source", None) is not None
+
+
+def num_workers_of(loader: Any) -> int:
+    """Its own workers; what a plan's loader shows are torch's, of which it has none."""
+    return int(loader._run.num_workers if is_plans(loader) else loader.num_workers)
+
+
 def rebuild(loader: Any, trial: Trial, *, remaining: IndexTap | None, remembered: deque[Any]) -> Any:
     """A loader as `loader`, with the trial's changes.
 
     It draws the indices that remain of this epoch, where torch shows them; otherwise it begins an epoch of its own.
     """
-    if getattr(loader, "_source", None) is not None:
+    if is_plans(loader):
         return _rebuild_plan_loader(loader, dict(trial.changes))
     changes = dict(trial.changes)
     indices = _Again(remembered) if trial.kind == "warm" else remaining
@@ -241,7 +251,7 @@ def _indices_of(loader: Any, indices: Any, batch_size: int | None) -> dict[str, 
 
 def _rebuild_plan_loader(loader: Any, changes: dict[str, Any]) -> Any:
     names = ("workers", "prefetch", "rank", "world_size", "micro_batch", "start_method", "device")
-    arguments = {name: getattr(loader, name) for name in names} | {"num_workers": loader.num_workers} | changes
+    arguments = {name: getattr(loader, name) for name in names} | {"num_workers": num_workers_of(loader)} | changes
     rebuilt = type(loader)(loader.dataset, **arguments)
     with contextlib.suppress(Exception):  # out of order there is no state; then it begins at the beginning
         rebuilt.load_state_dict(copy.deepcopy(loader.state_dict()))

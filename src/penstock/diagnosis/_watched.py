@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.diagnosis._sources import IndexTap, Replay, new_memory
+from penstock.diagnosis._sources import IndexTap, Replay, is_plans, new_memory, num_workers_of
 
 _LIBRARIES = ("torch", "penstock", "lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata")
 _OPTIONS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
@@ -46,8 +46,8 @@ class Watched:
     def prefetched(self) -> int:
         """Batches that its workers may have ready."""
         loader = self.loader
-        if getattr(loader, "_source", None) is not None:
-            return int(loader.prefetch or 2 * max(1, loader.num_workers))
+        if is_plans(loader):
+            return int(loader.prefetch or 2 * max(1, num_workers_of(loader)))
         return int(loader.num_workers * (loader.prefetch_factor or 0))
 
     @property
@@ -89,14 +89,15 @@ class Watched:
             "loader": self.number,
             "where": self.where,
             "kind": "penstock" if _is_ours(loader) else "torch",
-            "is_plan": getattr(loader, "_source", None) is not None,
+            "is_plan": is_plans(loader),
             "workers": getattr(loader, "kind", "process" if loader.num_workers else "inline"),
             "is_iterable": loader._dataset_kind == 1,
             "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
             "context": context.get_start_method() if context is not None else None,
             "length": self.length,
             "prefetched": self.prefetched,
-            "options": {name: getattr(loader, name, None) for name in _OPTIONS},
+            "options": {name: getattr(loader, name, None) for name in _OPTIONS}
+            | {"num_workers": num_workers_of(loader)},
         }
 
 

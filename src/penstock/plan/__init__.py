@@ -21,6 +21,7 @@ from penstock.plan._mix import mix
 from penstock.plan._open import from_arrays, open_dataset
 from penstock.plan._plan import Plan
 from penstock.plan._plan_file import load_plan
+from penstock.plan._whole_batch import WholeBatch
 
 __all__ = [
     "Dataset",
@@ -28,6 +29,7 @@ __all__ = [
     "Ledger",
     "Plan",
     "SourceLedger",
+    "WholeBatch",
     "from_arrays",
     "load_plan",
     "mix",

@@ -26,6 +26,7 @@ from penstock.plan._stages import Cast, Pack, Shuffle, Stage, Window, order_fact
 from penstock.plan._token_window_rows import TokenWindowRows
 from penstock.plan._tokens import packed_column
 from penstock.plan._verbs import Verbs
+from penstock.plan._whole_batch import WholeBatch
 from penstock.schema import Column, Ragged, Schema
 from penstock.shards import Storage, classes_of
 
@@ -78,8 +79,10 @@ class Dataset(Verbs[Plan]):
             return self._sample(index.__index__())
         return self.read(np.asarray(index))
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """A list of samples by one vectorised read: what torch's `DataLoader` asks for."""
+    def __getitems__(self, indices: Sequence[int] | WholeBatch) -> list[Sample] | Sample:
+        """A list of samples by one vectorised read, or a whole batch: what torch's `DataLoader` asks for."""
+        if isinstance(indices, WholeBatch):
+            return indices.take()
         columns = self.read(indices)
         return [{name: values[number] for name, values in columns.items()} for number in range(len(indices))]
 

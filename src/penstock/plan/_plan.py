@@ -44,6 +44,7 @@ from penstock.plan._stages import (
 from penstock.plan._steps import Steps, checked_epoch
 from penstock.plan._toml import write_toml
 from penstock.plan._verbs import Verbs
+from penstock.plan._whole_batch import WholeBatch
 
 FILE_VERSION = 1
 """Version of plan files."""
@@ -233,6 +234,10 @@ class Plan(Verbs["Plan"]):
         still counted over the whole step.
         """
         return self._reader.read_at(row, rank, world_size, part, num_parts, out)
+
+    def __getitems__(self, batch: WholeBatch) -> dict[str, Any]:
+        """A whole batch, as torch's own `DataLoader` asks for it when a framework builds one from a plan's loader."""
+        return batch.take()
 
     def output_arrays(self, num_rows: int) -> OutputArrays:
         """(shape, dtype) of the arrays that `out` may offer for a batch of `num_rows` rows."""

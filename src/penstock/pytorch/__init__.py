@@ -10,7 +10,8 @@
                                    -> the `for` loop, which counts what it was handed: the state
 
 Both runs offer the same: iterate, length, state, epoch, statistics, close. `_arguments` says which arguments are for
-which of them. `stream` is a torch dataset over raw files, for this loader or torch's.
+which of them, and `_plan_view` what frameworks see of a plan. `stream` is a torch dataset over raw files, for this
+loader or torch's.
 
 May import: `errors`, `loader`, `plan`, `schema`, `shapes`, `sources`, `streams`, `workers`. Imported by: `cli`,
 `diagnosis`. Holds state: which warnings were given already.

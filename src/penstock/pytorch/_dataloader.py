@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
-from torch.utils.data import BatchSampler, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import Sampler
 from typing_extensions import TypeVar  # torch needs it, too; defaults are in `typing` from 3.13 on
 
 from penstock.loader import LoaderStatistics
@@ -27,7 +27,7 @@ from penstock.pytorch._arguments import (
 from penstock.pytorch._device import find_device
 from penstock.pytorch._pinning import wants_pinning
 from penstock.pytorch._plan_run import PlanRun
-from penstock.pytorch._plan_source import PlanSampler, find_plan, plan_attributes
+from penstock.pytorch._plan_view import PlanBatchSampler, PlanSampler, find_plan, find_run, shown_arguments
 from penstock.pytorch._stream import Stream
 from penstock.pytorch._torch_run import TorchRun
 from penstock.pytorch._warnings import warn_odd_batch_size, warn_too_many_workers
@@ -108,22 +108,23 @@ class DataLoader(TorchDataLoader[BatchType]):
         self.micro_batch, self.epochs, self.start_method = micro_batch, epochs, start_method
         self.drop_consumed, self.device = drop_consumed, device
         find_device(device)  # one that is not there is an error here, not at the first batch
-        self._source = find_plan(dataset, given, _DEFAULTS)
-        if self._source is None:
+        rebuilt = find_run(given)
+        self._source = source = find_plan(dataset, given, _DEFAULTS) if rebuilt is None else rebuilt.source
+        if source is None:
             check_torch_arguments(given, _DEFAULTS)
-            arguments = torchs_arguments(given, is_plan=False) | {"num_workers": num_workers or 0}
+            super().__init__(dataset, **torchs_arguments(given, is_plan=False) | {"num_workers": num_workers or 0})  # type: ignore[arg-type]
+            self._run: PlanRun | TorchRun = self._make_torch_run()
         else:
-            plan = self._source.make()
-            self.settings = LoaderSettings.for_plan(plan, given)
-            _, count = self.settings.resolve(plan)
-            arguments = torchs_arguments(given, is_plan=True) | plan_attributes(self._source, micro_batch, world_size)
-            arguments["num_workers"] = count
-            arguments["prefetch_factor"] = prefetch_factor if count else None
-            arguments["persistent_workers"] = persistent_workers and count > 0
-        super().__init__(dataset, **arguments)  # type: ignore[arg-type]
-        self._run = self._make_run()
-        if self._source is not None and self._run.kind == "process":
-            warn_too_many_workers(self.num_workers)
+            settings = LoaderSettings.for_plan(source.make(), given) if rebuilt is None else rebuilt.settings
+            pins = device is None and wants_pinning(pin_memory, pin_memory_device)
+            ranks = None if rank is None or world_size is None else (rank, world_size)
+            self._run = PlanRun(source, settings, ranks, device=find_device(device), pin_memory=pins)
+            size = micro_batch or self._run.rows_per_rank
+            shown = shown_arguments(torchs_arguments(given, is_plan=True), device)
+            super().__init__(dataset, size, sampler=PlanSampler(self._run, size), **shown)  # type: ignore[arg-type]
+            self._show_run(self._run)
+            if self.kind == "process":
+                warn_too_many_workers(self._run.num_workers)
         if self.batch_size is not None:
             warn_odd_batch_size(self.batch_size)
 
@@ -134,12 +135,10 @@ class DataLoader(TorchDataLoader[BatchType]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Batches from where the state stands to the end of the epoch."""
-        self._meet_ranks()
         return iter(self._run)
 
     def __len__(self) -> int:
         """Batches of an epoch; with a plan, of the epoch that runs, and outside of one, of the next."""
-        self._meet_ranks()
         return len(self._run) if isinstance(self._run, PlanRun) else super().__len__()
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,7 +168,6 @@ class DataLoader(TorchDataLoader[BatchType]):
     def set_workers(self, num_workers: int) -> None:
         """Use more or fewer workers from now on; no batch changes. For plans."""
         self._run.set_workers(num_workers)
-        self.num_workers = num_workers
 
     def set_prefetch(self, prefetch: int) -> None:
         """Compute more or fewer batches ahead from now on; no batch changes. For plans."""
@@ -185,7 +183,7 @@ class DataLoader(TorchDataLoader[BatchType]):
 
     def check_worker_number_rationality(self) -> None:
         """Torch calls this when a loader is made, and when a loop begins."""
-        if self._source is None:
+        if self.num_workers:
             warn_too_many_workers(self.num_workers)
 
     def __enter__(self) -> Self:
@@ -198,40 +196,33 @@ class DataLoader(TorchDataLoader[BatchType]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, in this process or another, is a loader that has not begun."""
-        return {name: value for name, value in vars(self).items() if name != "_run"} | {"_iterator": None}
+        state = vars(self) | {"_iterator": None}
+        if isinstance(self._run, TorchRun):
+            del state["_run"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if self._source is not None:  # a sampler counts the epochs of one loader; a shallow copy came with the other's
-            assert self.batch_size is not None
-            sampler = copy.copy(self.sampler)
-            vars(self).update(sampler=sampler, batch_sampler=BatchSampler(sampler, self.batch_size, self.drop_last))
-        self._run = self._make_run()
+        run = state.get("_run")
+        if isinstance(run, PlanRun):
+            self._run = copy.copy(run)
+            self._show_run(self._run)
+        else:
+            self._run = self._make_torch_run()
 
-    def _make_run(self) -> PlanRun | TorchRun:
-        # What splits itself over ranks Accelerate must leave as it is, or give each a share of its share.
-        if self._source is None:
-            if isinstance(self.dataset, Stream) and self.dataset.splits_over_ranks:
-                self._is_accelerate_prepared = True
-                self.dataset.leave_alone()
-            return TorchRun(self)
-        self._is_accelerate_prepared = True
-        assert isinstance(self.sampler, PlanSampler)
-        self.sampler.belong_to(self)
-        given_rank = None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
-        pins = self.device is None and wants_pinning(self.pin_memory, self.pin_memory_device)
-        return PlanRun(self._source.make(), self.settings, given_rank, device=find_device(self.device), pin_memory=pins)
+    def _show_run(self, run: PlanRun) -> None:
+        """What frameworks see of a plan; see `_plan_view`."""
+        assert self.batch_size is not None
+        sampler = PlanSampler(run, self.batch_size)
+        vars(self).update(sampler=sampler, batch_sampler=PlanBatchSampler(sampler, self.batch_size))
+        self._is_accelerate_prepared = True  # it would give each rank a share of its share
+        self.use_stateful_dataloader = True  # Accelerate saves and loads its state
 
-    def _meet_ranks(self) -> None:
-        """A dataset's plan depends on the number of ranks, and loaders are often made before ranks know each other."""
-        if not isinstance(self._run, PlanRun) or self._source is None or self._source.is_fixed:
-            return
-        if self._run.plan.global_size != self._source.make().global_size:
-            state = self._run.state_dict() if self.in_order else None
-            self._run.close()
-            self._run = self._make_run()
-            if state is not None:
-                self._run.load_state_dict(state)
+    def _make_torch_run(self) -> TorchRun:
+        if isinstance(self.dataset, Stream) and self.dataset.splits_over_ranks:
+            self._is_accelerate_prepared = True  # else it would give each rank a share of its share
+            self.dataset.leave_alone()
+        return TorchRun(self)
 
 
 _DEFAULTS = defaults_of(DataLoader.__init__)

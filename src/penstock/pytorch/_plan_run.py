@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,11 @@ from penstock.loader import (
     plan_items,
     steps_per_bundle,
 )
-from penstock.plan import Plan
 from penstock.pytorch._arguments import LoaderSettings
 from penstock.pytorch._batches import as_tensors
 from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._feed import take
+from penstock.pytorch._plan_source import PlanSource
 from penstock.pytorch._ranks import check_rank, find_rank
 
 
@@ -49,16 +49,17 @@ class PlanRun:
 
     def __init__(
         self,
-        plan: Plan,
+        source: PlanSource,
         settings: LoaderSettings,
         given_rank: tuple[int, int] | None,
         *,
         device: torch.device | None = None,
         pin_memory: bool = False,
     ) -> None:
-        self.plan = plan
+        self.source = source
+        self.plan = source.make()
         self.settings = settings
-        self.kind, self._num_workers = settings.resolve(plan)
+        self.kind, self.num_workers = settings.resolve(self.plan)
         self._prefetch = settings.prefetch
         self._given_rank = None if given_rank is None else check_rank(*given_rank)
         self._device, self._pin_memory = device, pin_memory
@@ -73,6 +74,7 @@ class PlanRun:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Batches from where the state stands to the end of the epoch."""
+        self._meet_ranks()
         self._leave_unfinished_epoch()
         rank, world_size = self._given_rank or find_rank()
         loop = self._next_loop(world_size)
@@ -98,13 +100,49 @@ class PlanRun:
 
     def __len__(self) -> int:
         """All batches of the running epoch, or of the next: as in torch, also after a resume."""
-        loop = self._loop
-        if loop is None:
-            _, world_size = self._given_rank or find_rank()
-            loop = self._next_loop(world_size)
-        if loop.num_batches is None:
+        num_batches = self.num_batches
+        if num_batches is None:
             raise TypeError("This loader never stops: epochs=None.")
-        return loop.num_batches
+        return num_batches
+
+    @property
+    def num_batches(self) -> int | None:
+        """Its length; None when it never stops."""
+        self._meet_ranks()
+        if self._loop is not None:
+            return self._loop.num_batches
+        _, world_size = self._given_rank or find_rank()
+        return self._next_loop(world_size).num_batches
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Rows that a rank has of a batch, as far as can be told now."""
+        _, world_size = self._given_rank or find_rank()
+        return max(1, self.plan.global_size // world_size)
+
+    def begin_epoch(self) -> int:
+        """The epoch that the next loop is about; what is left of one that was left early is skipped."""
+        self._meet_ranks()
+        self._leave_unfinished_epoch()
+        return self._cursor.epoch
+
+    def iterate_from(self, number: int, epoch: int) -> Iterator[dict[str, Any]]:
+        """Batches from this one of a loop on, which begins in the epoch; none before it is computed."""
+        step, part = divmod(number, self._num_parts((self._given_rank or find_rank())[1]))
+        if epoch != self._cursor.epoch or step != self._steps_before(self._row):
+            self._move_to(self._row_of(step, epoch))
+        loop = iter(self)
+        for _ in range(part):  # a state is between steps, never between the parts of one
+            next(loop)
+        return loop
+
+    def item(self, number: int, epoch: int) -> Item:
+        """What a batch of a loop that begins in the epoch is computed from."""
+        rank, world_size = self._given_rank or find_rank()
+        num_parts = self._num_parts(world_size)
+        step, part = divmod(number, num_parts)
+        row = self._row_of(step, epoch)
+        return Item(row, rank, world_size, part, self.plan.steps.num_parts(row, num_parts))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands: rows handed over, not rows computed ahead. Under 1 KB.
@@ -133,7 +171,7 @@ class PlanRun:
             raise ValueError(f"set_epoch({epoch!r}): epochs count from 0.")
         is_running = self._loop is not None and epoch == self._loop.epoch  # its last batch may reach into the next
         if epoch != self._cursor.epoch and not is_running:
-            self._move_to(epoch * self.plan.num_rows)
+            self._move_to(self._row_of(0, epoch))
 
     def set_workers(self, num_workers: int) -> None:
         """Use more or fewer workers from now on; no batch changes."""
@@ -143,7 +181,7 @@ class PlanRun:
             raise ValueError(
                 "This loader has no workers to change: it was made with num_workers=0 or workers='inline'."
             )
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         if self._pipeline is not None:
             self._engine.set_workers(num_workers)
             self._change_prefetch(self._pipeline)
@@ -169,6 +207,10 @@ class PlanRun:
             pipeline.close()
             statistics = self._statistics
             statistics.num_workers = statistics.num_buffers = statistics.num_buffers_in_use = 0
+
+    def __reduce__(self) -> tuple[Callable[..., PlanRun], tuple[Any, ...]]:
+        """A copy, in this process or another, has not begun."""
+        return _make_run, (self.source, self.settings, self._given_rank, self._device, self._pin_memory)
 
     def _iterate(self, pipeline: Pipeline, loop: _Loop) -> Iterator[dict[str, Any]]:
         feed = make_feed(pipeline, device=self._device, pin_memory=self._pin_memory)
@@ -209,8 +251,20 @@ class PlanRun:
         if self.settings.epochs is None:
             return _Loop(epoch, None, None, num_parts)
         end = (epoch + self.settings.epochs) * num_rows
-        num_before = (row - epoch * num_rows) // self.plan.global_size * num_parts
+        num_before = self._steps_before(row) * num_parts
         return _Loop(epoch, end, num_before + self.plan.steps.num_parts_between(row, end, num_parts), num_parts)
+
+    def _steps_before(self, row: int) -> int:
+        """Steps of the row's epoch that come before it."""
+        return (row - Cursor(self.plan, row).epoch * self.plan.num_rows) // self.plan.global_size
+
+    def _row_of(self, step: int, epoch: int) -> int:
+        """First row of a step, counted from the beginning of an epoch on into those after it."""
+        if not has_batches(self.plan):
+            return epoch * self.plan.num_rows
+        while step >= (num_batches := self.plan.num_batches(epoch)):
+            step, epoch = step - num_batches, epoch + 1
+        return self.plan.row_of(step, epoch)
 
     @property
     def _cursor(self) -> Cursor:
@@ -218,7 +272,7 @@ class PlanRun:
 
     @property
     def _num_ahead(self) -> int:
-        return self._prefetch or max(1, 2 * self._num_workers * self._num_steps)
+        return self._prefetch or max(1, 2 * self.num_workers * self._num_steps)
 
     def _change_prefetch(self, pipeline: Pipeline) -> None:
         pipeline.prefetch = self._num_ahead
@@ -230,15 +284,13 @@ class PlanRun:
         if self.kind == "inline" or not self.settings.in_order:
             return 1
         num_steps = steps_per_bundle(self.plan, world_size)
-        return (
-            num_steps if self._prefetch is None else max(1, min(num_steps, self._prefetch // (2 * self._num_workers)))
-        )
+        return num_steps if self._prefetch is None else max(1, min(num_steps, self._prefetch // (2 * self.num_workers)))
 
     def _start(self) -> Pipeline:
         if self._pipeline is None or not self._pipeline.is_ours:
             work = PlanWork(self.plan, drops_consumed=self.settings.drop_consumed)
             self._engine = make_engine(
-                work, kind=self.kind, num_workers=self._num_workers, start_method=self.settings.start_method
+                work, kind=self.kind, num_workers=self.num_workers, start_method=self.settings.start_method
             )
             self._pipeline = Pipeline(
                 self._engine,
@@ -260,6 +312,17 @@ class PlanRun:
             raise ValueError(f"micro_batch={size} does not divide the {share} rows that each rank has per step.")
         return share // size
 
+    def _meet_ranks(self) -> None:
+        """A dataset's plan depends on the number of ranks, and loaders are often made before ranks know each other."""
+        if self.source.is_fixed or self._loop is not None:
+            return
+        plan = self.source.make()
+        if plan.global_size != self.plan.global_size:
+            cursor = self._cursor
+            self.close()
+            self.plan = plan
+            self._move_to(cursor.row)
+
     def _leave_unfinished_epoch(self) -> None:
         """After a `break`, the next loop is the next epoch; a warning says how many rows it skips."""
         if not self._is_unfinished:
@@ -279,3 +342,13 @@ class PlanRun:
         self._row = self.plan.steps.settle(row) if self.plan.num_rows else row
         self._loop = None
         self._is_unfinished = False
+
+
+def _make_run(
+    source: PlanSource,
+    settings: LoaderSettings,
+    given_rank: tuple[int, int] | None,
+    device: torch.device | None,
+    pin_memory: bool,
+) -> PlanRun:
+    return PlanRun(source, settings, given_rank, device=device, pin_memory=pin_memory)
