@@ -110,7 +110,9 @@ def test_preparing_by_command_and_by_function_is_the_same(raw: Path) -> None:
 
 
 def test_plans_and_mixtures(corpus: penstock.Dataset) -> None:
-    one, mixture = snippets("docs/plans.md")
+    one, split, mixture = snippets("docs/plans.md")
+    parts = run(split)["parts"]
+    assert len(parts["train"]) + len(parts["val"]) == len(corpus)
     run(one.replace("123_456", "0"))  # so far into an epoch is only large data
     plan = run(mixture, web=corpus, code=corpus)["plan"]
     assert plan.read(0)["input_ids"].shape == (32, 4096)

@@ -269,8 +269,10 @@ def test_another_seed_gives_another_split_and_the_same_seed_the_same() -> None:
 
 
 def test_a_split_never_changes() -> None:
-    part = penstock.from_arrays({"x": np.arange(40)}).split({"train": 0.8, "val": 0.2}, seed=7)["val"]
-    assert part[:]["x"].tolist() == [0, 5, 14, 20, 21, 22, 25, 34]
+    data, fractions = penstock.from_arrays({"x": np.arange(40)}), {"train": 0.8, "val": 0.2}
+    assert data.split(fractions, seed=7)["val"][:]["x"].tolist() == [0, 1, 3, 8, 18]
+    assert data.split(fractions, seed=7, by="x")["val"][:]["x"].tolist() == [0, 1, 3, 8, 18]
+    assert data.split(fractions, seed=7, by="index")["val"][:]["x"].tolist() == [0, 5, 14, 20, 21, 22, 25, 34]
 
 
 @pytest.mark.parametrize(

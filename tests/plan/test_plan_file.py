@@ -62,7 +62,8 @@ PLANS: dict[str, Callable[[Path], Plan]] = {
     "split": lambda root: (
         penstock.open(root / "corpus")
         .split({"train": 0.7, "rest": 0.3}, seed=5)["train"]
-        .split({"a": 0.123456789, "b": 0.876543211}, seed=-6)["b"]
+        .split({"a": 0.123456789, "b": 0.876543211}, seed=-6, by="index")["b"]
+        .split({"c": 0.9, "d": 0.1}, seed=7, by=["tokens"])["c"]
         .shuffle(1)
         .batch(4)
     ),

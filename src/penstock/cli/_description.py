@@ -43,7 +43,7 @@ class Description:
         return {
             "path": str(self.path),
             "fingerprint": manifest.fingerprint,
-            "columns": manifest.schema.to_json(),
+            "columns": manifest.schema.shown.to_json(),
             "samples": manifest.num_samples,
             "shards": len(manifest.shards),
             "bytes": manifest.num_bytes,
@@ -77,7 +77,7 @@ def describe(path: Path, *, num_samples: int, looks_at_sources: bool) -> Descrip
 
 def _describe(path: Path, num_samples: int, looks_at_sources: bool) -> Description:
     folder = ShardFolder(path.absolute(), io="auto", check="window")
-    columns = folder.schema.columns
+    columns = folder.schema.shown.columns
     histograms = {column.name: histogram(_lengths(folder, column)) for column in columns if column.is_ragged}
     shown = range(min(num_samples, folder.num_samples))
     samples = tuple({c.name: _preview(c, folder.value(c, index)) for c in columns} for index in shown)
@@ -103,7 +103,7 @@ def print_description(description: Description) -> None:
         out.print(f"Sources: {description.staleness}\n")
     elif description.unfinished is not None:
         out.print(f"A preparation can be continued: {description.unfinished}\n")
-    for column in manifest.schema.columns:
+    for column in manifest.schema.shown.columns:
         out.print(f"  {printable(column.name):<20} {column.spec:<20} {_size(manifest, column)}")
     if manifest.attributes:
         out.print()

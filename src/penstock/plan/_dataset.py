@@ -20,8 +20,10 @@ from penstock.plan._pack_cache import find_pack_index
 from penstock.plan._packed_rows import PackedRows
 from penstock.plan._plan import Plan, Stages
 from penstock.plan._rows import RowSource
+from penstock.plan._sample_keys import SampleKeys
 from penstock.plan._sample_rows import SampleRows
-from penstock.plan._samples import Samples, Selection, Take, as_indices, split_parts
+from penstock.plan._samples import Samples, Selection, Take, as_indices
+from penstock.plan._splits import split_parts
 from penstock.plan._stages import Cast, Pack, Shuffle, Stage, Window, order_facts
 from penstock.plan._token_window_rows import TokenWindowRows
 from penstock.plan._tokens import packed_column
@@ -54,11 +56,12 @@ class Dataset(Verbs[Plan]):
         *,
         fingerprint: str | None = None,
         storage: Storage | None = None,
+        keys: SampleKeys | None = None,
     ) -> None:
         self._location = location
         self.storage = storage if storage is not None else location.open(fingerprint)
-        self.schema: Schema = self.storage.schema.select(columns) if columns is not None else self.storage.schema
-        self.samples = Samples(self.storage, selections, self.schema)
+        self.schema: Schema = self.storage.schema.select(columns) if columns is not None else self.storage.schema.shown
+        self.samples = Samples(self.storage, selections, self.schema, keys)
         """The samples where they are stored, for row sources to read from."""
 
     def __len__(self) -> int:
@@ -140,12 +143,27 @@ class Dataset(Verbs[Plan]):
             raise ValueError(f"The mask must be {len(self):,} bools; it is {kept.dtype} of shape {list(kept.shape)}.")
         return self._derive(selection=Take(np.flatnonzero(kept)))
 
-    def split(self, fractions: Mapping[str, float], *, seed: int) -> dict[str, Dataset]:
+    def split(
+        self, fractions: Mapping[str, float], *, seed: int, by: str | Sequence[str] = "content"
+    ) -> dict[str, Dataset]:
         """Cut into parts by chance: about these fractions, every sample in exactly one.
 
-        A sample's part depends on its index and `seed` alone, so appending data moves no sample.
+        A sample's part depends on `seed` and on what `by` names alone, so it stays in its part whatever is added,
+        removed, reordered or shuffled around it. Samples that are equal in it are in the same part.
+
+        Args:
+            fractions: Name and share of each part.
+            seed: Another one gives another split.
+            by: "content" (its `tokens`, else its `image`, else its `text`, else all columns), a column or several,
+                "file" (the path it was prepared from), or "index", by which removing one sample moves those after it.
+
+        Raises:
+            SchemaError: there is no such column.
+            ValueError: fractions that are not shares of 1; or `by` needs what the dataset does not have.
         """
-        parts = split_parts(fractions, seed)
+        parts = split_parts(fractions, seed, by, self.storage.schema)
+        for part in parts.values():
+            self.samples.keys.check(part.by)
         return {name: self._derive(selection=part) for name, part in parts.items()}
 
     def in_memory(self) -> Dataset:
@@ -245,7 +263,7 @@ class Dataset(Verbs[Plan]):
     def _derive(self, *, selection: Selection | None = None, columns: tuple[str, ...] | None = None) -> Dataset:
         selections = self.samples.selections if selection is None else (*self.samples.selections, selection)
         names = tuple(self.schema) if columns is None else columns
-        return Dataset(self._location, selections, names, storage=self.storage)
+        return Dataset(self._location, selections, names, storage=self.storage, keys=self.samples.keys)
 
 
 def build_rows(samples: Samples, stages: Stages) -> RowSource:

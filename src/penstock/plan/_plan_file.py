@@ -19,7 +19,7 @@ from penstock.plan._dataset import Dataset
 from penstock.plan._mix import mix
 from penstock.plan._open import open_dataset
 from penstock.plan._plan import FILE_VERSION, Plan
-from penstock.plan._samples import SplitPart
+from penstock.plan._splits import SplitPart
 
 _SHOWN = 300
 _VERBS = ("cast", "shuffle", "window", "pack", "map", "batch")
@@ -77,8 +77,8 @@ def _load_dataset(source: dict[str, Any], where: Path) -> Dataset:
         raise
     except OSError as error:
         raise StorageError(f"{where}: {_short(source['path'])} cannot be opened: {_short(error)}") from error
-    for begin, end, seed in source.get("splits", []):
-        dataset = dataset.select(SplitPart(float(begin), float(end), int(seed)))
+    for recipe in source.get("splits", []):
+        dataset = dataset.select(SplitPart.from_json(*recipe))
     if all(name in dataset.schema for name in source["columns"]):
         dataset = dataset.select_columns(source["columns"])
     if dataset.fingerprint != source["fingerprint"]:

@@ -80,7 +80,7 @@ class SampleRows(RowSource):
 
 def _sample_bytes(storage: Storage) -> int:
     """Mean size of a sample, from the data alone: files hold padding that depends on how it was cut into shards."""
-    columns = storage.schema.columns
+    columns = storage.schema.shown.columns
     fixed = sum(column.item_bytes for column in columns if not column.is_ragged)
     ragged = sum(storage.num_elements(column) * column.item_bytes for column in columns if column.is_ragged)
     return max(1, fixed + ragged // max(1, storage.num_samples))

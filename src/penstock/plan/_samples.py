@@ -4,14 +4,13 @@ A dataset shows all samples of a storage in order, or those that its selections 
 difference, so that row sources need not: index in the dataset in, bytes of the storage out. Whole datasets cost
 nothing; picked samples cost 8 bytes each, computed when first needed.
 
-A selection is a small recipe that any process can apply again. A split is decided sample by sample, by a keyed hash
-of the sample's index, and never looks at how many samples there are: appending data moves no sample to another part.
+A selection is a small recipe that any process can apply again: a list of indices, or a part of a split (`_splits`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,20 +18,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.identity import digest
-from penstock.order import derive_key
-from penstock.plan._arguments import whole_number
+from penstock.plan._sample_keys import SampleKeys
 from penstock.schema import Column, Schema
-from penstock.shards import Provenance, Storage
-from penstock.splitmix import GAMMA, mix
-
-_CHUNK = 1 << 20
+from penstock.shards import Storage
 
 
 class Selection(Protocol):
     """A recipe that picks samples out of those before it."""
 
-    def indices(self, num_samples: int) -> NDArray[np.int64]:
-        """Which of `num_samples` samples remain, in order."""
+    def indices(self, before: Samples) -> NDArray[np.int64]:
+        """Which of the samples before it remain, in order."""
         ...
 
     @property
@@ -51,8 +46,9 @@ class Take:
 
     chosen: NDArray[np.int64]
 
-    def indices(self, num_samples: int) -> NDArray[np.int64]:
+    def indices(self, before: Samples) -> NDArray[np.int64]:
         """The samples, counted from the front."""
+        num_samples = len(before)
         chosen = np.where(self.chosen < 0, self.chosen + num_samples, self.chosen)
         wrong = (chosen < 0) | (chosen >= num_samples)
         if wrong.any():
@@ -71,61 +67,18 @@ class Take:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SplitPart:
-    """The samples whose hash, as a number from 0 to 1, lies between two shares."""
-
-    begin: float
-    end: float
-    seed: int
-
-    def indices(self, num_samples: int) -> NDArray[np.int64]:
-        """The samples of this part, in order."""
-        key = np.uint64(derive_key(self.seed, "split"))
-        parts = [np.empty(0, np.int64)]
-        for begin in range(0, num_samples, _CHUNK):
-            chunk = np.arange(begin, min(begin + _CHUNK, num_samples), dtype=np.int64)
-            shares = mix(chunk.view(np.uint64) * GAMMA + key) / 2.0**64
-            parts.append(chunk[(shares >= self.begin) & (shares < self.end)])
-        return np.concatenate(parts)
-
-    @property
-    def identity(self) -> str:
-        """The numbers of the recipe."""
-        return f"split {self.begin!r} {self.end!r} {self.seed}"
-
-    def to_json(self) -> list[Any]:
-        """The numbers of the recipe."""
-        return [self.begin, self.end, self.seed]
-
-
-def split_parts(fractions: Mapping[str, float], seed: int) -> dict[str, SplitPart]:
-    """One part per name; together they take every sample exactly once.
-
-    Raises:
-        TypeError: the fractions have no names, or the seed is not an int.
-        ValueError: a fraction is not positive, or they do not add up to 1.
-    """
-    if not isinstance(fractions, Mapping):
-        raise TypeError(f"Fractions have names, as in {{'train': 0.9, 'test': 0.1}}; these are {fractions!r}.")
-    if not fractions or any(not fraction > 0 for fraction in fractions.values()):
-        raise ValueError(f"Fractions must be positive; these are {dict(fractions)}.")
-    if abs(sum(fractions.values()) - 1) > 1e-6:
-        raise ValueError(f"Fractions must add up to 1; {dict(fractions)} add up to {sum(fractions.values())}.")
-    seed = whole_number("split", "seed", seed)
-    edges = np.concatenate([[0.0], np.cumsum(list(fractions.values()))]).tolist()
-    edges[-1] = 2.0  # whatever rounding did, the last part takes all that is left
-    return {name: SplitPart(edges[number], edges[number + 1], seed) for number, name in enumerate(fractions)}
-
-
 class Samples:
     """Samples of a storage, numbered as a dataset shows them."""
 
-    def __init__(self, storage: Storage, selections: tuple[Selection, ...], schema: Schema) -> None:
+    def __init__(
+        self, storage: Storage, selections: tuple[Selection, ...], schema: Schema, keys: SampleKeys | None = None
+    ) -> None:
         self.storage = storage
         self.selections = selections
         self.schema = schema
         """The columns that the dataset shows."""
+        self.keys = keys if keys is not None else SampleKeys(storage)
+        """What tells stored samples apart; shared by all datasets over one storage."""
 
     def __len__(self) -> int:
         return self.storage.num_samples if self._chosen is None else len(self._chosen)
@@ -170,7 +123,7 @@ class Samples:
 
     def origin(self, index: int) -> str | None:
         """File and row that a sample was prepared from; None when the dataset does not say."""
-        return self._provenance.origin(self.locate_one(index))
+        return self.keys.provenance.origin(self.locate_one(index))
 
     def lengths(self, column: Column) -> NDArray[np.int64]:
         """Lengths of all samples of a ragged column."""
@@ -202,16 +155,10 @@ class Samples:
 
     @functools.cached_property
     def _chosen(self) -> NDArray[np.int64] | None:
-        chosen: NDArray[np.int64] | None = None
-        for selection in self.selections:
-            num_samples = self.storage.num_samples if chosen is None else len(chosen)
-            picked = selection.indices(num_samples)
-            chosen = picked if chosen is None else chosen[picked]
-        return chosen
-
-    @functools.cached_property
-    def _provenance(self) -> Provenance:
-        return Provenance(self.storage)
+        if not self.selections:
+            return None
+        before = Samples(self.storage, self.selections[:-1], self.schema, self.keys)
+        return before.locate(self.selections[-1].indices(before))
 
 
 def as_indices(indices: ArrayLike) -> NDArray[np.int64]:

@@ -139,6 +139,7 @@ def _specify(survey: Survey) -> Specification:
         task_bytes=survey.task_bytes,
         shuffle=request.settings.shuffle,
         origins=rows.origins,
+        hashes=True,
     )
 
 

@@ -20,6 +20,7 @@ from penstock.errors import DatasetExists, FormatError, counted
 from penstock.preparation._committed import TASK, CommittedTask, read_tasks
 from penstock.preparation._settings import Settings
 from penstock.preparation._specification import Specification, differences
+from penstock.schema import HASH_COLUMN
 from penstock.shapes import COUNT, misfit
 from penstock.shards import Manifest, ShardEntry, origins_from_json, read_provenance
 from penstock.sources import SourceFile
@@ -113,7 +114,8 @@ def _parse(folder: Path, manifest: Manifest, provenance: Mapping[str, Any]) -> P
     if not _are_sources(sources):
         raise ValueError("the sources are not a list of paths, sizes and identities")
     section = attributes["preparation"]
-    recipe = {**section["recipe"], "transform": attributes["transform"], "columns": manifest.schema.to_json()}
+    recipe = {**section["recipe"], "transform": attributes["transform"], "columns": manifest.schema.shown.to_json()}
+    recipe["hashes"] = HASH_COLUMN in manifest.schema
     tasks = read_tasks(section["tasks"], origins_from_json(provenance["origins"]), manifest.shards)
     num_prepared = sum(len(task.shards) for task in tasks)
     prepared, appended = manifest.shards[:num_prepared], manifest.shards[num_prepared:]

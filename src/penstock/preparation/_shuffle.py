@@ -28,7 +28,7 @@ from penstock.preparation._progress import Counts
 from penstock.preparation._specification import Specification
 from penstock.preparation._tasks import choose_task_bytes
 from penstock.preparation._work_folder import Attempt, TaskRecord, WorkFolder
-from penstock.schema import Column, Ragged, Schema
+from penstock.schema import Ragged, Schema
 from penstock.shards import (
     Manifest,
     ShardEntry,
@@ -36,6 +36,7 @@ from penstock.shards import (
     ShardWriter,
     Storage,
     convert_columns,
+    read_samples,
     storage_of_arrays,
 )
 
@@ -160,7 +161,7 @@ class _GatherRunner:
 
     def _write(self, task: GatherTask, tally: Tally) -> TaskRecord:
         order = _order_of_bucket(self._folder, task.low, task.high)
-        for batch in _read_in_order(self._folder, order, self._specification.schema):
+        for batch in _read_in_order(self._folder, order, self._specification.schema.shown):
             tally.charge("read")
             self._writer.append_converted(batch)
             tally.charge("write")
@@ -204,7 +205,7 @@ def _read_in_order(storage: Storage, order: Int64, schema: Schema) -> Iterator[d
     step = max(1, math.ceil(_CHUNK_BYTES * storage.num_samples / max(1, num_bytes)))
     for begin in range(0, len(order), step):
         indices = np.ascontiguousarray(order[begin : begin + step])
-        yield {column.name: _read(storage, column, indices) for column in schema.columns}
+        yield {column.name: read_samples(storage, column, indices) for column in schema.columns}
 
 
 def _find_key(folder: ShardFolder, key: int) -> Int64:
@@ -218,14 +219,6 @@ def _find_key(folder: ShardFolder, key: int) -> Int64:
         low = np.where(is_open & (found < key), middle + 1, low)
         high = np.where(is_open & (found >= key), middle, high)
     return low
-
-
-def _read(storage: Storage, column: Column, indices: Int64) -> Ragged | NDArray[Any]:
-    if column.is_ragged:
-        return storage.read_ragged(column, indices)
-    out = np.empty((len(indices), *column.shape), column.dtype)
-    storage.read_fixed(column, indices, out)
-    return out
 
 
 def _join(parts: list[Ragged | NDArray[Any]]) -> Ragged | NDArray[Any]:

@@ -45,6 +45,8 @@ _SHAPE = {
     "origins": frozenset({"manifest", "column"}),
     "version": int,
 }
+_LATER = {"hashes": bool}
+"""Fields that older versions did not have; one at its default is not written, so that what they made goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class Specification:
     transform: Mapping[str, Any]
     """Identity of the transform."""
     columns: Mapping[str, str]
-    """Columns of the dataset, including the origin where it is one."""
+    """Columns of the dataset that people see, including the origin where it is one."""
     reading: Mapping[str, Any]
     """Identity of the options that sources are read with."""
     shard_bytes: int
@@ -62,12 +64,15 @@ class Specification:
     """Raw bytes per task; chosen once, from the size of the first sources, and then kept."""
     shuffle: int | None
     origins: Literal["manifest", "column"]
+    hashes: bool = False
+    """Whether a hash of each sample is stored; datasets from before there were any go on without."""
     version: int = VERSION
 
     @property
     def schema(self) -> Schema:
         """Schema of the dataset."""
-        return Schema.parse(self.columns)
+        schema = Schema.parse(self.columns)
+        return schema.with_hashes() if self.hashes else schema
 
     @property
     def key(self) -> str:
@@ -77,14 +82,17 @@ class Specification:
     def to_json(self) -> dict[str, Any]:
         """Plain data, exactly as it comes back from a file."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
+        return {name: value for name, value in plain.items() if name not in _LATER or value}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """What `to_json` gave; `ValueError` if it is anything else. What only a newer version knows is left out."""
         if wrong := misfit(fields, _SHAPE, "recipe"):
             raise ValueError(wrong)
-        return cls(**{field: fields[field] for field in _SHAPE})
+        later = {field: fields[field] for field in _LATER if field in fields}
+        if wrong := misfit(later, {field: _LATER[field] for field in later}, "recipe"):
+            raise ValueError(wrong)
+        return cls(**{field: fields[field] for field in _SHAPE}, **later)
 
 
 def asked_for(transform: Transform, reading: SourceOptions, settings: Settings) -> dict[str, Any]:

@@ -6,11 +6,12 @@ May import: `errors`. Imported by: `cli`, `loader`, `plan`, `preparation`, `pyto
 state.
 """
 
-from penstock.schema._columns import Column, Schema
+from penstock.schema._columns import HASH_COLUMN, Column, Schema
 from penstock.schema._dtypes import dtype_from_name, dtype_name, dtype_tag
 from penstock.schema._ragged import Ragged, offsets_of
 
 __all__ = [
+    "HASH_COLUMN",
     "Column",
     "Ragged",
     "Schema",

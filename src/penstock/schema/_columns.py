@@ -5,6 +5,8 @@
 "uint16[*]"           an array whose first dimension differs from sample to sample
 "float32[*,16]"       the same, with fixed dimensions behind it
 "bytes"               a byte string: an encoded image, a text
+
+A stored schema may have one column more, `__xxh64__`: a hash of each sample, which Penstock writes and nobody is shown.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ MAX_ITEM_BYTES = 1 << 40
 _SPEC = re.compile(r"(?P<dtype>[a-z0-9_]+)(\[(?P<shape>[0-9*, ]*)\])?", re.ASCII)
 # A dot would collide with `x.values` and `x.offsets`, two underscores with `__crc32c__`; half a
 # surrogate pair has no UTF-8, so safetensors would not open the file.
+HASH_COLUMN = "__xxh64__"
+_HASH_SPEC = "uint64"
 _NAME = re.compile(r"(?!__)[^\x00-\x1f\x7f.\ud800-\udfff]{1,200}")
 
 
@@ -135,8 +139,24 @@ class Schema(Mapping[str, Column]):
             raise SchemaError(f"{len(columns)} columns asked for; a dataset can have {MAX_COLUMNS}.")
         return cls(tuple(Column.parse(name, spec) for name, spec in columns.items()))
 
+    @classmethod
+    def parse_stored(cls, columns: Mapping[str, str]) -> Schema:
+        """Schema from a manifest, which may end with the hash of each sample."""
+        shown = dict(columns)
+        is_hashed = shown.pop(HASH_COLUMN, None) == _HASH_SPEC and list(columns)[-1] == HASH_COLUMN
+        return cls.parse(shown).with_hashes() if is_hashed else cls.parse(columns)
+
+    def with_hashes(self) -> Schema:
+        """The same columns, and a hash of each sample."""
+        return Schema((*self.columns, Column(HASH_COLUMN, np.dtype("<u8"), ())))
+
+    @property
+    def shown(self) -> Schema:
+        """The columns that people see."""
+        return Schema(tuple(column for column in self.columns if column.name != HASH_COLUMN))
+
     def to_json(self) -> dict[str, str]:
-        """What `parse` reads."""
+        """What `parse_stored` reads, and without hashes `parse`."""
         return {column.name: column.spec for column in self.columns}
 
     def select(self, names: Iterable[str]) -> Schema:

@@ -14,6 +14,7 @@ state: the open shards of this process, weakly, so that a forked child opens its
 from penstock.shards._arrays import ArrayStorage, storage_of_arrays
 from penstock.shards._folder import Check, ShardFolder
 from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
+from penstock.shards._hashing import content_columns, hash_samples
 from penstock.shards._manifest import Manifest, ShardEntry, classes_of, read_manifest
 from penstock.shards._provenance import (
     ORIGIN_COLUMN,
@@ -29,7 +30,7 @@ from penstock.shards._provenance import (
 )
 from penstock.shards._shard import Io, read_lengths
 from penstock.shards._shard_writer import ShardWriter, convert_columns
-from penstock.shards._storage import Spans, Storage
+from penstock.shards._storage import Spans, Storage, read_samples
 from penstock.shards._verify import Verification, verify
 from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter
@@ -55,8 +56,10 @@ __all__ = [
     "Verification",
     "Workspace",
     "classes_of",
+    "content_columns",
     "convert_columns",
     "guess_format",
+    "hash_samples",
     "megatron_pair",
     "open_megatron",
     "open_npy",
@@ -67,6 +70,7 @@ __all__ = [
     "read_lengths",
     "read_manifest",
     "read_provenance",
+    "read_samples",
     "storage_of_arrays",
     "verify",
 ]

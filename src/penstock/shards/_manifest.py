@@ -192,7 +192,7 @@ def _check_manifest(fields: Any, where: str) -> Manifest:
     if not isinstance(columns, dict) or not isinstance(shards, list) or not isinstance(attributes, dict):
         raise FormatError(f"{where}: 'columns', 'shards' and 'attributes' must be an object, a list and an object.")
     try:
-        schema = Schema.parse(columns)
+        schema = Schema.parse_stored(columns)
     except SchemaError as error:
         raise FormatError(f"{where}: {error}") from None
     try:

@@ -221,9 +221,41 @@ class Provenance:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         origins = storage.provenance().get("origins") or {}
-        self._files: list[str] = origins.get("files", [])
+        self.files: list[str] = origins.get("files", [])
+        """Paths; a split names them by their place here."""
         self._splits: list[list[Any]] = origins.get("splits", [])
         self._ends = np.cumsum([split[3] for split in self._splits], dtype=np.int64)
+
+    def check_complete(self) -> None:
+        """Refuse to go by files where not every sample says which it is from.
+
+        Raises:
+            ValueError: saying how many do.
+        """
+        known = int(self._ends[-1]) if len(self._ends) else 0
+        if known < self._storage.num_samples:
+            raise ValueError(
+                f"Of {self._storage.num_samples:,} samples {known:,} say which file they are from: the others were not "
+                "made by `penstock prepare`, which notes it. Name a column instead."
+            )
+
+    def files_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Number in `files` of the file that each stored sample came from."""
+        splits: NDArray[np.int64] = np.array(
+            [[file, bool(group)] for file, _, _, _, _, *group in self._splits], np.int64
+        ).reshape(-1, 2)
+        if ORIGIN_COLUMN in self._storage.schema:
+            origins = np.empty((len(indices), 2), np.int64)
+            self._storage.read_fixed(self._storage.schema[ORIGIN_COLUMN], indices, origins)
+            numbers, rows = origins[:, 0], origins[:, 1]
+        else:
+            numbers = np.searchsorted(self._ends, indices, side="right")
+            rows = indices - (self._ends[numbers] - np.array([split[3] for split in self._splits], np.int64)[numbers])
+            for number in np.unique(numbers[splits[numbers, 1] == 1]).tolist():
+                here = numbers == number
+                rows[here] = _rows_of(self._splits[number][4], rows[here])
+        files: NDArray[np.int64] = splits[numbers, 0] + rows * splits[numbers, 1]
+        return files
 
     def origin(self, index: int) -> str | None:
         """File and row of a stored sample in words; None if the dataset does not say."""
@@ -236,19 +268,21 @@ class Provenance:
             if number >= len(self._splits):
                 return None
             before = int(self._ends[number - 1]) if number else 0
-            row = _row_of(self._splits[number][4], index - before)
+            (row,) = _rows_of(self._splits[number][4], np.array([index - before])).tolist()
         file, begin, end, _, _, *num_files = self._splits[number]
         if num_files:  # a group of small files, each of them one row
-            return str(self._files[file + row])
-        return f"{self._files[file]} [{begin}:{end}], row {row}"
+            return str(self.files[file + row])
+        return f"{self.files[file]} [{begin}:{end}], row {row}"
 
 
-def _row_of(runs: list[list[int]] | None, sample: int) -> int:
+def _rows_of(runs: Runs, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows that samples of one split came from."""
     if runs is None:
-        return sample
-    firsts = [run[0] for run in runs]
-    first, row, stride = runs[int(np.searchsorted(firsts, sample, side="right")) - 1]
-    return row + (sample - first) * stride
+        return samples
+    firsts, rows, strides = np.array(runs, np.int64).T
+    found = np.searchsorted(firsts, samples, side="right") - 1
+    traced: NDArray[np.int64] = rows[found] + (samples - firsts[found]) * strides[found]
+    return traced
 
 
 def _are_valid(origins: Any) -> bool:

@@ -1,7 +1,8 @@
 """From batches of samples to finished shard files, one buffer at a time.
 
 Shards are cut by size alone, sample by sample, so the same samples give the same files however they
-were handed in. The caller decides where files go: `store` gets the name and the bytes.
+were handed in. The caller decides where files go: `store` gets the name and the bytes. Where the schema has hashes of
+samples, they are computed here, so no caller has to know of them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.identity import digest
-from penstock.schema import Column, Ragged, Schema
+from penstock.schema import HASH_COLUMN, Column, Ragged, Schema
 from penstock.shards._checksums import block_checksums, checksum
 from penstock.shards._convert import convert_batch
+from penstock.shards._hashing import hash_content
 from penstock.shards._layout import CHECKSUMS, build_header, offsets_name, plan_layout, values_name
 from penstock.shards._manifest import ShardEntry
 
@@ -52,6 +54,9 @@ class ShardWriter:
 
     def append_sample(self, converted: Mapping[str, NDArray[Any]]) -> None:
         """Add one sample, converted by `convert_sample`."""
+        if HASH_COLUMN in self.schema:
+            hashed = hash_content(self.schema, {name: _alone(self.schema[name], converted[name]) for name in converted})
+            converted = {**converted, HASH_COLUMN: hashed[0]}
         added = sum(_sample_bytes(column, converted[column.name]) for column in self.schema.columns)
         if self._buffer.num_samples and self._buffer.num_bytes + added > self._shard_bytes:
             self._finish_shard()
@@ -67,6 +72,8 @@ class ShardWriter:
 
     def append_converted(self, batch: Mapping[str, Ragged | NDArray[Any]]) -> None:
         """Add samples converted by `convert_columns`."""
+        if HASH_COLUMN in self.schema:
+            batch = {**batch, HASH_COLUMN: hash_content(self.schema, batch)}
         num_samples = len(next(iter(batch.values())))
         ends = np.cumsum(_batch_bytes(self.schema, batch, num_samples))
         begin, used = 0, 0
@@ -109,6 +116,7 @@ def convert_columns(schema: Schema, columns: Mapping[str, Any]) -> dict[str, Rag
     Raises:
         SchemaError: a column is missing or unknown, does not fit, or has another number of samples.
     """
+    schema = schema.shown
     check_names(schema, columns)
     batch = {column.name: convert_batch(column, columns[column.name]) for column in schema.columns}
     counts = {name: len(value) for name, value in batch.items()}
@@ -212,6 +220,11 @@ class _ShardBuffer:
         for growing in [*self._values.values(), *self._ends.values()]:
             growing.length = 0
         self.num_samples = 0
+
+
+def _alone(column: Column, value: NDArray[Any]) -> Ragged | NDArray[Any]:
+    """One converted sample of a column as a batch of one."""
+    return Ragged(value, np.array([0, len(value)])) if column.is_ragged else value[None]
 
 
 def _sample_bytes(column: Column, value: NDArray[Any]) -> int:

@@ -99,3 +99,12 @@ class Storage(Protocol):
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
         ...
+
+
+def read_samples(storage: Storage, column: Column, indices: NDArray[np.int64]) -> Ragged | NDArray[Any]:
+    """Samples of a column, whichever kind it is."""
+    if column.is_ragged:
+        return storage.read_ragged(column, indices)
+    out = np.empty((len(indices), *column.shape), column.dtype)
+    storage.read_fixed(column, indices, out)
+    return out

@@ -62,9 +62,13 @@ class DatasetWriter:
         if shard_bytes < 1:
             raise ValueError(f"shard_bytes={shard_bytes}; a shard has at least one byte.")
         self.schema = Schema.parse(columns)
+        """The columns that samples are given for."""
+        self._stored = self.schema
         self._attributes = copy_attributes(attributes or {})
         self._workspace: Workspace | None = Workspace(Path(path).absolute(), mode)
-        self._writer = ShardWriter(self.schema, shard_bytes, self._workspace.add_file)
+        if mode == "append":
+            self._stored = self._schema_to_continue(self._workspace)
+        self._writer = ShardWriter(self._stored, shard_bytes, self._workspace.add_file)
         self._previous: tuple[ShardEntry, ...] = ()
         self._provenance: FileEntry | None = None
         self._is_torn = False  # true once a write failed half way: columns may have got different samples
@@ -103,7 +107,7 @@ class DatasetWriter:
         try:
             self._check_usable()
             shards = (*self._previous, *self._writer.finish())
-            self._workspace.commit(Manifest(self.schema, shards, self._attributes, self._provenance))
+            self._workspace.commit(Manifest(self._stored, shards, self._attributes, self._provenance))
         finally:
             self.abort()
 
@@ -124,12 +128,17 @@ class DatasetWriter:
         else:
             self.abort()
 
+    def _schema_to_continue(self, workspace: Workspace) -> Schema:
+        assert workspace.previous is not None
+        stored = workspace.previous.schema
+        if stored.shown != self.schema:
+            self.abort()
+            raise SchemaError(f"The dataset has the columns {stored.shown}; cannot append {self.schema}.")
+        return stored
+
     def _continue(self, workspace: Workspace) -> None:
         previous = workspace.previous
         assert previous is not None
-        if previous.schema != self.schema:
-            self.abort()
-            raise SchemaError(f"The dataset has the columns {previous.schema}; cannot append {self.schema}.")
         self._previous = previous.shards
         self._writer.restart(workspace.add_file, first_number=len(previous.shards))
         self._attributes = {**previous.attributes, **self._attributes}

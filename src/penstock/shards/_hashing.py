@@ -1,0 +1,64 @@
+"""A hash of each sample's content: what tells one sample from another wherever it is stored.
+
+    content of a sample    its `tokens`; without those its `image`; without that its `text`; else all of its columns
+    its hash               XXH64 of the content's bytes; of several columns, XXH64 of their hashes side by side
+
+So a sample keeps its hash when data around it is added, removed, reordered, shuffled or cut into other shards, and when
+a label is renumbered or a score computed again. Equal contents have equal hashes. `prepare` stores them, 8 bytes a
+sample, in the column `__xxh64__`; for any other data they are computed when they are needed, and are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.schema import Ragged, Schema
+from penstock.shards._provenance import ORIGIN_COLUMN, ORIGIN_SPEC
+
+Hashes = NDArray[np.uint64]
+_CONTENT = ("tokens", "image", "text")
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from penstock.shards import _hash_kernels
+
+    return _hash_kernels
+
+
+def content_columns(schema: Schema) -> tuple[str, ...]:
+    """The columns that are a sample's content: where it came from is none of it."""
+    for name in _CONTENT:
+        if name in schema:
+            return (name,)
+    columns = schema.shown.columns
+    content = tuple(column.name for column in columns if (column.name, column.spec) != (ORIGIN_COLUMN, ORIGIN_SPEC))
+    return content or tuple(schema.shown)
+
+
+def hash_samples(columns: Sequence[Ragged | NDArray[Any]]) -> Hashes:
+    """A hash of each sample of these columns, taken together."""
+    hashes = [_hash_column(column) for column in columns]
+    return hashes[0] if len(hashes) == 1 else _hash_column(np.stack(hashes, axis=1))
+
+
+def hash_content(schema: Schema, batch: Mapping[str, Ragged | NDArray[Any]]) -> Hashes:
+    """The hash of each sample of a converted batch."""
+    return hash_samples([batch[name] for name in content_columns(schema)])
+
+
+def _hash_column(column: Ragged | NDArray[Any]) -> Hashes:
+    values, edges = (
+        (column.values, column.offsets) if isinstance(column, Ragged) else (column, np.arange(len(column) + 1))
+    )
+    item_bytes = values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    hashes = np.empty(len(edges) - 1, np.uint64)
+    _kernels().hash_spans(data, np.ascontiguousarray(edges, np.int64) * item_bytes, hashes)
+    return hashes
