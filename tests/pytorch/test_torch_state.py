@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,6 +57,28 @@ class Stateful(Sampler[int]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.place = state["place"]
+
+
+class SlowFirst(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(2.0 if index == 0 else 0.0)
+        return super().__getitem__(index)
+
+
+class Counting(Numbers):
+    """Gives how many samples this copy of it has given, and the sample."""
+
+    count = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.count += 1
+        return torch.tensor([self.count, index])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -282,8 +305,8 @@ def test_states_of_other_data_are_refused() -> None:
         penstock.DataLoader(Numbers(19)).load_state_dict(state)
     with pytest.raises(StateError, match="kind='map'; here it is 'iterable'"):
         penstock.DataLoader(StatefulDataset()).load_state_dict(state)
-    with pytest.raises(StateError, match="version 1"):
-        penstock.DataLoader(Numbers()).load_state_dict({"version": 2})
+    with pytest.raises(StateError, match="version 1 to 2"):
+        penstock.DataLoader(Numbers()).load_state_dict({"version": 3})
     plan_state = penstock.DataLoader(penstock.from_arrays({"x": np.arange(4)}).batch(2)).state_dict()
     with pytest.raises(StateError, match="torch dataset"):
         penstock.DataLoader(Numbers()).load_state_dict(plan_state)
@@ -333,10 +356,59 @@ def test_a_dataset_without_a_state_is_read_again_with_a_warning(
     assert loader.state_dict()["position"] is None
 
 
-def test_there_is_no_state_out_of_order() -> None:
-    loader = penstock.DataLoader(Numbers(), num_workers=2, in_order=False)
-    with pytest.raises(StateError, match="in_order=False"):
-        loader.state_dict()
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_out_of_order_a_state_knows_which_batches_were_handed_over(num_workers: int) -> None:
+    loader = penstock.DataLoader(SlowFirst(12), num_workers=2, in_order=False)
+    loop = iter(loader)
+    seen = plain(next(loop) for _ in range(4))
+    assert [0] not in seen
+    rest = resumed(loader.state_dict(), {"num_workers": num_workers, "in_order": False}, SlowFirst(12))
+    assert sorted(seen + rest) == [[number] for number in range(12)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_before", [0, 1, 5])
+def test_a_map_style_dataset_is_asked_for_its_state_in_every_worker(num_workers: int, num_before: int) -> None:
+    def make() -> penstock.DataLoader[Any]:
+        return penstock.DataLoader(Counting(), num_workers=num_workers, snapshot_every_n_steps=3)
+
+    loader = make()
+    loop = iter(loader)
+    for _ in range(num_before):
+        next(loop)
+    state, expected = loader.state_dict(), plain(loop)
+    again = make()
+    again.load_state_dict(json.loads(json.dumps(state)))
+    assert plain(again) == expected
+
+
+def test_an_epoch_that_begins_after_a_loaded_state_is_the_one_that_would_have_begun() -> None:
+    def make() -> penstock.DataLoader[Any]:
+        return penstock.DataLoader(Counting(), shuffle=True, num_workers=1, persistent_workers=True)
+
+    with make() as loader, make() as again:
+        list(loader)
+        state, expected = loader.state_dict(), plain(loader)
+        torch.manual_seed(77)
+        again.load_state_dict(json.loads(json.dumps(state)))
+        assert plain(again) == expected
+
+
+def test_workers_that_each_had_a_state_cannot_become_more() -> None:
+    loader = penstock.DataLoader(Counting(), num_workers=2)
+    loop = iter(loader)
+    for _ in range(3):
+        next(loop)
+    with pytest.raises(StateError, match="2 workers whose datasets each had a state of their own; here there are 3"):
+        penstock.DataLoader(Counting(), num_workers=3).load_state_dict(loader.state_dict())
+
+
+def test_a_state_of_version_1_is_still_read() -> None:
+    loader = penstock.DataLoader(Numbers(), batch_size=3, shuffle=True)
+    loop = iter(loader)
+    next(loop)
+    state, expected = loader.state_dict() | {"version": 1}, plain(loop)
+    assert resumed(state, {"batch_size": 3, "shuffle": True}) == expected
 
 
 def test_set_epoch_tells_samplers_and_datasets() -> None:

@@ -114,17 +114,25 @@ class InFlight:
         Raises:
             RuntimeError: it was not ready in time, in torch's words; it stays in flight.
         """
+        return self._in_time(self._receive_oldest if self._in_order else self._receive_any)
+
+    def receive_oldest(self) -> tuple[Any, Result]:
+        """The oldest item and its result, whatever the order of the others; raises as `receive` does."""
+        return self._in_time(self._receive_oldest)
+
+    def _in_time(self, receive: Callable[[float | None], tuple[Any, Result]]) -> tuple[Any, Result]:
         try:
-            return self._receive(self._timeout if self._timeout > 0 else None)
+            return receive(self._timeout if self._timeout > 0 else None)
         except WaitedTooLong as error:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds: {error}") from error
 
-    def _receive(self, seconds: float | None) -> tuple[Any, Result]:
-        if not self._in_order:
-            ticket, result = self._engine.wait_any(seconds)
-            item = next(item for number, item in self._items if number == ticket)
-            self._items.remove((ticket, item))
-            return item, result
+    def _receive_any(self, seconds: float | None) -> tuple[Any, Result]:
+        ticket, result = self._engine.wait_any(seconds)
+        item = next(item for number, item in self._items if number == ticket)
+        self._items.remove((ticket, item))
+        return item, result
+
+    def _receive_oldest(self, seconds: float | None) -> tuple[Any, Result]:
         ticket, item = self._items[0]
         try:
             result = self._engine.wait(ticket, seconds)

@@ -59,6 +59,7 @@ ARGUMENTS: Mapping[str, Argument] = {
     "start_method": Argument(False, with_torch="with a torch dataset use multiprocessing_context"),
     "drop_consumed": Argument(False, with_torch="with a torch dataset use one that drops what it has read"),
     "device": Argument(False),
+    "snapshot_every_n_steps": Argument(False),
 }
 """All but `dataset`, in the order of the signature."""
 

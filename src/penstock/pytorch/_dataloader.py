@@ -30,7 +30,7 @@ from penstock.pytorch._plan_run import PlanRun
 from penstock.pytorch._plan_view import PlanBatchSampler, PlanSampler, find_plan, find_run, shown_arguments
 from penstock.pytorch._stream import Stream
 from penstock.pytorch._torch_run import TorchRun
-from penstock.pytorch._warnings import log_odd_batch_size, warn_too_many_workers
+from penstock.pytorch._warnings import warn_odd_batch_size, warn_too_many_workers
 from penstock.workers import StartMethod
 
 BatchType = TypeVar("BatchType", covariant=True, default=Any)
@@ -61,6 +61,8 @@ class DataLoader(TorchDataLoader[BatchType]):
         drop_consumed: For plans: let data that was read leave the page cache.
         device: Hand batches over on this device: copied from pinned memory, on a stream of their own, one batch
             ahead of the training loop.
+        snapshot_every_n_steps: torchdata's, for scripts written for its `StatefulDataLoader`. A state here is
+            always that of the last batch handed over, so this changes nothing.
 
     >>> import numpy as np, penstock
     >>> plan = penstock.from_arrays({"x": np.arange(6)}).batch(2)
@@ -100,13 +102,14 @@ class DataLoader(TorchDataLoader[BatchType]):
         start_method: StartMethod = "forkserver",
         drop_consumed: bool = False,
         device: str | int | torch.device | None = None,
+        snapshot_every_n_steps: int = 1,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in ARGUMENTS}
         if (rank is None) != (world_size is None):
             raise ValueError("Give both rank and world_size, or neither.")
         self.workers, self.prefetch, self.rank, self.world_size = workers, prefetch, rank, world_size
         self.micro_batch, self.epochs, self.start_method = micro_batch, epochs, start_method
-        self.drop_consumed, self.device = drop_consumed, device
+        self.drop_consumed, self.device, self.snapshot_every_n_steps = drop_consumed, device, snapshot_every_n_steps
         find_device(device)  # one that is not there is an error here, not at the first batch
         rebuilt = find_run(given)
         self._source = source = find_plan(dataset, given, _DEFAULTS) if rebuilt is None else rebuilt.source
@@ -126,7 +129,7 @@ class DataLoader(TorchDataLoader[BatchType]):
             if self.kind == "process":
                 warn_too_many_workers(self._run.num_workers)
         if self.batch_size is not None:
-            log_odd_batch_size(self.batch_size)
+            warn_odd_batch_size(self.batch_size)
 
     @property
     def kind(self) -> str:
@@ -145,7 +148,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         """Where the run stands: what was handed over, not what was computed ahead. Under 1 KB for a plan.
 
         Raises:
-            StateError: batches do not come in order, so nothing says what was handed over.
+            StateError: a plan's batches do not come in order, so no row says what was handed over.
         """
         return self._run.state_dict()
 

@@ -48,20 +48,43 @@ class Indices:
 
     def __init__(self, loader: Any, *, draws_seed: bool, saved: dict[str, Any] | None = None) -> None:
         self._drawn_early: list[Any] = []
+        self.any_index = [None] * loader.batch_size if loader._auto_collation and loader.batch_size else None
+        """What an iterable dataset is asked with for each of its batches."""
         self.base_seed: int | None = None
         self.shared_seed: int | None = None
-        if saved is None:
-            self.draws = current_draws(loader) | {"seed": draws_seed}
+        is_in_epoch = saved is not None and saved["position"] is not None
+        self._number: int = saved["position"] if saved is not None and is_in_epoch else 0
+        self.handed_over: dict[int, Any] = dict.fromkeys(saved.get("ahead", ()) if saved is not None else ())
+        """Batches that were handed over out of order before, with the sampler's state after each once it is known."""
+        if saved is not None and is_in_epoch:
+            self.draws = saved["draws"]
+            with _restored_generators(loader, self.draws):
+                self._resume(loader, draws_seed, saved)
+            return
+        self.draws = current_draws(loader, at_rest=saved is not None) | {"seed": draws_seed}
+        if saved is None or _same_generators(saved["draws"], self.draws):
             self._start(loader, draws_seed)
             return
-        self.draws = saved["draws"]
+        self.draws |= {name: saved["draws"][name] for name in _GENERATORS if name in saved["draws"]}
         with _restored_generators(loader, self.draws):
-            self._resume(loader, draws_seed, saved)
+            self._start(loader, draws_seed)
+            self.draw_early()
 
-    def next(self) -> tuple[Any, Any]:
-        """(index, the sampler's own state after it, if it has one). Raises StopIteration at the end."""
+    def next(self) -> tuple[int, Any, Any]:
+        """(number, index, the sampler's own state after it, if it has one) of the next batch that was not handed over.
+
+        Raises StopIteration at the end.
+        """
+        drawn = self._draw()
+        while self._number in self.handed_over:
+            number, _, self.handed_over[number] = self._draw()
+        return drawn
+
+    def _draw(self) -> tuple[int, Any, Any]:
         index = self._drawn_early.pop() if self._drawn_early else next(self._iterator)
-        return index, copy.deepcopy(self._stateful.state_dict()) if self._stateful is not None else None
+        self._number += 1
+        state = copy.deepcopy(self._stateful.state_dict()) if self._stateful is not None else None
+        return self._number - 1, index, state
 
     def _start(self, loader: Any, draws_seed: bool) -> None:
         if is_iterable_pipe(loader.dataset):
@@ -96,8 +119,12 @@ class Indices:
                 f"The state stands at batch {num_batches:,} of the epoch; the sampler gives {num_skipped:,}. "
                 "It is not the sampler, or not the data, that the state was saved with."
             )
-        # One more, so that a sampler that draws when it is first asked does so from the old generators.
-        self._drawn_early = list(itertools.islice(self._iterator, 1))
+        self.draw_early()
+
+    def draw_early(self) -> None:
+        """One index, so that a sampler that draws when it is first asked does so from the generators as they are."""
+        if not self._drawn_early:
+            self._drawn_early = list(itertools.islice(self._iterator, 1))
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
@@ -136,9 +163,11 @@ def dataset_epoch(loader: Any) -> int | None:
     return epoch if type(epoch) is int else None
 
 
-def current_draws(loader: Any) -> dict[str, Any]:
-    """The generators that this loader's sampler draws from, as they are now."""
+def current_draws(loader: Any, *, at_rest: bool = False) -> dict[str, Any]:
+    """The generators that this loader's sampler draws from, as they are now; at rest, also those of the next seed."""
     draws: dict[str, Any] = {"generators": [_encode(generator.get_state()) for generator in _generators(loader)]}
+    if at_rest and loader.generator is None and loader.num_workers:
+        draws["torch"] = _encode(torch.get_rng_state())
     sampler = innermost_sampler(loader)
     if type(sampler) in _DRAW_NOTHING:
         return draws
@@ -150,6 +179,11 @@ def current_draws(loader: Any) -> dict[str, Any]:
     if getattr(sampler, "generator", None) is None:
         draws["torch"] = _encode(torch.get_rng_state())
     return draws
+
+
+def _same_generators(saved: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether the global generators that the sampler draws from are where they were."""
+    return all(saved[name] == now.get(name) for name in _GENERATORS if name in saved)
 
 
 def restore_generators(loader: Any, draws: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Torch's datasets: map-style, iterable, and data pipes; how one is fetched from, and where an iteration stands.
 
-The state of an iterable dataset is its iterator's if that has one, else the dataset's own. A dataset with neither is
-read again from its beginning, and the batches already handed over are thrown away: exact for datasets that
-yield the same again with the same seeds, and as slow as reading is.
+The state of a worker is what its dataset says, and for iterable datasets what their iterator says, whichever have a
+`state_dict`. An iterable dataset where neither has is read again from its beginning, and the batches already handed
+over are thrown away: exact for datasets that yield the same again with the same seeds, and as slow as reading is.
 
 Data pipes are deprecated, and still datasets of torch's: each worker takes its share of them.
 """
@@ -24,7 +24,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from penstock.errors import StateError
 
 WorkerState = bytes | int | None
-"""Where a worker's iteration stands: pickled, or the number of batches it has given, or at the beginning."""
+"""Where a worker stands: pickled, or the number of batches it has given, or at the beginning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +37,41 @@ class Fetching:
     collate_fn: Callable[[Any], Any]
     drop_last: bool
 
-    def make_fetcher(self, collate_fn: Callable[[Any], Any], start: WorkerState = None) -> Any:
-        """Torch's own fetcher; for an iterable dataset this starts an iterator, from a state if there is one."""
-        fetch = torch_utils.fetch
-        if not self.is_iterable:
-            return fetch._MapDatasetFetcher(self.dataset, self.auto_collation, collate_fn, self.drop_last)
+    @property
+    def may_have_state(self) -> bool:
+        """Whether workers are asked where they stand; what an iterator can say is known once there is one."""
+        return self.is_iterable or has_state(self.dataset)
+
+    def make_fetcher(
+        self, collate_fn: Callable[[Any], Any], start: WorkerState = None, *, is_over: bool = False
+    ) -> Any:
+        """Torch's own fetcher; for an iterable dataset this starts an iterator, from a state if there is one.
+
+        If the state is of an epoch that is over, it is the next one that starts.
+        """
         state = pickle.loads(start) if isinstance(start, bytes) else {}  # noqa: S301 - the trainer's
-        _load_dataset_state(self.dataset, state)
-        fetcher = fetch._IterableDatasetFetcher(self.dataset, self.auto_collation, collate_fn, self.drop_last)
-        _load_iterator_state(fetcher.dataset_iter, state)
-        return fetcher
+        if "dataset" in state:
+            _check_has_state(self.dataset, "dataset")
+            self.dataset.load_state_dict(state["dataset"])
+        fetcher = self._new_fetcher(collate_fn)
+        if "iterator" in state:
+            _check_has_state(fetcher.dataset_iter, "iterator")
+            fetcher.dataset_iter.load_state_dict(state["iterator"])
+        return self._new_fetcher(collate_fn) if is_over and state else fetcher
+
+    def state_of(self, fetcher: Any) -> bytes | None:
+        """Where a worker stands, pickled because the dataset keeps changing the original; None when it cannot say."""
+        dataset: Any = self.dataset
+        iterator: Any = fetcher.dataset_iter if self.is_iterable else None
+        state = {"iterator": iterator.state_dict()} if has_state(iterator) else {}
+        if iterator is not dataset and has_state(dataset):
+            state["dataset"] = dataset.state_dict()
+        return pickle.dumps(state) if state else None
+
+    def _new_fetcher(self, collate_fn: Callable[[Any], Any]) -> Any:
+        fetch = torch_utils.fetch
+        kind = fetch._IterableDatasetFetcher if self.is_iterable else fetch._MapDatasetFetcher
+        return kind(self.dataset, self.auto_collation, collate_fn, self.drop_last)
 
 
 def skip_batch(fetcher: Any, index: Any) -> bool:
@@ -63,15 +88,6 @@ def skip_batch(fetcher: Any, index: Any) -> bool:
 def has_state(value: Any) -> bool:
     """Whether it can say where it stands, and continue from there."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def iteration_state(dataset: Any, iterator: Any) -> bytes | None:
-    """Where an iteration stands, pickled because the dataset keeps changing the original; None when it cannot say."""
-    if has_state(iterator):
-        return pickle.dumps({"iterator": iterator.state_dict()})
-    if has_state(dataset):
-        return pickle.dumps({"dataset": dataset.state_dict()})
-    return None
 
 
 def is_pipe(dataset: Any) -> bool:
@@ -110,20 +126,6 @@ def with_sharding(worker_init_fn: Callable[[int], None] | None) -> Callable[[int
 def _world() -> tuple[int, int]:
     world_size, rank = torch_dataloader._get_distributed_settings()  # type: ignore[no-untyped-call]
     return world_size, rank
-
-
-def _load_dataset_state(dataset: Any, state: dict[str, Any]) -> None:
-    """What there is to restore before the dataset's iterator is made."""
-    if "dataset" in state:
-        _check_has_state(dataset, "dataset")
-        dataset.load_state_dict(state["dataset"])
-
-
-def _load_iterator_state(iterator: Any, state: dict[str, Any]) -> None:
-    """What there is to restore after the dataset's iterator was made."""
-    if "iterator" in state:
-        _check_has_state(iterator, "iterator")
-        iterator.load_state_dict(state["iterator"])
 
 
 def _check_has_state(value: Any, role: str) -> None:

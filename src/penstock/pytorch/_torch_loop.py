@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
@@ -19,17 +20,18 @@ from typing import Any, NamedTuple, Protocol, Self
 from penstock.loader import LoaderStatistics, count_handed_over
 from penstock.pytorch._feed import BatchSource, Feed, take
 from penstock.pytorch._samplers import Indices, preserve_generators
-from penstock.pytorch._torch_datasets import Fetching, WorkerState, iteration_state, skip_batch
+from penstock.pytorch._torch_datasets import Fetching, WorkerState, skip_batch
 
 
 class Receipt(NamedTuple):
     """What handing over one batch changes in where the loop stands."""
 
+    number: int
     worker: int
     sampler_state: Any
     worker_state: bytes | None
-    ended: frozenset[int] = frozenset()
-    """Workers of an iterable dataset that had no more to give before this batch came."""
+    ended: Mapping[int, bytes | None] = {}
+    """Workers of an iterable dataset that had no more to give before this batch came, and where they stood then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,38 +40,64 @@ class LoopProgress:
 
     draws: dict[str, Any]
     base_seed: int
+    begins_after_states: bool = False
+    """Whether the workers' states are those that the epoch before this one left them in."""
     num_workers: int
     is_iterable: bool
     sampler_epoch: int | None = None
     dataset_epoch: int | None = None
     position: int = 0
+    """Batches handed over; out of order, those that have no gap before them."""
+    ahead: dict[int, Any] = field(default_factory=dict)
+    """Batches handed over out of order, with the sampler's state after each."""
     sampler_state: Any = None
     worker_states: list[WorkerState] = field(default_factory=list)
-    """Of an iterable dataset: one for each worker, or the only one; without a state, the number of batches it gave."""
+    """One for each worker, or the only one; of an iterable dataset without a state, the number of batches it gave."""
     next_worker: int = 0
     ended: frozenset[int] = frozenset()
     is_finished: bool = False
 
     def advance(self, receipt: Receipt) -> None:
         """Count a batch as handed over."""
-        self.position += 1
-        self.sampler_state = receipt.sampler_state
-        if self.is_iterable:
-            worker = receipt.worker
-            self.worker_states[worker] = receipt.worker_state or _one_more(self.worker_states[worker])
-            self.ended = receipt.ended
-            self.next_worker = (worker + 1) % max(1, self.num_workers)
+        number = self.position if self.is_iterable else receipt.number  # items of ended workers leave gaps
+        self.ahead[number] = receipt.sampler_state
+        while self.position in self.ahead:
+            self.sampler_state = self.ahead.pop(self.position)
+            self.position += 1
+        worker = receipt.worker
+        if receipt.worker_state is not None:
+            self.worker_states[worker] = receipt.worker_state
+        elif self.is_iterable:
+            self.worker_states[worker] = _one_more(self.worker_states[worker])
+        self._end(receipt.ended)
+        self.next_worker = (worker + 1) % max(1, self.num_workers)
+
+    def finish(self, ended: Mapping[int, bytes | None]) -> None:
+        """The epoch is over: all of it was handed over."""
+        self._end(ended)
+        self.is_finished = True
+
+    def _end(self, ended: Mapping[int, bytes | None]) -> None:
+        for worker in ended.keys() - self.ended:
+            self.worker_states[worker] = ended[worker] or self.worker_states[worker]
+        self.ended = self.ended.union(ended)
 
 
 class TorchBatches(BatchSource, Protocol):
     """Batches of one epoch of a torch dataset."""
 
     progress: LoopProgress
+    ended: Mapping[int, bytes | None]
+    """Workers of an iterable dataset that have no more to give, and where they stood then."""
     profiled_as: str
     """The name that torch's profiler knows such a loop by."""
 
     def turn(self) -> AbstractContextManager[Any]:
         """What the thread that takes a batch holds until it is handed over."""
+        ...
+
+    def begin(self) -> None:
+        """Wait until the progress knows where all workers started."""
         ...
 
     def close(self) -> None:
@@ -118,7 +146,7 @@ class TorchLoop:
         """The epoch is over: all of it was handed over."""
         if self._feed is not None:
             self._feed.close()
-        self.batches.progress.is_finished = True
+        self.batches.progress.finish(self.batches.ended)
 
     def _warn_length(self) -> None:
         message = (
@@ -145,27 +173,36 @@ class InlineBatches:
         self.progress = progress
         self._fetching, self._indices, self._statistics = fetching, indices, statistics
         self._left_at: float | None = None
+        self.ended: Mapping[int, bytes | None] = {}
         start = progress.worker_states[0]
-        self._fetcher = fetching.make_fetcher(fetching.collate_fn, start)
+        self._fetcher = fetching.make_fetcher(fetching.collate_fn, start, is_over=progress.begins_after_states)
+        self._awaits_start = fetching.may_have_state
         if isinstance(start, int):
             with preserve_generators():
                 for _ in range(start):
-                    skip_batch(self._fetcher, indices.next()[0])
+                    skip_batch(self._fetcher, indices.any_index)
 
     def next(self) -> tuple[Receipt, Any] | None:
         """Fetch and collate now."""
         begin = time.perf_counter()
+        self._awaits_start = False
         try:
-            index, sampler_state = self._indices.next()
+            number, index, sampler_state = self._indices.next()
             batch = self._fetcher.fetch(index)
         except StopIteration:
+            self.ended = {0: self._fetching.state_of(self._fetcher)}
             return None
-        is_iterable, dataset = self._fetching.is_iterable, self._fetching.dataset
-        state = iteration_state(dataset, self._fetcher.dataset_iter) if is_iterable else None
+        state = self._fetching.state_of(self._fetcher)
         waited = time.perf_counter()
         self._statistics.produce_seconds += waited - begin
         self._left_at = count_handed_over(self._statistics, begin, waited, self._left_at)
-        return Receipt(0, sampler_state, state), batch
+        return Receipt(number, 0, sampler_state, state), batch
+
+    def begin(self) -> None:
+        """Ask the dataset where it starts, after what the sampler draws: it may draw from the same generator."""
+        if self._awaits_start:
+            self._indices.draw_early()
+            self.progress.worker_states[0] = self._fetching.state_of(self._fetcher) or self.progress.worker_states[0]
 
     def is_ready(self) -> bool:
         """Never: nothing is computed ahead."""

@@ -1,6 +1,6 @@
 """Loading a torch dataset: starts loops, and knows where the last one stands.
 
-The state is what `state_dict` writes, version 1: plain data, from the loop's progress and the sampler's generators.
+The state is what `state_dict` writes, version 2: plain data, from the loop's progress and the sampler's generators.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import dataclasses
 import multiprocessing
 import pickle
 import weakref
+from collections.abc import Sequence
 from typing import Any, cast
 
-from penstock.errors import StateError
 from penstock.loader import LoaderStatistics, make_engine
 from penstock.pytorch._device import find_device
 from penstock.pytorch._device_feed import make_feed
@@ -28,6 +28,7 @@ from penstock.pytorch._samplers import (
 )
 from penstock.pytorch._torch_datasets import (
     Fetching,
+    WorkerState,
     is_iterable_pipe,
     is_pipe,
     reseed_pipe,
@@ -35,7 +36,7 @@ from penstock.pytorch._torch_datasets import (
     with_sharding,
 )
 from penstock.pytorch._torch_loop import InlineBatches, LoopProgress, TorchBatches, TorchLoop
-from penstock.pytorch._torch_state import check_state, describe_loader, is_iterable
+from penstock.pytorch._torch_state import check_state, describe_loader, is_iterable, worker_states
 from penstock.pytorch._torch_work import TorchWork
 from penstock.pytorch._warnings import warn_reading_again
 from penstock.pytorch._worker_batches import WorkerBatches
@@ -70,6 +71,8 @@ class TorchRun:
         loader = self._loader
         saved, self._saved = self._saved, None
         running = self._living_batches()
+        if saved is not None and not loader.num_workers:
+            self._leave_epoch(saved)
         indices = Indices(loader, draws_seed=running is None and not self._workers_lived_on, saved=saved)
         if indices.base_seed is not None:
             self._base_seed = indices.base_seed
@@ -77,7 +80,7 @@ class TorchRun:
             assert self._base_seed is not None
             self._base_seed = later_seed(self._base_seed, 1)
         self._workers_lived_on = False
-        fetching, self._progress = _fetching_of(loader), self._start_progress(indices, saved)
+        fetching, self._progress = _fetching_of(loader), self._start_progress(indices, saved or {})
         if running is not None:
             running.restart(fetching, indices, self._progress)
             return running
@@ -88,24 +91,16 @@ class TorchRun:
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last loop stands, as plain data: batches handed over, not batches computed ahead.
-
-        Raises:
-            StateError: batches do not come in order.
-        """
+        """Where the last loop stands, as plain data: batches handed over, not batches computed ahead."""
         loader, progress = self._loader, self._progress
         if self._saved is not None:
             return copy.deepcopy(self._saved)
-        if not loader.in_order and loader.num_workers:
-            raise StateError(
-                "With in_order=False no single position says which batches were handed over, so there is no state. "
-                "Use in_order=True."
-            )
         state = describe_loader(loader)
         if progress is None or progress.is_finished:
-            live_on = self._workers_lived_on if progress is None else loader._iterator is not None
-            state |= {"position": None, "base_seed": self._base_seed, "dataset_epoch": dataset_epoch(loader)}
-            return state | {"draws": {"generators": current_draws(loader)["generators"], "seed": not live_on}}
+            return state | self._state_at_rest(progress)
+        batches = None if self._find_batches is None else self._find_batches()
+        if batches is not None and batches.progress is progress:
+            batches.begin()
         state |= {
             "position": progress.position,
             "draws": copy.deepcopy(progress.draws),
@@ -114,9 +109,22 @@ class TorchRun:
             "dataset_epoch": progress.dataset_epoch,
             "sampler_state": copy.deepcopy(progress.sampler_state),
         }
+        if _fetching_of(loader).may_have_state:
+            state |= {"workers": _plain(progress.worker_states), "next_worker": progress.next_worker}
         if is_iterable(loader):
-            states = [pickle.loads(one) if isinstance(one, bytes) else one for one in progress.worker_states]  # noqa: S301 - of our workers
-            state |= {"workers": states, "next_worker": progress.next_worker, "ended": sorted(progress.ended)}
+            state["ended"] = sorted(progress.ended)
+        elif progress.ahead:
+            state["ahead"] = sorted(progress.ahead)
+        return state
+
+    def _state_at_rest(self, progress: LoopProgress | None) -> dict[str, Any]:
+        """The state between epochs: what the next one draws from, and how workers that it finds were left."""
+        loader = self._loader
+        live_on = self._workers_lived_on if progress is None else loader._iterator is not None
+        state: dict[str, Any] = {"position": None, "base_seed": self._base_seed, "dataset_epoch": dataset_epoch(loader)}
+        state["draws"] = current_draws(loader, at_rest=True) | {"seed": not live_on}
+        if progress is not None and _fetching_of(loader).may_have_state and (live_on or not loader.num_workers):
+            state["workers"] = [one if isinstance(one, dict) else None for one in _plain(progress.worker_states)]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,12 +139,15 @@ class TorchRun:
         restore_generators(loader, state["draws"])
         if state["dataset_epoch"] is not None and callable(getattr(loader.dataset, "set_epoch", None)):
             loader.dataset.set_epoch(state["dataset_epoch"])
-        num_again = sum(one for one in state.get("workers", ()) if isinstance(one, int)) if is_iterable(loader) else 0
+        is_in_epoch = state["position"] is not None
+        num_again = sum(one for one in state.get("workers", ()) if isinstance(one, int)) if is_in_epoch else 0
         if num_again:
             warn_reading_again(type(loader.dataset).__name__, num_again)
+        if not is_in_epoch and state["draws"]["seed"]:
+            loader._iterator = None  # the next epoch had new workers
         self._progress = None
-        self._saved = None if state["position"] is None else copy.deepcopy(state)
-        self._workers_lived_on = self._saved is None and not state["draws"]["seed"]
+        self._saved = copy.deepcopy(state)
+        self._workers_lived_on = not is_in_epoch and not state["draws"]["seed"]
         if self._workers_lived_on:
             self._base_seed = state["base_seed"]
 
@@ -189,24 +200,31 @@ class TorchRun:
             return None
         return batches
 
-    def _start_progress(self, indices: Indices, saved: dict[str, Any] | None) -> LoopProgress:
-        loader = self._loader
+    def _leave_epoch(self, saved: dict[str, Any]) -> None:
+        """Without workers: bring the dataset to where an epoch that is over left it, before the next one draws."""
+        if saved["position"] is None:
+            fetching, (state,) = _fetching_of(self._loader), worker_states(saved, 1)
+            fetching.make_fetcher(fetching.collate_fn, state)
+            saved.pop("workers", None)
+
+    def _start_progress(self, indices: Indices, saved: dict[str, Any]) -> LoopProgress:
+        loader, is_in_epoch = self._loader, saved.get("position") is not None
         assert self._base_seed is not None
         progress = LoopProgress(
             draws=indices.draws,
-            base_seed=self._base_seed if saved is None else saved["base_seed"],
+            base_seed=saved["base_seed"] if is_in_epoch else self._base_seed,
+            begins_after_states=not is_in_epoch,
             num_workers=loader.num_workers,
             is_iterable=is_iterable(loader),
             sampler_epoch=sampler_epoch(loader),
             dataset_epoch=dataset_epoch(loader),
-            worker_states=[None] * max(1, loader.num_workers),
+            worker_states=worker_states(saved, max(1, loader.num_workers)),
         )
-        if saved is not None:
+        if is_in_epoch:
             progress.position, progress.sampler_state = saved["position"], saved["sampler_state"]
-            if progress.is_iterable:
-                states = saved["workers"]
-                progress.worker_states = [pickle.dumps(one) if isinstance(one, dict) else one for one in states]
-                progress.next_worker, progress.ended = saved["next_worker"], frozenset(saved["ended"])
+            progress.ahead = indices.handed_over
+            progress.next_worker = saved.get("next_worker", 0) % max(1, loader.num_workers)
+            progress.ended = frozenset(saved.get("ended", ()))
         return progress
 
     def _make_batches(self, fetching: Fetching, indices: Indices, progress: LoopProgress) -> TorchBatches:
@@ -233,6 +251,11 @@ class TorchRun:
             is_assigned=True,
         )
         return WorkerBatches(loader, fetching, indices, progress, self._statistics, engine)
+
+
+def _plain(states: Sequence[WorkerState]) -> list[Any]:
+    """States of workers as plain data, as far as their datasets' are."""
+    return [pickle.loads(one) if isinstance(one, bytes) else one for one in states]  # noqa: S301 - of our workers
 
 
 def _fetching_of(loader: Any) -> Fetching:

@@ -8,6 +8,7 @@ own state is handed back to its `load_state_dict` as it is.
 
 from __future__ import annotations
 
+import pickle
 import reprlib
 from typing import Any
 
@@ -17,9 +18,12 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.errors import StateError
 from penstock.pytorch._samplers import check_draws, innermost_sampler
+from penstock.pytorch._torch_datasets import WorkerState
 from penstock.shapes import COUNT, Either, misfit
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""States of version 1 are read as well: they have no states of map-style datasets, nor of workers between epochs."""
+_READ_VERSIONS = (1, STATE_VERSION)
 _SEED = range(1 << 63)
 _EPOCH = Either(None, COUNT)
 _AT_REST = {"position": None, "base_seed": Either(None, _SEED), "dataset_epoch": _EPOCH, "draws": {"seed": bool}}
@@ -32,28 +36,51 @@ _IN_EPOCH = {
     "draws": {"seed": bool},
 }
 _OF_WORKER = Either(None, COUNT, {"iterator": object}, {"dataset": object})
-"""At the beginning; batches to read again; or what the dataset's own iterator, or the dataset, said."""
+"""At the beginning; batches to read again; or what the dataset's own iterator, or the dataset, or both, said."""
+_OF_MAP_STYLE = {"workers": [Either(None, {"dataset": object})], "next_worker": COUNT, "ahead": [COUNT]}
 
 
 def check_state(state: Any, loader: Any) -> None:
     """Raise `StateError` unless a loop of this loader can continue from the state."""
-    if not isinstance(state, dict) or not _is_same(state.get("version"), STATE_VERSION) or "position" not in state:
-        raise StateError(f"This is not a state of a torch dataset's loader, version {STATE_VERSION}.")
+    known = isinstance(state, dict) and any(_is_same(state.get("version"), each) for each in _READ_VERSIONS)
+    if not known or "position" not in state:
+        raise StateError(f"This is not a state of a torch dataset's loader, version 1 to {STATE_VERSION}.")
     for key, here in describe_loader(loader).items():
-        if not _is_same(state.get(key), here):
+        if key != "version" and not _is_same(state.get(key), here):
             raise StateError(f"The state was saved with {key}={reprlib.repr(state.get(key))}; here it is {here!r}.")
-    wrong = misfit(state, _AT_REST if state["position"] is None else _IN_EPOCH, "state")
-    if not wrong and is_iterable(loader) and state["position"] is not None:
-        wrong = _misfit_of_workers(state, max(1, loader.num_workers))
+    shape = (_AT_REST if state["position"] is None else _IN_EPOCH) | _parts_of(state, loader)
+    wrong = misfit(state, shape, "state")
     if wrong:
         raise StateError(f"The state is damaged: {wrong}. Go on from another one.")
     check_draws(loader, state["draws"])
+    worker_states(state, max(1, loader.num_workers))
 
 
-def _misfit_of_workers(state: dict[str, Any], num_workers: int) -> str | None:
+def worker_states(state: dict[str, Any], num_workers: int) -> list[WorkerState]:
+    """Where each worker continues; a state that they all share does for any number of them.
+
+    Raises:
+        StateError: there are more workers now, or fewer, and each had a state of its own.
+    """
+    states = [pickle.dumps(one) if isinstance(one, dict) else one for one in state.get("workers", [None])]
+    if len(states) != num_workers and len(set(states)) > 1:
+        raise StateError(
+            f"The state was saved with {len(states)} workers whose datasets each had a state of their own; here there "
+            f"are {num_workers}. Use num_workers={len(states)}."
+        )
+    return states if len(states) == num_workers else states[:1] * num_workers
+
+
+def _parts_of(state: dict[str, Any], loader: Any) -> dict[str, Any]:
+    """The shapes of what only some states have."""
+    num_workers = max(1, loader.num_workers)
+    if not is_iterable(loader):
+        return {name: shape for name, shape in _OF_MAP_STYLE.items() if name in state}
+    if state["position"] is None and "workers" not in state:
+        return {}
+    workers = {"workers": (_OF_WORKER,) * num_workers}
     number = range(num_workers)
-    shape = {"workers": (_OF_WORKER,) * num_workers, "next_worker": number, "ended": [number]}
-    return misfit(state, shape, "state")
+    return workers if state["position"] is None else workers | {"next_worker": number, "ended": [number]}
 
 
 def _is_same(found: Any, here: Any) -> bool:

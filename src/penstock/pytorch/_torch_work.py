@@ -30,7 +30,6 @@ from penstock.pytorch._torch_datasets import (
     Fetching,
     WorkerState,
     is_iterable_pipe,
-    iteration_state,
     reseed_pipe,
     skip_batch,
 )
@@ -60,9 +59,6 @@ class TorchItem(NamedTuple):
     epoch: int
     index: Any
     """What the sampler gave: indices of the samples, or as many Nones for an iterable dataset."""
-    start: WorkerState = None
-    """Where an iterable dataset continues; comes with the first item of a worker after a resume."""
-    shared_seed: int | None = None
 
     def __str__(self) -> str:
         indices = self.index if isinstance(self.index, (list, tuple)) else [self.index]
@@ -70,6 +66,25 @@ class TorchItem(NamedTuple):
             return f"batch {self.number}"
         shown = ", ".join(str(index) for index in indices[:_SHOWN_INDICES])
         return f"batch {self.number} (samples {shown}{', …' if len(indices) > _SHOWN_INDICES else ''})"
+
+
+class TorchStart(NamedTuple):
+    """The beginning of an epoch in a worker whose dataset may say where it stands: it is asked before any batch."""
+
+    worker: int
+    epoch: int
+    state: WorkerState
+    """Where it continues, or what the epoch before left."""
+    is_over: bool
+    """Whether it is what the epoch before left."""
+    has_ended: bool
+    """Whether the worker had no more to give in what was read of this epoch."""
+    index: Any
+    """An index of an iterable dataset, for batches that are read again."""
+    shared_seed: int | None
+
+    def __str__(self) -> str:
+        return "the beginning of an epoch"
 
 
 @dataclass
@@ -84,6 +99,7 @@ class TorchWork:
     _fetcher: Any = None
     _tensors: SlotTensors | None = None
     _error: ExceptionWrapper | None = None
+    _start_error: Exception | None = None
     _has_ended: bool = False
     _digests: list[int] = field(default_factory=list)
 
@@ -101,26 +117,28 @@ class TorchWork:
         except Exception:  # noqa: BLE001 - it is raised in the trainer, by each batch of this worker
             self._error = self._wrap_error()
 
-    def compute(self, item: TorchItem, arena: Arena) -> Batch:
+    def compute(self, item: TorchItem | TorchStart, arena: Arena) -> Batch:
         """Fetch, collate, pack; errors travel as torch wraps them."""
         try:
-            return self._compute(item, arena)
+            return self._start(item, arena) if isinstance(item, TorchStart) else self._compute(item, arena)
         except Exception:  # noqa: BLE001 - it is raised in the trainer's next()
             error = self._wrap_error()
         except BaseException as end:  # noqa: BLE001 - it would end the trainer
             error = self._wrap_exit(end)
         return _failure(error).as_batch()
 
-    def announce(self, item: TorchItem) -> None:
+    def announce(self, item: TorchItem | TorchStart) -> None:
         """Nobody knows what a dataset will read."""
 
     def _compute(self, item: TorchItem, arena: Arena) -> Batch:
         if self._error is not None:  # for every batch: each would lack what the start function did not do
             return _failure(self._error).as_batch()
         if item.epoch != self._epoch:
-            self._start_epoch(item, arena)
+            self._start_epoch(TorchStart(item.worker, item.epoch, None, False, False, None, None), arena)
+        if self._start_error is not None:
+            raise self._start_error
         if self._has_ended:
-            return TorchAnswer(WorkerEnd()).as_batch()
+            return self._end()
         self._tensors = tensors = SlotTensors(arena)
         try:
             value = self._fetcher.fetch(item.index)
@@ -128,12 +146,14 @@ class TorchWork:
             if not self.fetching.is_iterable:
                 raise
             self._has_ended = True
-            return TorchAnswer(WorkerEnd()).as_batch()
+            return self._end()
         content, arrays = pack(value, tensors, arena)
-        if not self.fetching.is_iterable:
-            return TorchAnswer(content).as_batch(arrays)
-        state = iteration_state(self.fetching.dataset, self._fetcher.dataset_iter)
-        return TorchAnswer(content, state, self._first_batches(content, arrays)).as_batch(arrays)
+        state = self.fetching.state_of(self._fetcher)
+        first_batches = self._first_batches(content, arrays) if self.fetching.is_iterable else None
+        return TorchAnswer(content, state, first_batches).as_batch(arrays)
+
+    def _end(self) -> Batch:
+        return TorchAnswer(WorkerEnd(), self.fetching.state_of(self._fetcher)).as_batch()
 
     def _first_batches(self, content: Content, arrays: list[Array]) -> FirstBatches | None:
         """With the second batch: what the first two were, and whether anything asked which worker this is."""
@@ -144,14 +164,25 @@ class TorchWork:
             return None
         return FirstBatches(tuple(self._digests), _WatchedWorkerInfo.was_read)
 
-    def _start_epoch(self, item: TorchItem, arena: Arena) -> None:
-        if item.shared_seed is not None and is_iterable_pipe(self.fetching.dataset):
-            reseed_pipe(self.fetching.dataset, item.shared_seed)
-        self._fetcher = self.fetching.make_fetcher(self._collate, item.start)
-        self._epoch, self._has_ended = item.epoch, False
-        for _ in range(item.start if isinstance(item.start, int) else 0):
+    def _start(self, start: TorchStart, arena: Arena) -> Batch:
+        """Start an epoch and say where; an error is one of the first batch, as in torch."""
+        self._start_error = None
+        try:
+            if self._error is None:
+                self._start_epoch(start, arena)
+        except Exception as error:  # noqa: BLE001 - it is raised by each batch of this worker
+            self._epoch, self._start_error = start.epoch, error
+        is_started = self._error is None and self._start_error is None
+        return TorchAnswer(WorkerEnd(), self.fetching.state_of(self._fetcher) if is_started else None).as_batch()
+
+    def _start_epoch(self, start: TorchStart, arena: Arena) -> None:
+        if start.shared_seed is not None and is_iterable_pipe(self.fetching.dataset):
+            reseed_pipe(self.fetching.dataset, start.shared_seed)
+        self._fetcher = self.fetching.make_fetcher(self._collate, start.state, is_over=start.is_over)
+        self._epoch, self._has_ended = start.epoch, start.has_ended
+        for _ in range(start.state if isinstance(start.state, int) else 0):
             self._tensors = SlotTensors(arena)
-            self._has_ended = self._has_ended or not skip_batch(self._fetcher, item.index)
+            self._has_ended = self._has_ended or not skip_batch(self._fetcher, start.index)
             arena.begin()
 
     def _collate(self, samples: Any) -> Any:

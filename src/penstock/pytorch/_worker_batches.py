@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.loader import Engine, InFlight, LoaderStatistics, Result, count_co
 from penstock.pytorch._samplers import Indices
 from penstock.pytorch._torch_datasets import Fetching
 from penstock.pytorch._torch_loop import LoopProgress, Receipt
-from penstock.pytorch._torch_work import TorchItem
+from penstock.pytorch._torch_work import TorchItem, TorchStart
 from penstock.pytorch._transport import FirstBatches, WorkerEnd, WorkerFailure, read_answer, unpack
 from penstock.pytorch._warnings import warn_repeating_workers
 
@@ -39,6 +40,7 @@ class WorkerBatches:
     ) -> None:
         self._engine, self._pid = engine, os.getpid()
         self._lock = threading.RLock()  # a signal handler may take a batch while its own thread waits for one
+        self._start_lock = threading.RLock()  # not the same: who waits for a feed holds that one, and the feed begins
         self._is_persistent, self._in_order = loader.persistent_workers, loader.in_order
         self._statistics = statistics
         is_watched = fetching.is_iterable and loader.worker_init_fn is None
@@ -64,9 +66,12 @@ class WorkerBatches:
             self._left_at: float | None = None
             self._num_given = [0] * progress.num_workers
             """Batches in flight of each worker."""
-            self._next_number = progress.position
-            self._turn, self._ended = progress.next_worker, progress.ended
-            self._starts = list(progress.worker_states)
+            self._turn = progress.next_worker
+            self.ended: Mapping[int, bytes | None] = dict.fromkeys(progress.ended)
+            self._awaits_starts = fetching.may_have_state
+            if self._awaits_starts:
+                for worker in range(progress.num_workers):
+                    self._start(worker)
             for _ in range(self._max_in_flight):
                 self._submit()
 
@@ -80,6 +85,19 @@ class WorkerBatches:
         self._check_process()  # before the lock, which another thread may have held when this process was forked
         return self._lock
 
+    def begin(self) -> None:
+        """Wait until all workers have said where they started; the oldest items in flight are these questions."""
+        if not self._awaits_starts:
+            return
+        self._check_process()
+        with self._start_lock:
+            while self._in_flight and isinstance(self._in_flight.oldest, TorchStart):
+                start, result = self._wait(self._in_flight.receive_oldest)
+                state = read_answer(result.batch)[0].state
+                if state is not None:
+                    self.progress.worker_states[start.worker] = state
+            self._awaits_starts = False
+
     def next(self) -> tuple[Receipt, Any] | None:
         """Wait for the next batch, in order or not."""
         self._check_process()
@@ -88,14 +106,16 @@ class WorkerBatches:
         if self._was_cut_short:
             raise RuntimeError("The loader was closed. A new `for` loop starts it again.")
         begin = time.perf_counter()
+        self.begin()
         while self._in_flight:
             item, result = self._receive()
             answer, arrays = read_answer(result.batch)
             content = answer.content
             if isinstance(content, WorkerEnd):
-                self._end(item.worker)
+                self._end(item.worker, answer.state)
                 continue
-            receipt = Receipt(item.worker, self._sampler_states.pop(item.number), answer.state, self._ended)
+            sampler_state = self._sampler_states.pop(item.number)
+            receipt = Receipt(item.number, item.worker, sampler_state, answer.state, self.ended)
             self._submit()
             waited = time.perf_counter()
             if isinstance(content, WorkerFailure):
@@ -139,24 +159,27 @@ class WorkerBatches:
     def _submit(self) -> None:
         """Give the next index, if there is one, to the worker whose turn it is."""
         try:
-            index, sampler_state = self._indices.next()
+            number, index, sampler_state = self._indices.next()
         except StopIteration:
             return
         worker = self._choose()
         if worker is None:
             return
-        start = None
-        if self._is_iterable:
-            start, self._starts[worker] = self._starts[worker], None
-        item = TorchItem(self._next_number, worker, self._epoch, index, start, self._indices.shared_seed)
+        item = TorchItem(number, worker, self._epoch, index)
         self._in_flight.submit(item, worker)
         self._sampler_states[item.number] = sampler_state
         self._num_given[worker] += 1
-        self._next_number += 1
+
+    def _start(self, worker: int) -> None:
+        """Have a worker start the epoch, from its state if there is one."""
+        progress, seed = self.progress, self._indices.shared_seed
+        state, has_ended = progress.worker_states[worker], worker in self.ended
+        is_over, index = progress.begins_after_states, self._indices.any_index
+        self._in_flight.submit(TorchStart(worker, self._epoch, state, is_over, has_ended, index, seed), worker)
 
     def _choose(self) -> int | None:
         """The next worker in turn that has more to give; out of order, the next with less than its share in flight."""
-        num_workers, ended = self.progress.num_workers, self._ended
+        num_workers, ended = self.progress.num_workers, self.ended
         for _ in range(num_workers):
             worker, self._turn = self._turn, (self._turn + 1) % num_workers
             if worker in ended:
@@ -166,18 +189,21 @@ class WorkerBatches:
         return None
 
     def _receive(self) -> tuple[TorchItem, Result]:
-        try:
-            item, result = self._in_flight.receive()
-        except WorkerDied as error:
-            self._death = str(error)
-            raise
+        item, result = self._wait(self._in_flight.receive)
         self._num_given[item.worker] -= 1
         return item, result
 
-    def _end(self, worker: int) -> None:
+    def _wait(self, receive: Callable[[], tuple[Any, Result]]) -> tuple[Any, Result]:
+        try:
+            return receive()
+        except WorkerDied as error:
+            self._death = str(error)
+            raise
+
+    def _end(self, worker: int, state: bytes | None) -> None:
         """A worker's share of an iterable dataset is used up; it answers the same to whatever else it was given."""
-        if worker not in self._ended:
-            self._ended |= {worker}
+        if worker not in self.ended:
+            self.ended = {**self.ended, worker: state}  # a new one: receipts refer to the old
             self._submit()
 
     def _compare(self, worker: int, first: FirstBatches) -> None:
