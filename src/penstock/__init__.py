@@ -34,10 +34,12 @@ __all__ = [
     "pure",
     "stream",
     "verify",
+    "watch",
 ]
 
 if TYPE_CHECKING:
     from penstock import errors, masks
+    from penstock.diagnosis import watch
     from penstock.plan import Dataset, Plan, from_arrays, load_plan, mix, pure
     from penstock.plan import open_dataset as open
     from penstock.preparation import is_stale, prepare
@@ -70,6 +72,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "pure": "penstock.plan",
         "stream": "penstock.pytorch",
         "verify": "penstock.shards",
+        "watch": "penstock.diagnosis",
     }
     _MODULES = ("errors", "masks")
     _NAME_AT_HOME = {"open": "open_dataset"}

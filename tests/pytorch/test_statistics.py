@@ -65,3 +65,27 @@ def test_waiting_shows_in_torchs_profiler() -> None:
     ):
         list(loader)
     assert "penstock.wait" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["inline", "thread", "process"])
+def test_batches_that_are_ready_are_counted(options: Any) -> None:
+    with penstock.DataLoader(numbers(80).batch(8), prefetch=4, **options) as loader:
+        assert loader.stats().num_queued == 0
+        batches = iter(loader)
+        next(batches)
+        expected = 0 if options["workers"] == "inline" else 4
+        deadline = time.monotonic() + 30
+        while loader.stats().num_queued != expected:
+            assert time.monotonic() < deadline
+        assert sum(1 for _ in batches) == 9
+        assert loader.stats().num_queued == 0
+
+
+def test_batches_of_a_torch_dataset_that_are_ready_are_counted() -> None:
+    with penstock.DataLoader(range(40), batch_size=4, num_workers=2, prefetch_factor=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        deadline = time.monotonic() + 30
+        while loader.stats().num_queued < 4:
+            assert time.monotonic() < deadline
+        assert sum(1 for _ in batches) == 9

@@ -7,12 +7,28 @@
       experiment whose turn is next, gains and errors; what to try: pure             _experiment, _remedies
       recording  what is left in a folder after any death -> figures -> findings -> page    _recording, _findings, _page
 
-May import: `metrics`, `pytorch`, `report`, `workers`. Imported by: `cli`. Holds state: in a script under
+    for batch in penstock.watch(loader): …
+      _watch: a row of figures for each step -> _watch_steps: in bounded memory -> _watch_summary: words -> _watch_page
+
+May import: `errors`, `metrics`, `pytorch`, `report`, `workers`. Imported by: `cli`. Holds state: in a script under
 the doctor, the loaders that it made.
 """
 
 from penstock.diagnosis._diagnosis import Diagnosis, diagnose
 from penstock.diagnosis._page import make_page
 from penstock.diagnosis._run import DoctorSettings, ScriptRun, recording_folder, run_script
+from penstock.diagnosis._watch import Watch, watch
+from penstock.diagnosis._watch_summary import WatchSummary
 
-__all__ = ["Diagnosis", "DoctorSettings", "ScriptRun", "diagnose", "make_page", "recording_folder", "run_script"]
+__all__ = [
+    "Diagnosis",
+    "DoctorSettings",
+    "ScriptRun",
+    "Watch",
+    "WatchSummary",
+    "diagnose",
+    "make_page",
+    "recording_folder",
+    "run_script",
+    "watch",
+]

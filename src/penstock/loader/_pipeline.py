@@ -50,6 +50,8 @@ class LoaderStatistics:
     """Workers now."""
     prefetch: int = 0
     """Batches computed ahead now."""
+    num_queued: int = 0
+    """Batches that are ready now: as many steps could come without waiting."""
 
     @property
     def ready_share(self) -> float:
@@ -148,6 +150,14 @@ class InFlight:
         """Whether `receive` would not wait."""
         candidates = itertools.islice(self._items, 1 if self._in_order else None)
         return any(self._engine.is_done(ticket) for ticket, _ in candidates)
+
+    def num_ready(self) -> int:
+        """How many times `receive` would not wait; 0 when the engine cannot tell, of which `receive` will say more."""
+        try:
+            is_done = (self._engine.is_done(ticket) for ticket, _ in self._items)
+            return sum(itertools.takewhile(bool, is_done) if self._in_order else is_done)
+        except (OSError, RuntimeError):
+            return 0
 
     def forget(self) -> None:
         """Throw everything away, also in the engine."""
@@ -248,6 +258,12 @@ class Pipeline:
         statistics = self._statistics
         statistics.num_buffers, statistics.num_buffers_in_use = self._engine.num_buffers()
         statistics.num_workers, statistics.prefetch = self._engine.num_workers, self.prefetch
+        statistics.num_queued = 0
+        if self.is_ours and self._lock.acquire(blocking=False):  # otherwise a thread waits in `next`: none is ready
+            try:
+                statistics.num_queued = len(self._received) + self._batches_per_item * self._in_flight.num_ready()
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """Stop the engine."""

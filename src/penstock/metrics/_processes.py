@@ -41,7 +41,7 @@ class ProcessUsage(NamedTuple):
 def read_process(pid: int, *, with_pss: bool = False) -> ProcessUsage | None:
     """Usage of one process, or None when it has ended or `/proc` is not there.
 
-    `with_pss` makes the kernel walk its pages: 1 ms for each GB it holds.
+    `with_pss` makes the kernel walk its pages: 10 ms for each GB it holds.
     """
     try:
         stat = _contents(f"{_PROC}/{pid}/stat")

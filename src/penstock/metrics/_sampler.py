@@ -4,8 +4,8 @@
     with Sampler(pid): …      a thread samples every `interval_seconds`
 
 Memory is bounded however long it runs: when it is full, every second reading is forgotten and the interval doubles.
-Totals count processes that have ended since, so that they never fall. A reading costs about 0.1 ms for each process,
-and 1 ms per GB of memory when it asks for shared memory, which it does for one in `pss_every` readings.
+Totals count processes that have ended since, so that they never fall. A reading costs about 0.1 ms, and 10 ms for each
+GB of memory when it asks which pages are shared, which it does for one in `pss_every` readings.
 """
 
 from __future__ import annotations
@@ -101,23 +101,26 @@ class Sampler:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def sample(self) -> bool:
+    def sample(self, *, with_pss: bool = False) -> bool:
         """Read once; False when the process is gone, or cannot be read."""
         with self._lock:
-            with_pss = self._pss_every > 0 and self._num_taken % self._pss_every == 0
             self._num_taken += 1
+            with_pss = with_pss or (self._pss_every > 0 and self._num_taken % self._pss_every == 0)
+            begin = time.perf_counter()
             processes = process_tree(self.pid, with_pss=with_pss)
             if not processes:
                 return False
+            if with_pss:  # at most one hundredth of the time, however much memory there is to walk through
+                self._pss_every = max(self._pss_every, int(100 * (time.perf_counter() - begin) / self.interval_seconds))
             self._last.update(((each.pid, each.started_ticks), each) for each in processes)
             self._readings.append(_Reading(self._totals(processes), processes))
             self._stay_bounded()
             return True
 
-    def history(self) -> UsageHistory:
-        """Everything together."""
+    def history(self, last: int | None = None) -> UsageHistory:
+        """Everything together; only the last few readings, if so many are asked for."""
         with self._lock:
-            rows = [reading.totals for reading in self._readings]
+            rows = [reading.totals for reading in (self._readings if last is None else self._readings[-last:])]
         names = UsageHistory.__dataclass_fields__
         table = np.array(rows, np.float64).reshape(len(rows), len(names))
         return UsageHistory(**dict(zip(names, np.ascontiguousarray(table.T), strict=True)))

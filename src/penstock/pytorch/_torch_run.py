@@ -172,6 +172,7 @@ class TorchRun:
         batches = None if self._find_batches is None else self._find_batches()
         if isinstance(batches, WorkerBatches):
             statistics.num_buffers, statistics.num_buffers_in_use = batches.num_buffers
+            statistics.num_queued = batches.num_queued()
         statistics.num_workers = loader.num_workers
         statistics.prefetch = loader.num_workers * (loader.prefetch_factor or 0)
         return dataclasses.replace(statistics)

@@ -152,6 +152,15 @@ class WorkerBatches:
         """(buffers there are, buffers in use)."""
         return self._engine.num_buffers()
 
+    def num_queued(self) -> int:
+        """Batches that are ready now; none while another thread waits for one."""
+        if os.getpid() != self._pid or not self._lock.acquire(blocking=False):
+            return 0
+        try:
+            return self._in_flight.num_ready()
+        finally:
+            self._lock.release()
+
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("This loop was started before a fork; its workers belong to the parent process.")

@@ -1,0 +1,207 @@
+"""What a watched run came to, as numbers, and the numbers in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.diagnosis._watch_steps import StepHistory
+from penstock.errors import counted
+from penstock.metrics import MachineFacts, UsageHistory
+from penstock.report import format_bytes, format_number, format_seconds
+
+HEALTHY_SHARE = 0.05
+"""Of the time spent waiting: below it there is little to win."""
+_NOISE = 1e-3
+"""Seconds that nobody needs to be told about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSummary:
+    """Means are per step. None: it could not be measured here."""
+
+    name: str
+    num_steps: int
+    num_loops: int
+    """How often iterating began."""
+    seconds: float
+    """In steps and waits together."""
+    wait_seconds: float
+    step_seconds: float
+    transfer_seconds: float | None
+    wait_share: float
+    """Of the time, spent waiting for batches."""
+    typical_wait_seconds: float
+    """Half of the waits are shorter."""
+    long_wait_seconds: float
+    """One in a hundred is longer."""
+    longest_waits: tuple[tuple[int, float], ...]
+    """(step, seconds), longest first."""
+    start_seconds: float
+    """Of one loop, before its first batch was asked for."""
+    training_thread_cores: float
+    """Of processor time."""
+    no_core_seconds: float | None
+    """In which the training thread was ready to run but no core was free (its run-queue delay)."""
+    minor_faults: float
+    major_faults: float
+    """Pages that the training thread waited for from disk."""
+    batches_ready: float | None
+    """When one was asked for."""
+    training_cores: float | None
+    """Of the training process; the next ones, of its workers and of everything else on this machine."""
+    worker_cores: float | None
+    other_cores: float | None
+    read_bytes_per_second: float | None
+    """From storage, by the training process and its workers."""
+    resident_bytes: float | None
+    """The most that they held; shared pages counted in each process."""
+    proportional_bytes: float | None
+    """The most that they held; shared pages counted once."""
+    accelerator_utilization: float | None
+    accelerator_memory_bytes: float | None
+    machine: MachineFacts
+
+    @property
+    def steps_per_second(self) -> float:
+        """Waits included."""
+        return self.num_steps / self.seconds if self.seconds else 0.0
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether so little time goes to waiting that a better loader would hardly help."""
+        return self.wait_share < HEALTHY_SHARE
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if not self.num_steps:
+            return "No step was completed, so there is nothing to say yet."
+        share = _percent(self.wait_share)
+        if self.is_healthy:
+            return f"Training hardly waits for data: {share} of the time."
+        both = self.wait_seconds + self.step_seconds
+        return (
+            f"Training waits for data {share} of the time: {format_seconds(self.wait_seconds)} of the "
+            f"{format_seconds(both)} that a step takes."
+        )
+
+    def __str__(self) -> str:
+        return "\n".join([self.verdict, *self._details()])
+
+    def _details(self) -> Iterator[str]:
+        if not self.num_steps:
+            return
+        rate = format_number(self.steps_per_second)
+        yield f"{counted(self.num_steps, 'step')} in {format_seconds(self.seconds)}: {rate} a second."
+        if not self.is_healthy:
+            yield (
+                f"Half of the waits are below {format_seconds(self.typical_wait_seconds)}, one in a hundred is above "
+                f"{format_seconds(self.long_wait_seconds)}; the longest was at step {self.longest_waits[0][0]:,}: "
+                f"{format_seconds(self.longest_waits[0][1])}."
+            )
+        if self.start_seconds > _NOISE:
+            loops = "The loop" if self.num_loops == 1 else f"Each of {self.num_loops:,} loops"
+            yield f"{loops} took {format_seconds(self.start_seconds)} to begin."
+        if self.transfer_seconds is not None:
+            yield f"Copies to the device take {format_seconds(self.transfer_seconds)} of a step."
+        yield from self._processors()
+        if self.batches_ready is not None:
+            yield f"{format_number(self.batches_ready)} batches were ready on average when one was asked for."
+        if self.read_bytes_per_second is not None and self.read_bytes_per_second > 1e5:
+            yield f"{format_bytes(self.read_bytes_per_second)} a second came from storage."
+        if self.resident_bytes is not None:
+            shared = (
+                "" if self.proportional_bytes is None else f" ({format_bytes(self.proportional_bytes)} counted once)"
+            )
+            yield f"Training process and workers held up to {format_bytes(self.resident_bytes)}{shared}."
+        if self.accelerator_utilization is not None:
+            yield f"The accelerator was busy {_percent(self.accelerator_utilization)} of the time."
+
+    def _processors(self) -> Iterator[str]:
+        if self.training_cores is not None and self.worker_cores is not None and self.other_cores is not None:
+            training, workers, others = map(format_cores, (self.training_cores, self.worker_cores, self.other_cores))
+            yield (
+                f"Of {counted(self.machine.num_processors, 'core')}, training used {training}, its workers {workers}, "
+                f"other programs {others}."
+            )
+        if self.no_core_seconds is not None and self.no_core_seconds > _NOISE:
+            yield f"The training thread was ready but had no core for {format_seconds(self.no_core_seconds)} of a step."
+
+
+def summarise(
+    name: str, history: StepHistory, starts: tuple[float, ...], usage: UsageHistory | None, machine: MachineFacts
+) -> WatchSummary:
+    """From what was recorded."""
+    history.flush()
+    wait, step = (history.total(column) if history.num_steps else 0.0 for column in ("wait", "step"))
+    count = max(1, history.num_steps)
+    rates = _rates(usage)
+    return WatchSummary(
+        name=name,
+        num_steps=history.num_steps,
+        num_loops=len(starts),
+        seconds=wait + step,
+        wait_seconds=wait / count,
+        step_seconds=step / count,
+        transfer_seconds=_known(history.mean("transfer")),
+        wait_share=wait / (wait + step) if wait + step else 0.0,
+        typical_wait_seconds=history.wait_quantile(0.5),
+        long_wait_seconds=history.wait_quantile(0.99),
+        longest_waits=tuple(history.longest()),
+        start_seconds=sum(starts) / max(1, len(starts)),
+        training_thread_cores=history.total("cpu") / (wait + step) if wait + step else 0.0,
+        no_core_seconds=_known(history.mean("delay")),
+        minor_faults=history.mean("minor_faults"),
+        major_faults=history.mean("major_faults"),
+        batches_ready=_known(history.mean("queued")),
+        training_cores=rates[0],
+        worker_cores=rates[1],
+        other_cores=None if rates[2] is None else max(0.0, rates[2] - (rates[0] or 0) - (rates[1] or 0)),
+        read_bytes_per_second=rates[3],
+        resident_bytes=_most(None if usage is None else usage.rss_bytes),
+        proportional_bytes=_most(None if usage is None else usage.pss_bytes),
+        accelerator_utilization=_mean(None if usage is None else usage.accelerator_utilization),
+        accelerator_memory_bytes=_most(None if usage is None else usage.accelerator_memory_bytes),
+        machine=machine,
+    )
+
+
+def _rates(usage: UsageHistory | None) -> list[float | None]:
+    """Cores of training and workers, of the machine, and bytes read a second, over the whole run."""
+    if usage is None or len(usage.time_seconds) < 2:
+        return [None] * 4
+    seconds = usage.time_seconds[-1] - usage.time_seconds[0]
+    columns = (usage.root_cpu_seconds, usage.children_cpu_seconds, usage.machine_busy_seconds, usage.read_bytes)
+    return [_known(float((column[-1] - column[0]) / seconds)) for column in columns]
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _most(values: NDArray[np.float64] | None) -> float | None:
+    known = _measured(values)
+    return float(np.max(known)) if len(known) else None
+
+
+def _mean(values: NDArray[np.float64] | None) -> float | None:
+    known = _measured(values)
+    return float(np.mean(known)) if len(known) else None
+
+
+def _measured(values: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    return np.empty(0) if values is None else values[np.isfinite(values)]
+
+
+def format_cores(cores: float) -> str:
+    """Processors' worth of time: two decimals are what ticks of 10 ms can tell."""
+    return f"{cores:.2f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
