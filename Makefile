@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test check chromium stress bench clean
+.PHONY: setup demo test check chromium stress floors bench clean
 
 setup: $(READY)
 
@@ -36,8 +36,18 @@ chromium:
 stress: setup
 	$(BIN)/pytest -m stress
 
+# The oldest versions that pyproject.toml allows; of torch, whose old builds for CPUs alone PyPI does not have, the pinned one.
+FLOORS := .venv-floors
+KEEP ?= torch
+floors:
+	$(PYTHON) -m venv --clear $(FLOORS)
+	$(PYTHON) .ci/floors.py $(addprefix --keep ,$(KEEP)) > $(FLOORS)/constraints.txt
+	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint $(FLOORS)/constraints.txt \
+		--editable '.[all]' $$($(PYTHON) .ci/floors.py --tools)
+	$(FLOORS)/bin/pytest $$($(PYTHON) .ci/floors.py --tests)
+
 bench: setup
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FLOORS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -275,7 +275,7 @@ def test_a_forged_plan_file_is_read_from_or_refused_by_an_error_of_ours(num_exam
 
 def load_and_read(path: Path) -> None:
     plan = penstock.load_plan(path)
-    with contextlib.suppress(MemoryError):  # how large a batch is, the plan says
+    with contextlib.suppress(MemoryError, IndexError):  # how large a batch is, and whether there is one, the plan says
         plan.read(0)
 
 

@@ -160,7 +160,10 @@ def test_arrow_messages_lose_the_fields_that_arrow_filled_with_nulls() -> None:
 
 
 def test_arguments_of_tools_lose_the_fields_that_arrow_filled_with_nulls() -> None:
-    calls = [{"arguments": {"city": "Bern"}}, {"arguments": {"path": "x", "content": "y"}}]
+    calls = [
+        {"arguments": {"city": "Bern"}},
+        {"arguments": {"content": "y", "path": "x"}},
+    ]  # in an order that every Arrow keeps
     talks = [[{"role": "assistant", "content": None, "tool_calls": [call]}] for call in calls]
     template = "{{ messages[0].content is none }}{{ messages[0].tool_calls | tojson }}{{ tools | tojson }}"
     ready = Tokenize("bytes", chat_template=template, tools_column="tools", loss_mask=False).open()

@@ -43,6 +43,9 @@ def print_json(value: Any) -> None:
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar with rate and remaining time; call the value with (bytes done, bytes in all)."""
+    if not sys.stderr.isatty():  # a bar that is disabled still prints an empty line, before rich 14.1
+        yield lambda done, total: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -53,7 +56,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

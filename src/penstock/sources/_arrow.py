@@ -43,7 +43,7 @@ def records_of_batch(
     """
     rows = _rows_around(first_row, batch.num_rows, errors)
     columns = {name: plain_array(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-    size = batch.nbytes if num_bytes is None else num_bytes
+    size = stored_bytes(batch) if num_bytes is None else num_bytes
     keep, found = _find_invalid(columns, rows, path)
     if found:
         columns = {name: column.filter(arrow().array(keep)) for name, column in columns.items()}
@@ -68,6 +68,14 @@ def cut_batch(batch: Any, max_bytes: int) -> Iterator[Any]:
     shared = [column for column in batch.columns if _is_shared(column)]
     lengths = sum((_row_lengths(column) for column in shared), np.zeros(batch.num_rows, np.int64))
     yield from _cut(batch, lengths, max_bytes)
+
+
+def stored_bytes(batch: Any) -> int:
+    """What a batch takes as it is; older Arrow cannot tell of views, whose buffers are then counted whole."""
+    try:
+        return int(batch.nbytes)
+    except arrow().ArrowException:
+        return int(batch.get_total_buffer_size())
 
 
 def decoded_bytes(batch: Any) -> int:

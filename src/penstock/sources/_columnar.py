@@ -31,6 +31,7 @@ from penstock.sources._arrow import (
     longest_in_dictionary,
     named_damage,
     records_of_batch,
+    stored_bytes,
 )
 from penstock.sources._files import arrow_file, open_anywhere
 from penstock.sources._model import Records, Rows, SourceFile, Split, runs
@@ -89,7 +90,7 @@ def split_ipc(file: SourceFile, options: SourceOptions, target_bytes: int) -> li
     if is_remote(file.path):
         return [Split("arrow", file.path, 0, -1, max(file.num_bytes, 0))]
     with _open_ipc(file.path, options) as batches:
-        sizes = [batch.nbytes for batch in batches]
+        sizes = [stored_bytes(batch) for batch in batches]
     return [Split("arrow", file.path, begin, end, sum(sizes[begin:end])) for begin, end in runs(sizes, target_bytes)]
 
 

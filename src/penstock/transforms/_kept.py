@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.schema import Column, Ragged, dtype_name
+from penstock.schema import Column, Ragged
 from penstock.sources import Records
 from penstock.transforms._byte_rows import find_column, is_arrow, read_bytes
 from penstock.transforms._transform import BadRows
 
 Keep = Sequence[str] | Mapping[str, str]
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""Arrow's names for what numpy names differently."""
 
 
 def check_keep(keep: Keep, made: Iterable[str]) -> tuple[tuple[str, str | None], ...]:
@@ -90,11 +92,11 @@ def _infer_arrow(name: str, column: Any) -> str:
     if test.is_string(kind) or test.is_large_string(kind) or test.is_binary(kind) or test.is_large_binary(kind):
         return "bytes"
     if _is_number(kind):
-        return dtype_name(np.dtype(kind.to_pandas_dtype()))
+        return _name_of_number(kind)
     if (test.is_list(kind) or test.is_large_list(kind)) and _is_number(kind.value_type):
-        return f"{dtype_name(np.dtype(kind.value_type.to_pandas_dtype()))}[*]"
+        return f"{_name_of_number(kind.value_type)}[*]"
     if test.is_fixed_size_list(kind) and _is_number(kind.value_type):
-        return f"{dtype_name(np.dtype(kind.value_type.to_pandas_dtype()))}[{kind.list_size}]"
+        return f"{_name_of_number(kind.value_type)}[{kind.list_size}]"
     return _refuse(name, f"values of type {kind}")
 
 
@@ -102,6 +104,11 @@ def _is_number(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _name_of_number(kind: Any) -> str:
+    """Name of the dtype of an Arrow type; Arrow itself would ask pandas, which need not be there."""
+    return _FLOATS.get(str(kind), str(kind))
 
 
 def _refuse(name: str, found: str) -> str:
