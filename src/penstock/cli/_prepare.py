@@ -239,6 +239,9 @@ def _progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
 @contextmanager
 def preparation_bar() -> Iterator[Callable[[Progress], None]]:
     """A progress bar with the rates of documents, bytes and tokens, the time left, and workers that died."""
+    if not sys.stderr.isatty():  # a bar that is disabled still prints an empty line, in rich 13
+        yield lambda progress: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar

@@ -43,7 +43,7 @@ def print_json(value: Any) -> None:
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar with rate and remaining time; call the value with (bytes done, bytes in all)."""
-    if not sys.stderr.isatty():  # a bar that is disabled still prints an empty line, before rich 14.1
+    if not sys.stderr.isatty():  # a bar that is disabled still prints an empty line, in rich 13
         yield lambda done, total: None
         return
     from rich.console import Console
