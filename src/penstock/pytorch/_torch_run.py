@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import multiprocessing
 import pickle
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, cast
@@ -38,7 +39,7 @@ from penstock.pytorch._torch_datasets import (
 from penstock.pytorch._torch_loop import InlineBatches, LoopProgress, TorchBatches, TorchLoop
 from penstock.pytorch._torch_state import check_state, describe_loader, is_iterable, worker_states
 from penstock.pytorch._torch_work import TorchWork
-from penstock.pytorch._warnings import warn_reading_again
+from penstock.pytorch._warnings import warn_reading_again, warn_slow_pickling
 from penstock.pytorch._worker_batches import WorkerBatches
 from penstock.workers import StartMethod
 
@@ -244,6 +245,7 @@ class TorchRun:
         loader.check_worker_number_rationality()
         assert self._base_seed is not None
         init = with_sharding(loader.worker_init_fn) if is_pipe(fetching.dataset) else loader.worker_init_fn
+        begin = time.perf_counter()
         engine = make_engine(
             TorchWork(fetching, self._base_seed, init),
             kind="process",
@@ -251,6 +253,8 @@ class TorchRun:
             start_method=_start_method(loader),
             is_assigned=True,
         )
+        if _start_method(loader) != "fork":
+            warn_slow_pickling(time.perf_counter() - begin, type(fetching.dataset).__name__)
         return WorkerBatches(loader, fetching, indices, progress, self._statistics, engine)
 
 

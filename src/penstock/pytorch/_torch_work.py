@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import pickle
 import random
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +43,6 @@ from penstock.pytorch._transport import (
     WorkerFailure,
     pack,
 )
-from penstock.pytorch._warnings import warn_slow_pickling
 
 _SHOWN_INDICES = 4
 _COMPARED_BATCHES = 2
@@ -205,15 +203,10 @@ class TorchWork:
             return self._wrap_error()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickled here, once for all workers, so that a slow pickle can be reported."""
-        begin = time.perf_counter()
-        pickled = pickle.dumps((self.fetching, self.worker_init_fn))
-        warn_slow_pickling(time.perf_counter() - begin, len(pickled), type(self.fetching.dataset).__name__)
-        return {"pickled": pickled, "base_seed": self.base_seed}
+        return {"fetching": self.fetching, "base_seed": self.base_seed, "worker_init_fn": self.worker_init_fn}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        fetching, worker_init_fn = pickle.loads(state["pickled"])  # noqa: S301 - the trainer's
-        self.__init__(fetching, state["base_seed"], worker_init_fn)  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
 
 def _failure(error: ExceptionWrapper) -> TorchAnswer:

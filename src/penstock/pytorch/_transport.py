@@ -5,15 +5,17 @@
 
 Pickle's own out-of-band buffers do the walking: whatever the containers are, named tuples, data classes,
 a user's own batch class, each tensor or array inside is one buffer. Tensors that were stacked in the slot
-stay where they are; all others are copied there once, one after the other. In the trainer the same
+stay where they are; all others are copied there once, piece by piece (`_pieces.py`). In the trainer the same
 pickle is read with buffers that are views of the leased slot: nothing is copied.
 
-Strides are kept where the tensor is dense, so channels-last stays channels-last. Two tensors on one storage arrive as
-two. What is not plain memory (sparse, quantised, with gradients, a subclass, on a device) is pickled by value.
+Strides are kept, and views of the same memory stay views of the same memory. What is made of several tensors
+(sparse, nested) or of a storage (quantised, a subclass) is pickled as torch does it, around the tensors or the
+storage inside.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
 import math
 import pickle
@@ -24,8 +26,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
+from torch.multiprocessing.reductions import rebuild_typed_storage
 
 from penstock.loader import Arena, Batch
+from penstock.pytorch._pieces import Piece, Pieces, Place, rebuild_tensor, storage_of
 
 _ALIGNMENT = 64
 _MAX_PARTS = 32
@@ -49,8 +53,10 @@ class PickledValue(NamedTuple):
     """Anything else."""
 
     pickled: bytes
-    buffers: list[int | tuple[int, int]]
-    """Where each out-of-band buffer lies: in the array of this number, or in these bytes of the last one."""
+    pieces: list[int | tuple[int, int]]
+    """Where each piece of memory lies: in the array of this number, or in these bytes of the last one."""
+    buffers: list[int | Place]
+    """What each out-of-band buffer is: a piece, by its number, or a tensor in one."""
 
 
 class WorkerFailure(NamedTuple):
@@ -139,10 +145,12 @@ class SlotTensors:
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Which of the arrays a tensor covers from end to end."""
-        number = self._numbers.get(tensor.data_ptr())
-        if number is None or not tensor.is_contiguous() or tensor.nbytes != self.arrays[number].nbytes:
-            return None
-        return number
+        return self.number_at(Piece(tensor.data_ptr(), tensor.nbytes)) if tensor.is_contiguous() else None
+
+    def number_at(self, piece: Piece) -> int | None:
+        """Which of the arrays has these bytes, and no others."""
+        number = self._numbers.get(piece.address)
+        return None if number is None or piece.num_bytes != self.arrays[number].nbytes else number
 
 
 def pack(value: Any, tensors: SlotTensors, arena: Arena) -> tuple[Content, list[Array]]:
@@ -152,10 +160,11 @@ def pack(value: Any, tensors: SlotTensors, arena: Arena) -> tuple[Content, list[
         content, parts = flat
         return content, [tensors.arrays[tensors.place(part)] for part in parts]
     file = io.BytesIO()
-    pickler = _Pickler(file, tensors)
+    pickler = _Pickler(file)
     pickler.dump(value)
-    buffers, rest = _place_rest(pickler.buffers, pickler.numbers, arena)
-    return PickledValue(file.getvalue(), buffers), [*tensors.arrays, rest]
+    pieces, buffers = _find_pieces(pickler.held)
+    places, rest = _place_pieces(pieces.pieces, tensors, arena)
+    return PickledValue(file.getvalue(), places, buffers), [*tensors.arrays, rest]
 
 
 def unpack(content: Content, arrays: list[Array]) -> Any:
@@ -166,7 +175,9 @@ def unpack(content: Content, arrays: list[Array]) -> Any:
             return tensors[0]
         return tensors if isinstance(content.keys, int) else dict(zip(content.keys, tensors, strict=True))
     rest = arrays[-1]
-    buffers = [arrays[place] if isinstance(place, int) else rest[place[0] : place[1]] for place in content.buffers]
+    pieces = [arrays[place] if isinstance(place, int) else rest[place[0] : place[1]] for place in content.pieces]
+    storages = [storage_of(piece) for piece in pieces]
+    buffers = [pieces[one] if isinstance(one, int) else rebuild_tensor(one, storages) for one in content.buffers]
     return pickle.loads(content.pickled, buffers=buffers)  # noqa: S301 - from a worker of this process
 
 
@@ -181,94 +192,97 @@ def _flatten(value: Any) -> tuple[PlainTensors, list[torch.Tensor]] | None:
         keys, parts = list(value), list(value.values())
     else:
         return None
-    if len(parts) > _MAX_PARTS or len({id(part) for part in parts}) < len(parts):
+    if len(parts) > _MAX_PARTS:
         return None
     for part in parts:
-        if type(part) is not torch.Tensor or part.dtype not in _NUMPY_DTYPES:
+        if type(part) is not torch.Tensor or part.dtype not in _NUMPY_DTYPES or part.requires_grad:
             return None
-        if not _is_plain(part) or not part.is_contiguous():  # in this order: a sparse tensor cannot be asked
+        if not _is_memory(part) or not part.is_contiguous():  # in this order: a sparse tensor cannot be asked
             return None
+    if len({part.untyped_storage().data_ptr() for part in parts}) < len(parts):  # they may be views of each other
+        return None
     return PlainTensors(keys), parts
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, tensors: SlotTensors) -> None:
+    """Sets aside tensors, storages and arrays, in `held`; a tensor's place among the buffers is taken by a mark."""
+
+    def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._keep)
-        self._tensors = tensors
-        self.buffers: list[pickle.PickleBuffer] = []
-        self.numbers: dict[int, int] = {}
-        """Which array of the slot a buffer is, by the buffer's place in the list."""
+        self.held: list[torch.Tensor | pickle.PickleBuffer] = []
+        self._next: torch.Tensor | None = None
 
     def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            return self._reduce_tensor(value, kind) if _is_memory(value) else NotImplemented
         if isinstance(value, np.ndarray) and not value.flags.writeable:  # as of an image; what arrives is the user's
             return value.copy().__reduce_ex__(5)
-        if type(value) is not torch.Tensor or not _is_plain(value):
-            return NotImplemented
-        number = self._tensors.number_of(value)
-        if number is not None:
-            self.numbers[len(self.buffers)] = number
-            buffer = _buffer(self._tensors.arrays[number])
-            return _rebuild, (buffer, value.dtype, tuple(value.shape), None)
-        dense, strides = _dense(value)
-        return _rebuild, (_buffer(dense), value.dtype, tuple(value.shape), strides)
+        if kind is torch.TypedStorage or kind is torch.UntypedStorage:  # of a subclass, or quantised
+            untyped = getattr(value, "_untyped_storage", value)
+            if untyped.device.type == "cpu":
+                self._next = torch.empty(0, dtype=torch.uint8).set_(untyped)
+                return _rebuild_storage, (_MARK, getattr(value, "dtype", torch.uint8))  # what torch rebuilds from
+        return NotImplemented
+
+    def _reduce_tensor(self, tensor: torch.Tensor, kind: type[torch.Tensor]) -> Any:
+        self._next = tensor.detach().resolve_conj().resolve_neg()
+        if kind is torch.nn.Parameter:
+            return torch.nn.Parameter, (_MARK, tensor.requires_grad)
+        return (_with_gradient if tensor.requires_grad else _as_it_is), (_MARK,)
 
     def _keep(self, buffer: pickle.PickleBuffer) -> None:
-        self.buffers.append(buffer)
+        self.held.append(buffer if self._next is None else self._next)
+        self._next = None
 
 
-def _buffer(array: Array) -> pickle.PickleBuffer:
-    return pickle.PickleBuffer(array)  # type: ignore[arg-type] # a Buffer from Python 3.12 on
+_MARK = pickle.PickleBuffer(bytearray(1))
+"""When the pickle is read, the buffer that it stands for is the tensor itself."""
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _with_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.requires_grad_()
+
+
+def _rebuild_storage(memory: torch.Tensor, dtype: torch.dtype) -> Any:
+    return rebuild_typed_storage(memory.untyped_storage(), dtype)  # type: ignore[no-untyped-call]
+
+
+def _is_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but strided memory of this process."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
-        and not tensor.requires_grad
         and not tensor.is_quantized
         and not tensor.is_nested
         and not tensor.__dict__
     )
 
 
-def _dense(tensor: torch.Tensor) -> tuple[Array, tuple[int, ...] | None]:
-    """(the tensor's bytes in the order of its memory, its strides if that is not row by row)."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    strides = None
-    if not tensor.is_contiguous():
-        tensor = tensor.clone()  # keeps strides where they leave no gap, else goes row by row
-        strides = None if tensor.is_contiguous() else tensor.stride()
-    flat = tensor.as_strided((tensor.numel(),), (1,)) if strides else tensor.reshape(-1)
-    return flat.view(torch.uint8).numpy(), strides
+def _find_pieces(held: list[torch.Tensor | pickle.PickleBuffer]) -> tuple[Pieces, list[int | Place]]:
+    """(the memory to be handed over, what each of the held buffers is in it)."""
+    pieces = Pieces([one for one in held if isinstance(one, torch.Tensor)])
+    places = iter(pieces.places)
+    return pieces, [next(places) if isinstance(one, torch.Tensor) else pieces.add_bytes(one.raw()) for one in held]
 
 
-def _place_rest(
-    buffers: list[pickle.PickleBuffer], numbers: dict[int, int], arena: Arena
-) -> tuple[list[int | tuple[int, int]], Array]:
-    """(where each buffer lies: the number of an array, or a span of the second value; that array)."""
+def _place_pieces(pieces: list[Piece], tensors: SlotTensors, arena: Arena) -> tuple[list[int | tuple[int, int]], Array]:
+    """(where each piece lies: the number of an array, or a span of the second value; that array)."""
     places: list[int | tuple[int, int]] = []
-    spans: list[tuple[int, memoryview]] = []
     end = 0
-    for index, buffer in enumerate(buffers):
-        if index in numbers:
-            places.append(numbers[index])
-            continue
-        raw = buffer.raw()
-        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-        end = begin + raw.nbytes
-        places.append((begin, end))
-        spans.append((begin, raw))
+    for piece in pieces:
+        number = tensors.number_at(piece)
+        if number is None:
+            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = begin + piece.num_bytes
+        places.append((begin, end) if number is None else number)
     rest = arena.array((end,), _BYTE)
-    for begin, raw in spans:
-        rest[begin : begin + raw.nbytes] = np.frombuffer(raw, _BYTE)
+    address = rest.ctypes.data
+    for piece, place in zip(pieces, places, strict=True):
+        if isinstance(place, tuple):
+            ctypes.memmove(address + place[0], piece.address, piece.num_bytes)
     return places, rest
-
-
-def _rebuild(
-    buffer: Array, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None
-) -> torch.Tensor:
-    tensor = torch.from_numpy(buffer)
-    if tensor.dtype is dtype and tensor.shape == shape:
-        return tensor
-    tensor = tensor.view(dtype)
-    return tensor.view(shape) if strides is None else tensor.as_strided(shape, strides)

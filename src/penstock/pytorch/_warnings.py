@@ -48,14 +48,14 @@ def warn_odd_batch_size(batch_size: int) -> None:
         )
 
 
-def warn_slow_pickling(seconds: float, num_bytes: int, name: str) -> None:
-    """A large dataset that is copied into each worker."""
+def warn_slow_pickling(seconds: float, name: str) -> None:
+    """A dataset of very many objects, of which each worker makes its own."""
     if seconds > _SLOW_SECONDS:
         warn_once(
             f"pickle {name}",
-            f"Sending {name} to the workers took {seconds:.1f} s ({num_bytes / 1e6:,.0f} MB, and each worker has "
-            "a copy). Keep the data as arrays in files (np.load(mmap_mode='r'), penstock.open) and open them in "
-            "the worker, or use multiprocessing_context='fork', which copies nothing.",
+            f"Sending {name} to the workers took {seconds:.1f} s. Arrays, tensors and memory maps are not copied for "
+            "each worker, Python objects are: keep the data in a few arrays, or in files that are opened in the "
+            "worker (penstock.open), or use multiprocessing_context='fork', which copies nothing.",
         )
 
 

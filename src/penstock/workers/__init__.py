@@ -7,7 +7,7 @@
                   spawn: an interpreter -----------> _entry.py        ├─> _worker.run_program
                   fork: this process, as it is ------------------------┘
                                                        1. holds the life-line; the program guards it
-                  Packed(program), first message --->  2. loads the program; imports the user's script only
+                  Parcel, first message ---------->    2. loads the program; imports the user's script only
                                                           if a function of it is inside
       worker.send(…)  <------ channel ------------->   3. program.run(channel): messages, and descriptors
       .wait()     who has sent something, or died; nobody for long -> Patience, describe_silence
@@ -19,7 +19,7 @@
 What the messages say is the program's business: nothing here knows plans, batches, tasks or shards.
 
 May import: `cgroups`. Imported by: `diagnosis`, `loader`, `metrics`, `preparation`, `pytorch`. Holds state: the crews
-of this process, weakly, for the hook that lets go of them in forked children.
+and parcels of this process, weakly, for the hook that lets go of them in forked children.
 """
 
 from penstock.workers._channel import Channel

@@ -7,6 +7,7 @@ file when the other side dies. Several threads may send. The two ends trust each
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import pickle
 import select
@@ -15,11 +16,12 @@ from typing import Any
 
 from penstock.workers._shared_memory import create_shared_memory
 
-_MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = 250
+"""Beside one message; the kernel takes 253, and a large message is a descriptor itself."""
 _MAX_BYTES = 1 << 14  # a buffer of this size is allocated for every message: small enough for the heap
 _CTRUNC, _CLOEXEC = int(socket.MSG_CTRUNC), int(socket.MSG_CMSG_CLOEXEC)  # `&` of enums takes microseconds
 _DONTWAIT = int(socket.MSG_DONTWAIT)
-_RIGHTS_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+_RIGHTS_BYTES = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 
 
 class _Socket(socket.socket):
@@ -103,6 +105,21 @@ class Channel:
         poller = select.poll()  # `select` refuses descriptors from 1,024 on
         poller.register(self.fileno(), select.POLLIN)
         return bool(poller.poll(seconds * 1000))
+
+    def finish(self) -> None:
+        """Send no more: the other side sees an end of file, and may still answer."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def has_ended(self) -> bool:
+        """Whether the other side is gone; throws away the next message of one that is not."""
+        try:
+            _, descriptors, _ = self._receive_packet()
+        except (EOFError, OSError):
+            return True
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return False
 
     def close(self) -> None:
         """Close this end; the other sees an end of file."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-import pickle
 import select
+import sys
+import time
 import weakref
 from collections.abc import Callable, Mapping
+from multiprocessing import util
 
 from penstock.workers._fork_server import ForkServerStarter
 from penstock.workers._forks import abandon_in_forks
-from penstock.workers._packed import Packed, check_not_importing_script
+from penstock.workers._packed import check_not_importing_script
+from penstock.workers._parcel import Parcel
 from penstock.workers._starting import (
     ForkStarter,
     SpawnStarter,
@@ -20,6 +23,9 @@ from penstock.workers._starting import (
     occupy_standard_descriptors,
 )
 from penstock.workers._worker import Program
+
+_FINISH_SECONDS = 5.0
+"""Of torch's loader, too."""
 
 
 class Crew:
@@ -48,16 +54,16 @@ class Crew:
         otherwise: str,
     ) -> None:
         check_not_importing_script()
-        packed = b"" if start_method == "fork" else pickle.dumps(Packed.pack(program, otherwise=otherwise))
         occupy_standard_descriptors()
+        self._parcel = parcel = None if start_method == "fork" else Parcel(program, otherwise=otherwise)
         reader, self._life_line = os.pipe()
         self._starter: Starter
-        if start_method == "fork":
+        if parcel is None:
             self._starter = ForkStarter(reader, environment, program)
         elif start_method == "spawn":
-            self._starter = SpawnStarter(reader, environment, packed)
+            self._starter = SpawnStarter(reader, environment, parcel)
         else:
-            self._starter = ForkServerStarter(reader, environment, packed, warm_up)
+            self._starter = ForkServerStarter(reader, environment, parcel, warm_up)
         self._end = weakref.finalize(self, _end, self._life_line, reader, self._starter)
         self._workers: list[WorkerProcess] = []
         self._listening: tuple[dict[int, WorkerProcess], select.poll] | None = None
@@ -102,7 +108,13 @@ class Crew:
         return code
 
     def close(self) -> None:
-        """Cut the life-line: every process ends at once, whatever it is doing. Any thread may, twice is as good."""
+        """Cut the life-line: every process ends at once, whatever it is doing. Any thread may, twice is as good.
+
+        If workers have locks of `multiprocessing`, one may hold one, and nobody else would ever get it: then they may
+        first finish what they are doing, for as long as torch's may.
+        """
+        if not self.is_closed and (_has_locks() if self._parcel is None else self._parcel.has_locks):
+            self._let_finish()
         self._let_go()
         self._end()
 
@@ -120,11 +132,29 @@ class Crew:
         self._listening = workers, poller
         return self._listening
 
+    def _let_finish(self) -> None:
+        """Have workers exit by themselves, after the item that each is computing."""
+        self.is_closed = True
+        deadline = time.monotonic() + _FINISH_SECONDS
+        for worker in self._workers:
+            worker.channel.finish()
+        while self._workers and (seconds := deadline - time.monotonic()) > 0:
+            for worker in self.wait(seconds):
+                if worker.channel.has_ended():
+                    self.release(worker)
+
     def _let_go(self) -> None:
         self.is_closed = True
         for worker in self._workers:
             worker.channel.close()
         self._workers.clear()
+
+
+def _has_locks() -> bool:
+    """Whether this process, and so a fork of it, has locks of `multiprocessing`, which remembers them for its forks."""
+    synchronize = sys.modules.get("multiprocessing.synchronize")
+    registry = getattr(util, "_afterfork_registry", {})
+    return synchronize is not None and any(isinstance(one, synchronize.SemLock) for one in list(registry.values()))
 
 
 def _end(life_line: int, reader: int, starter: Starter) -> None:

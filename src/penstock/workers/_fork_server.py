@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import time
 from collections import deque
@@ -18,13 +17,12 @@ from typing import Literal, NamedTuple
 
 from penstock.workers._channel import Channel
 from penstock.workers._entry import hold_life_line
-from penstock.workers._packed import Packed
+from penstock.workers._parcel import Parcel
 from penstock.workers._starting import (
     END_SECONDS,
     EXIT_SECONDS,
     Interpreter,
     WorkerProcess,
-    send_program,
     start_interpreter,
     wait_for,
 )
@@ -102,10 +100,10 @@ class ForkServerStarter:
     """The owner's end: workers come from a server, which is started with the first of them."""
 
     def __init__(
-        self, life_line: int, environment: Mapping[str, str], program: bytes, warm_up: Callable[[], None]
+        self, life_line: int, environment: Mapping[str, str], program: Parcel, warm_up: Callable[[], None]
     ) -> None:
         self._life_line, self._environment, self._program = life_line, environment, program
-        self._server_program = pickle.dumps(Packed(pickle.dumps(ForkServer(warm_up)), None))
+        self._server_program = Parcel(ForkServer(warm_up), otherwise="use a function of one.")
         self._server: tuple[Channel, Interpreter] | None = None
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
@@ -117,11 +115,10 @@ class ForkServerStarter:
         try:
             self._ask(number, theirs)
         except ConnectionError:
-            self.close()
-            self._server = None
+            self._close_server()
             self._ask(number, theirs)
         theirs.close()
-        send_program(ours, self._program)
+        self._program.send(ours)
         return WorkerProcess(number, ours)
 
     def find_pid(self, worker: WorkerProcess) -> int | None:
@@ -140,8 +137,14 @@ class ForkServerStarter:
 
     def close(self) -> None:
         """Wait for the server, which holds the life-line too."""
+        self._close_server()
+        self._program.close()
+        self._server_program.close()
+
+    def _close_server(self) -> None:
         if self._server is not None:
             channel, process = self._server
+            self._server = None
             channel.close()
             wait_for(process, END_SECONDS)
 

@@ -7,6 +7,7 @@ import pickle
 import runpy
 import sys
 import types
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +21,19 @@ _is_importing_script = False
 class Packed:
     """A pickled value. The script is imported only by a process that loads a value with a function of it."""
 
-    data: bytes
+    data: bytes | memoryview
     script: dict[str, Any] | None
     """How to import it, in the words of `multiprocessing.spawn.prepare`; or `package`, a package's `__main__`."""
 
     @classmethod
-    def pack(cls, value: Any, *, otherwise: str) -> Packed:
+    def pack(cls, value: Any, *, otherwise: str, dump: Callable[[Any], bytes] = pickle.dumps) -> Packed:
         """Pickle a value; `otherwise` ends the advice in an error: what else can be done than to use a module.
 
         Raises:
             TypeError: it cannot be pickled, or holds a function of an interactive session.
         """
         try:
-            data = pickle.dumps(value)
+            data = dump(value)
         except Exception as error:
             raise TypeError(
                 f"What worker processes are to do cannot be sent to them: {error}. "
@@ -40,11 +41,11 @@ class Packed:
             ) from error
         return cls(data, _find_script(otherwise) if any(name in data for name in _SCRIPT_NAMES) else None)
 
-    def load(self) -> Any:
-        """The value, in the process it was sent to."""
+    def load(self, buffers: Sequence[memoryview] = ()) -> Any:
+        """The value, in the process it was sent to; with the buffers that `dump` set aside."""
         if self.script is not None:
             _import_script(self.script)
-        return pickle.loads(self.data)  # noqa: S301 - sent by the owner of this process
+        return pickle.loads(self.data, buffers=buffers)  # noqa: S301 - sent by the owner of this process
 
 
 def check_not_importing_script() -> None:

@@ -6,7 +6,6 @@ Ctrl-C in a terminal goes to the owner alone, also while they are starting.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from penstock.workers import _entry
 from penstock.workers._channel import Channel
 from penstock.workers._entry import hold_life_line
 from penstock.workers._one_thread import use_one_thread_each
+from penstock.workers._parcel import Parcel
 from penstock.workers._worker import Program, SetupFailed, flush_printed, run_program
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
@@ -98,8 +98,8 @@ def occupy_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-def start_interpreter(life_line: int, environment: Mapping[str, str], program: bytes) -> tuple[Channel, Interpreter]:
-    """Start an interpreter that runs a program, which is packed and pickled; return the owner's end of its channel."""
+def start_interpreter(life_line: int, environment: Mapping[str, str], program: Parcel) -> tuple[Channel, Interpreter]:
+    """Start an interpreter that runs a program; return the owner's end of its channel."""
     ours, theirs = Channel.pair()
     descriptors = (theirs.fileno(), life_line)
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -112,14 +112,8 @@ def start_interpreter(life_line: int, environment: Mapping[str, str], program: b
         env={**os.environ, **environment},
     )
     theirs.close()
-    send_program(ours, program)
+    program.send(ours)
     return ours, process
-
-
-def send_program(channel: Channel, program: bytes) -> None:
-    """Send a worker its program; if it is dead already, the end of its channel will say so."""
-    with contextlib.suppress(ConnectionError):
-        channel.send_pickled(program)
 
 
 def wait_for(process: Interpreter, seconds: float) -> int | None:
@@ -134,7 +128,7 @@ def wait_for(process: Interpreter, seconds: float) -> int | None:
 class SpawnStarter:
     """An interpreter for each worker: slower to start, and nothing is shared with any other."""
 
-    def __init__(self, life_line: int, environment: Mapping[str, str], program: bytes) -> None:
+    def __init__(self, life_line: int, environment: Mapping[str, str], program: Parcel) -> None:
         self._life_line, self._environment, self._program = life_line, environment, program
         self._processes: dict[int, Interpreter] = {}
 
@@ -158,6 +152,7 @@ class SpawnStarter:
         """Wait for all of them."""
         for process in self._processes.values():
             wait_for(process, END_SECONDS)
+        self._program.close()
 
 
 class ForkStarter:

@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol, cast
 from penstock.workers._channel import Channel
 from penstock.workers._failures import PackedError
 from penstock.workers._forks import abandon_in_forks
+from penstock.workers._parcel import receive_program
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -48,14 +49,23 @@ def run_program(channel: Channel, life_line: int, program: Program | None) -> No
     abandon_in_forks(end)
     try:
         (program or _receive_program(channel)).run(channel, life_line)
-        os._exit(0)
+        _leave()
     except (EOFError, ConnectionError):
-        os._exit(0)
+        _leave()
     except BaseException as error:  # noqa: BLE001 - a mistake of ours: the owner sees the exit, people see the reason
         if isinstance(error, OSError) and error.errno in (errno.EBADF, errno.ENOTSOCK):
             error.add_note("A function closed a descriptor that is not its own: the channel to this worker's owner.")
         traceback.print_exception(error)
     os._exit(1)
+
+
+def _leave() -> NoReturn:
+    """End well; what was put into a `multiprocessing.Queue` is sent first, by a thread that would end with us."""
+    if "multiprocessing.queues" in sys.modules:
+        from multiprocessing import util
+
+        util._run_finalizers()  # type: ignore[attr-defined] # only those of this process
+    os._exit(0)
 
 
 def fail_setup(channel: Channel, error: BaseException) -> NoReturn:
@@ -101,8 +111,9 @@ class _WorkerEnd:
 
 
 def _receive_program(channel: Channel) -> Program:
-    packed, _ = channel.receive()
     try:
-        return cast(Program, packed.load())
+        return cast(Program, receive_program(channel))
+    except EOFError:
+        raise
     except BaseException as error:  # noqa: BLE001 - it is raised in the owner
         fail_setup(channel, error)

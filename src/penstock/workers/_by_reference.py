@@ -1,0 +1,148 @@
+"""What a program takes along that is not copied into it: memory maps, memory and locks that processes share.
+
+- A memory-mapped array goes as the name of its file, and is mapped again. Where that would give other numbers,
+  because the file is gone or a private map was written to, it is copied, and a warning says so.
+- What shares memory or a lock with the owner (`multiprocessing.Value`, `Queue`, `Event`, a tensor in shared memory)
+  goes as `multiprocessing` and torch send it to processes that they start themselves: as descriptors and names.
+- Other large arrays and tensors are copied once, whatever the number of workers: see `_parcel.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+_MAP_MODES = {"r": "r", "c": "c", "r+": "r+", "w+": "r+"}
+
+
+class ProgramPickler(ForkingPickler):
+    """Pickles a program; `buffer_callback` is told of every large array and tensor in it."""
+
+    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
+        super().__init__(file, 5, True, buffer_callback)
+
+    def reducer_override(self, value: Any) -> Any:
+        """Send maps as maps, and the memory of tensors as a buffer; `multiprocessing` and torch know the rest."""
+        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            root = _map_of(value)
+            return NotImplemented if root is None else _reduce_map(value, root)
+        if torch is not None and type(value) is getattr(torch, "UntypedStorage", None):
+            is_private = value.device.type == "cpu" and not value.is_shared() and value.nbytes()
+            return (_make_storage, (_bytes_of(value),)) if is_private else NotImplemented
+        return NotImplemented
+
+
+class Inherited:
+    """A descriptor that a program takes along, by its number; `detach` is the name that `multiprocessing` knows."""
+
+    arrived: tuple[int, ...] = ()
+    """The descriptors of the program that this process is loading."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def detach(self) -> int:
+        """The descriptor in this process, which is the caller's to close."""
+        return os.dup(self.arrived[self._number])
+
+
+class Departing:
+    """Collects the descriptors of a program; to `multiprocessing`, the process that is being started."""
+
+    def __init__(self) -> None:
+        self.descriptors: dict[int, int] = {}
+        """Copies, by the descriptor that they are of."""
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        """Take a descriptor along, and return its number."""
+        if descriptor not in self.descriptors:
+            self.descriptors[descriptor] = os.dup(descriptor)
+        return list(self.descriptors).index(descriptor)
+
+    def DupFd(self, number: int) -> Inherited:  # noqa: N802 - multiprocessing's name
+        """What is pickled in place of a descriptor."""
+        return Inherited(number)
+
+
+def _bytes_of(storage: Any) -> pickle.PickleBuffer:
+    torch = sys.modules["torch"]
+    return pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+
+
+def _make_storage(memory: Any) -> Any:
+    import torch
+
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
+
+def _map_of(array: Any) -> Any:
+    """The memory map that an array is, or is a view of; None for others."""
+    numpy = sys.modules["numpy"]
+    while isinstance(array.base, numpy.ndarray):
+        array = array.base
+    return array if isinstance(array, numpy.memmap) and array.filename is not None else None
+
+
+def _reduce_map(array: Any, root: Any) -> Any:
+    obstacle = _obstacle(root)
+    if obstacle is not None:
+        warnings.warn(
+            f"{root.filename}: {obstacle}, so a copy of the array that was mapped from it is sent to worker processes: "
+            f"{array.nbytes:,} bytes.",
+            stacklevel=2,
+        )
+        return NotImplemented
+    first = array.ctypes.data - root.ctypes.data
+    where = (str(root.filename), _MAP_MODES[root.mode], root.offset, root.nbytes)
+    is_map = isinstance(array, type(root))
+    return _map_again, (where, array.dtype, array.shape, array.strides, first, is_map)
+
+
+def _map_again(
+    where: tuple[str, str, int, int],
+    dtype: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    first: int,
+    is_map: bool,
+) -> Any:
+    import numpy
+
+    path, mode, offset, num_bytes = where
+    array = numpy.memmap(path, numpy.uint8, mode, offset, (num_bytes,))  # type: ignore[call-overload]
+    view = numpy.ndarray(shape, dtype, array, first, strides)
+    return view.view(numpy.memmap) if is_map else view
+
+
+def _obstacle(root: Any) -> str | None:
+    """Why mapping the file again would give other numbers, if it would."""
+    try:
+        region, anonymous = _region(root.ctypes.data)
+        num_bytes = os.stat(root.filename).st_size
+    except OSError:
+        return "the file is gone"
+    if region.endswith("(deleted)") or num_bytes < root.offset + root.nbytes:
+        return "the file is not the one that was mapped"
+    return "the private map was written to" if anonymous else None
+
+
+def _region(address: int) -> tuple[str, int]:
+    """(what is mapped at an address, how many kilobytes of it this process has of its own)."""
+    region, is_found = "", False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        begin, separator, _ = line.partition(" ")[0].partition("-")
+        if separator:
+            if is_found:
+                break
+            end = line.partition("-")[2].partition(" ")[0]
+            region, is_found = line, int(begin, 16) <= address < int(end, 16)
+        elif is_found and line.startswith("Anonymous:"):
+            return region, int(line.split()[1])
+    return region if is_found else "(deleted)", 0
