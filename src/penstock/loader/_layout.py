@@ -57,6 +57,34 @@ class PlacedRagged(NamedTuple):
         return Ragged(self.values.view(memory), self.offsets.view(memory), self.is_bytes)
 
 
+class PlacedMany(NamedTuple):
+    """A list or dict with arrays in it, at any depth."""
+
+    keys: list[Any] | None
+    """Of a dict."""
+    parts: list[Any]
+    """What it holds: placed values, and others as they are."""
+
+    @property
+    def end(self) -> int:
+        """Where its last byte ends."""
+        return max(part.end for part in self.parts if isinstance(part, Placed))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(part.num_bytes for part in self.parts if isinstance(part, Placed))
+
+    def view(self, memory: Any) -> list[Any] | dict[Any, Any]:
+        """The list or dict, its arrays based on `memory`."""
+        values = [part.view(memory) if isinstance(part, Placed) else part for part in self.parts]
+        return values if self.keys is None else dict(zip(self.keys, values, strict=True))
+
+
+Placed = PlacedArray | PlacedRagged | PlacedMany
+"""What lies in a slot."""
+
+
 class BatchLayout:
     """What a batch is made of, and where it lies in its slot; or several batches, in equal pieces of its arrays."""
 
@@ -67,7 +95,7 @@ class BatchLayout:
         self.is_lasting = is_lasting
         """Whether this very object describes many batches: a worker process then sends it once."""
         self.num_pieces = num_pieces
-        placed = [part for part in parts.values() if isinstance(part, (PlacedArray, PlacedRagged))]
+        placed = [part for part in parts.values() if isinstance(part, Placed)]
         self.end = max((part.end for part in placed), default=1)
         """Where the last byte ends."""
         self.num_bytes = sum(part.num_bytes for part in placed)
@@ -84,10 +112,7 @@ class BatchLayout:
 
     def view(self, memory: Any) -> Batch:
         """All of it, the arrays based on `memory`."""
-        return {
-            key: part.view(memory) if isinstance(part, (PlacedArray, PlacedRagged)) else part
-            for key, part in self._parts.items()
-        }
+        return {key: part.view(memory) if isinstance(part, Placed) else part for key, part in self._parts.items()}
 
     def __getitem__(self, key: str) -> Any:
         return self._parts[key]

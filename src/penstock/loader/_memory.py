@@ -35,7 +35,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagged, Template, place_after
+from penstock.loader._layout import (
+    Batch,
+    BatchLayout,
+    Placed,
+    PlacedArray,
+    PlacedMany,
+    PlacedRagged,
+    Template,
+    place_after,
+)
 from penstock.schema import Ragged
 from penstock.workers import create_shared_memory, grow_shared_memory
 
@@ -102,6 +111,10 @@ class Arena(ABC):
     def _place(self, value: Any) -> Any:
         if isinstance(value, Ragged):
             return PlacedRagged(self._place(value.values), self._place(value.offsets), value.is_bytes)
+        if type(value) is list or type(value) is dict:
+            keys, inside = (list(value), list(value.values())) if isinstance(value, dict) else (None, value)
+            parts = [self._place(inner) for inner in inside]
+            return PlacedMany(keys, parts) if any(isinstance(part, Placed) for part in parts) else value
         if not isinstance(value, np.ndarray):
             return value
         if id(value) in self._placed:
@@ -276,4 +289,8 @@ class SlotPool(Generic[SomeSlot]):
 def _copy(value: Any) -> Any:
     if isinstance(value, Ragged):
         return Ragged(value.values.copy(), value.offsets.copy(), value.is_bytes)
+    if type(value) is list:
+        return [_copy(inner) for inner in value]
+    if type(value) is dict:
+        return {key: _copy(inner) for key, inner in value.items()}
     return value.copy() if isinstance(value, np.ndarray) else value

@@ -15,7 +15,7 @@ import importlib.util
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from penstock.errors import SchemaError
 from penstock.identity import names_used
 from penstock.order import derive_key
+from penstock.plan._row_results import RowResults, without_torch
 from penstock.plan._stages import Map
-from penstock.schema import Ragged, dtype_from_name
+from penstock.schema import Ragged
 
 _PURE = "__penstock_pure__"
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -74,18 +75,19 @@ def run_map(
         first = int(rows[0]) if len(rows) else 0
         with _calling(stage.function, seed) as call:
             result = _checked(stage, call(dict(batch), first))
-        return {key: _without_torch(value) for key, value in result.items()}
+        return {key: without_torch(value) for key, value in result.items()}
     if not len(rows):
         return dict(batch)
-    results = []
+    samples, results = list(_samples(batch, len(rows))), []
+    given = [_copied(sample) for sample in samples]  # the function may change the one that it gets
     with _calling(stage.function, seed) as call:
-        for sample, row in zip(_samples(batch, len(rows)), rows.tolist(), strict=True):
+        for sample, row in zip(samples, rows.tolist(), strict=True):
             try:
                 results.append(_checked(stage, call(sample, row)))
             except Exception as error:
                 error.add_note(f"in {_name(stage)}, at {describe(row)}")
                 raise
-    return _stack(stage, results)
+    return RowResults(_name(stage), stage.ragged).join(results, given, batch)
 
 
 @contextlib.contextmanager
@@ -142,59 +144,28 @@ def _samples(batch: Mapping[str, Any], num_rows: int) -> Iterator[dict[str, Any]
         raise SchemaError(
             f"{', '.join(whole)} belong to the whole batch, not to a row: after pack(), use map(fn, batched=True)."
         )
-    return ({name: value[row] for name, value in columns.items()} for row in range(num_rows))
+    return ({name: _row(value, row) for name, value in columns.items()} for row in range(num_rows))
 
 
 def _has_rows(value: Any, num_rows: int) -> bool:
-    is_column = isinstance(value, Ragged) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    if isinstance(value, dict):
+        return all(_has_rows(inner, num_rows) for inner in value.values())
+    is_column = isinstance(value, Ragged | list) or (isinstance(value, np.ndarray) and value.ndim > 0)
     return is_column and len(value) == num_rows
+
+
+def _row(column: Any, row: int) -> Any:
+    return {key: _row(inner, row) for key, inner in column.items()} if isinstance(column, dict) else column[row]
+
+
+def _copied(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) if isinstance(value, dict) else value for key, value in row.items()}
 
 
 def _checked(stage: Map, result: Any) -> dict[str, Any]:
     if not isinstance(result, Mapping):
         raise TypeError(f"{_name(stage)} returned {type(result).__name__}; a map returns a dict of columns.")
     return dict(result)
-
-
-def _without_torch(value: Any) -> Any:
-    """A tensor as an array of the same memory, so that it travels as arrays do; anything else as it is."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return value
-    value = value.detach().cpu()
-    try:
-        return value.numpy()
-    except TypeError:  # torch does not know that numpy can have it: bfloat16
-        dtype = dtype_from_name(str(value.dtype).removeprefix("torch."))
-        return value.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
-
-
-def _stack(stage: Map, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    keys = results[0].keys()
-    for result in results:
-        if result.keys() != keys:
-            raise SchemaError(f"{_name(stage)} returned {sorted(keys)} for one row and {sorted(result)} for another.")
-    return {key: _stack_column(stage, key, [_as_array(stage, key, result[key]) for result in results]) for key in keys}
-
-
-def _as_array(stage: Map, key: str, value: Any) -> NDArray[Any]:
-    try:
-        return np.asarray(_without_torch(value))
-    except ValueError as error:
-        raise SchemaError(f"{_name(stage)} returned {key!r} in a shape that is no array: {error}") from None
-
-
-def _stack_column(stage: Map, key: str, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    if values[0].dtype.kind not in "biufcV":
-        raise SchemaError(f"{_name(stage)} returned {values[0].dtype} for {key!r}; a batch is made of numbers.")
-    other = next((value for value in values if value.shape != values[0].shape or value.dtype != values[0].dtype), None)
-    if other is not None:
-        raise SchemaError(
-            f"{_name(stage)} returned {key!r} as {values[0].dtype} {list(values[0].shape)} for one row and as "
-            f"{other.dtype} {list(other.shape)} for another; rows of a batch are alike. "
-            "Crop or pad to one shape, or pack documents of uneven length."
-        )
-    return np.stack(values)
 
 
 def _name(stage: Map) -> str:

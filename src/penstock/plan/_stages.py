@@ -110,10 +110,16 @@ class Map:
     function: Callable[..., Any]
     batched: bool = False
     """Give the function a whole batch, as arrays, instead of one row."""
+    ragged: tuple[str, ...] = ()
+    """Columns that are `Ragged` in every batch, also where their rows happen to be of one length."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"map({self.function!r}): a function is needed.")
+        if not all(isinstance(name, str) for name in self.ragged):
+            raise TypeError(f"map(ragged={self.ragged!r}): the names of columns are needed.")
+        if self.ragged and self.batched:
+            raise ValueError("map(ragged=..., batched=True): a function of a batch returns `Ragged` columns itself.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +181,8 @@ def order_facts(stages: Sequence[Stage]) -> dict[str, str]:
 def stage_identity(stage: Stage) -> Any:
     """JSON of a stage's settings."""
     if isinstance(stage, Map):
-        return ["map", function_identity(stage.function), stage.batched]
+        ragged = [sorted(stage.ragged)] if stage.ragged else []
+        return ["map", function_identity(stage.function), stage.batched, *ragged]
     return [stage.verb, dataclasses.asdict(stage)]
 
 
@@ -183,7 +190,8 @@ def describe_stage(stage: Stage) -> str:
     """A stage as it was written."""
     if isinstance(stage, Map):
         name = getattr(stage.function, "__qualname__", repr(stage.function))
-        return f"map({name}{', batched=True' if stage.batched else ''})"
+        ragged = f", ragged={list(stage.ragged)!r}" if stage.ragged else ""
+        return f"map({name}{', batched=True' if stage.batched else ''}{ragged})"
     if isinstance(stage, Cast):
         return f"cast({', '.join(f'{name}={dtype!r}' for name, dtype in stage.dtypes)})"
     return f"{stage.verb}({', '.join(f'{name}={value!r}' for name, value in stage_arguments(stage).items())})"

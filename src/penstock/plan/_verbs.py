@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from numpy.typing import DTypeLike
@@ -65,12 +65,18 @@ class Verbs(ABC, Generic[PlanType]):
         settings = PackingSettings(length=length, long=long, max_documents=max_documents)
         return self.with_stage(Pack(settings=settings, column=column, labels=labels, positions=positions, pad=pad))
 
-    def map(self, function: Callable[..., Any], *, batched: bool = False) -> PlanType:
+    def map(self, function: Callable[..., Any], *, batched: bool = False, ragged: str | Sequence[str] = ()) -> PlanType:
         """Apply `function(row, rng)` or `function(row)` to every row, or to every batch.
 
         The generator is derived from seed and row, so a row comes out the same wherever it is computed.
+
+        Args:
+            batched: Give the function a batch, as a dict of columns, and not a row.
+            ragged: Columns that the function returns in any length: they are `Ragged` in every batch. Others are
+                only where their lengths differ, and arrays where they do not; "target.boxes" is one in a dict.
         """
-        return self.with_stage(Map(function=function, batched=batched))
+        names = (ragged,) if isinstance(ragged, str) else tuple(ragged)
+        return self.with_stage(Map(function=function, batched=batched, ragged=names))
 
     def batch(self, global_size: int, *, tail: Tail = "carry") -> PlanType:
         """Cut the rows into batches of `global_size`, counted over all ranks.

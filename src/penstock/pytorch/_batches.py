@@ -35,8 +35,8 @@ if hasattr(torch, "float8_e8m0fnu"):  # from 2.7 on
 def as_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     """The batch with tensors in place of arrays; nothing is copied.
 
-    A ragged column becomes a `Ragged` of tensors, byte strings a list of `bytes`; numbers stay as they are, and
-    so do arrays of what no tensor holds.
+    A ragged column becomes a `Ragged` of tensors, byte strings a list of `bytes`, in lists and dicts too; numbers stay
+    as they are, and so do arrays of what no tensor holds.
     """
     return {key: _convert(value) for key, value in batch.items()}
 
@@ -148,7 +148,9 @@ def _convert(value: Any) -> Any:
         if value.is_bytes:
             return list(value)
         return Ragged(_tensor(value.values), _tensor(value.offsets))  # type: ignore[arg-type]
-    return value
+    if type(value) is dict:
+        return as_tensors(value)
+    return [_convert(inner) for inner in value] if type(value) is list else value
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor | NDArray[Any]:
