@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -110,10 +111,14 @@ def test_preparing_by_command_and_by_function_is_the_same(raw: Path) -> None:
 
 
 def test_plans_and_mixtures(corpus: penstock.Dataset) -> None:
-    one, split, mixture = snippets("docs/plans.md")
+    one, split, uneven, mixture = snippets("docs/plans.md")
     parts = run(split)["parts"]
     assert len(parts["train"]) + len(parts["val"]) == len(corpus)
     run(one.replace("123_456", "0"))  # so far into an epoch is only large data
+    objects = {"boxes": [np.ones((count, 4)) for count in range(9)], "labels": [np.ones(count) for count in range(9)]}
+    scenes = penstock.from_arrays({"image": np.zeros((9, 2, 2)), **objects})
+    target = run(uneven, ds=scenes)["plan"].read(0)["target"]
+    assert target["boxes"].lengths.tolist() == target["labels"].lengths.tolist()
     plan = run(mixture, web=corpus, code=corpus)["plan"]
     assert plan.read(0)["input_ids"].shape == (32, 4096)
 
