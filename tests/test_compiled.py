@@ -170,3 +170,15 @@ def test_without_a_home_nothing_is_kept_in_or_taken_from_the_current_folder(
     assert run(homeless + CODE, cwd=here, **read_only_package, TMPDIR=str(temporary)) == run(CODE)
     assert list(here.iterdir()) == []
     assert list(temporary.rglob("*child_key*.nbc"))
+
+
+def test_kept_kernels_are_loaded_without_what_only_a_compilation_needs() -> None:
+    """Numba's tables of types and functions, and its extensions, take longer than all else that a worker loads."""
+    script = """
+import sys, numpy as np, penstock
+penstock.from_arrays({"x": np.arange(9)}).shuffle(seed=1).batch(3).read(0)
+print("numba.np.linalg" in sys.modules)
+"""
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, check=True, timeout=200)  # so that they are kept
+    assert subprocess.run(command, check=True, timeout=100, capture_output=True).stdout == b"False\n"

@@ -30,6 +30,7 @@ from numba.core.caching import (
     UserProvidedCacheLocator,
     UserWideCacheLocator,
 )
+from numba.core.runtime.nrt import rtsys
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -41,7 +42,12 @@ def compiled(function: Callable[Parameters, Returned]) -> Callable[Parameters, R
     """The function as machine code that runs without the GIL."""
     dispatcher: Any = numba.njit(nogil=True)(function)
     dispatcher._cache = _make_cache(function)  # as `cache=True` does, which would raise where nothing can be kept
+    dispatcher._compilation_chain_init_hook = _do_nothing  # extensions of numba's are for what is compiled
     return cast(Callable[Parameters, Returned], dispatcher)
+
+
+def _do_nothing() -> None:
+    """Leave it to numba to load extensions (0.3 s where awkward is installed) when it compiles something."""
 
 
 def _make_cache(function: Callable[..., Any]) -> Any:
@@ -116,6 +122,11 @@ class _Cache(FunctionCache):
     """Keeps what was compiled, if there is room for it."""
 
     _impl_class = _Places
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """What was kept, without numba's tables of types and functions: 0.3 s that only a compilation needs."""
+        rtsys.initialize(target_context)
+        return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +47,10 @@ from penstock.pytorch._transport import (
 _SHOWN_INDICES = 4
 _COMPARED_BATCHES = 2
 _COMPRESSED = {torch.sparse_coo, torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc}
+
+
+def _warm_up() -> None:
+    """In a fork server: nothing is left to do once this module is there, and torch with it, for all workers."""
 
 
 class TorchItem(NamedTuple):
@@ -89,6 +93,7 @@ class TorchStart(NamedTuple):
 class TorchWork:
     """Batches of a torch dataset, in worker processes."""
 
+    warm_up: ClassVar[Callable[[], None]] = staticmethod(_warm_up)
     fetching: Fetching
     base_seed: int
     worker_init_fn: Callable[[int], None] | None
