@@ -5,7 +5,7 @@
 
 Pickle's own out-of-band buffers do the walking: whatever the containers are, named tuples, data classes,
 a user's own batch class, each tensor or array inside is one buffer. Tensors that were stacked in the slot
-stay where they are; all others are copied there once, piece by piece (`_pieces.py`). In the trainer the same
+stay where they are; all others are copied there once, span by span (`_tensor_spans.py`). In the trainer the same
 pickle is read with buffers that are views of the leased slot: nothing is copied.
 
 Strides are kept, and views of the same memory stay views of the same memory. What is made of several tensors
@@ -29,7 +29,7 @@ from torch._utils import ExceptionWrapper
 from torch.multiprocessing.reductions import rebuild_typed_storage
 
 from penstock.loader import Arena, Batch
-from penstock.pytorch._pieces import Piece, Pieces, Place, rebuild_tensor, storage_of
+from penstock.pytorch._tensor_spans import ByteSpan, Place, TensorSpans, rebuild_tensor, storage_of
 
 _ALIGNMENT = 64
 _MAX_PARTS = 32
@@ -53,10 +53,10 @@ class PickledValue(NamedTuple):
     """Anything else."""
 
     pickled: bytes
-    pieces: list[int | tuple[int, int]]
-    """Where each piece of memory lies: in the array of this number, or in these bytes of the last one."""
+    spans: list[int | tuple[int, int]]
+    """Where each span of memory lies: in the array of this number, or in these bytes of the last one."""
     buffers: list[int | Place]
-    """What each out-of-band buffer is: a piece, by its number, or a tensor in one."""
+    """What each out-of-band buffer is: a span, by its number, or a tensor in one."""
 
 
 class WorkerFailure(NamedTuple):
@@ -145,12 +145,12 @@ class SlotTensors:
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Which of the arrays a tensor covers from end to end."""
-        return self.number_at(Piece(tensor.data_ptr(), tensor.nbytes)) if tensor.is_contiguous() else None
+        return self.number_at(ByteSpan(tensor.data_ptr(), tensor.nbytes)) if tensor.is_contiguous() else None
 
-    def number_at(self, piece: Piece) -> int | None:
+    def number_at(self, span: ByteSpan) -> int | None:
         """Which of the arrays has these bytes, and no others."""
-        number = self._numbers.get(piece.address)
-        return None if number is None or piece.num_bytes != self.arrays[number].nbytes else number
+        number = self._numbers.get(span.address)
+        return None if number is None or span.num_bytes != self.arrays[number].nbytes else number
 
 
 def pack(value: Any, tensors: SlotTensors, arena: Arena) -> tuple[Content, list[Array]]:
@@ -162,8 +162,8 @@ def pack(value: Any, tensors: SlotTensors, arena: Arena) -> tuple[Content, list[
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
-    pieces, buffers = _find_pieces(pickler.held)
-    places, rest = _place_pieces(pieces.pieces, tensors, arena)
+    spans, buffers = _find_spans(pickler.held)
+    places, rest = _place_spans(spans.spans, tensors, arena)
     return PickledValue(file.getvalue(), places, buffers), [*tensors.arrays, rest]
 
 
@@ -175,9 +175,9 @@ def unpack(content: Content, arrays: list[Array]) -> Any:
             return tensors[0]
         return tensors if isinstance(content.keys, int) else dict(zip(content.keys, tensors, strict=True))
     rest = arrays[-1]
-    pieces = [arrays[place] if isinstance(place, int) else rest[place[0] : place[1]] for place in content.pieces]
-    storages = [storage_of(piece) for piece in pieces]
-    buffers = [pieces[one] if isinstance(one, int) else rebuild_tensor(one, storages) for one in content.buffers]
+    spans = [arrays[place] if isinstance(place, int) else rest[place[0] : place[1]] for place in content.spans]
+    storages = [storage_of(span) for span in spans]
+    buffers = [spans[one] if isinstance(one, int) else rebuild_tensor(one, storages) for one in content.buffers]
     return pickle.loads(content.pickled, buffers=buffers)  # noqa: S301 - from a worker of this process
 
 
@@ -263,26 +263,28 @@ def _is_memory(tensor: torch.Tensor) -> bool:
     )
 
 
-def _find_pieces(held: list[torch.Tensor | pickle.PickleBuffer]) -> tuple[Pieces, list[int | Place]]:
+def _find_spans(held: list[torch.Tensor | pickle.PickleBuffer]) -> tuple[TensorSpans, list[int | Place]]:
     """(the memory to be handed over, what each of the held buffers is in it)."""
-    pieces = Pieces([one for one in held if isinstance(one, torch.Tensor)])
-    places = iter(pieces.places)
-    return pieces, [next(places) if isinstance(one, torch.Tensor) else pieces.add_bytes(one.raw()) for one in held]
+    spans = TensorSpans([one for one in held if isinstance(one, torch.Tensor)])
+    places = iter(spans.places)
+    return spans, [next(places) if isinstance(one, torch.Tensor) else spans.add_bytes(one.raw()) for one in held]
 
 
-def _place_pieces(pieces: list[Piece], tensors: SlotTensors, arena: Arena) -> tuple[list[int | tuple[int, int]], Array]:
-    """(where each piece lies: the number of an array, or a span of the second value; that array)."""
+def _place_spans(
+    spans: list[ByteSpan], tensors: SlotTensors, arena: Arena
+) -> tuple[list[int | tuple[int, int]], Array]:
+    """(where each span lies: the number of an array, or bytes of the second value; that array)."""
     places: list[int | tuple[int, int]] = []
     end = 0
-    for piece in pieces:
-        number = tensors.number_at(piece)
+    for span in spans:
+        number = tensors.number_at(span)
         if number is None:
             begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-            end = begin + piece.num_bytes
+            end = begin + span.num_bytes
         places.append((begin, end) if number is None else number)
     rest = arena.array((end,), _BYTE)
     address = rest.ctypes.data
-    for piece, place in zip(pieces, places, strict=True):
+    for span, place in zip(spans, places, strict=True):
         if isinstance(place, tuple):
-            ctypes.memmove(address + place[0], piece.address, piece.num_bytes)
+            ctypes.memmove(address + place[0], span.address, span.num_bytes)
     return places, rest

@@ -1,8 +1,8 @@
 """Which bytes tensors lie in, so that they can be copied elsewhere and be the same views of the same memory there.
 
-Tensors whose memory overlaps, such as columns of one table, are in one piece: whoever writes into one sees it in the
-others, as under torch's own hand-over. Torch sends whole storages; a piece has only what its tensors reach, so a row
-of a large tensor is not sent with all of it. Where most of a piece would be gaps, its tensors are copied one by one,
+Tensors whose memory overlaps, such as columns of one table, are in one span: whoever writes into one sees it in the
+others, as under torch's own hand-over. Torch sends whole storages; a span has only what its tensors reach, so a row
+of a large tensor is not sent with all of it. Where most of a span would be gaps, its tensors are copied one by one,
 without the gaps: their strides change, and they overlap no more.
 """
 
@@ -16,29 +16,29 @@ import torch
 from numpy.typing import NDArray
 
 _MAX_WASTE = 2
-"""A piece may be this many times as large as its tensors together."""
+"""A span may be this many times as large as its tensors together."""
 
 _Extent = tuple[int, int, int]
 """(address of the first byte, address behind the last, number of the tensor)"""
 
 Place = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...]]
-"""A tensor: (number of its piece, or -1 if it is empty; first element in the piece, dtype, shape, strides)"""
+"""A tensor: (number of its span, or -1 if it is empty; first element in the span, dtype, shape, strides)"""
 
 
-class Piece(NamedTuple):
+class ByteSpan(NamedTuple):
     """Bytes to be copied."""
 
     address: int
     num_bytes: int
 
 
-class Pieces:
-    """The pieces of some tensors, and where in them each tensor is. Keeps the memory alive."""
+class TensorSpans:
+    """The spans of some tensors, and where in them each tensor is. Keeps the memory alive."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = list(tensors)
         self._arrays: list[NDArray[Any]] = []
-        self.pieces: list[Piece] = []
+        self.spans: list[ByteSpan] = []
         self.places: list[Place] = [(-1, 0, one.dtype, tuple(one.shape), one.stride()) for one in tensors]
         extents = sorted(_extent(tensor, number) for number, tensor in enumerate(tensors) if tensor.numel())
         for group in _overlapping(extents):
@@ -47,14 +47,14 @@ class Pieces:
                     self._add_compact(number)
 
     def add_bytes(self, raw: memoryview) -> int:
-        """Add a piece that no tensor is in, and return its number."""
+        """Add a span that no tensor is in, and return its number."""
         array = np.frombuffer(raw, np.uint8)
         self._arrays.append(array)
-        self.pieces.append(Piece(array.ctypes.data, array.nbytes))
-        return len(self.pieces) - 1
+        self.spans.append(ByteSpan(array.ctypes.data, array.nbytes))
+        return len(self.spans) - 1
 
     def _add_whole(self, group: Sequence[_Extent]) -> bool:
-        """Add a piece that keeps strides and overlaps; False when it would be mostly gaps."""
+        """Add a span that keeps strides and overlaps; False when it would be mostly gaps."""
         begin, end = group[0][0], max(end for _, end, _ in group)
         tensors = [self._tensors[number] for _, _, number in group]
         if end - begin > _MAX_WASTE * sum(tensor.nbytes for tensor in tensors):
@@ -63,24 +63,24 @@ class Pieces:
             return False
         for (first, _, number), tensor in zip(group, tensors, strict=True):
             self._place(number, (first - begin) // tensor.itemsize, tensor)
-        self.pieces.append(Piece(begin, end - begin))
+        self.spans.append(ByteSpan(begin, end - begin))
         return True
 
     def _add_compact(self, number: int) -> None:
         tensor = self._tensors[number] = self._tensors[number].clone(memory_format=torch.contiguous_format)
         self._place(number, 0, tensor)
-        self.pieces.append(Piece(tensor.data_ptr(), tensor.nbytes))
+        self.spans.append(ByteSpan(tensor.data_ptr(), tensor.nbytes))
 
     def _place(self, number: int, first: int, tensor: torch.Tensor) -> None:
-        self.places[number] = (len(self.pieces), first, tensor.dtype, tuple(tensor.shape), tensor.stride())
+        self.places[number] = (len(self.spans), first, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
 def rebuild_tensor(place: Place, storages: Sequence[torch.UntypedStorage]) -> torch.Tensor:
-    """A tensor at its place, given the storage of each piece."""
-    piece, first, dtype, shape, strides = place
-    if piece < 0:
+    """A tensor at its place, given the storage of each span."""
+    span, first, dtype, shape, strides = place
+    if span < 0:
         return torch.empty_strided(shape, strides, dtype=dtype)
-    return torch.empty(0, dtype=dtype).set_(storages[piece], first, shape, strides)
+    return torch.empty(0, dtype=dtype).set_(storages[span], first, shape, strides)
 
 
 def storage_of(array: NDArray[Any]) -> torch.UntypedStorage:
