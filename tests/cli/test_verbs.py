@@ -34,7 +34,7 @@ def test_inspect_shows_columns_counts_attributes_lengths_and_samples(dataset, ca
     assert main(["inspect", str(dataset), "--samples", "2"]) == 0
     shown = capsys.readouterr().out
     for part in (
-        "20 samples in 1 shards",
+        "20 samples in 1 shard,",
         "uint16[*]",
         "licence              CC0",
         "Lengths of tokens: 0 to 19, mean 9.5",
@@ -106,7 +106,7 @@ def test_inspect_of_an_empty_dataset_works(tmp_path, capsys):
 
 def test_verify_of_a_sound_dataset_exits_0_and_says_so(dataset, capsys):
     assert main(["verify", str(dataset)]) == 0
-    assert "sound. 20 samples in 1 shards" in capsys.readouterr().out
+    assert "sound. 20 samples in 1 shard," in capsys.readouterr().out
 
 
 def test_verify_of_a_damaged_dataset_exits_1_and_names_file_and_block(dataset, capsys):

@@ -65,7 +65,7 @@ def test_columns_that_tools_keep_book_in_are_left_out_and_named(tmp_path: Path) 
         tar.addfile(member, io.BytesIO(b"hi"))
     done = prepare(tmp_path / "a.tar", tmp_path / "data", workers=1)
     assert penstock.open(tmp_path / "data").schema.to_json() == {"txt": "bytes"}
-    assert done.notes == ("Left out '__key__': names of columns may not start with '__'.",)
+    assert done.notes == ("Left out '__key__': a column needs a name that does not start with '__'.",)
 
 
 def test_a_name_that_no_column_can_have_is_refused_with_a_way_out(tmp_path: Path) -> None:
@@ -144,3 +144,15 @@ def test_numbers_that_stay_text_are_said_to(tmp_path: Path) -> None:
     assert np.isnan([sample["n"] for sample in penstock.open(tmp_path / "numbers")]).tolist() == [False, True]
     with pytest.raises(FormatError, match="Column 'n' is null"):
         prepare(path, tmp_path / "nulls", workers=1, reading=SourceOptions(types="infer"))
+
+
+def test_the_unnamed_index_that_pandas_writes_is_left_out_with_a_note(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",kind,text\n0,x,a\n1,y,b\n")
+    [note] = prepare(tmp_path / "a.csv", tmp_path / "data", workers=1, reading=SourceOptions(types="infer")).notes
+    assert note == "Left out '': a column needs a name that does not start with '__'."
+    assert list(penstock.open(tmp_path / "data").schema.to_json()) == ["kind", "text"]
+    (tmp_path / "b.csv").write_text("Sepal.Length\n5.1\n4.9\n")
+    with pytest.raises(SchemaError, match=r"'Sepal\.Length' cannot name a column.*--header --names"):
+        prepare(tmp_path / "b.csv", tmp_path / "other", workers=1)
+    renamed = SourceOptions(header=True, names=("length",), types="infer")
+    assert prepare(tmp_path / "b.csv", tmp_path / "other", workers=1, reading=renamed).num_samples == 2

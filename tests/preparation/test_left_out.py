@@ -135,7 +135,7 @@ class TestRowsThatAnEarlierRunSkipped:
 def test_many_bad_rows_can_be_traced_by_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ({"text": None} if row % 2 else {"text": "x"} for row in range(50_000))
     command = ["prepare", str(write_rows(tmp_path / "a.jsonl", *rows)), str(tmp_path / "data"), "--tokenizer", "bytes"]
-    command += ["--on-error", "skip", "--workers", "1"]
+    command += ["--on-error", "skip", "--max-skipped", "50%", "--workers", "1"]
     assert main(command) == 1
     assert "--origins column" in capsys.readouterr().err
     assert main([*command, "--origins", "column"]) == 0

@@ -474,3 +474,16 @@ class TestStaleness:
             writer.write({"x": 1})
         with pytest.raises(IncompleteDataset, match="not made by"):
             is_stale(tmp_path / "data")
+
+
+def test_changed_sources_give_the_samples_of_a_new_dataset_in_another_order(tmp_path: Path) -> None:
+    make_corpus(tmp_path / "src", num_files=4, num_rows=50)
+    for name in ("continued", "new"):
+        run_library(tmp_path / "src", tmp_path / name)
+    assert contents(tmp_path / "continued") == contents(tmp_path / "new"), "two new datasets are equal to the byte"
+    write_jsonl(sorted((tmp_path / "src").iterdir())[0], 60, seed=99)
+    run_library(tmp_path / "src", tmp_path / "continued")
+    shutil.rmtree(tmp_path / "new")
+    run_library(tmp_path / "src", tmp_path / "new")
+    assert Counter(decoded(tmp_path / "continued")) == Counter(decoded(tmp_path / "new"))
+    assert decoded(tmp_path / "continued") == decoded(tmp_path / "new")[60:] + decoded(tmp_path / "new")[:60]

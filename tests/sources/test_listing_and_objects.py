@@ -88,9 +88,22 @@ def test_names_that_tell_no_format_or_several_are_refused(tmp_path: Path) -> Non
         names(tmp_path / "a.xyz", tmp_path)
     assert names(tmp_path / "a.xyz", tmp_path, format="text") == ["a.xyz"]
     write(tmp_path / "b.csv"), write(tmp_path / "c.jsonl")
-    with pytest.raises(ValueError, match=r"several formats \(1 csv, 1 jsonl\)"):
+    with pytest.raises(ValueError, match=r"several formats \(1 csv, 1 jsonl: .*/c\.jsonl\)"):
         names(tmp_path, tmp_path)
     assert names([tmp_path / "b.csv", tmp_path / "c.jsonl"], tmp_path) == ["b.csv", "c.jsonl"]
+
+
+def test_a_stray_file_is_named_with_the_way_to_leave_it_out(tmp_path: Path) -> None:
+    write(tmp_path / "0.png"), write(tmp_path / "1.png"), write(tmp_path / "notes.txt")
+    with pytest.raises(ValueError, match=r"\(2 images, 1 text: .*/notes\.txt\).*--format images"):
+        names(tmp_path, tmp_path)
+    assert names(tmp_path, tmp_path, format="images") == ["0.png", "1.png"]
+
+
+def test_a_folder_of_files_that_nobody_reads_says_what_they_are(tmp_path: Path) -> None:
+    write(tmp_path / "0.wav"), write(tmp_path / "1.wav")
+    with pytest.raises(FileNotFoundError, match=r"no file of a format that can be read \(2 \.wav\).*rows as dicts"):
+        names(tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize("source", ["nothing.jsonl", "*.parquet", "folder"])

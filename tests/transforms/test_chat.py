@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pytest
+import transformers
 
 from penstock.errors import MissingExtra, SchemaError
 from penstock.transforms._tokenize import Tokenize
@@ -97,9 +98,42 @@ def test_marked_text_is_the_same_as_the_text_without_marks() -> None:
     assert token_lists(run([TALK], MARKED)) == token_lists(run([TALK], without, loss_mask=False))
 
 
-def test_a_conversation_without_the_assistant_has_an_empty_mask() -> None:
+# As TRL's training templates mark it: the end of a turn and its newline belong to the turn.
+MARKED_AS_TRL = (
+    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}"
+    "{%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>\\n' }}{% endgeneration %}"
+    "{%- else %}{{ message.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [MARKED, MARKED_AS_TRL])
+def test_the_mask_of_a_marked_template_is_that_of_transformers(template: str) -> None:
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=hf_tokenizer())
+    for talk in (TALK, TALK[:3]):
+        expected = tokenizer.apply_chat_template(
+            talk, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+        )
+        output = run([talk], template)
+        assert token_lists(output) == [expected["input_ids"]]
+        assert np.asarray(output.columns["loss_mask"][0]).astype(int).tolist() == expected["assistant_masks"]
+
+
+def test_without_marks_the_mask_is_that_of_transformers_with_trls_marks() -> None:
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=hf_tokenizer())
+    expected = tokenizer.apply_chat_template(
+        TALK, chat_template=MARKED_AS_TRL, return_dict=True, return_assistant_tokens_mask=True
+    )
+    output = run([TALK], PLAIN)
+    assert token_lists(output) == [expected["input_ids"]]
+    assert np.asarray(output.columns["loss_mask"][0]).astype(int).tolist() == expected["assistant_masks"]
+
+
+def test_a_conversation_without_the_assistant_has_an_empty_mask_and_is_counted() -> None:
     for template in (PLAIN, MARKED):
-        assert said(run([TALK[:2]], template)) == ""
+        output = run([TALK[:2], TALK, TALK[:1]], template)
+        assert said(output) == ""
+        assert output.noticed == {"conversations_without_a_token_to_learn": 2}
+        assert run([TALK], template).noticed == {}
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_with_the_reason() -> None:

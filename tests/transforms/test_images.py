@@ -145,10 +145,16 @@ def test_sixteen_bit_pixels_are_refused_rather_than_clipped() -> None:
     assert "not of 8 bits" in output.errors[0].message
 
 
-def test_the_first_frame_of_an_animation_is_taken() -> None:
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_the_first_frame_of_an_animation_is_taken_and_that_is_counted(format: str) -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    encoded = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert run([encoded], mode="keep").columns["image"][0][:3].tolist() == [255, 0, 0]
+    encoded = encode(frames[0], format, save_all=True, append_images=frames[1:])
+    output = run([encoded, encode(frames[0], format)], mode="keep")
+    red, green, blue = output.columns["image"][0][:3].tolist()
+    assert red > 250
+    assert green + blue < 5, "WebP is not exact"
+    assert output.noticed == {"animations_of_which_only_the_first_frame_was_taken": 1}
+    assert run([encoded], mode="keep", store="as_is").noticed == {}
 
 
 def test_corrupt_images_are_bad_rows_and_the_rest_goes_on() -> None:

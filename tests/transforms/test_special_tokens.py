@@ -328,6 +328,6 @@ class TestDatasets:
         command = ["prepare", str(tmp_path / "a.jsonl"), str(tmp_path / "data"), "--workers", "1"]
         command += ["--tokenizer", str(tmp_path / "tokenizer.json"), "--special-tokens"]
         assert main([*command, "count"]) == 0
-        assert "noticed 1 special tokens as text" in capsys.readouterr().out
+        assert "noticed special tokens as text: 1" in capsys.readouterr().out
         assert main([*command, "refuse", "--overwrite"]) == 1
         assert "holds the special token" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import penstock
 from penstock.errors import FormatError, SchemaError
@@ -285,8 +286,52 @@ def test_a_path_that_is_not_there_says_how_to_get_it() -> None:
 
 def test_a_folder_without_tokenizer_json_lists_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(FileNotFoundError, match=r"has no tokenizer.json \(it holds tokenizer.model\)"):
+    with pytest.raises(FormatError, match=r"a tokenizer\.json is needed\. tokenizer\.model is a SentencePiece model"):
+        Tokenize(tmp_path / "tokenizer.model")
+    with pytest.raises(
+        FileNotFoundError, match=r"has no tokenizer.json \(it holds tokenizer.model\)\. .*compare the ids"
+    ):
         Tokenize(tmp_path)
+
+
+def test_an_encoding_that_tiktoken_lacks_is_named_with_those_it_has() -> None:
+    with pytest.raises(
+        ValueError, match=r"no encoding 'cl100k'\. Did you mean tiktoken:cl100k_base\? It has cl100k_base, "
+    ):
+        Tokenize("tiktoken:cl100k")
+
+
+def test_what_a_post_processor_would_add_is_told_unless_it_is_asked_for() -> None:
+    content = json.loads(tokenizer_json())
+    ids = {token["content"]: token["id"] for token in content["added_tokens"]}
+    special = {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in (BOS, EOS)}
+    around = [{"SpecialToken": {"id": BOS, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    single = [*around, {"SpecialToken": {"id": EOS, "type_id": 0}}]
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": special,
+    }
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    [note] = Tokenize(tokenizer).notes
+    assert f"would put {BOS!r} before and {EOS!r} after each text. It is not run" in note
+    assert f"prepend_bos={BOS!r}, append_eos={EOS!r}" in note
+    [note] = Tokenize(tokenizer, prepend_bos=BOS).notes
+    assert f"would put {EOS!r} after each text" in note
+    exact = Tokenize(tokenizer, prepend_bos=BOS, append_eos=EOS)
+    assert exact.notes == ()
+    assert token_lists(run(exact, text_records(["some text"]))) == [tokenizer.encode("some text").ids]
+    assert Tokenize(hf_tokenizer()).notes == ()
+
+
+def test_the_reason_for_the_slow_engine_is_told_once_and_in_words(capfd: pytest.CaptureFixture[str]) -> None:
+    tokenizer = Tokenizer(WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    [note] = Tokenize(tokenizer).before_run([]).notes
+    assert "Using the reference tokenizer" in note
+    assert ".rs:" not in note
+    assert "Location" not in note
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_file_that_is_no_tokenizer_is_a_format_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import IncompleteDataset, PenstockError, printable
+from penstock.errors import IncompleteDataset, PenstockError, counted, printable
 from penstock.preparation import find_unfinished, is_stale
 from penstock.report import Histogram, console, format_bytes, histogram
 from penstock.schema import Column
@@ -98,7 +98,7 @@ def print_description(description: Description) -> None:
     out.print(str(description.path), style="bold", end="")
     out.print(f"   fingerprint {manifest.fingerprint}")
     size = format_bytes(manifest.num_bytes)
-    out.print(f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards, {size}\n")
+    out.print(f"{counted(manifest.num_samples, 'sample')} in {counted(len(manifest.shards), 'shard')}, {size}\n")
     if description.staleness is not None:
         out.print(f"Sources: {description.staleness}\n")
     elif description.unfinished is not None:

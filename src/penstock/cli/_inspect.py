@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from penstock.report import print_json
 
@@ -12,7 +11,7 @@ HELP = "show what a dataset holds"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("path", type=Path, metavar="DEST", help="the dataset's folder")
+    parser.add_argument("path", metavar="DEST", help="the dataset's folder")
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="how many samples to show (default: 3)")
     parser.add_argument(
         "--sources",
@@ -25,8 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 when the dataset could be described."""
     from penstock.cli._description import describe, print_description
+    from penstock.filesystem import local_path
 
-    description = describe(arguments.path, num_samples=arguments.samples, looks_at_sources=arguments.sources)
+    description = describe(
+        local_path(arguments.path, "a dataset"), num_samples=arguments.samples, looks_at_sources=arguments.sources
+    )
     if arguments.json:
         print_json(description.to_json())
     else:

@@ -10,7 +10,6 @@ import argparse
 import difflib
 import io
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -18,6 +17,7 @@ from typing import NoReturn
 from penstock._version import __version__
 from penstock.cli import _demo, _doctor, _inspect, _prepare, _verify
 from penstock.errors import PenstockError, printable
+from penstock.report import stop_printing
 
 _VERBS = {"prepare": _prepare, "inspect": _inspect, "verify": _verify, "doctor": _doctor, "demo": _demo}
 
@@ -34,8 +34,14 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parsed = _parser().parse_args(arguments)
     _never_fail_to_print()
+    try:
+        return _run(_parser().parse_args(arguments))
+    finally:
+        _flush()
+
+
+def _run(parsed: argparse.Namespace) -> int:
     try:
         return int(parsed.run(parsed))
     except (PenstockError, ValueError, OSError) as error:
@@ -44,8 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("penstock: interrupted\n")
         return 130
-    finally:
-        _flush()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,4 +92,4 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        stop_printing()

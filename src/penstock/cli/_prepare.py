@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import counted
@@ -27,7 +26,7 @@ _SHOWN_CLASSES = 12
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     parser.add_argument("sources", nargs="+", metavar="SRC", help="files, globs, folders or URLs")
-    parser.add_argument("destination", type=Path, metavar="DEST", help="folder of the dataset")
+    parser.add_argument("destination", metavar="DEST", help="folder of the dataset")
     _add_transform_arguments(parser)
     _add_reading_arguments(parser)
     parser.add_argument(
@@ -47,7 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pack", type=int, action="append", default=[], metavar="LENGTH", help="count packed rows of this length"
     )
     parser.add_argument("--on-error", choices=("raise", "skip"), default="raise", help="stop at a bad row, or skip it")
-    parser.add_argument("--max-skipped", type=int, metavar="N", help="stop when more rows than this are skipped")
+    parser.add_argument(
+        "--max-skipped",
+        type=_rows_or_share,
+        metavar="N|SHARE",
+        help="most rows to skip: a number, or a share such as 0.5 or 50%% (default: 10%%, and ten rows in any case)",
+    )
     parser.add_argument(
         "--origins",
         choices=("auto", "manifest", "column"),
@@ -96,7 +100,6 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument(
         "--classes",
-        type=Path,
         metavar="FILE|DATASET",
         help="names of image classes in the order of their labels: a file with one on each line, or another dataset",
     )
@@ -149,10 +152,21 @@ def run(arguments: argparse.Namespace) -> int:
                 on_progress=on_progress,
             )
         except KeyboardInterrupt:
-            sys.stderr.write("penstock: interrupted. Finished tasks are kept; run the same command to continue.\n")
+            sys.stderr.write(f"penstock: interrupted. {_what_is_kept(arguments.destination)}\n")
             return _INTERRUPTED
     show_prepared(prepared, as_json=arguments.json)
     return 0
+
+
+def _what_is_kept(destination: str) -> str:
+    from penstock.preparation import find_unfinished
+
+    unfinished = find_unfinished(destination)
+    if unfinished is None or not unfinished.tasks:
+        return "No task was finished, so nothing is kept; the same command starts again."
+    return (
+        f"{counted(unfinished.tasks, 'finished task')} of {unfinished.total_tasks:,} kept; the same command continues."
+    )
 
 
 def _wrong_usage(arguments: argparse.Namespace) -> str | None:
@@ -243,18 +257,20 @@ def preparation_bar() -> Iterator[Callable[[Progress], None]]:
         yield lambda progress: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+
+    from penstock.report import format_bytes
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(),
+        TextColumn("{task.fields[size]}"),
         TextColumn("{task.fields[rates]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Bar(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        line = bar.add_task("prepare", total=None, rates="")
+        line = bar.add_task("look at the sources", total=None, size="", rates="")
 
         def show(progress: Progress) -> None:
             bar.update(
@@ -262,6 +278,7 @@ def preparation_bar() -> Iterator[Callable[[Progress], None]]:
                 description=progress.stage,
                 completed=progress.raw_bytes,
                 total=progress.total_bytes,
+                size=f"{format_bytes(progress.raw_bytes)} of {format_bytes(progress.total_bytes)}",
                 rates=_rates(progress),
             )
 
@@ -305,7 +322,7 @@ def _lines(prepared: Prepared) -> Iterator[str]:
     for reason, count in prepared.skipped.items():
         yield f"  skipped {counted(count, 'row')}: {reason}"
     for what, count in prepared.noticed.items():
-        yield f"  noticed {count:,} {what.replace('_', ' ')}"
+        yield f"  noticed {what.replace('_', ' ')}: {count:,}"
     if prepared.tasks_run:
         yield from _times(prepared)
     for worker, count in prepared.failures.items():
@@ -338,6 +355,15 @@ def _workers(text: str) -> int | str:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, or 'auto'")
     return int(text)
+
+
+def _rows_or_share(text: str) -> int | float:
+    try:
+        if text.endswith("%"):
+            return float(text[:-1]) / 100
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows, or a share such as 0.5 or 50%") from None
 
 
 def _names(text: str) -> tuple[str, ...]:

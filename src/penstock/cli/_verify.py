@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from penstock.errors import counted
 from penstock.report import console, format_bytes, print_json, progress_bar
 
 HELP = "check every byte of a dataset against its checksums"
@@ -12,7 +12,7 @@ HELP = "check every byte of a dataset against its checksums"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("path", type=Path, metavar="DEST", help="the dataset's folder")
+    parser.add_argument("path", metavar="DEST", help="the dataset's folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,10 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
     elif result.is_sound:
         size = format_bytes(result.num_bytes)
         console().print(
-            f"{result.path}: sound. {result.num_samples:,} samples in {result.num_shards:,} shards, {size}."
+            f"{result.path}: sound. {counted(result.num_samples, 'sample')} in {counted(result.num_shards, 'shard')}, "
+            f"{size}."
         )
     else:
         for fault in result.faults:
             console().print(fault)
-        console().print(f"{result.path}: {len(result.faults)} faults.")
+        console().print(f"{result.path}: {counted(len(result.faults), 'fault')}.")
     return 0 if result.is_sound else 1

@@ -2,12 +2,13 @@
 
     read:    MappedFile (local disks) or PositionedFile (network) behind one protocol, FileReader
     write:   create_file, or DirectFile past the page cache -> rename -> sync_directory
+    name:    local_path, a path as people give it
     guard:   DirectoryLock, one writer at a time; OpenFolder, a folder by its descriptor, past no links
 
 Knows nothing of shards or columns.
 
-May import: `errors`. Imported by: `preparation`, `shards`, `sources`. Holds state: the locks held by this process,
-weakly, so that a forked child lets go of them.
+May import: `errors`. Imported by: `cli`, `plan`, `preparation`, `shards`, `sources`, `transforms`. Holds state: the
+locks held by this process, weakly, so that a forked child lets go of them.
 """
 
 from penstock.filesystem._direct import AlignedBuffers, DirectFile
@@ -23,6 +24,7 @@ from penstock.filesystem._durable import (
 from penstock.filesystem._lock import DirectoryLock, lock_holder
 from penstock.filesystem._mounts import filesystem_type, is_network_filesystem
 from penstock.filesystem._open_folder import OpenFolder
+from penstock.filesystem._paths import local_path
 from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "create_file",
     "filesystem_type",
     "is_network_filesystem",
+    "local_path",
     "lock_holder",
     "make_directory",
     "open_regular",

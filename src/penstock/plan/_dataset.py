@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.errors import SchemaError, StageError
+from penstock.errors import SchemaError, StageError, counted
 from penstock.plan._location import ArraysLocation, Location
 from penstock.plan._pack_cache import find_pack_index
 from penstock.plan._packed_rows import PackedRows
@@ -241,7 +241,7 @@ class Dataset(Verbs[Plan]):
         return _restore, (self._location, self.samples.selections, columns, self.storage.fingerprint)
 
     def __repr__(self) -> str:
-        return f"Dataset({self._location}: {len(self):,} samples; {self.schema})"
+        return f"Dataset({self._location}: {counted(len(self), 'sample')}; {self.schema})"
 
     def _sample(self, index: int) -> Sample:
         stored = self.samples.locate_one(index)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from numpy.typing import DTypeLike
 
 from penstock.errors import FormatError
+from penstock.filesystem import local_path
 from penstock.plan._arguments import name_of_dtype
 from penstock.plan._dataset import Dataset
 from penstock.plan._location import ArraysLocation, FolderLocation, ForeignLocation
@@ -53,7 +54,7 @@ def open_dataset(
     """
     if check not in ("window", "open", "never"):
         raise ValueError(f"check={check!r}; the choices are 'window', 'open' and 'never'.")
-    absolute = Path(path).absolute()
+    absolute = local_path(path, "a dataset").absolute()
     kind = _resolve_format(absolute, format)
     if kind == "penstock":
         if dtype is not None or shape is not None or column is not None:

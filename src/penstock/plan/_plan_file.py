@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
+from penstock.filesystem import local_path
 from penstock.identity import import_function
 from penstock.plan._dataset import Dataset
 from penstock.plan._mix import mix
@@ -36,7 +37,7 @@ def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ())
         FormatError: the file is not a plan, or names a function of a package that is not allowed.
         DatasetChanged: a dataset is not the one that the plan was made for.
     """
-    where = Path(path)
+    where = local_path(path, "a plan file")
     if isinstance(allow_code, str):
         raise TypeError(f"allow_code={allow_code!r}: give a list of packages, as in [{allow_code!r}].")
     try:

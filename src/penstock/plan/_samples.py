@@ -183,4 +183,7 @@ def as_indices(indices: ArrayLike) -> NDArray[np.int64]:
 def _hint(array: NDArray[np.generic]) -> str:
     if array.dtype == np.bool_:
         return " Use ds.filter(mask) for a mask."
-    return " A whole column is ds[:]['name']." if array.dtype.kind == "U" else ""
+    if array.dtype.kind != "U" or array.ndim:
+        return ""
+    name = str(array)
+    return f" A whole column is ds.select_columns([{name!r}])[:][{name!r}]."

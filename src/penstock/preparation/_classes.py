@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import FormatError
+from penstock.filesystem import local_path
 from penstock.shapes import misfit
 from penstock.shards import classes_of, read_manifest
 from penstock.sources import SourceFile
@@ -30,7 +31,7 @@ def read_classes(classes: Classes) -> tuple[str, ...]:
     """
     if not isinstance(classes, (str, os.PathLike)):
         return tuple(classes)
-    path = Path(classes)
+    path = local_path(classes, "a list of classes")
     if path.is_dir():
         names = classes_of(read_manifest(path).attributes)
         what = "was not prepared from class folders, so it has no classes"

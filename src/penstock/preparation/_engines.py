@@ -135,4 +135,4 @@ class Workforce:
         by_reason = collections.Counter(skipped)
         for record in finished.values():
             by_reason.update(record.skipped)
-        check_skipped(by_reason, self._settings.max_skipped)
+        check_skipped(by_reason, self._settings.most_skipped_rows)

@@ -45,7 +45,7 @@ def _convert(plan: RunPlan, workforce: Workforce, stage: str) -> list[TaskRecord
         transform=plan.transform,
         reading=plan.reading,
         on_error=plan.settings.on_error,
-        max_skipped=plan.settings.max_skipped,
+        max_skipped=plan.settings.most_skipped_rows,
     )
     finished = dict(plan.finished)
     workforce.execute(stage, job, plan.tasks, finished, plan.skipped)

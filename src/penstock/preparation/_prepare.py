@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, cast
 
+from penstock.filesystem import local_path
 from penstock.preparation._classes import Classes, read_classes
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._run import Preparation
@@ -32,7 +32,7 @@ def prepare(
     shuffle: int | None = None,
     pack: int | Sequence[int] = (),
     on_error: OnError = "raise",
-    max_skipped: int | None = None,
+    max_skipped: int | float | None = None,
     overwrite: bool = False,
     remove: bool = False,
     origins: Origins = "auto",
@@ -40,8 +40,9 @@ def prepare(
 ) -> Prepared:
     """Turn raw data into a dataset at `destination`. Stop it at any moment and call it again: it continues.
 
-    The output depends only on the sources, the transform, `reading`, `shard_bytes` and `shuffle`, to the byte. If
-    the dataset is there already, made with the same settings, only new and changed source files are prepared.
+    A new dataset depends only on the sources, the transform, `reading`, `shard_bytes`, `shuffle` and `origins`, to the
+    byte. If the dataset is there already, made with the same settings, only new and changed source files are prepared,
+    and their samples come last: the same samples as in a new dataset, in another order.
 
     Args:
         sources: A path, glob, folder or URL, a list of them, or a Python iterable of rows.
@@ -58,7 +59,7 @@ def prepare(
         shuffle: Seed to permute all documents by, so that reading in order is reading at random.
         pack: Row length, or several, to count packed rows for.
         on_error: "raise" stops at the first bad row, "skip" leaves bad rows out and counts them.
-        max_skipped: Stop when more rows than this are skipped.
+        max_skipped: Most rows to skip: a number, or a share such as 0.5; None is a tenth, and ten rows in any case.
         overwrite: Replace a dataset made with different settings.
         remove: Remove the samples of source files that are no longer given, rather than stop.
         origins: Where to keep the file and row of each sample: "manifest", "column", or "auto".
@@ -86,7 +87,7 @@ def prepare(
         remove=remove,
         origins=origins,
     )
-    path = Path(destination).absolute()
+    path = local_path(destination, "the destination").absolute()
     if path.is_file():
         raise NotADirectoryError(f"{path}: the destination is a file; give a folder, which need not exist yet.")
     request = Request(

@@ -10,10 +10,12 @@ from typing import Self
 
 from penstock.errors import PenstockError
 from penstock.preparation._commit import stage_dataset
+from penstock.preparation._committed import CommittedTask
 from penstock.preparation._engines import Workforce
 from penstock.preparation._passes import run_tasks
 from penstock.preparation._plan import RunPlan, plan_run
 from penstock.preparation._progress import OnProgress
+from penstock.preparation._skipping import check_share_skipped, sum_counts
 from penstock.preparation._summary import Prepared, RunLedger, describe_run, note_changes
 from penstock.preparation._survey import Group, Request, survey
 from penstock.preparation._work_folder import WORK_NAME, WorkFolder
@@ -55,6 +57,7 @@ class Preparation:
         self._work.begin(plan.specification)
         fresh = run_tasks(plan, self._work, self._workforce)
         self._workforce.close()  # what can fail does so before the commit
+        _check_share_skipped(plan, fresh)
         notes = (*plan.transform.notes, *note_changes(plan.to_read), *plan.notes)
         self._ledger.mark_worked()
         manifest, skipped = stage_dataset(plan, fresh, self._workspace, self._work)
@@ -103,3 +106,14 @@ class Preparation:
         return self._ledger.summarise(
             plan.destination, manifest, num_files=len(plan.files), skipped=skipped, notes=notes
         )
+
+
+def _check_share_skipped(plan: RunPlan, fresh: Sequence[CommittedTask]) -> None:
+    """Before anything is committed: whether too many rows of the dataset, kept tasks included, were skipped."""
+    tasks = [task for task in (*plan.kept, *fresh) if not task.is_dropped]
+    check_share_skipped(
+        sum_counts(task.skipped for task in tasks),
+        sum(split.num_samples for task in tasks for split in task.splits),
+        plan.settings.max_skipped,
+        (example for task in tasks for example in task.examples),
+    )

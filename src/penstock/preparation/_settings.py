@@ -39,8 +39,8 @@ class Settings:
     """Row lengths to count packed rows for, so that a packed plan opens at once."""
     on_error: OnError
     """What to do about a bad row: "raise" stops and names it, "skip" leaves it out and counts it."""
-    max_skipped: int | None
-    """Stop when more rows than this are skipped; None means no limit."""
+    max_skipped: int | float | None
+    """Most rows to skip: a number, or a share such as 0.5; None means a tenth, and ten in any case."""
     overwrite: bool
     """Whether to replace a dataset, or an unfinished one, that was made with different settings."""
     remove: bool
@@ -56,11 +56,7 @@ class Settings:
             raise ValueError(f"workers={self.workers!r}; give a number of processes, or 'auto'.")
         if self.shard_bytes < 1:
             raise ValueError(f"shard_bytes={self.shard_bytes}; it must be at least 1.")
-        if self.max_skipped is not None and (self.max_skipped < 0 or self.on_error != "skip"):
-            raise ValueError(
-                f"max_skipped={self.max_skipped} with on_error={self.on_error!r}; it must be at least 0, "
-                "and needs on_error='skip'."
-            )
+        self._check_max_skipped()
         if self.address is not None and self.engine != "ray":
             raise ValueError(f"address={self.address!r} is the address of a Ray cluster; it needs engine='ray'.")
         if any(type(length) is not int or length < 1 for length in self.pack):
@@ -69,6 +65,21 @@ class Settings:
             raise ValueError(f"shuffle={self.shuffle!r}; give an integer seed, or None.")
         if self.origins == "manifest" and self.shuffle is not None:
             raise ValueError("shuffle= moves every sample, so their origins must be a column; leave origins= out.")
+
+    def _check_max_skipped(self) -> None:
+        limit = self.max_skipped
+        if limit is None:
+            return
+        if limit < 0 or (isinstance(limit, float) and not limit <= 1) or self.on_error != "skip":
+            raise ValueError(
+                f"max_skipped={limit} with on_error={self.on_error!r}; give a number of rows, or a share from 0.0 to "
+                "1.0, with on_error='skip'."
+            )
+
+    @property
+    def most_skipped_rows(self) -> int | None:
+        """Rows after which to stop at once; None where the limit is a share, which only the whole run tells."""
+        return self.max_skipped if isinstance(self.max_skipped, int) else None
 
     @property
     def num_workers(self) -> int:

@@ -14,6 +14,10 @@ from penstock.sources import RowError, Split
 MAX_EXAMPLES = 10
 _MAX_MESSAGE = 300
 _DAMAGED_FILE = "damaged_file"
+_USUAL_SHARE = 0.1
+"""With more bad rows than this, the sources are hardly what they are taken for."""
+_ALWAYS = 10
+"""Rows that may be skipped of any source, however small, when nobody gives a limit."""
 
 
 class Skipped:
@@ -66,7 +70,34 @@ def check_skipped(by_reason: Mapping[str, int], max_skipped: int | None) -> None
     if max_skipped is not None and sum(by_reason.values()) > max_skipped:
         raise FormatError(
             f"{_count_reasons(by_reason)} skipped; max_skipped={max_skipped:,} allows no more. "
-            "Look at the data, or raise the limit; finished tasks are kept."
+            "Look at the data, or raise the limit (--max-skipped); finished tasks are kept."
+        )
+
+
+def check_share_skipped(
+    by_reason: Mapping[str, int], num_samples: int, max_skipped: int | float | None, examples: Iterable[Example]
+) -> None:
+    """Stop when too large a part of the rows was skipped, or all of them.
+
+    Raises:
+        FormatError: naming the reasons, and the first of these rows.
+    """
+    num_skipped = sum(by_reason.values())
+    if not num_skipped:
+        return
+    path, row, _, message = next(iter(examples))
+    found = f"{_count_reasons(by_reason)} skipped, and {counted(num_samples, 'sample')} made"
+    first = f"The first is {path}: row {row:,}: {message.removesuffix('.')}."
+    if not num_samples:
+        raise FormatError(f"{found}: no row is good. {first} Check how the sources are read, and the transform.")
+    is_default = max_skipped is None
+    share = _USUAL_SHARE if max_skipped is None else max_skipped
+    is_too_many = num_skipped > share * (num_samples + num_skipped) and not (is_default and num_skipped <= _ALWAYS)
+    if is_too_many and isinstance(share, float):
+        allowed = f"{share:.0%} of the rows may be{' unless told otherwise' if is_default else ''}"
+        raise FormatError(
+            f"{found}; {allowed}. {first} Repair the sources, or allow more: max_skipped=0.5 (--max-skipped 0.5) is a "
+            "share, max_skipped=1000 a number of rows. Finished tasks are kept."
         )
 
 

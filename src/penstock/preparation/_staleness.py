@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import FormatError, IncompleteDataset, counted, printable
+from penstock.filesystem import local_path
 from penstock.preparation._previous import Previous, read_previous
 from penstock.preparation._specification import differences
 from penstock.preparation._work_folder import WorkFolder
@@ -44,13 +45,13 @@ class Unfinished:
         share = 100 * self.raw_bytes // max(1, self.total_bytes)
         return (
             f"{_PASSES.get(self.stage, '')}{self.tasks:,} of {self.total_tasks:,} tasks finished, "
-            f"{share} % of the data, {self.samples:,} samples"
+            f"{share} % of the data, {counted(self.samples, 'sample')}"
         )
 
 
 def find_unfinished(destination: str | os.PathLike[str]) -> Unfinished | None:
     """How far an unfinished preparation at `destination` has come; None when there is none."""
-    work = WorkFolder(Path(destination).absolute())
+    work = WorkFolder(local_path(destination, "a dataset").absolute())
     noted = work.noted_tasks()
     if noted is None:
         return None
@@ -119,7 +120,7 @@ def is_stale(
         FormatError: the dataset names a URL of another kind, or a chained one.
         IncompleteDataset: there is no finished dataset, or `prepare` did not make it.
     """
-    path = Path(destination).absolute()
+    path = local_path(destination, "a dataset").absolute()
     previous = read_previous(path, read_manifest(path))
     if previous is None:
         raise IncompleteDataset(f"{path}: not made by `penstock prepare`, so it has no sources to compare with.")

@@ -124,9 +124,15 @@ class RunLedger:
     def _seconds(self) -> dict[str, float]:
         now = time.perf_counter()
         worked = self._worked or now
-        ready = min(self._ready or worked, worked)
+        # Workers may be done before they are first heard of: what they did took them as long as they say.
+        longest = max((_busy_seconds(record.counts) for record in self.records), default=0.0)
+        ready = max(self._begin, min(self._ready or worked, worked - longest))
         parts = {"start_up": ready - self._begin, "work": worked - ready, "commit": now - worked}
         return {"total": now - self._begin, **parts}
+
+
+def _busy_seconds(counts: Counts) -> float:
+    return counts.read_seconds + counts.transform_seconds + counts.write_seconds
 
 
 def _noticed_in(manifest: Manifest) -> dict[str, int]:

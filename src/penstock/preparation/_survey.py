@@ -131,7 +131,7 @@ def _begin(
 ) -> Survey:
     kept = previous.kept(files) if previous is not None else ()
     settings, skipped = request.settings, sum_counts(task.skipped for task in kept)
-    check_skipped(skipped, settings.max_skipped)
+    check_skipped(skipped, settings.most_skipped_rows)
     check_kept(request.destination, settings.on_error, skipped, (each for task in kept for each in task.examples))
     return Survey(
         request=request,

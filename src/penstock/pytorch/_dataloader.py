@@ -30,7 +30,7 @@ from penstock.pytorch._plan_run import PlanRun
 from penstock.pytorch._plan_view import PlanBatchSampler, PlanSampler, find_plan, find_run, shown_arguments
 from penstock.pytorch._stream import Stream
 from penstock.pytorch._torch_run import TorchRun
-from penstock.pytorch._warnings import warn_odd_batch_size, warn_too_many_workers
+from penstock.pytorch._warnings import log_odd_batch_size, warn_too_many_workers
 from penstock.workers import StartMethod
 
 BatchType = TypeVar("BatchType", covariant=True, default=Any)
@@ -129,7 +129,7 @@ class DataLoader(TorchDataLoader[BatchType]):
             if self.kind == "process":
                 warn_too_many_workers(self._run.num_workers)
         if self.batch_size is not None:
-            warn_odd_batch_size(self.batch_size)
+            log_odd_batch_size(self.batch_size)
 
     @property
     def kind(self) -> str:

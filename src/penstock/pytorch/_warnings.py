@@ -1,7 +1,8 @@
-"""Warnings, each given once per process and shown at the user's line."""
+"""Warnings, each given once per process and shown at the user's line; and hints, which only the log gets."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from penstock.workers import usable_cpus
 
+_log = logging.getLogger(__name__)
 _PACKAGE = str(Path(__file__).parent)
 _SLOW_SECONDS = 2.0
 _FAST_MULTIPLE = 8
@@ -37,14 +39,20 @@ def warn_too_many_workers(num_workers: int) -> None:
         )
 
 
-def warn_odd_batch_size(batch_size: int) -> None:
-    """Matrix units of accelerators work on 8 rows at a time; small batches do not fill them anyway."""
+def log_odd_batch_size(batch_size: int) -> None:
+    """A hint for the log, as no program need stop for it.
+
+    Matrix units of accelerators work on 8 rows at a time; small batches do not fill them anyway.
+    """
     if batch_size > _FAST_MULTIPLE and batch_size % _FAST_MULTIPLE:
         lower = batch_size // _FAST_MULTIPLE * _FAST_MULTIPLE
-        warn_once(
-            f"batch {batch_size}",
-            f"batch_size={batch_size} is not a multiple of {_FAST_MULTIPLE}, the size that matrix units work in: "
-            f"{lower} or {lower + _FAST_MULTIPLE} costs about the same time or less per sample.",
+        _log.info(
+            "batch_size=%d is not a multiple of %d, the size that matrix units work in: %d or %d costs about the same "
+            "time or less per sample.",
+            batch_size,
+            _FAST_MULTIPLE,
+            lower,
+            lower + _FAST_MULTIPLE,
         )
 
 

@@ -28,7 +28,7 @@ from penstock.report._page import (
     Tone,
 )
 from penstock.report._perfetto import to_perfetto
-from penstock.report._terminal import console, format_bytes, print_json, progress_bar
+from penstock.report._terminal import console, format_bytes, print_json, progress_bar, stop_printing
 from penstock.report._terminal_page import render_terminal
 from penstock.report._words import describe_gain, format_gain, format_number, format_seconds
 
@@ -59,5 +59,6 @@ __all__ = [
     "progress_bar",
     "render_html",
     "render_terminal",
+    "stop_printing",
     "to_perfetto",
 ]

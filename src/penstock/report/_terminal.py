@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -31,13 +32,26 @@ def console() -> Console:
             shown = (printable(each, keep="\n\t") if isinstance(each, str) else each for each in objects)
             super().print(*shown, **options)
 
+        def on_broken_pipe(self) -> None:
+            stop_printing()  # rich would end the process, with exit code 1
+
     return Terminal(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
     """One line of JSON on standard output."""
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        stop_printing()
+
+
+def stop_printing() -> None:
+    """Let standard output go nowhere: its reader went away (`| head`), which is no reason to fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 @contextlib.contextmanager

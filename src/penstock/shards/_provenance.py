@@ -297,7 +297,9 @@ def _is_split(split: Any, num_files: int) -> bool:
     if not isinstance(split, list) or len(split) not in (5, 6):
         return False
     file, begin, end, num_samples, runs, *group = split
-    if not all(_is_count(number) for number in (file, begin, end, num_samples, *group)):
+    if not all(_is_count(number) for number in (file, begin, num_samples, *group)):
+        return False
+    if not _is_count(end) and end != -1:  # -1: as far as the file goes, where that is not known
         return False
     num_rows = group[0] if group else _MAX_COUNT
     # Without runs, either sample k is row k, or a column of the dataset says which row it is.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import DatasetChanged, FormatError, IncompleteDataset, PenstockError, StorageError
-from penstock.filesystem import PositionedFile
+from penstock.filesystem import PositionedFile, local_path
 from penstock.schema import Schema
 from penstock.shards._blocks import WINDOW_BYTES
 from penstock.shards._checksums import num_blocks
@@ -54,7 +54,7 @@ def verify(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], No
         IncompleteDataset: no dataset is there.
         StorageError: the manifest cannot be read.
     """
-    folder = Path(path)
+    folder = local_path(path, "a dataset")
     try:
         manifest = read_manifest(folder)
     except FormatError as error:

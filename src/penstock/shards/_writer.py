@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from penstock.errors import SchemaError
+from penstock.filesystem import local_path
 from penstock.schema import Schema
 from penstock.shards._convert import convert_sample
 from penstock.shards._manifest import FileEntry, Manifest, ShardEntry, copy_attributes
@@ -65,7 +65,7 @@ class DatasetWriter:
         """The columns that samples are given for."""
         self._stored = self.schema
         self._attributes = copy_attributes(attributes or {})
-        self._workspace: Workspace | None = Workspace(Path(path).absolute(), mode)
+        self._workspace: Workspace | None = Workspace(local_path(path, "a dataset").absolute(), mode)
         if mode == "append":
             self._stored = self._schema_to_continue(self._workspace)
         self._writer = ShardWriter(self._stored, shard_bytes, self._workspace.add_file)

@@ -20,12 +20,13 @@ from penstock.sources._formats import format_of
 from penstock.sources._listing_local import expand_local, first_folder, is_wanted_folder, is_wanted_name, passed_over
 from penstock.sources._model import SourceFile
 from penstock.sources._objects import IterableSource, is_table, list_object
-from penstock.sources._options import SourceOptions
+from penstock.sources._options import FORMATS, SourceOptions
 from penstock.sources._remote import RemoteStore
 from penstock.sources._urls import Url, address_of, is_remote
 
 _log = logging.getLogger(__name__)
 _HOW_TO_TELL = "Pass reading=SourceOptions(format='jsonl'), or what it is (--format)."
+_SHOWN_KINDS = 5
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "Last-Modified", "mtime", "created")
 Source = str | os.PathLike[str] | IterableSource | Iterable[Any]
 
@@ -100,6 +101,8 @@ def _each(sources: Source) -> Sequence[Any]:
 
 def _expand(source: str, options: SourceOptions) -> list[SourceFile]:
     files = _expand_remote(source, options) if is_remote(source) else expand_local(source, options)
+    if not files and not is_remote(source):
+        _check_unread(source, options)
     if not files:
         brackets = " A bracket in a name is written [[] in a glob." if "[" in source else ""
         raise FileNotFoundError(f"{source}: no file matches. Check the spelling, and quote globs in a shell.{brackets}")
@@ -115,10 +118,27 @@ def _check_formats(source: str, files: list[SourceFile], options: SourceOptions)
         unknown = next(file.path for file in files if format_of(file.path, options) is None)
         raise ValueError(f"{unknown}: the name does not tell the format. {_HOW_TO_TELL}")
     if len(formats) > 1:
-        found = ", ".join(f"{count} {name}" for name, count in sorted(formats.items(), key=str))
+        found = ", ".join(f"{count:,} {name}" for name, count in formats.most_common())
+        usual, (rare, count) = formats.most_common(1)[0][0], formats.most_common()[-1]
+        odd = next(file.path for file in files if format_of(file.path, options) == rare)
+        shown = odd if count == 1 else f"{odd}, …"
         raise ValueError(
-            f"{source}: files of several formats ({found}). Use a narrower glob, or read all as one. {_HOW_TO_TELL}"
+            f"{source}: files of several formats ({found}: {shown}). Use a narrower glob, or say which to read: "
+            f"reading=SourceOptions(format={usual!r}), --format {usual}."
         )
+
+
+def _check_unread(source: str, options: SourceOptions) -> None:
+    """Say so when a folder has files, but none that can be read."""
+    names = list(passed_over(source, options))
+    if not names:
+        return
+    kinds = collections.Counter(posixpath.splitext(name)[1].lower() or "no extension" for name in names)
+    found = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN_KINDS))
+    raise FileNotFoundError(
+        f"{source}: no file of a format that can be read ({found}). Formats are {', '.join(FORMATS)}: if it is one, "
+        "pass reading=SourceOptions(format=…) (--format); if not, read them yourself and give the rows as dicts."
+    )
 
 
 def _expand_remote(url: str, options: SourceOptions) -> list[SourceFile]:

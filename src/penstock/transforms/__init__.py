@@ -17,8 +17,8 @@
 
 Knows nothing of tasks, workers or shards.
 
-May import: `compiled`, `errors`, `identity`, `schema`, `sources`, `splitmix`. Imported by: `cli`, `preparation`. Holds
-no state.
+May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`, `sources`, `splitmix`. Imported by: `cli`,
+`preparation`. Holds no state.
 """
 
 from penstock.transforms._columns import KeepColumns

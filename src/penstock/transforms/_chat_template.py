@@ -27,10 +27,10 @@ import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import EngineFailed, MissingExtra
+from penstock.filesystem import local_path
 from penstock.transforms import _template_sandbox
 from penstock.transforms._special_tokens import Guard
 from penstock.transforms._template_sandbox import TemplateRefused, make_environment, read_message, send_message
@@ -187,9 +187,10 @@ def _find_text(template: str | os.PathLike[str] | Literal[True], source: Tokeniz
         if "chat_template" not in source.declared:
             raise ValueError(f"{source.name} has no chat template of its own; give chat_template=FILE or its text.")
         return source.declared["chat_template"]
-    if isinstance(template, os.PathLike) or ("{" not in template and Path(template).is_file()):
-        return Path(template).read_text("utf-8")
-    if "{" not in template:
+    if isinstance(template, os.PathLike) or "{" not in template:
+        path = local_path(template, "a chat template")
+        if path.is_file():
+            return path.read_text("utf-8")
         raise FileNotFoundError(f"No chat template at {template!r}, and it is not Jinja text either.")
     return template
 

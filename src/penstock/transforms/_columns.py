@@ -47,7 +47,7 @@ class KeepColumns:
     def notes(self) -> tuple[str, ...]:
         """What was left out."""
         names = ", ".join(map(repr, self._left_out))
-        return (f"Left out {names}: names of columns may not start with '__'.",) if names else ()
+        return (f"Left out {names}: a column needs a name that does not start with '__'.",) if names else ()
 
     @property
     def input_columns(self) -> tuple[str, ...] | None:
@@ -64,8 +64,8 @@ class KeepColumns:
         if self._types is not None or first is None:
             return self
         known = copy.copy(self)
-        if self.keep is None:  # such names are bookkeeping: the index of pandas, the keys of WebDataset
-            left_out = tuple(name for name in first.columns if name.startswith("__"))
+        if self.keep is None:
+            left_out = tuple(name for name in first.columns if _is_bookkeeping(name))
             object.__setattr__(known, "_left_out", left_out)
             pairs = _check_all([name for name in first.columns if name not in left_out])
         else:
@@ -78,17 +78,25 @@ class KeepColumns:
         return _OpenKeepColumns(self)
 
 
+def _is_bookkeeping(name: str) -> bool:
+    """Whether a name is none of the data's own: the index of pandas (unnamed in CSV), the keys of WebDataset."""
+    return not name or name.startswith("__")
+
+
 def _check_all(names: list[str]) -> tuple[tuple[str, str | None], ...]:
     try:
         return check_keep(names, ())
     except SchemaError as error:
-        raise SchemaError(f"{error} Name the columns to keep (keep=, --keep), or rename it with a function.") from None
+        raise SchemaError(
+            f"{error} Name the columns to keep (keep=, --keep), or rename it: with header=True and names= in a CSV "
+            "file (--header --names), else with a function."
+        ) from None
 
 
 def _check_known(records: Records, types: Mapping[str, str]) -> None:
     """Raise when a column turns up that the first rows did not have: it would be dropped silently."""
     for name, column in records.columns.items():
-        if name not in types and not name.startswith("__") and not _is_empty(column):
+        if name not in types and not _is_bookkeeping(name) and not _is_empty(column):
             raise SchemaError(
                 f"Column {name!r} is not in the first rows; their columns are {', '.join(map(repr, types))}. "
                 "Name the columns to keep (keep=, --keep); a row without one of them is a bad row."

@@ -6,7 +6,8 @@ What the assistant said is found in one of two ways. A template with generation 
 the assistant is what rendering turns 0..i adds to rendering 0..i-1 with a generation prompt. That is right only if
 both are the beginning of the whole conversation, which is checked: a template that writes earlier turns
 differently once later ones exist (dropping their reasoning, say) fails the check, and the conversation is refused.
-The second way counts what the template writes after a turn (an end-of-turn token and its newline) as said.
+The second way counts what the template writes after a turn (an end-of-turn token and its newline) as said, as the
+training templates of TRL do, which put the end of a turn and its newline into their generation blocks.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def choose_engine(source: TokenizerSource, wanted: EngineChoice, sample: Ragged)
         if wanted == "gigatoken":
             raise
         note = f"Using the reference tokenizer, which is 10 to 100 times slower: {error}"
-        _log.warning(note)
+        _log.info(note)  # prepare shows it as a note
         return ChosenEngine(is_fast=False, note=note)
     return ChosenEngine(is_fast=True)
 

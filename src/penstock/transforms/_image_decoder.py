@@ -111,6 +111,8 @@ class ImageDecoder:
         self._settings = settings
         self._mode = "RGB" if settings.channels == 3 else "L"
         self._filter = FILTERS[settings.filter]
+        self.num_animations = 0
+        """Images decoded so far that have more than one frame, of which only the first is taken."""
 
     def decode(self, encoded: bytes | memoryview) -> Any:
         """The image, decoded, turned and scaled.
@@ -121,8 +123,10 @@ class ImageDecoder:
         with _wrap_failures(self.pillow):
             image = self._open(encoded)
             turn = self._find_turn(image)
+            is_animation = _is_animation(image)
             self._draft(image, turn)
             image = self._scale(_convert(image, self._mode), turn)
+            self.num_animations += is_animation
             return image if turn is None else image.transpose(turn)
 
     def check(self, encoded: bytes | memoryview) -> bytes:
@@ -195,6 +199,14 @@ def _centre_box(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, 
     width, height = target[0] * scale, target[1] * scale
     left, top = max(0.0, (size[0] - width) / 2), max(0.0, (size[1] - height) / 2)
     return left, top, min(size[0], left + width), min(size[1], top + height)
+
+
+def _is_animation(image: Any) -> bool:
+    """Whether an image goes on after its first frame; cameras keep previews as further frames of MPO files."""
+    try:
+        return image.format != "MPO" and bool(getattr(image, "is_animated", False))
+    except (OSError, EOFError, SyntaxError, ValueError):  # broken behind the first frame, which is all that is taken
+        return False
 
 
 def _convert(image: Any, mode: str) -> Any:

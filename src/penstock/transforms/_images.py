@@ -27,6 +27,7 @@ from penstock.transforms._image_decoder import FILTERS, BadImage, ImageDecoder, 
 from penstock.transforms._kept import Keep, check_keep, infer_types, read_kept, take_kept
 from penstock.transforms._transform import BadRows, OpenTransform, Output
 
+FIRST_FRAMES = "animations_of_which_only_the_first_frame_was_taken"
 VERSION = 1
 _SHAPE_SUFFIX = "_shape"
 DEFAULT_MAX_PIXELS = 89_478_485
@@ -168,10 +169,12 @@ class _OpenDecodeImage:
         bad = BadRows(records)
         kept = read_kept(records, types, bad)
         images = _list_images(records, self._settings.column, bad)
+        before = self._decoder.num_animations
         with quiet_decoding(self._decoder.pillow):
             made = self._make(images, bad)
-        places = bad.good_places()
-        return Output({**made, **take_kept(kept, places, records.num_rows)}, places, bad.errors())
+        places, num_animations = bad.good_places(), self._decoder.num_animations - before
+        noticed = {FIRST_FRAMES: num_animations} if num_animations else {}
+        return Output({**made, **take_kept(kept, places, records.num_rows)}, places, bad.errors(), noticed)
 
     def _make(self, images: list[memoryview], bad: BadRows) -> dict[str, Any]:
         name = self._settings.column

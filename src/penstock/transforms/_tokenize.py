@@ -38,7 +38,7 @@ from penstock.transforms._engine_choice import (
 from penstock.transforms._kept import Keep, check_keep, infer_types
 from penstock.transforms._special_tokens import Guard, SpecialTokens, seal_tokenizer
 from penstock.transforms._tokenize_rows import OpenChat, OpenTokenize, TokenMaker, smallest_dtype
-from penstock.transforms._tokenizer_source import TokenizerSource, load_tokenizer
+from penstock.transforms._tokenizer_source import TokenizerSource, load_tokenizer, tokens_around
 from penstock.transforms._transform import BadRows, OpenTransform
 
 VERSION = 1
@@ -187,8 +187,30 @@ class Tokenize:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why the reference is used, if it is."""
-        return (self._chosen.note,) if self._chosen and self._chosen.note else ()
+        """Why the reference is used, if it is, and what the tokenizer would have added to each text."""
+        engine = (self._chosen.note,) if self._chosen and self._chosen.note else ()
+        return (*engine, *self._note_post_processor())
+
+    def _note_post_processor(self) -> tuple[str, ...]:
+        """A note where the post-processor would add other tokens than are asked for; a chat template writes its own."""
+        if self._template is not None:
+            return ()
+        before, after = tokens_around(self._source.kind, self._source.data)
+        roles = (("before", before, "prepend_bos", self.bos_id), ("after", after, "append_eos", self.eos_id))
+        missing = [
+            (side, tokens, role)
+            for side, tokens, role, added in roles
+            if [self._source.find_id(token, role) for token in tokens] != ([] if added is None else [added]) and tokens
+        ]
+        if not missing:
+            return ()
+        would = " and ".join(f"{' '.join(map(repr, tokens))} {side}" for side, tokens, _ in missing)
+        flags = ", ".join(f"{role}={tokens[0]!r}" for _, tokens, role in missing if len(tokens) == 1)
+        same = f" For the same: {flags} (--prepend-bos, --append-eos)." if flags else ""
+        return (
+            f"{self._source.name} has a post-processor that would put {would} each text. It is not run: only what "
+            f"prepend_bos and append_eos ask for is added.{same}",
+        )
 
     @property
     def input_columns(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from penstock.transforms._transform import BadRows, Output, row_number
 
 Pairs = tuple[tuple[str, str | None], ...]
 _KEY_DIGITS = 15
+WITHOUT_TARGETS = "conversations_without_a_token_to_learn"
 
 
 class OpenTokenize:
@@ -84,10 +85,13 @@ class OpenChat(OpenTokenize):
         rows = join_texts([conversation.text for conversation in said])
         ids, offsets = self._maker.encode(rows, records, places)
         columns: dict[str, Any] = {"tokens": self._maker.frame(ids, offsets)}
+        noticed = self._notice(said)
         if self._with_mask:
-            columns["loss_mask"] = self._make_mask(said, ids, offsets)
+            columns["loss_mask"] = mask = self._make_mask(said, ids, offsets)
+            num_empty = _count_empty(mask)
+            noticed |= {WITHOUT_TARGETS: num_empty} if num_empty else {}
         columns |= take_kept(kept, places, records.num_rows)
-        return Output(columns, places, bad.errors(), self._notice(said))
+        return Output(columns, places, bad.errors(), noticed)
 
     def _notice(self, said: list[Conversation]) -> dict[str, int]:
         is_counted = self._guard is not None and self._guard.policy == "count"
@@ -223,6 +227,12 @@ def mark_overlaps(
     is_inside = following < len(stops)
     overlaps: NDArray[np.bool_] = is_inside & (starts[np.minimum(following, len(stops) - 1)] < ends) & (begins < ends)
     return overlaps
+
+
+def _count_empty(mask: Ragged) -> int:
+    """Samples without a token to learn from."""
+    totals = np.concatenate([[0], np.cumsum(mask.values)])
+    return int((totals[mask.offsets[1:]] == totals[mask.offsets[:-1]]).sum())
 
 
 def _byte_spans(said: Conversation) -> tuple[tuple[int, int], ...]:

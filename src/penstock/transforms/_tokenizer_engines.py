@@ -18,6 +18,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ Bounds = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 _MAX_GROWTH_BYTES = 256 << 20
 _GROUP_BYTES = 1 << 20
+_RUST_PLACE = re.compile(r"\s*Location:\s*\S+\.rs:\d+(:\d+)?")  # where in their code, which tells users nothing
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 # tiktoken has its split pattern as text, gigatoken as code. Engines are compared before every run, so a wrong entry
 # costs speed, never a token.
@@ -256,4 +258,5 @@ def _wrap_panics(library: str, tokenizer: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, MemoryError, PenstockError):
         raise
     except BaseException as error:
-        raise EngineFailed(f"{library} failed with the tokenizer {tokenizer}: {error}") from error
+        reason = _RUST_PLACE.sub("", str(error)).strip()
+        raise EngineFailed(f"{library} failed with the tokenizer {tokenizer}: {reason}") from error

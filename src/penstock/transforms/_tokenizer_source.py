@@ -8,6 +8,7 @@ Nothing is downloaded. Ids of EOS and BOS are looked up, never guessed.
 from __future__ import annotations
 
 import base64
+import difflib
 import functools
 import hashlib
 import importlib
@@ -19,10 +20,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import FormatError, MissingExtra
+from penstock.filesystem import local_path
 
 BYTES_EOS, BYTES_BOS = "<|eos|>", "<|bos|>"
 _BYTES_SPECIALS = {BYTES_EOS: 256, BYTES_BOS: 257}
 _TIKTOKEN_PREFIX = "tiktoken:"
+_SENTENCEPIECE_SUFFIX = ".model"
+_CONVERT = "Convert it once with transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
 _SHOWN_TOKENS = 12
 _FREE_IDS = 1 << 20
 _IDS_PER_TOKEN = 8
@@ -127,8 +131,8 @@ def _load_named(name: str) -> TokenizerSource:
     if name == "bytes":
         return TokenizerSource("bytes", "bytes", sha256=hash_content(_BYTES_SPECIALS), specials=_BYTES_SPECIALS)
     if name.startswith(_TIKTOKEN_PREFIX):
-        return _load_tiktoken(import_text("tiktoken").get_encoding(name.removeprefix(_TIKTOKEN_PREFIX)))
-    path = Path(name)
+        return _load_tiktoken(_get_encoding(name.removeprefix(_TIKTOKEN_PREFIX)))
+    path = local_path(name, "a tokenizer")
     if path.is_dir():
         return _load_folder(path)
     if not path.is_file():
@@ -136,18 +140,41 @@ def _load_named(name: str) -> TokenizerSource:
             f"No tokenizer at {name!r}. Give a tokenizer.json or a folder with one; nothing is downloaded, so fetch "
             f"it first (hf download REPOSITORY tokenizer.json tokenizer_config.json --local-dir FOLDER)."
         )
+    if path.name.endswith(_SENTENCEPIECE_SUFFIX):
+        raise FormatError(f"{path}: a tokenizer.json is needed. {_advise_on_sentencepiece(path.name)}")
     return _load_json(path.name, path.read_bytes(), {})
+
+
+def _get_encoding(name: str) -> Any:
+    tiktoken = import_text("tiktoken")
+    known = tiktoken.list_encoding_names()
+    if name not in known:
+        guess = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        meant = f" Did you mean {_TIKTOKEN_PREFIX}{guess[0]}?" if guess else ""
+        raise ValueError(f"tiktoken has no encoding {name!r}.{meant} It has {', '.join(sorted(known))}.")
+    return tiktoken.get_encoding(name)
 
 
 def _load_folder(folder: Path) -> TokenizerSource:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:_SHOWN_TOKENS]) or "nothing"
-        raise FileNotFoundError(
-            f"{folder} has no tokenizer.json (it holds {found}). Convert it once with "
-            f"transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
-        )
+        names = sorted(entry.name for entry in folder.iterdir())
+        found = ", ".join(names[:_SHOWN_TOKENS]) or "nothing"
+        model = next((name for name in names if name.endswith(_SENTENCEPIECE_SUFFIX)), None)
+        advice = _advise_on_sentencepiece(model) if model else _CONVERT
+        raise FileNotFoundError(f"{folder} has no tokenizer.json (it holds {found}). {advice}")
     return _load_json(folder.resolve().name, path.read_bytes(), _read_declarations(folder))
+
+
+def _advise_on_sentencepiece(name: str) -> str:
+    """What to do about a model that only SentencePiece reads: conversions are not exact by themselves."""
+    return (
+        f"{name} is a SentencePiece model. Take the tokenizer.json of the same model where there is one; if not, put "
+        "its tokenizer_config.json beside it, without which the space that SentencePiece puts before a text is lost, "
+        "and convert it: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER). Then compare the "
+        "ids with sentencepiece.SentencePieceProcessor(model_file=...).encode(text), also for texts that begin with "
+        "spaces or hold several in a row: a conversion may still differ there."
+    )
 
 
 def _read_declarations(folder: Path) -> dict[str, str]:
@@ -202,6 +229,22 @@ def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> Tokenizer
         controls=frozenset(token.content for token in added.values() if token.special),
         declared=dict(declared),
     )
+
+
+@functools.lru_cache(maxsize=2)
+def tokens_around(source_kind: str, data: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tokens that the tokenizer's own post-processor puts before and after a text."""
+    if source_kind != "json" or not json.loads(data).get("post_processor"):
+        return (), ()
+    loaded = import_text("tokenizers").Tokenizer.from_str(data.decode())
+    loaded.no_truncation()
+    loaded.no_padding()
+    plain, full = loaded.encode("a", add_special_tokens=False), loaded.encode("a")
+    for begin in range(len(full.ids) - len(plain.ids) + 1):
+        end = begin + len(plain.ids)
+        if full.ids[begin:end] == plain.ids:
+            return tuple(full.tokens[:begin]), tuple(full.tokens[end:])
+    return (), ()
 
 
 def _ids_in(content: Mapping[str, Any]) -> list[int]:
