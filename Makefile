@@ -28,7 +28,7 @@ check: setup
 
 # The report is tested in a browser; where it is not and cannot be installed, those tests are skipped, and say so.
 chromium:
-	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 \
+	@which chromium chromium-browser google-chrome 2>/dev/null | grep -q . \
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive \
 	     && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	|| echo "Chromium is not here and cannot be installed: tests of the report in a browser are skipped."

@@ -161,6 +161,18 @@ def test_streams(raw: Path) -> None:
     assert space["checkpoint"]
 
 
+def test_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = snippets("docs/watch.md")
+    run(first, loader=[1, 2, 3], model=Model())
+    assert "penstock watch" in (tmp_path / "report.html").read_text()
+    loader = penstock.DataLoader(torch.arange(800), batch_size=8)
+    space = run(second, loader=loader, model=Model(), device="cpu", history=[])
+    assert [step for step, _ in space["history"]] == [50, 100, 150, 200]
+    assert space["checkpoint"]
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text()

@@ -30,6 +30,8 @@ from penstock.metrics import Sampler, ThreadMeter, ThreadUsage, UsageHistory, de
 from penstock.report import Page, render_html, to_perfetto
 
 _SECONDS_BETWEEN_READINGS = 0.005
+_SECONDS_BETWEEN_LOOKS = 0.05
+"""At processes: their clocks tick every 10 ms, so rates over less are noise."""
 
 AnyBatch = TypeVar("AnyBatch")
 Log = Callable[[Mapping[str, float], int], object]
@@ -186,7 +188,9 @@ class Watch(Generic[AnyBatch]):
 
     def _summarise(self) -> tuple[WatchSummary, UsageHistory | None]:
         if self._sampler is not None:
-            self._sampler.sample(with_pss=True)
+            latest = self._sampler.history(last=1).time_seconds
+            if not len(latest) or time.perf_counter() - latest[0] > _SECONDS_BETWEEN_LOOKS:
+                self._sampler.sample(with_pss=True)
         usage = None if self._sampler is None else self._sampler.history()
         with self._lock:
             return summarise(self._name, self._history, tuple(self._starts), usage, describe_machine()), usage

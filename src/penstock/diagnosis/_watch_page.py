@@ -90,15 +90,14 @@ def _step_times(history: StepHistory) -> StepTimes | None:
 def _charts(history: StepHistory, usage: UsageHistory | None, begin: float) -> Iterator[Chart]:
     moments = history.means("begin") - begin
     if len(moments) > 1:
-        rates = 1 / np.maximum(history.means("wait") + history.means("step"), 1e-9)
-        yield _chart("Throughput", "steps/s", moments, {"steps": _smooth(rates)})
+        seconds = _smooth(history.means("wait") + history.means("step"))
+        yield _chart("Throughput", "steps/s", moments, {"steps": 1 / np.maximum(seconds, 1e-9)})
     queued = history.means("queued")
     if np.isfinite(queued).any() and len(moments) > 1:
         yield _chart("Batches ready", "batches", moments, {"when one was asked for": _smooth(queued)})
     if usage is None or len(usage.time_seconds) < 3:
         return
-    times = usage.time_seconds[1:] - begin
-    seconds = np.diff(usage.time_seconds)
+    times, seconds = usage.time_seconds[1:] - begin, np.diff(usage.time_seconds)
     training, workers = (np.diff(each) / seconds for each in (usage.root_cpu_seconds, usage.children_cpu_seconds))
     others = np.maximum(0, np.diff(usage.machine_busy_seconds) / seconds - training - workers)
     yield _chart("Processors", "cores", times, {"training": training, "workers": workers, "other programs": others})

@@ -429,7 +429,7 @@
         root.append(svg("line", { class: "grid", x1: left, x2: width - 12, y1: y(place), y2: y(place) }));
         root.append(svg("text", { x: left - 7, y: y(place) + 4, "text-anchor": "end" }, number(place)));
       }
-      const places = ticks(from, to, (width - left) / 90), labels = axisLabels(places);
+      const places = ticks(from, to, (width - left) / 50), labels = axisLabels(places);
       places.forEach((place, index) => root.append(svg("text", { x: x(place), y: height - 7, "text-anchor": "middle" }, labels[index])));
       chart.lines.forEach((line, place) => {
         const points = line.map((value, index) => [index, value]).filter(([, value]) => value !== null);
