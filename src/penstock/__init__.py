@@ -19,7 +19,9 @@ __all__ = [
     "KeepColumns",
     "Plan",
     "Ragged",
+    "Remote",
     "Schema",
+    "Security",
     "SourceOptions",
     "Tokenize",
     "__version__",
@@ -32,6 +34,7 @@ __all__ = [
     "open",
     "prepare",
     "pure",
+    "serve",
     "stream",
     "verify",
     "watch",
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.preparation import is_stale, prepare
     from penstock.pytorch import DataLoader, stream
     from penstock.schema import Ragged, Schema
+    from penstock.service import Remote, Security, serve
     from penstock.shards import DatasetWriter, verify
     from penstock.sources import SourceOptions
     from penstock.transforms import DecodeImage, FunctionTransform, KeepColumns, Tokenize
@@ -60,7 +64,9 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "KeepColumns": "penstock.transforms",
         "Plan": "penstock.plan",
         "Ragged": "penstock.schema",
+        "Remote": "penstock.service",
         "Schema": "penstock.schema",
+        "Security": "penstock.service",
         "SourceOptions": "penstock.sources",
         "Tokenize": "penstock.transforms",
         "from_arrays": "penstock.plan",
@@ -70,6 +76,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "open": "penstock.plan",
         "prepare": "penstock.preparation",
         "pure": "penstock.plan",
+        "serve": "penstock.service",
         "stream": "penstock.pytorch",
         "verify": "penstock.shards",
         "watch": "penstock.diagnosis",

@@ -12,6 +12,8 @@
     ├── StageError           (ValueError)         stages of a plan in an order that has no meaning
     ├── StateError           (ValueError)         a saved state belongs to another order of the data
     ├── WorkerDied           (RuntimeError)       worker processes kept dying over the same work
+    ├── ServiceError         (ConnectionError)    no server gives batches: start one, or correct what it refuses
+    ├── RemoteFailed         (RuntimeError)       your function failed on a server: fix the function
     ├── TransformFailed      (RuntimeError)       your function failed on a batch: fix the function
     ├── EngineFailed         (RuntimeError)       a tokenizer library failed: use the other engine
     ├── TokenizerMismatch    (RuntimeError)       two engines gave different tokens: use engine="reference"
@@ -82,6 +84,14 @@ class StateError(PenstockError, ValueError):
 
 class WorkerDied(PenstockError, RuntimeError):
     """Worker processes were killed or crashed, several times over the same work."""
+
+
+class ServiceError(PenstockError, ConnectionError):
+    """No server answers, or they refuse; the message names each with its reason."""
+
+
+class RemoteFailed(PenstockError, RuntimeError):
+    """Computing a batch failed on a server; the message has the traceback from there."""
 
 
 class TransformFailed(PenstockError, RuntimeError):

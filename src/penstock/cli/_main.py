@@ -15,11 +15,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from penstock._version import __version__
-from penstock.cli import _demo, _doctor, _inspect, _prepare, _verify
+from penstock.cli import _certificates, _demo, _doctor, _inspect, _prepare, _serve, _verify
 from penstock.errors import PenstockError, printable
 from penstock.report import stop_printing
 
-_VERBS = {"prepare": _prepare, "inspect": _inspect, "verify": _verify, "doctor": _doctor, "demo": _demo}
+_VERBS = {
+    "prepare": _prepare,
+    "inspect": _inspect,
+    "verify": _verify,
+    "doctor": _doctor,
+    "serve": _serve,
+    "certificates": _certificates,
+    "demo": _demo,
+}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -12,22 +12,24 @@ A slot goes back to its pool when the last array or tensor on it dies. When a wo
 go to the one that is started instead: they are pure functions, so computing one twice is computing it once.
 An engine computes any work; nothing here knows torch.
 
-May import: `errors`, `plan`, `schema`, `shapes`, `workers`. Imported by: `pytorch`. Holds state: the thread engines
-of this process, weakly, to close them at exit.
+May import: `errors`, `plan`, `schema`, `shapes`, `workers`. Imported by: `pytorch`, `service`. Holds state: the thread
+engines of this process, weakly, to close them at exit.
 """
 
 from penstock.loader._cursor import Cursor
-from penstock.loader._engine import Engine, Result
+from penstock.loader._engine import Engine, Result, Wait, WaitedTooLong, WorkerKind
 from penstock.loader._engines import make_engine
-from penstock.loader._layout import Batch
-from penstock.loader._memory import Arena
+from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagged, Template
+from penstock.loader._memory import Arena, PrivateSlot, SlotPool, private_slot
 from penstock.loader._pipeline import InFlight, LoaderStatistics, Pipeline, count_computed, count_handed_over
 from penstock.loader._plan_work import Bundle, Item, PlanWork, has_batches, plan_items, steps_per_bundle
+from penstock.loader._processes import ProcessEngine
 from penstock.loader._work import Work
 
 __all__ = [
     "Arena",
     "Batch",
+    "BatchLayout",
     "Bundle",
     "Cursor",
     "Engine",
@@ -35,13 +37,23 @@ __all__ = [
     "Item",
     "LoaderStatistics",
     "Pipeline",
+    "PlacedArray",
+    "PlacedRagged",
     "PlanWork",
+    "PrivateSlot",
+    "ProcessEngine",
     "Result",
+    "SlotPool",
+    "Template",
+    "Wait",
+    "WaitedTooLong",
     "Work",
+    "WorkerKind",
     "count_computed",
     "count_handed_over",
     "has_batches",
     "make_engine",
     "plan_items",
+    "private_slot",
     "steps_per_bundle",
 ]

@@ -34,7 +34,10 @@ class Result(NamedTuple):
 class Engine(Protocol):
     """Computes items by ticket. Submit some, then wait for any of them in any order."""
 
-    num_workers: int
+    @property
+    def num_workers(self) -> int:
+        """Workers there are to be."""
+        ...
 
     def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
         """Have an item computed: by whichever worker, or in an assigned engine by this one."""

@@ -86,6 +86,22 @@ class ProcessEngine:
         ticket = next(iter(self._done))
         return ticket, self._finish(ticket, was_ready)
 
+    def take_finished(self, seconds: float) -> list[tuple[int, Result | BaseException]]:
+        """What is finished, waiting at most so long for the first result; less when there is news of something else."""
+        if not self._done:
+            self._read(seconds)
+        finished: list[tuple[int, Result | BaseException]] = []
+        for ticket in list(self._done):
+            try:
+                finished.append((ticket, self._finish(ticket, was_ready=True)))
+            except Exception as error:  # noqa: BLE001 - the caller's to raise
+                finished.append((ticket, error))
+        return finished
+
+    def wake_on(self, descriptor: int) -> None:
+        """Let `take_finished` return also when there is something to read from this descriptor."""
+        self._crew.wake_on(descriptor)
+
     def is_done(self, ticket: int) -> bool:
         """Whether the result is there; reads what workers have said."""
         return ticket in self._done or (self._read(0) and ticket in self._done)

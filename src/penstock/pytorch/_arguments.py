@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from penstock.loader import WorkerKind
 from penstock.plan import Plan
+from penstock.service import Remote, as_remote
 from penstock.workers import StartMethod, default_workers
 
 Workers = Literal["auto", "inline", "thread", "process"]
@@ -58,6 +60,12 @@ ARGUMENTS: Mapping[str, Argument] = {
     "epochs": Argument(False, with_torch="with a torch dataset use a loop around the loop"),
     "start_method": Argument(False, with_torch="with a torch dataset use multiprocessing_context"),
     "drop_consumed": Argument(False, with_torch="with a torch dataset use one that drops what it has read"),
+    "remote": Argument(
+        False,
+        with_torch="servers compute plans; samples of a torch dataset come from code and state of this process. "
+        "Prepare the data (penstock.prepare) and put the transform into plan.map(...)",
+    ),
+    "local_workers": Argument(False, with_torch="with a torch dataset use num_workers"),
     "device": Argument(False),
     "snapshot_every_n_steps": Argument(False),
 }
@@ -125,6 +133,10 @@ class LoaderSettings:
     """Let data that was read leave the page cache: for data far larger than memory that no other run reads."""
     start_method: StartMethod
     """How worker processes start. "fork" takes lambdas along, but also every lock and thread of the trainer."""
+    remote: Remote | None
+    """Servers that compute the batches. Costs the network what the batches weigh; plain tokens are faster from here."""
+    local_workers: int
+    """Workers of this machine that take a share beside the servers, and all of it while none answers."""
 
     def __post_init__(self) -> None:
         if self.workers not in ("auto", "inline", "thread", "process"):
@@ -133,6 +145,14 @@ class LoaderSettings:
             raise ValueError(f"num_workers={self.num_workers!r}; expected an integer of at least 0, or 'auto'.")
         if self.start_method not in ("forkserver", "spawn", "fork"):
             raise ValueError(f"start_method={self.start_method!r}; expected 'forkserver', 'spawn' or 'fork'.")
+        if type(self.local_workers) is not int or self.local_workers < 0:
+            raise ValueError(f"local_workers={self.local_workers!r}; expected an integer of at least 0.")
+        if self.local_workers and self.remote is None:
+            raise ValueError("local_workers= is for the machine beside remote= servers; alone it is num_workers=.")
+        if self.remote is not None and self.num_workers not in (None, 0, "auto"):
+            raise ValueError(
+                "num_workers= with remote=: servers have their own workers; here there are local_workers=."
+            )
         for name in ("prefetch", "micro_batch", "epochs"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
@@ -145,20 +165,27 @@ class LoaderSettings:
         Raises:
             ValueError: one is not what it can be, alone or with the others.
         """
+        given = {**given, "remote": as_remote(given["remote"])}
         settings = cls(**{field.name: given[field.name] for field in dataclasses.fields(cls)})
         _, num_workers = settings.resolve(plan)
-        if settings.timeout and not num_workers:
+        if settings.timeout and not num_workers and settings.remote is None:
             raise ValueError(f"timeout={settings.timeout}: without workers nobody can stop waiting for a batch.")
         if given["prefetch_factor"] is None or settings.prefetch is not None or not num_workers:
             return settings
         return dataclasses.replace(settings, prefetch=given["prefetch_factor"] * num_workers)
 
-    def resolve(self, plan: Plan) -> tuple[Literal["inline", "thread", "process"], int]:
-        """(kind, number) of the workers for a plan.
+    def resolve(self, plan: Plan) -> tuple[Literal["inline", "thread", "process", "remote"], int]:
+        """(kind, number) of the workers for a plan; how many there are on servers, they say when they are asked.
 
         Raises:
             ValueError: threads cannot run its functions.
         """
+        if self.remote is not None:
+            return "remote", self.local_workers
+        return self.resolve_here(plan)
+
+    def resolve_here(self, plan: Plan) -> tuple[WorkerKind, int]:
+        """(kind, number) of the workers of this machine."""
         kind = self.workers
         if kind == "auto":
             kind = "process" if plan.runs_python else "thread"

@@ -31,6 +31,7 @@ from penstock.pytorch._plan_view import PlanBatchSampler, PlanSampler, find_plan
 from penstock.pytorch._stream import Stream
 from penstock.pytorch._torch_run import TorchRun
 from penstock.pytorch._warnings import log_odd_batch_size, warn_too_many_workers
+from penstock.service import Remote, Servers
 from penstock.workers import StartMethod
 
 BatchType = TypeVar("BatchType", covariant=True, default=Any)
@@ -59,6 +60,9 @@ class DataLoader(TorchDataLoader[BatchType]):
         epochs: For plans: epochs in one `for` loop; None never stops.
         start_method: For plans: how worker processes start.
         drop_consumed: For plans: let data that was read leave the page cache.
+        remote: For plans: servers that compute the batches in place of workers (`penstock serve`): addresses, a host
+            name or a file that stands for several, or `penstock.Remote` with timeouts, a token and TLS.
+        local_workers: For plans with `remote`: workers of this machine that take a share, and go on without servers.
         device: Hand batches over on this device: copied from pinned memory, on a stream of their own, one batch
             ahead of the training loop.
         snapshot_every_n_steps: torchdata's, for scripts written for its `StatefulDataLoader`. A state here is
@@ -101,6 +105,8 @@ class DataLoader(TorchDataLoader[BatchType]):
         epochs: int | None = 1,
         start_method: StartMethod = "forkserver",
         drop_consumed: bool = False,
+        remote: Remote | Servers | None = None,
+        local_workers: int = 0,
         device: str | int | torch.device | None = None,
         snapshot_every_n_steps: int = 1,
     ) -> None:
@@ -110,6 +116,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         self.workers, self.prefetch, self.rank, self.world_size = workers, prefetch, rank, world_size
         self.micro_batch, self.epochs, self.start_method = micro_batch, epochs, start_method
         self.drop_consumed, self.device, self.snapshot_every_n_steps = drop_consumed, device, snapshot_every_n_steps
+        self.remote, self.local_workers = remote, local_workers
         find_device(device)  # one that is not there is an error here, not at the first batch
         rebuilt = find_run(given)
         self._source = source = find_plan(dataset, given, _DEFAULTS) if rebuilt is None else rebuilt.source
@@ -133,7 +140,7 @@ class DataLoader(TorchDataLoader[BatchType]):
 
     @property
     def kind(self) -> str:
-        """What computes: "inline", "thread" or "process"."""
+        """What computes: "inline", "thread", "process" or "remote"."""
         return self._run.kind
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]

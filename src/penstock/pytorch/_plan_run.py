@@ -13,6 +13,7 @@ import torch
 from penstock.errors import StateError
 from penstock.loader import (
     Cursor,
+    Engine,
     Item,
     LoaderStatistics,
     Pipeline,
@@ -28,6 +29,7 @@ from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._feed import take
 from penstock.pytorch._plan_source import PlanSource
 from penstock.pytorch._ranks import check_rank, find_rank
+from penstock.service import RemoteEngine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +69,7 @@ class PlanRun:
         """Absolute number of the next row to hand out."""
         self._statistics = LoaderStatistics()
         self._pipeline: Pipeline | None = None
-        self._engine: Any = None
+        self._engine: Engine | None = None
         self._loop: _Loop | None = None
         self._is_unfinished = False
         self._num_steps = 1
@@ -82,8 +84,8 @@ class PlanRun:
             raise ValueError(
                 f"The plan has no batches ({self.plan.num_rows:,} rows), so epochs=None would wait for one for ever."
             )
-        self._num_steps = self._steps_per_item(world_size)
         pipeline = self._start()
+        self._num_steps = self._steps_per_item(world_size)
         items = plan_items(
             self.plan,
             self._row,
@@ -182,7 +184,7 @@ class PlanRun:
                 "This loader has no workers to change: it was made with num_workers=0 or workers='inline'."
             )
         self.num_workers = num_workers
-        if self._pipeline is not None:
+        if self._pipeline is not None and self._engine is not None:
             self._engine.set_workers(num_workers)
             self._change_prefetch(self._pipeline)
 
@@ -283,15 +285,18 @@ class PlanRun:
         """Steps that a worker computes as one item, so that two items per worker fit into the prefetch."""
         if self.kind == "inline" or not self.settings.in_order:
             return 1
-        num_steps = steps_per_bundle(self.plan, world_size)
-        return num_steps if self._prefetch is None else max(1, min(num_steps, self._prefetch // (2 * self.num_workers)))
+        if isinstance(self._engine, RemoteEngine):
+            num_steps = self._engine.steps_per_request(world_size)
+        else:
+            num_steps = steps_per_bundle(self.plan, world_size)
+        if self._prefetch is None:
+            return num_steps
+        return max(1, min(num_steps, self._prefetch // max(1, 2 * self.num_workers)))
 
     def _start(self) -> Pipeline:
         if self._pipeline is None or not self._pipeline.is_ours:
             work = PlanWork(self.plan, drops_consumed=self.settings.drop_consumed)
-            self._engine = make_engine(
-                work, kind=self.kind, num_workers=self.num_workers, start_method=self.settings.start_method
-            )
+            self._engine = self._make_engine(work)
             self._pipeline = Pipeline(
                 self._engine,
                 work,
@@ -302,6 +307,19 @@ class PlanRun:
                 timeout=self.settings.timeout,
             )
         return self._pipeline
+
+    def _make_engine(self, work: PlanWork) -> Engine:
+        settings = self.settings
+        if settings.remote is None:
+            assert self.kind != "remote"
+            return make_engine(work, kind=self.kind, num_workers=self.num_workers, start_method=settings.start_method)
+        local = None
+        if settings.local_workers:
+            kind, _ = dataclasses.replace(settings, remote=None, local_workers=0).resolve_here(self.plan)
+            local = make_engine(work, kind=kind, num_workers=settings.local_workers, start_method=settings.start_method)
+        engine = RemoteEngine(self.plan, settings.remote, local=local)
+        self.num_workers = engine.num_workers
+        return engine
 
     def _num_parts(self, world_size: int) -> int:
         size = self.settings.micro_batch

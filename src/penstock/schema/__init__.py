@@ -2,12 +2,12 @@
 
 Knows nothing of files.
 
-May import: `errors`. Imported by: `cli`, `loader`, `plan`, `preparation`, `pytorch`, `shards`, `transforms`. Holds no
-state.
+May import: `errors`. Imported by: `cli`, `loader`, `plan`, `preparation`, `pytorch`, `service`, `shards`, `transforms`.
+Holds no state.
 """
 
 from penstock.schema._columns import HASH_COLUMN, Column, Schema
-from penstock.schema._dtypes import dtype_from_name, dtype_name, dtype_tag
+from penstock.schema._dtypes import dtype_from_name, dtype_from_tag, dtype_name, dtype_tag
 from penstock.schema._ragged import Ragged, offsets_of
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Ragged",
     "Schema",
     "dtype_from_name",
+    "dtype_from_tag",
     "dtype_name",
     "dtype_tag",
     "offsets_of",

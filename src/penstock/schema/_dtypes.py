@@ -38,6 +38,9 @@ _TAG_OF_NAME = {
 }
 
 
+_NAME_OF_TAG = {tag: name for name, tag in _TAG_OF_NAME.items()}
+
+
 @functools.cache
 def dtype_from_name(name: str) -> np.dtype[Any]:
     """Little-endian dtype of a column written as `name`."""
@@ -64,3 +67,10 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 def dtype_tag(dtype: np.dtype[Any]) -> str:
     """Name of `dtype` in a safetensors header."""
     return _TAG_OF_NAME[dtype_name(dtype)]
+
+
+def dtype_from_tag(tag: str) -> np.dtype[Any]:
+    """Dtype by its name in a safetensors header; `SchemaError` for one that is not known."""
+    if tag not in _NAME_OF_TAG:
+        raise SchemaError(f"{str(tag)[:20]!r} is not a dtype of safetensors that numpy can hold.")
+    return dtype_from_name(_NAME_OF_TAG[tag])

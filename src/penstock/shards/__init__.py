@@ -7,11 +7,12 @@
 
 Files are checked here: rooms that import this one can trust every count, offset and name.
 
-May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`. Imported by: `cli`, `plan`, `preparation`. Holds
-state: the open shards of this process, weakly, so that a forked child opens its own.
+May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`. Imported by: `cli`, `plan`, `preparation`,
+`service`. Holds state: the open shards of this process, weakly, so that a forked child opens its own.
 """
 
 from penstock.shards._arrays import ArrayStorage, storage_of_arrays
+from penstock.shards._checksums import checksum
 from penstock.shards._folder import Check, ShardFolder
 from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
 from penstock.shards._hashing import content_columns, hash_samples
@@ -55,6 +56,7 @@ __all__ = [
     "Storage",
     "Verification",
     "Workspace",
+    "checksum",
     "classes_of",
     "content_columns",
     "convert_columns",

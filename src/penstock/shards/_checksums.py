@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 BLOCK_BYTES = 512 << 10
 
 
-def checksum(data: bytes | bytearray | NDArray[np.uint8], before: int = 0) -> int:
+def checksum(data: bytes | bytearray | memoryview | NDArray[np.uint8], before: int = 0) -> int:
     """CRC32C of `data`, or of what has the checksum `before` and `data` behind it."""
     return int(crc32c.crc32c(data.data if isinstance(data, np.ndarray) else data, before))
 

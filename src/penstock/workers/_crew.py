@@ -69,6 +69,7 @@ class Crew:
         self._listening: tuple[dict[int, WorkerProcess], select.poll] | None = None
         """(workers by descriptor, what waits for any of them); None when the workers have changed."""
         self._next_number = 0
+        self._waker: int | None = None
         self.is_closed = False
         abandon_in_forks(self)
 
@@ -84,7 +85,11 @@ class Crew:
         """The workers that have sent something or have died, waiting at most so long for the first."""
         workers, poller = self._listening or self._listen()
         ready = poller.poll(None if seconds is None else seconds * 1000)
-        return [workers[descriptor] for descriptor, _ in ready]
+        return [workers[descriptor] for descriptor, _ in ready if descriptor != self._waker]
+
+    def wake_on(self, descriptor: int) -> None:
+        """Let `wait` return also when there is something to read from this descriptor, which the owner then reads."""
+        self._waker, self._listening = descriptor, None
 
     def find_pid(self, worker: WorkerProcess) -> int | None:
         """The process id of a worker; None while it is being started."""
@@ -129,6 +134,8 @@ class Crew:
         poller = select.poll()  # `select` refuses descriptors from 1,024 on
         for descriptor in workers:
             poller.register(descriptor, select.POLLIN)
+        if self._waker is not None:
+            poller.register(self._waker, select.POLLIN)
         self._listening = workers, poller
         return self._listening
 

@@ -1,0 +1,41 @@
+"""Make certificates for a small cluster: an authority, one certificate for servers, one for clients."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from penstock.report import console, print_json
+
+HELP = "make certificates for `penstock serve` and its clients"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to write them")
+    parser.add_argument("hosts", nargs="+", metavar="HOST", help="names and addresses that clients know the servers by")
+    parser.add_argument("--days", type=int, default=365, help="how long they are good for (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when they are written."""
+    from penstock.service import make_certificates
+
+    files = make_certificates(arguments.folder, arguments.hosts, days=arguments.days)
+    if arguments.json:
+        print_json(
+            {
+                "authority": str(files.authority),
+                "server": list(map(str, files.server)),
+                "client": list(map(str, files.client)),
+            }
+        )
+        return 0
+    (certificate, key), client = files.server, files.client
+    options = f"--certificate {certificate} --key {key} --authority {files.authority}"
+    console().print(
+        f"penstock serve PLAN.toml --bind {arguments.hosts[0]}:8815 {options}\n\n"
+        f"penstock.Security(certificate='{client[0]}', key='{client[1]}', authority='{files.authority}')",
+        soft_wrap=True,
+    )
+    return 0

@@ -1,0 +1,153 @@
+"""Certificates for a small cluster: an authority of its own, one certificate for servers and one for clients.
+
+For clusters that have no authority. The authority's key is used once and never written: another server needs a new set,
+and a lost key cannot sign anything.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import ipaddress
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import DatasetExists, MissingExtra
+
+_CLOCK_SKEW = datetime.timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Where everything was written."""
+
+    authority: Path
+    server: tuple[Path, Path]
+    """(certificate, key)"""
+    client: tuple[Path, Path]
+    """(certificate, key)"""
+
+
+def make_certificates(folder: str | os.PathLike[str], hosts: Sequence[str], *, days: int = 365) -> CertificateFiles:
+    """Make an authority, and certificates for servers of these names or addresses and for clients.
+
+    Raises:
+        DatasetExists: certificates are there already.
+        ValueError: there is no host, or the days are not positive.
+    """
+    if not hosts or days < 1:
+        raise ValueError("Certificates are for at least one host and one day.")
+    where = Path(folder).expanduser()
+    where.mkdir(parents=True, exist_ok=True)
+    files = CertificateFiles(
+        where / "authority.pem",
+        (where / "server.pem", where / "server.key"),
+        (where / "client.pem", where / "client.key"),
+    )
+    there = [path for path in (files.authority, *files.server, *files.client) if path.exists()]
+    if there:
+        raise DatasetExists(f"{there[0]} is there already. Remove it, or choose another folder.")
+    authority = _Authority(days)
+    _write(files.authority, authority.certificate_pem)
+    for (certificate, key), names, is_server in ((files.server, hosts, True), (files.client, ["client"], False)):
+        certificate_pem, key_pem = authority.issue(names, is_server=is_server)
+        _write(key, key_pem, is_secret=True)
+        _write(certificate, certificate_pem)
+    return files
+
+
+class _Authority:
+    """Signs certificates as long as it lives."""
+
+    def __init__(self, days: int) -> None:
+        try:
+            from cryptography import x509
+            from cryptography.hazmat.primitives.asymmetric import ec
+        except ImportError as error:
+            raise MissingExtra("Certificates need cryptography: pip install 'penstock[service]'") from error
+        self._x509: Any = x509
+        self._days = days
+        self._make_key: Callable[[], Any] = functools.partial(ec.generate_private_key, ec.SECP256R1())
+        self._key = self._make_key()
+        self._name = self._named("Penstock cluster authority")
+        usage = self._key_usage(key_cert_sign=True, crl_sign=True)
+        constraints = self._x509.BasicConstraints(ca=True, path_length=0)
+        builder = self._builder(self._name, self._key).add_extension(constraints, critical=True)
+        self._certificate = self._sign(builder.add_extension(usage, critical=True))
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """Its own certificate, by which the others are known."""
+        return self._pem(self._certificate)
+
+    def issue(self, hosts: Sequence[str], *, is_server: bool) -> tuple[bytes, bytes]:
+        """(certificate, key) for these hosts."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.x509.oid import ExtendedKeyUsageOID
+
+        x509, key = self._x509, self._make_key()
+        purpose = ExtendedKeyUsageOID.SERVER_AUTH if is_server else ExtendedKeyUsageOID.CLIENT_AUTH
+        builder = (
+            self._builder(self._named(hosts[0]), key)
+            .add_extension(x509.SubjectAlternativeName([self._general_name(host) for host in hosts]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
+            .add_extension(self._key_usage(digital_signature=True), critical=True)
+        )
+        key_pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return self._pem(self._sign(builder)), key_pem
+
+    def _builder(self, subject: Any, key: Any) -> Any:
+        x509, now = self._x509, datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _CLOCK_SKEW)
+            .not_valid_after(now + datetime.timedelta(days=self._days))
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+        )
+
+    def _sign(self, builder: Any) -> Any:
+        from cryptography.hazmat.primitives import hashes
+
+        return builder.sign(self._key, hashes.SHA256())
+
+    def _key_usage(self, **uses: bool) -> Any:
+        names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+        every = (*names, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+        return self._x509.KeyUsage(**{name: uses.get(name, False) for name in every})
+
+    def _named(self, name: str) -> Any:
+        from cryptography.x509.oid import NameOID
+
+        return self._x509.Name([self._x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+    def _general_name(self, host: str) -> Any:
+        try:
+            return self._x509.IPAddress(ipaddress.ip_address(host))
+        except ValueError:
+            return self._x509.DNSName(host)
+
+    @staticmethod
+    def _pem(certificate: Any) -> bytes:
+        from cryptography.hazmat.primitives import serialization
+
+        pem: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+        return pem
+
+
+def _write(path: Path, content: bytes, *, is_secret: bool = False) -> None:
+    """Write a file that must be new; a secret is nobody else's to read, from its first instant on."""
+    mode = 0o600 if is_secret else 0o644
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

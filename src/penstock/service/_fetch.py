@@ -1,0 +1,146 @@
+"""One connection to one server: asks for a body, and reads it straight into memory that becomes the batch."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import mmap
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import RemoteFailed
+from penstock.service._addresses import Address
+from penstock.service._wire import CHECKSUM_HEADER
+from penstock.shards import checksum
+
+_CONNECT_SECONDS = 3.0
+_MAX_BODY_BYTES = 4 << 30
+_MAX_ERROR_BYTES = 1 << 20
+
+
+class Refused(Exception):
+    """The server is there and will not serve us."""
+
+
+class Damaged(Exception):
+    """The body is not the one that the server sent."""
+
+
+class Connection:
+    """Kept open from request to request; opened again after anything went wrong."""
+
+    def __init__(self, address: Address, *, tls: ssl.SSLContext | None, token: str | None, seconds: float) -> None:
+        self._address, self._tls, self._seconds = address, tls, seconds
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http: http.client.HTTPConnection | None = None
+
+    def get_json(self, path: str) -> dict[str, Any]:
+        """A small page, as JSON."""
+        response = self._get(path)
+        try:
+            page = json.loads(response.read(_MAX_ERROR_BYTES))
+        except ValueError as error:
+            raise Refused(f"answers {path} with something else than JSON: {error}") from None
+        if not isinstance(page, dict):
+            raise Refused(f"answers {path} with something else than an object")
+        return page
+
+    def get_body(self, path: str, memory: Callable[[int], mmap.mmap]) -> int:
+        """Read a body into the memory that `memory(size)` gives; return its size.
+
+        Raises:
+            OSError: the server cannot be reached, or broke off.
+            Refused: it will not serve us.
+            RemoteFailed: it could not compute what was asked for.
+            Damaged: the checksum is not that of the bytes.
+        """
+        response = self._get(path)
+        size = response.length or 0
+        if size > _MAX_BODY_BYTES:
+            self.close()
+            raise Refused(f"wants to send {size:,} bytes")
+        with memoryview(memory(max(size, 1))) as whole, whole[:size] as body:
+            self._read(response, body)
+            if response.headers.get(CHECKSUM_HEADER) != f"{checksum(body):08x}":
+                raise Damaged(f"{size:,} bytes arrived damaged")
+        return size
+
+    def close(self) -> None:
+        """Let go of the socket; any thread may, also to end a read in another."""
+        connection, self._http = self._http, None
+        if connection is not None:
+            with contextlib.suppress(OSError, AttributeError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def _get(self, path: str) -> http.client.HTTPResponse:
+        """Ask; a connection that the server closed while it was idle is opened once more."""
+        is_fresh = self._http is None
+        try:
+            response = self._ask(path)
+        except (http.client.RemoteDisconnected, ConnectionError, BrokenPipeError):
+            self.close()
+            if is_fresh:
+                raise
+            response = self._ask(path)
+        except BaseException:
+            self.close()
+            raise
+        if response.status != 200:
+            self._raise_refusal(response)
+        return response
+
+    def _ask(self, path: str) -> http.client.HTTPResponse:
+        if self._http is None:
+            self._http = self._open()
+        connection = self._http
+        try:
+            connection.request("GET", path, headers=self._headers)
+            return connection.getresponse()
+        except http.client.HTTPException as error:
+            if isinstance(error, OSError):
+                raise
+            raise ConnectionError(f"answers with something else than HTTP: {type(error).__name__}") from error
+
+    def _open(self) -> http.client.HTTPConnection:
+        raw = socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            sock = self._tls.wrap_socket(raw, server_hostname=self._address.name) if self._tls else raw
+        except BaseException:
+            raw.close()
+            raise
+        sock.settimeout(self._seconds)
+        connection = http.client.HTTPConnection(self._address.host, self._address.port)
+        connection.sock = sock
+        return connection
+
+    def _read(self, response: http.client.HTTPResponse, body: memoryview) -> None:
+        done = 0
+        try:
+            while done < len(body):
+                count = response.readinto(body[done:])
+                if not count:
+                    raise ConnectionError(f"broke off after {done:,} of {len(body):,} bytes")
+                done += count
+            response.read()  # the end of the message, so that the connection can be used again
+        except BaseException:
+            self.close()
+            raise
+
+    def _raise_refusal(self, response: http.client.HTTPResponse) -> None:
+        try:
+            page = json.loads(response.read(_MAX_ERROR_BYTES))
+            said = str(page.get("error", ""))
+        except (ValueError, AttributeError, OSError):
+            page, said = {}, "no reason given"
+        self.close()
+        if response.status == 500:
+            trace = page.get("traceback", "")
+            raise RemoteFailed(f"Computing on {self._address} failed: {said}\n\nThere:\n{trace}")
+        if response.status == 503:
+            raise ConnectionError(said)
+        raise Refused(f"{response.status}: {said}")

@@ -1,0 +1,67 @@
+"""How much a server is trusted: what its answers took, and what became of the last request. Arithmetic on times.
+
+    up ──── another overtook it ────► suspect ──── it answers ────► up
+     │                                  │
+     └──── it refuses, breaks off ──────┴────► down ──── a request after a pause that doubles ────► up, or down again
+
+A suspect server keeps what it was asked, is asked nothing new, and all of it is asked elsewhere. One request at a time
+finds out about a server that is down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 2.0
+_MEMORY = 0.1
+"""Weight of the newest answer in the mean."""
+_LEAST_PATIENCE_SECONDS = 0.25
+_PATIENCE = 4.0
+"""How many mean answers a server may take for one before another is asked as well."""
+
+
+@dataclass(slots=True)
+class Health:
+    """What is known of one server. Times are seconds of one monotonic clock."""
+
+    state: Literal["up", "suspect", "down"] = "up"
+    reason: str = "not asked yet"
+    """What became of the last request, for people."""
+    is_refusal: bool = False
+    """Whether it is there but will not serve us: another plan, a wrong token. Asking again soon is of no use."""
+    mean_seconds: float | None = None
+    """What answers took."""
+    num_answers: int = 0
+    asks_again_at: float = 0.0
+    _pause_seconds: float = field(default=_FIRST_PAUSE_SECONDS)
+
+    def may_be_asked(self, now: float, num_asked: int) -> bool:
+        """Whether it gets a request, when it has `num_asked` unanswered."""
+        if self.state == "up":
+            return True
+        return self.state == "down" and num_asked == 0 and now >= self.asks_again_at
+
+    def patience_seconds(self) -> float:
+        """How long one answer may take before somebody else is asked."""
+        return max(_LEAST_PATIENCE_SECONDS, _PATIENCE * (self.mean_seconds or 0.0))
+
+    def answered(self, seconds: float) -> None:
+        """It gave what it was asked for."""
+        self.state, self.reason, self.is_refusal = "up", "answers", False
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+        self.num_answers += 1
+        mean = seconds if self.mean_seconds is None else self.mean_seconds
+        self.mean_seconds = mean + _MEMORY * (seconds - mean)
+
+    def overtaken(self) -> None:
+        """Another server, asked later, answered first."""
+        if self.state == "up":
+            self.state, self.reason = "suspect", "is slow to answer"
+
+    def failed(self, now: float, reason: str, *, is_refusal: bool = False) -> None:
+        """It cannot be reached, broke off, or refuses."""
+        self.state, self.reason, self.is_refusal = "down", reason, is_refusal
+        self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+        self.asks_again_at = now + (_LONGEST_PAUSE_SECONDS if is_refusal else self._pause_seconds)

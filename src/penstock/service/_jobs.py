@@ -1,0 +1,119 @@
+"""What is asked of whom: a queue of items that many connections take from, and the rules for asking twice.
+
+    submit ──► waiting ──take──► asked of one server ──answered──► done ──► the training thread
+                  ▲                      │
+                  ├── the server failed ─┤
+                  ├── it is suspect ─────┤  all it holds, once
+                  └── it takes too long ─┘  at most one request in twenty
+
+Connections pull, so a server that is twice as fast gets twice as much. Whatever is asked twice is done when the first
+answer comes; the other is thrown away: both have the same bytes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.service._addresses import Address
+from penstock.service._health import Health
+
+_MAX_HEDGED_SHARE = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One item on its way."""
+
+    ticket: int
+    item: Any
+    asked: dict[Address, float] = field(default_factory=dict)
+    """Servers that it was asked of and that may still answer, and when."""
+    is_waiting: bool = True
+    is_hedged: bool = False
+    failures: dict[Address, BaseException] = field(default_factory=dict)
+    num_damaged: int = 0
+
+
+class Jobs:
+    """Items that are not done. Not thread-safe: whoever calls holds the engine's lock."""
+
+    def __init__(self) -> None:
+        self.by_ticket: dict[int, Job] = {}
+        self._waiting: list[tuple[int, Job]] = []
+        self.num_requests = 0
+        self.num_hedged = 0
+
+    def add(self, ticket: int, item: Any) -> None:
+        """An item to be asked for."""
+        job = self.by_ticket[ticket] = Job(ticket, item)
+        heapq.heappush(self._waiting, (ticket, job))
+
+    def take(self, server: Address, now: float) -> Job | None:
+        """The oldest item that waits and was not asked of this server."""
+        passed = []
+        found = None
+        while self._waiting and found is None:
+            _, job = entry = heapq.heappop(self._waiting)
+            if self.by_ticket.get(job.ticket) is not job or not job.is_waiting:
+                continue
+            if server in job.asked or server in job.failures:
+                passed.append(entry)
+            else:
+                found = job
+        for entry in passed:
+            heapq.heappush(self._waiting, entry)
+        if found is not None:
+            found.is_waiting = False
+            found.asked[server] = now
+            self.num_requests += 1
+        return found
+
+    def take_locally(self) -> Job | None:
+        """The oldest item that waits, for a worker of this machine."""
+        while self._waiting:
+            _, job = heapq.heappop(self._waiting)
+            if self.by_ticket.get(job.ticket) is job and job.is_waiting:
+                del self.by_ticket[job.ticket]
+                return job
+        return None
+
+    def is_wanted(self, job: Job) -> bool:
+        """Whether it is still to be done."""
+        return self.by_ticket.get(job.ticket) is job
+
+    def finish(self, job: Job) -> bool:
+        """Take a job off the list; False if it was done already, or is no longer wanted."""
+        return self.is_wanted(job) and self.by_ticket.pop(job.ticket) is job
+
+    def ask_again(self, job: Job) -> None:
+        """Let others take it too."""
+        if self.is_wanted(job) and not job.is_waiting:
+            job.is_waiting = True
+            heapq.heappush(self._waiting, (job.ticket, job))
+
+    def give_up_on(self, server: Address) -> None:
+        """Ask all that a server holds elsewhere."""
+        for job in self.by_ticket.values():
+            if server in job.asked:
+                self.ask_again(job)
+
+    def hedge(self, healths: dict[Address, Health], now: float) -> bool:
+        """Ask the oldest item that takes too long of somebody else as well; whether there was one."""
+        for ticket in sorted(self.by_ticket):
+            job = self.by_ticket[ticket]
+            if job.is_waiting or job.is_hedged or not job.asked:
+                continue
+            is_late = all(now - at > healths[server].patience_seconds() for server, at in job.asked.items())
+            if is_late and self.num_hedged < 1 + _MAX_HEDGED_SHARE * self.num_requests:
+                job.is_hedged = True
+                self.num_hedged += 1
+                self.ask_again(job)
+                return True
+        return False
+
+    def clear(self) -> None:
+        """Want nothing any more."""
+        self.by_ticket.clear()
+        self._waiting.clear()

@@ -1,0 +1,111 @@
+"""Who may ask, and over what: tokens, TLS, and what must be there before a server listens beyond this machine."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+_MIN_TOKEN_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """What one side of a connection shows the other, and what it asks to be shown.
+
+    On loopback nothing is needed. Beyond it a server wants TLS (`certificate`, `key`) and either a token or, by
+    `authority`, a certificate of each client.
+    """
+
+    token_file: str | os.PathLike[str] | None = None
+    """A file with a secret that servers and clients share, of at least 16 characters."""
+    certificate: str | os.PathLike[str] | None = None
+    """This side's certificate, PEM."""
+    key: str | os.PathLike[str] | None = None
+    """The certificate's private key, PEM."""
+    authority: str | os.PathLike[str] | None = None
+    """Certificate of the authority that the other side's must be signed by, PEM."""
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("Give both certificate and key, or neither.")
+
+    @property
+    def token(self) -> str | None:
+        """The secret in the token file.
+
+        Raises:
+            ValueError: it is too short to be one, or cannot be sent.
+        """
+        if self.token_file is None:
+            return None
+        token = Path(self.token_file).expanduser().read_text(encoding="utf-8").strip()
+        if len(token) < _MIN_TOKEN_CHARACTERS or not token.isascii() or not token.isprintable():
+            raise ValueError(
+                f"{self.token_file}: a token has at least {_MIN_TOKEN_CHARACTERS} printable ASCII characters. "
+                "`openssl rand -hex 32` makes one."
+            )
+        return token
+
+    def server_context(self) -> ssl.SSLContext | None:
+        """What a server speaks TLS with, or None where it does not."""
+        if self.certificate is None or self.key is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self.certificate, self.key)
+        if self.authority is not None:
+            context.load_verify_locations(self.authority)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def client_context(self) -> ssl.SSLContext | None:
+        """What a client speaks TLS with, or None where it does not."""
+        if self.authority is None:
+            if self.certificate is not None:
+                raise ValueError("A client with a certificate also needs authority=, to know the server by.")
+            return None
+        context = ssl.create_default_context(cafile=os.fspath(self.authority))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        if self.certificate is not None and self.key is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+    def check_server(self, host: str) -> None:
+        """Refuse to listen where strangers can ask.
+
+        Raises:
+            ValueError: the address is not loopback, and there is no TLS, or neither a token nor client certificates.
+        """
+        if is_loopback(host):
+            return
+        if self.certificate is None:
+            raise ValueError(
+                f"{host} can be reached from other machines: a server there needs TLS (certificate=, key=) and a token "
+                "(token_file=) or the authority of client certificates (authority=). "
+                "`penstock certificates FOLDER HOST…` makes them."
+            )
+        if self.token_file is None and self.authority is None:
+            raise ValueError(
+                f"{host} can be reached from other machines: a server there needs token_file=, or authority= to "
+                "ask clients for certificates."
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_token(authorization: str | None, token: str) -> bool:
+    """Whether an Authorization header shows the token; takes as long for a wrong one."""
+    shown = (authorization or "").encode("utf-8", "replace")
+    return hmac.compare_digest(shown, f"Bearer {token}".encode())

@@ -1,0 +1,256 @@
+"""A server of one plan's batches: HTTP in front of a dispatcher.
+
+    GET /v1/batch/…   a batch (`_wire.BatchRequest`)          GET /healthz   200, or 503 while it leaves
+    GET /v1/plan      what is served, as JSON            GET /metrics   for Prometheus
+
+A server has no state that a client could need: any server of the same plan gives the same bytes. It computes one batch
+before it listens, so that whoever finds it open is not made to wait while workers start. What a request may take is
+bounded before it is looked at: header sizes by aiohttp, connections and silence by `Connections`, the size of an answer
+here, and the number of answers held for slow readers by a semaphore. A request names a fingerprint and numbers: never
+code, a file, or a plan that the server was not started with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from penstock._version import __version__
+from penstock.errors import printable
+from penstock.plan import Plan
+from penstock.service._addresses import split_address
+from penstock.service._connections import Connections, GuardedConnection
+from penstock.service._dispatcher import Answer, Dispatcher
+from penstock.service._metrics import ServerStatistics, metrics_page
+from penstock.service._security import Security, is_token
+from penstock.service._wire import CHECKSUM_HEADER, VERSION, BatchRequest
+from penstock.workers import StartMethod, default_workers
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 64 << 20
+_MAX_STEPS = 4096
+_CHUNK_BYTES = 512 << 10
+_READER_SECONDS = 10.0
+"""How long a reader may take for one chunk."""
+_FIRST_BATCH_SECONDS = 600.0
+
+
+class Server:
+    """Serves a plan until it is closed; in a thread of its own.
+
+    Args:
+        bind: Host and port; port 0 takes a free one.
+        num_workers: Worker processes; by default as many as this job may use processors.
+        security: TLS and tokens; needed beyond loopback.
+        window_bytes: How much of what was sent is kept for others who ask for the same.
+
+    Raises:
+        ValueError: the address can be reached by strangers, and nothing keeps them out.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        bind: str = "127.0.0.1:8815",
+        *,
+        num_workers: int | None = None,
+        start_method: StartMethod = "forkserver",
+        security: Security | None = None,
+        window_bytes: int = 256 << 20,
+    ) -> None:
+        self.plan = plan
+        self._host, self._port = split_address(bind)
+        security = security or Security()
+        security.check_server(self._host)
+        self._token, self._tls = security.token, security.server_context()
+        self.statistics = ServerStatistics()
+        self._is_leaving = False
+        count = num_workers or default_workers("process")
+        self._dispatcher = Dispatcher(plan, num_workers=count, start_method=start_method, window_bytes=window_bytes)
+        try:
+            first = self._dispatcher.answer(BatchRequest(plan.fingerprint, 0, 1, 0, 1, 0, 1))
+            self._step_bytes = first.result(_FIRST_BATCH_SECONDS).body.num_bytes
+            self._max_held = 2 * count + 16
+            self._begun = threading.Event()
+            self._failure: BaseException | None = None
+            self._thread = threading.Thread(target=self._run, name="penstock-server", daemon=True)
+            self._thread.start()
+            self._begun.wait()
+            if self._failure is not None:
+                raise self._failure
+        except BaseException:
+            self._dispatcher.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Host and port it listens on."""
+        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes."""
+        return self._dispatcher.num_workers
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Stop: first let those who wait for an answer have it, within so many seconds. Twice is as good as once."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._leave, drain_seconds)
+            self._thread.join(drain_seconds + 10)
+        self._dispatcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - raised by __init__
+            self._failure = error
+        finally:
+            self._begun.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left = asyncio.Event()
+        self._held = asyncio.Semaphore(self._max_held)
+        self._connections = Connections(
+            self._handle,
+            access_log=None,
+            lingering_time=0,
+            keepalive_timeout=75,
+            max_line_size=2048,
+            max_field_size=4096,
+        )
+        listener = await self._loop.create_server(
+            self._connections, self._host, self._port, ssl=self._tls, backlog=1024, reuse_address=True
+        )
+        self._port = listener.sockets[0].getsockname()[1]
+        self._begun.set()
+        async with listener:
+            await self._left.wait()
+        await self._connections.shutdown(1.0)
+
+    def _leave(self, drain_seconds: float) -> None:
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._leaving = self._loop.create_task(self._drain(drain_seconds))
+
+    async def _drain(self, seconds: float) -> None:
+        """Wait until nobody waits for an answer, but not for ever; new requests are sent elsewhere meanwhile."""
+        deadline = self._loop.time() + seconds
+        while self.statistics.num_waiting and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        self._left.set()
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.statistics.num_requests += 1
+        if request.path == "/healthz":
+            return _text("leaving\n", 503) if self._is_leaving else _text("ok\n")
+        if self._token is not None and not is_token(request.headers.get("Authorization"), self._token):
+            self.statistics.num_refused += 1
+            return _refuse(request, 401, "The token is missing or wrong.")
+        if request.method != "GET" or request.body_exists:
+            return _refuse(request, 405, "Only GET, without a body.")
+        if isinstance(request.protocol, GuardedConnection):
+            request.protocol.is_proven = True
+        if request.path.startswith("/v1/batch/"):
+            return await self._batch(request)
+        pages: dict[str, Callable[[], web.Response]] = {"/v1/plan": self._describe, "/metrics": self._metrics}
+        page = pages.get(request.path)
+        return page() if page else _refuse(request, 404, "There is /v1/plan, /v1/batch/…, /metrics and /healthz.")
+
+    async def _batch(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            wanted = self._parse(request.path)
+        except ValueError as error:
+            return _refuse(request, 400, str(error))
+        if wanted.fingerprint != self.plan.fingerprint:
+            return _refuse(request, 409, f"This server has the plan {self.plan.fingerprint}.")
+        if self._is_leaving:
+            return _refuse(request, 503, "The server is shutting down.")
+        self.statistics.num_waiting += 1
+        try:
+            async with self._held:
+                answer = await asyncio.shield(asyncio.wrap_future(self._dispatcher.answer(wanted)))
+                return await self._send(request, answer)
+        except (ConnectionError, TimeoutError):
+            self.statistics.num_broken_off += 1
+            raise
+        except Exception as error:  # noqa: BLE001 - what the plan's functions raise is told to the client
+            return _failure(error)
+        finally:
+            self.statistics.num_waiting -= 1
+
+    def _parse(self, path: str) -> BatchRequest:
+        segments = path.split("/")[3:]
+        if len(segments) != len(BatchRequest._fields):
+            raise ValueError("Expected /v1/batch/" + "/".join(f"<{name}>" for name in BatchRequest._fields))
+        request = BatchRequest.parse(dict(zip(BatchRequest._fields, segments, strict=True)))
+        size = self.plan.global_size
+        if size % request.world_size or size // request.world_size % request.parts:
+            raise ValueError(f"Batches of {size} rows cannot be shared evenly by {request.world_size} ranks.")
+        num_bytes = request.steps * self._step_bytes // request.world_size
+        if request.steps > _MAX_STEPS or (request.steps > 1 and num_bytes > MAX_BODY_BYTES):
+            raise ValueError(f"{request.steps} steps are more than one answer may have.")
+        return request
+
+    async def _send(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
+        headers = {CHECKSUM_HEADER: f"{answer.checksum:08x}", "Content-Type": "application/octet-stream"}
+        response = web.StreamResponse(headers=headers)
+        response.content_length = answer.body.num_bytes
+        await response.prepare(request)
+        for buffer in answer.body.buffers:
+            for begin in range(0, len(buffer), _CHUNK_BYTES):
+                async with asyncio.timeout(_READER_SECONDS):
+                    await response.write(buffer[begin : begin + _CHUNK_BYTES])
+        self.statistics.num_answers += 1
+        self.statistics.num_steps += answer.num_steps
+        self.statistics.num_bytes += answer.body.num_bytes
+        return response
+
+    def _describe(self) -> web.Response:
+        said = {
+            "version": VERSION,
+            "penstock": __version__,
+            "fingerprint": self.plan.fingerprint,
+            "workers": self._dispatcher.num_workers,
+            "step_bytes": self._step_bytes,
+            "max_body_bytes": MAX_BODY_BYTES,
+            "max_steps": _MAX_STEPS,
+        }
+        return web.json_response(said)
+
+    def _metrics(self) -> web.Response:
+        page = metrics_page(self.statistics, self._dispatcher, self._connections)
+        return web.Response(text=page, content_type="text/plain", charset="utf-8")
+
+
+def _text(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=text, status=status)
+
+
+def _refuse(request: web.BaseRequest, status: int, reason: str) -> web.Response:
+    """An error that ends the connection, so that nothing more of it is read."""
+    response = web.json_response({"error": reason}, status=status)
+    response.force_close()
+    return response
+
+
+def _failure(error: Exception) -> web.Response:
+    trace = printable("".join(traceback.format_exception(error))[-20_000:], keep="\n\t")
+    logger.warning("A batch could not be computed: %s", error)
+    return web.json_response({"error": f"{type(error).__name__}: {error}", "traceback": trace}, status=500)

@@ -1,0 +1,263 @@
+"""What crosses the network: a GET that names a few numbers, and one safetensors body.
+
+    GET /v1/batch/<fingerprint>/<row>/<steps>/<rank>/<world_size>/<part>/<parts>
+    200, Penstock-Checksum: <CRC32C of the body, 8 hexadecimal digits>
+    body: u64 header length | JSON header | tensors
+
+A request is small and has no body, so nothing a stranger sends takes memory. An answer is a file of the kind that
+shards are, made of the arrays of a batch without copying them, and received into memory that becomes the batch. The
+header's metadata says how batches lie in it (`Arrangement`), and as JSON, by name, how its tensors make up what they
+hold:
+
+    {"tensor": "x"}                      the tensor x
+    {"ragged": "x", "bytes": false}      rows of uneven length: the tensors x.values and x.offsets
+    {"raw": "x"}                         a byte string: the tensor x, of uint8
+    {"dict": {…}}, {"list": […]}, {"tuple": […]}    of forms
+    {"json": value}                      text, numbers, true, false, null
+
+Tensors come in falling item size behind a header padded to 64 bytes, so that every array is aligned. Nothing is ever
+unpickled. docs/service.md describes the protocol for other languages.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FormatError, SchemaError, check_choice
+from penstock.schema import Ragged, dtype_from_tag, dtype_tag
+from penstock.shards import checksum
+
+VERSION = 1
+CHECKSUM_HEADER = "Penstock-Checksum"
+MAX_HEADER_BYTES = 1 << 20
+_ALIGNMENT = 64
+_LENGTH = struct.Struct("<Q")
+_FORM = "penstock.form"
+_ARRANGEMENT = "penstock.arrangement"
+_MAX_NUMBER = 1 << 62
+
+
+Arrangement = Literal["one", "stacked", "separate"]
+"""How batches lie in an answer: one; several, one behind the other in the rows of its arrays; or under the names
+0/x, 0/y, 1/x, … of their places."""
+
+
+class BatchRequest(NamedTuple):
+    """Which batches are asked for: those of `steps` steps in a row, or one part of one."""
+
+    fingerprint: str
+    row: int
+    steps: int
+    rank: int
+    world_size: int
+    part: int
+    parts: int
+
+    @property
+    def path(self) -> str:
+        """Where to GET it."""
+        return "/".join(("/v1/batch", *map(str, self)))
+
+    @classmethod
+    def parse(cls, segments: Mapping[str, str]) -> BatchRequest:
+        """The request in the segments of a path.
+
+        Raises:
+            ValueError: a number is none, or out of any range.
+        """
+        numbers = {name: _number(name, segments[name]) for name in cls._fields[1:]}
+        request = cls(segments["fingerprint"], **numbers)
+        if not (request.rank < request.world_size and request.part < request.parts and request.steps):
+            raise ValueError(f"{request.path}: rank, part or steps out of range.")
+        if request.steps > 1 and request.part:
+            raise ValueError(f"{request.path}: several steps have all their parts.")
+        return request
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20) or int(text) >= _MAX_NUMBER:
+        raise ValueError(f"{name} is {text[:20]!r}; expected a number of up to 62 bits.")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One answer: buffers that follow each other on the wire. They keep the arrays they are made of alive."""
+
+    buffers: list[memoryview]
+    num_bytes: int
+
+
+def encode(batch: Mapping[str, Any], arrangement: Arrangement) -> Body:
+    """A batch as a safetensors body, its arrays not copied.
+
+    Raises:
+        SchemaError: it holds something that is neither array, text, bytes, number, nor a list, tuple or dict of these.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    form = {name: _form_of(value, name, arrays) for name, value in batch.items()}
+    said = {_FORM: json.dumps(form, separators=(",", ":")), _ARRANGEMENT: arrangement}
+    header: dict[str, Any] = {"__metadata__": said}
+    end = 0
+    ordered = sorted(arrays.items(), key=lambda named: -named[1].itemsize)
+    for name, array in ordered:
+        header[name] = {
+            "dtype": dtype_tag(array.dtype),
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + _LENGTH.size) % _ALIGNMENT)
+    head = memoryview(_LENGTH.pack(len(text)) + text)
+    return Body([head, *(_bytes_of(array) for _, array in ordered if array.nbytes)], len(head) + end)
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.uint8).data
+
+
+def _form_of(value: Any, name: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    match value:
+        case np.ndarray() if value.dtype.kind in "biufcV":
+            return {"tensor": _add(arrays, name, value)}
+        case Ragged():
+            _add(arrays, f"{name}.values", value.values)
+            _add(arrays, f"{name}.offsets", value.offsets)
+            return {"ragged": name, "bytes": value.is_bytes}
+        case bytes():
+            return {"raw": _add(arrays, name, np.frombuffer(value, np.uint8))}
+        case dict() if all(isinstance(key, str) for key in value):
+            return {"dict": {key: _form_of(each, f"{name}/{key}", arrays) for key, each in value.items()}}
+        case list() | tuple() if type(value) in (list, tuple):
+            forms = [_form_of(each, f"{name}/{place}", arrays) for place, each in enumerate(value)]
+            if all("json" in form for form in forms) and isinstance(value, list):
+                return {"json": [form["json"] for form in forms]}
+            return {type(value).__name__: forms}
+        case np.generic() if value.dtype.kind in "biuf":
+            return {"json": value.item()}
+        case str() | bool() | int() | float() | None:
+            return {"json": value}
+    raise SchemaError(
+        f"{name!r} is of type {type(value).__name__}, which cannot be sent from a server. Batches that travel may hold "
+        "arrays, text, bytes, numbers, and lists, tuples and dicts of them."
+    )
+
+
+def _add(arrays: dict[str, NDArray[Any]], name: str, array: NDArray[Any]) -> str:
+    if name in arrays or name == "__metadata__":
+        raise SchemaError(f"Two parts of the batch would be sent under the name {name!r}. Rename one.")
+    dtype_tag(array.dtype)  # refuses what safetensors has no name for
+    arrays[name] = array
+    return name
+
+
+def body_checksum(buffers: Iterable[memoryview]) -> int:
+    """CRC32C of buffers that follow each other."""
+    return functools.reduce(lambda before, buffer: checksum(buffer, before), buffers, 0)
+
+
+class SentArray(NamedTuple):
+    """An array as it lies in a body."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def view(self, body: Any) -> NDArray[Any]:
+        """The array itself, based on the body."""
+        return np.ndarray(self.shape, self.dtype, body, self.offset)
+
+
+class SentRagged(NamedTuple):
+    """Rows of uneven length as they lie in a body."""
+
+    values: SentArray
+    offsets: SentArray
+    is_bytes: bool
+
+    def copy(self, body: Any) -> Ragged:
+        """The rows themselves, free of the body."""
+        return Ragged(self.values.view(body).copy(), self.offsets.view(body).copy(), self.is_bytes)
+
+
+def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
+    """What a body holds, with a `SentArray` in place of every array, and how its batches lie in it.
+
+    Raises:
+        FormatError: it is not a body of this version, or its header lies about its size.
+    """
+    header, start = _read_header(body)
+    try:
+        said = header.pop("__metadata__")
+        tensors = {name: _sent_array(entry, start, len(body)) for name, entry in header.items()}
+        form, arrangement = json.loads(said[_FORM]), said[_ARRANGEMENT]
+        check_choice("arrangement", arrangement, get_args(Arrangement))
+        return {name: _build(each, tensors, body) for name, each in form.items()}, arrangement
+    except FormatError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FormatError(f"The server's answer makes no batch ({type(error).__name__}: {error}).") from error
+
+
+def _read_header(body: memoryview) -> tuple[dict[str, Any], int]:
+    """(header, where the tensors start)."""
+    if len(body) < _LENGTH.size:
+        raise FormatError(f"The server's answer has {len(body)} bytes, too few for a header.")
+    (length,) = _LENGTH.unpack(body[: _LENGTH.size])
+    start = _LENGTH.size + length
+    if length > MAX_HEADER_BYTES or start > len(body):
+        raise FormatError(f"The server's answer of {len(body):,} bytes claims a header of {length:,}.")
+    try:
+        header = json.loads(bytes(body[_LENGTH.size : start]))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"The header of the server's answer is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise FormatError("The header of the server's answer is not an object.")
+    return header, start
+
+
+def _sent_array(entry: dict[str, Any], start: int, size: int) -> SentArray:
+    dtype = dtype_from_tag(entry["dtype"])
+    shape = tuple(int(length) for length in entry["shape"])
+    begin, end = entry["data_offsets"]
+    fits = 0 <= begin <= end <= size - start and end - begin == math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or not fits:
+        raise FormatError(f"A tensor of the server's answer lies at {begin} to {end}, with the shape {shape}.")
+    return SentArray(start + begin, shape, dtype)
+
+
+def _build(form: dict[str, Any], tensors: dict[str, SentArray], body: memoryview) -> Any:
+    kind = next(iter(form))
+    match kind:
+        case "tensor":
+            return tensors[form["tensor"]]
+        case "ragged":
+            name = form["ragged"]
+            return SentRagged(tensors[f"{name}.values"], tensors[f"{name}.offsets"], bool(form["bytes"]))
+        case "raw":
+            return tensors[form["raw"]].view(body).tobytes()
+        case "dict":
+            return {key: _build(each, tensors, body) for key, each in form["dict"].items()}
+        case "list":
+            return [_build(each, tensors, body) for each in form["list"]]
+        case "tuple":
+            return tuple(_build(each, tensors, body) for each in form["tuple"])
+        case "json":
+            return form["json"]
+    raise FormatError(f"The server's answer has a part of kind {kind!r}, which this Penstock does not know.")

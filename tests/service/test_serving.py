@@ -1,0 +1,245 @@
+"""A loader whose workers are servers: the same batches, order and state as with workers of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.errors import RemoteFailed, ServiceError
+from penstock.service import make_certificates
+from penstock.service._server import Server
+
+
+def scaled(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": row["x"].astype(np.float32) * rng.random(dtype=np.float32)}
+
+
+def failing(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    if row["x"][0] == 36:
+        raise ValueError("sample 9 is bad")
+    return row
+
+
+def samples(count: int = 100) -> penstock.Dataset:
+    return penstock.from_arrays({"x": np.arange(count * 4, dtype=np.int32).reshape(count, 4)})
+
+
+PLANS = {
+    "plain": lambda: samples().shuffle(seed=1).batch(8),
+    "short tail": lambda: samples().shuffle(seed=1).batch(8, tail="short"),
+    "even tail": lambda: samples().batch(8, tail="even"),
+    "mapped": lambda: samples().shuffle(seed=2).map(scaled).batch(8),
+    "packed": lambda: (
+        penstock.from_arrays(
+            {"tokens": penstock.Ragged.from_lengths(np.arange(4950, dtype=np.uint16), list(range(100)))}
+        )
+        .shuffle(seed=3)
+        .pack(64)
+        .batch(4)
+    ),
+    "ragged": lambda: penstock.from_arrays(
+        {"t": penstock.Ragged.from_lengths(np.arange(4950, dtype=np.uint16), list(range(100)))}
+    ).batch(4),
+}
+
+
+@contextlib.contextmanager
+def served(plan: penstock.Plan, count: int = 1, **options: Any) -> Iterator[list[str]]:
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Server(plan, "127.0.0.1:0", num_workers=1, **options)) for _ in range(count)]
+        yield [server.address for server in servers]
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(right, penstock.Ragged):
+        return same(left.values, right.values) and same(left.offsets, right.offsets)
+    if isinstance(right, (np.ndarray, torch.Tensor)):
+        return bool(torch.equal(torch.as_tensor(left), torch.as_tensor(right)))
+    return bool(left == right)
+
+
+def assert_same_batches(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(same(ours[key], theirs[key]) for key in theirs)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_servers_give_the_batches_that_workers_give(name: str) -> None:
+    plan = PLANS[name]()
+    with served(plan, 2) as servers:
+        for options in ({}, {"rank": 1, "world_size": 2}, {"micro_batch": 2}, {"local_workers": 1}):
+            here = list(
+                penstock.DataLoader(plan, num_workers=0, **{k: v for k, v in options.items() if k != "local_workers"})
+            )
+            with penstock.DataLoader(plan, remote=servers, **options) as loader:
+                assert_same_batches(list(loader), here)
+
+
+def test_a_state_saved_with_servers_goes_on_without_them_and_back() -> None:
+    plan = PLANS["mapped"]()
+    expected = list(penstock.DataLoader(plan, num_workers=0))
+    with served(plan) as servers, penstock.DataLoader(plan, remote=servers) as loader:
+        batches = iter(loader)
+        found = [next(batches) for _ in range(5)]
+        state = loader.state_dict()
+        here = penstock.DataLoader(plan, num_workers=0)
+        here.load_state_dict(state)
+        assert_same_batches(found + list(here), expected)
+        loader.load_state_dict(state)
+        assert_same_batches(found + list(loader), expected)
+
+
+def test_small_batches_travel_several_at_a_time() -> None:
+    plan = samples(4096).shuffle(seed=1).batch(8)
+    with (
+        Server(plan, "127.0.0.1:0", num_workers=1) as server,
+        penstock.DataLoader(plan, remote=server.address) as loader,
+    ):
+        assert len(list(loader)) == 512
+        assert server.statistics.num_answers < 10
+        assert server.statistics.num_steps >= 512
+
+
+def test_what_two_ask_for_is_computed_once() -> None:
+    plan = samples().batch(10)
+    with Server(plan, "127.0.0.1:0", num_workers=1) as server:
+        for _ in range(3):
+            with penstock.DataLoader(plan, remote=server.address) as loader:
+                assert len(list(loader)) == 10
+        statistics = server._dispatcher.statistics
+        assert statistics.num_shared >= 2 * (statistics.num_computed - 1)
+
+
+def test_an_error_in_a_mapped_function_arrives_with_its_traceback() -> None:
+    plan = samples().map(failing).batch(2)
+    with served(plan, 2) as servers, penstock.DataLoader(plan, remote=servers, prefetch=2) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        with pytest.raises(RemoteFailed, match=r"(?s)sample 9 is bad.*in failing"):
+            next(batches)
+
+
+def test_no_server_is_an_error_that_names_each_with_its_reason() -> None:
+    plan = samples().batch(2)
+    remote = penstock.Remote(servers=["127.0.0.1:1", "localhost:2"], timeout_seconds=0.5)
+    with pytest.raises(ServiceError, match=r"(?s)No server has answered.*127\.0\.0\.1:1: nothing listens.*:2: nothing"):
+        next(iter(penstock.DataLoader(plan, remote=remote)))
+
+
+def test_a_server_of_another_plan_is_refused_at_once() -> None:
+    plan = samples().batch(2)
+    reason = f"(?s)Every server refuses.*not {plan.fingerprint}"
+    with served(samples().batch(4)) as servers, pytest.raises(ServiceError, match=reason):
+        next(iter(penstock.DataLoader(plan, remote=servers)))
+
+
+def test_with_workers_here_no_server_means_slower_not_stopped() -> None:
+    plan = samples().batch(10)
+    remote = penstock.Remote(servers=["127.0.0.1:1"], timeout_seconds=0.5)
+    with penstock.DataLoader(plan, remote=remote, local_workers=1) as loader:
+        assert_same_batches(list(loader), list(penstock.DataLoader(plan, num_workers=0)))
+
+
+def test_servers_in_a_file_come_and_go(tmp_path: Path) -> None:
+    plan = samples(400).batch(2)
+    listed = tmp_path / "servers"
+    expected = list(penstock.DataLoader(plan, num_workers=0))
+    with served(plan) as first, served(plan) as second:
+        listed.write_text(f"# the old one\n{first[0]}\n")
+        with penstock.DataLoader(plan, remote=listed, prefetch=4) as loader:
+            batches = iter(loader)
+            found = [next(batches) for _ in range(50)]
+            listed.write_text(f"{second[0]}\n")
+            assert_same_batches(found + list(batches), expected)
+
+
+def test_a_token_is_asked_for_and_compared(tmp_path: Path) -> None:
+    plan = samples().batch(10)
+    (tmp_path / "token").write_text("a secret of many characters\n")
+    (tmp_path / "wrong").write_text("another one of many characters\n")
+    with served(plan, security=penstock.Security(token_file=tmp_path / "token")) as servers:
+        for name, fits in (("token", True), ("wrong", False), (None, False)):
+            security = penstock.Security(token_file=tmp_path / name if name else None)
+            loader = penstock.DataLoader(plan, remote=penstock.Remote(servers=servers, security=security))
+            if fits:
+                assert len(list(loader)) == 10
+                loader.close()
+            else:
+                with pytest.raises(ServiceError, match="401: The token is missing or wrong"):
+                    list(loader)
+
+
+def test_certificates_made_for_a_cluster_let_its_own_in_and_others_out(tmp_path: Path) -> None:
+    plan = samples().batch(10)
+    files, others = (make_certificates(tmp_path / name, ["127.0.0.1", "localhost"]) for name in ("ours", "theirs"))
+    security = penstock.Security(certificate=files.server[0], key=files.server[1], authority=files.authority)
+    ours = penstock.Security(certificate=files.client[0], key=files.client[1], authority=files.authority)
+    theirs = penstock.Security(certificate=others.client[0], key=others.client[1], authority=files.authority)
+    assert files.server[1].stat().st_mode & 0o077 == 0
+    with served(plan, security=security) as servers:
+        with penstock.DataLoader(plan, remote=penstock.Remote(servers=servers, security=ours)) as loader:
+            assert len(list(loader)) == 10
+        for wrong in (theirs, penstock.Security(authority=files.authority), penstock.Security()):
+            remote = penstock.Remote(servers=servers, security=wrong, timeout_seconds=1)
+            with pytest.raises(ServiceError, match="No server has answered"):
+                list(penstock.DataLoader(plan, remote=remote))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "cpu1"])
+def test_beyond_loopback_a_server_wants_tls_and_a_secret(host: str, tmp_path: Path) -> None:
+    plan = samples().batch(10)
+    files = make_certificates(tmp_path, ["cpu1"])
+    bind = f"[{host}]:0" if ":" in host else f"{host}:0"
+    with pytest.raises(ValueError, match="needs TLS"):
+        penstock.serve(plan, bind)
+    with pytest.raises(ValueError, match="token_file="):
+        penstock.serve(plan, bind, security=penstock.Security(certificate=files.server[0], key=files.server[1]))
+
+
+def test_a_torch_dataset_is_not_served_and_the_message_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"servers compute plans.*penstock\.prepare"):
+        penstock.DataLoader(range(10), remote=["cpu1:8815"])
+
+
+def get(address: str, path: str, **headers: str) -> tuple[int, bytes]:
+    host, _, port = address.rpartition(":")
+    with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=10)) as connection:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def test_pages_for_people_and_monitoring_are_there() -> None:
+    plan = samples().batch(10)
+    with served(plan) as (address,):
+        assert get(address, "/healthz") == (200, b"ok\n")
+        assert json.loads(get(address, "/v1/plan")[1])["fingerprint"] == plan.fingerprint
+        assert b"\npenstock_workers 1\n" in get(address, "/metrics")[1]
+        assert get(address, "/etc/passwd")[0] == 404
+        for path in (
+            "/v1/batch/x",
+            f"/v1/batch/{plan.fingerprint}/0/9999999/0/1/0/1",
+            f"/v1/batch/{plan.fingerprint}/0/1/0/3/0/1",
+        ):
+            assert get(address, path)[0] == 400
+        assert get(address, "/v1/batch/other/0/1/0/1/0/1")[0] == 409
+
+
+def test_a_connection_that_says_nothing_is_closed() -> None:
+    with served(samples().batch(10)) as (address,):
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as silent:
+            assert silent.recv(1) == b""
