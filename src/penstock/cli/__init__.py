@@ -1,10 +1,7 @@
 """The `penstock` command: one thin file per verb, each parses, calls one library function, renders.
 
-<<<<<<< HEAD
 May import: `diagnosis`, `errors`, `filesystem`, `masks`, `plan`, `preparation`, `pytorch`, `report`, `schema`,
-`service`, `shards`, `sources`, `transforms`. Imported by: nobody. Holds no state. ======= May import: `diagnosis`,
-`errors`, `masks`, `plan`, `preparation`, `pytorch`, `report`, `schema`, `service`, `shards`, `sources`, `transforms`.
-Imported by: nobody. Holds no state. >>>>>>> 442d95c (Doors of the service)
+`service`, `shards`, `sources`, `transforms`. Imported by: nobody. Holds no state.
 """
 
 from penstock.cli._main import main
