@@ -49,6 +49,14 @@ def test_what_is_empty_is_not_shown() -> None:
     assert "Settings tried" not in render_html(healthy_page())
 
 
+def test_columns_that_are_empty_are_not_shown() -> None:
+    page = ill_page()
+    assert '<th class="">cores</th>' in render_html(page)
+    text = render_html(replace(page, arms=tuple(replace(arm, cores=None) for arm in page.arms)))
+    assert '<th class="">cores</th>' not in text
+    assert '<th class="drawn"></th>' in text
+
+
 def test_texts_of_strangers_add_no_tag_no_script_and_no_link() -> None:
     tags = Tags(render_html(hostile_page())).found
     assert [tag for tag, _ in tags if tag in ("img", "a", "iframe", "object")] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 
@@ -16,6 +17,7 @@ from penstock.report import (
     Arm,
     Chart,
     Fact,
+    Finding,
     Gain,
     Headline,
     Lane,
@@ -31,6 +33,8 @@ from penstock.report import (
 _MOST_SPANS = 3000
 _MOST_STEPS = 400
 _SLOWEST = 8
+_LITTLE = 0.05
+"""Share of the time: who waits less has no steps to look at."""
 _KINDS: dict[int, SpanKind] = {
     EventKind.NEXT: "wait",
     EventKind.START: "start",
@@ -52,15 +56,15 @@ def make_page(diagnosis: Diagnosis) -> Page:
     if diagnosis.case is None:
         return Page(title=title, verdict=diagnosis.verdict, machine=machine, notes=diagnosis.notes)
     case = diagnosis.case
-    origin = _origin(case)
+    origin, steps = _origin(case), _step_times(case)
     return Page(
         title=title,
         verdict=diagnosis.verdict,
         tone=tone,  # type: ignore[arg-type]
         headlines=_headlines(diagnosis, case),
-        findings=diagnosis.findings,
+        findings=_with_steps(diagnosis.findings, steps),
         lanes=_lanes(case, origin),
-        steps=_step_times(case),
+        steps=steps,
         charts=_charts(diagnosis.run.usage.history, origin),
         arms=_arms(diagnosis, case),
         slowest=_slowest(case),
@@ -160,6 +164,25 @@ def _step_times(case: Case) -> StepTimes | None:
         step=tuple(np.maximum(0, steps[kept]).tolist()),
         first=int(nexts["sequence"][0]),
     )
+
+
+def _with_steps(findings: tuple[Finding, ...], times: StepTimes | None) -> tuple[Finding, ...]:
+    """A finding whose change makes training wait less points at the steps that waited, so that a click shows them."""
+    waits = () if times is None else long_waits(times)
+    return tuple(
+        dataclasses.replace(finding, steps=waits) if finding.gain is not None and not finding.steps else finding
+        for finding in findings
+    )
+
+
+def long_waits(times: StepTimes) -> tuple[tuple[int, int], ...]:
+    """Ranges of steps that waited at least half of the mean: a few that hold up others, or all if all wait alike."""
+    wait, step = np.array(times.wait), np.array(times.step)
+    if wait.sum() <= _LITTLE * (wait.sum() + step.sum()):
+        return ()
+    is_long = np.concatenate([[False], wait >= wait.mean() / 2, [False]])
+    edges = np.flatnonzero(np.diff(is_long)) + times.first
+    return tuple((int(first), int(end)) for first, end in edges.reshape(-1, 2))
 
 
 def _charts(history: UsageHistory | None, origin: float) -> tuple[Chart, ...]:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import printable
 from penstock.report._fitting import fit_page
@@ -197,54 +197,73 @@ def _chart(chart: Chart) -> str:
     return f'<div class="chart">{title}<div class="legend">{"".join(names)}</div><div class="figure"></div>{note}</div>'
 
 
-def _table(headers: Sequence[str], rows: Iterable[str]) -> str:
-    head = "".join(f'<th class="{"words" if header in ("worker", "from") else ""}">{header}</th>' for header in headers)
-    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+class _Row(NamedTuple):
+    """Of a table: attributes of its tag, and cells, which are HTML."""
+
+    attributes: str
+    cells: tuple[str, ...]
+
+
+def _table(headers: Sequence[str], rows: Sequence[_Row]) -> str:
+    """A table without the columns that are empty. A header may be followed by a colon and the class of its column."""
+    shown = [place for place in range(len(headers)) if any(row.cells[place] for row in rows)]
+    names, kinds = zip(*(header.partition(":")[::2] for header in headers), strict=True)
+    head = "".join(f'<th class="{kinds[place]}">{names[place]}</th>' for place in shown)
+    body = "".join(
+        f"<tr {row.attributes}>" + "".join(f'<td class="{kinds[place]}">{row.cells[place]}</td>' for place in shown)
+        for row in rows
+    )
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _arms(arms: Sequence[Arm]) -> str:
     if not arms:
         return ""
     scale = _Scale(arm.gain for arm in arms)
-    headers = ("settings", "gain", "± 95 %", "", "steps/s", "wait", "step", "cores")
+    headers = ("settings", "gain", "± 95 %", ":drawn", "steps/s", "wait", "step", "cores")
     hint = '<p class="hint">Where two bars overlap, the difference is within the noise of this machine.</p>'
-    return _section("Settings tried on this job, in turns", _table(headers, (_arm(arm, scale) for arm in arms)), hint)
+    return _section("Settings tried on this job, in turns", _table(headers, [_arm(arm, scale) for arm in arms]), hint)
 
 
-def _arm(arm: Arm, scale: _Scale) -> str:
+def _arm(arm: Arm, scale: _Scale) -> _Row:
     kind = "advised" if arm.is_advised else "baseline" if arm.is_baseline else "tried"
     marks = '<i class="base"></i><i class="range"></i><i class="dot"></i>'
-    drawn = f'<div class="scale interval" style="{scale.style(arm.gain)}">{marks}</div>'
     name = _safe(arm.name) + (" ★" if arm.is_advised else "")
-    name += f'<br><span class="dim">{_safe(arm.note)}</span>' if arm.note else ""
     cells = (
-        f"<td>{name}</td><td>× {arm.gain.ratio:.2f}</td><td>{f'{arm.gain.error:.2f}' if arm.gain.error else ''}</td>"
-        f'<td class="drawn">{drawn}</td><td>{format_number(arm.steps_per_second)}</td>'
-        f"<td>{format_seconds(arm.wait_seconds)}</td><td>{format_seconds(arm.step_seconds)}</td>"
-        f"<td>{'' if arm.cores is None else format_number(arm.cores)}</td>"
+        name + (f'<br><span class="dim">{_safe(arm.note)}</span>' if arm.note else ""),
+        f"× {arm.gain.ratio:.2f}",
+        f"{arm.gain.error:.2f}" if arm.gain.error else "",
+        f'<div class="scale interval" style="{scale.style(arm.gain)}">{marks}</div>',
+        format_number(arm.steps_per_second),
+        format_seconds(arm.wait_seconds),
+        format_seconds(arm.step_seconds),
+        "" if arm.cores is None else format_number(arm.cores),
     )
-    return f'<tr class="{kind}">{cells}</tr>'
+    return _Row(f'class="{kind}"', cells)
 
 
 def _slowest(samples: Sequence[SlowSample]) -> str:
     if not samples:
         return ""
     longest = max(sample.seconds for sample in samples) or 1.0
-    headers = ("sample", "took", "", "computing", "worker", "from")
+    headers = ("sample", "took", "", "computing", "worker:words", "from:words")
     hint = '<p class="hint">Blue is computing, red is waiting: for a disk, a network, a lock, or a free core.</p>'
-    return _section("Slowest samples", _table(headers, (_sample(sample, longest) for sample in samples)), hint)
+    return _section("Slowest samples", _table(headers, [_sample(sample, longest) for sample in samples]), hint)
 
 
-def _sample(sample: SlowSample, longest: float) -> str:
-    step = "" if sample.step is None else f' data-step="{sample.step}"'
+def _sample(sample: SlowSample, longest: float) -> _Row:
     used = sample.seconds if sample.cpu_seconds is None else min(sample.cpu_seconds, sample.seconds)
     shares = (100 * seconds / longest for seconds in (used, sample.seconds - used))
     portion = "".join(f'<i style="--share:{share:.1f}%"></i>' for share in shares)
-    computing = "" if sample.cpu_seconds is None else format_seconds(sample.cpu_seconds)
-    numbers = (f'<span class="portion">{portion}</span>', computing)
-    cells = "".join(f"<td>{cell}</td>" for cell in (_safe(sample.index), format_seconds(sample.seconds), *numbers))
-    words = "".join(f'<td class="words">{_safe(text)}</td>' for text in (sample.worker, sample.origin))
-    return f"<tr{step}>{cells}{words}</tr>"
+    cells = (
+        _safe(sample.index),
+        format_seconds(sample.seconds),
+        f'<span class="portion">{portion}</span>',
+        "" if sample.cpu_seconds is None else format_seconds(sample.cpu_seconds),
+        _safe(sample.worker),
+        _safe(sample.origin),
+    )
+    return _Row("" if sample.step is None else f'data-step="{sample.step}"', cells)
 
 
 def _machine(facts: Sequence[Fact]) -> str:

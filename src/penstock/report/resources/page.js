@@ -417,7 +417,7 @@
     const figure = holder.querySelector(".figure"), height = 150, left = 50, bottom = height - 24;
     const values = holder.querySelectorAll(".legend b");
     const known = chart.lines.flatMap((line) => line.filter((value) => value !== null));
-    const highest = Math.max(...known, 1e-9), lowest = Math.min(0, ...known);
+    const lowest = Math.min(0, ...known), highest = Math.max(...known, 0) || lowest + 1;
     const from = chart.times[0], to = chart.times[chart.times.length - 1];
     let root, width, x, cursor;
 
