@@ -16,14 +16,14 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from penstock.diagnosis._watch_gauge import Gauge, gauge_of
 from penstock.diagnosis._watch_page import watch_page
-from penstock.diagnosis._watch_scalars import Scalars
+from penstock.diagnosis._watch_scalars import Log, Scalars
 from penstock.diagnosis._watch_steps import StepHistory, StepRow
 from penstock.diagnosis._watch_summary import WatchSummary, summarise
 from penstock.metrics import Sampler, ThreadMeter, ThreadUsage, UsageHistory, describe_machine
@@ -34,7 +34,6 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 """At processes: their clocks tick every 10 ms, so rates over less are noise."""
 
 AnyBatch = TypeVar("AnyBatch")
-Log = Callable[[Mapping[str, float], int], object]
 
 
 def watch(

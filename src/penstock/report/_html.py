@@ -10,32 +10,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import json
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from string import Template
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.errors import printable
 from penstock.report._fitting import fit_page
-from penstock.report._page import Arm, Chart, Fact, Finding, Gain, Headline, Lane, Page, SlowSample, StepTimes
+from penstock.report._page import Arm, Chart, Fact, Finding, Gain, Headline, Page, SlowSample
+from penstock.report._script_data import KINDS, LONGEST_TEXT, script_data
 from penstock.report._words import describe_gain, format_number, format_seconds
 
-_LONGEST_TEXT = 1000
 _HOW_TO_MOVE = "Drag to move, pinch or ctrl-wheel to zoom, click a span to follow its batch through the lanes."
-_KINDS = {
-    "step": ("training step", "step"),
-    "wait": ("waiting for a batch", "wait"),
-    "start": ("starting", "start"),
-    "sample": ("samples", "samples"),
-    "read": ("reading", "read"),
-    "collate": ("collate", "collate"),
-    "handover": ("hand-over", "hand-over"),
-    "pin": ("pinning", "pin"),
-    "copy": ("copy to the device", "copy"),
-    "idle": ("nothing to do", "idle"),
-}
 
 
 def render_html(page: Page) -> str:
@@ -62,7 +48,7 @@ def render_html(page: Page) -> str:
         style=_resource("page.css"),
         script=script,
         script_digest=f"sha256-{digest}",
-        data=_data(page),
+        data=script_data(page),
     )
 
 
@@ -72,7 +58,7 @@ def _resource(name: str) -> str:
 
 def _safe(text: str) -> str:
     """Text of a stranger as HTML, in a tag or in an attribute."""
-    text = text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+    text = text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
     return html.escape(printable(text, keep="\n\t"))
 
 
@@ -148,7 +134,7 @@ def _change(finding: Finding) -> str:
 
 def _legend(kinds: Iterable[str]) -> str:
     cells = (
-        f'<span><i style="background:var(--{kind})"></i>{_KINDS[kind][0]}</span>' for kind in _KINDS if kind in kinds
+        f'<span><i style="background:var(--{kind})"></i>{KINDS[kind][0]}</span>' for kind in KINDS if kind in kinds
     )
     return f'<div class="legend">{"".join(cells)}</div>'
 
@@ -269,56 +255,3 @@ def _sample(sample: SlowSample, longest: float) -> _Row:
 def _machine(facts: Sequence[Fact]) -> str:
     cells = "".join(f"<dt>{_safe(fact.name)}</dt><dd>{_safe(fact.value)}</dd>" for fact in facts)
     return _section("The machine", f"<dl>{cells}</dl>") if facts else ""
-
-
-def _data(page: Page) -> str:
-    """What the script draws, as JSON that cannot end its own tag."""
-    labels = [*dict.fromkeys(["", *(span.label for lane in page.lanes for span in lane.spans)])]
-    places = {label: place for place, label in enumerate(labels)}
-    steps = page.steps if page.steps is not None and page.steps.wait else None
-    data = {
-        "kinds": [{"id": kind, "name": name, "short": short} for kind, (name, short) in _KINDS.items()],
-        "labels": [printable(label[:_LONGEST_TEXT]) for label in labels],
-        "lanes": [_lane_data(lane, places) for lane in page.lanes],
-        "findings": [finding.steps for finding in page.findings],
-        "steps": None if steps is None else _steps_data(steps),
-        "charts": [_chart_data(chart) for chart in page.charts],
-    }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _steps_data(times: StepTimes) -> dict[str, Any]:
-    columns = {"wait": _short(times.wait), "step": _short(times.step)}
-    return {"first": times.first, "per": times.steps_per_entry, **columns}
-
-
-def _chart_data(chart: Chart) -> dict[str, Any]:
-    return {"times": _short(chart.times), "lines": [_short(line.values) for line in chart.lines]}
-
-
-def _lane_data(lane: Lane, labels: dict[str, int]) -> dict[str, Any]:
-    """Columns instead of objects, and differences instead of starts: a third of the bytes."""
-    spans = sorted(lane.spans, key=lambda span: span.start)
-    starts = [round(span.start * 1e6) for span in spans]
-    kinds = {kind: place for place, kind in enumerate(_KINDS)}
-    return {
-        "name": printable(lane.name[:_LONGEST_TEXT]),
-        "start": [*_differences(starts)],
-        "duration": [round(span.duration * 1e6) for span in spans],
-        "kind": [kinds[span.kind] for span in spans],
-        "step": [span.step for span in spans],
-        "label": [labels[span.label] for span in spans],
-    }
-
-
-def _differences(values: Iterable[int]) -> Iterator[int]:
-    last = 0
-    for value in values:
-        yield value - last
-        last = value
-
-
-def _short(values: Iterable[float]) -> list[float | None]:
-    """Five digits are more than a screen shows; what was not measured is null."""
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
