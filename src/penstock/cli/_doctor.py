@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=120.0, help="stop trying changes after this time (%(default)s)"
     )
     parser.add_argument("--steps", type=int, help="stop after so many steps of the training loop")
+    parser.add_argument("--observe", action="store_true", help="only measure the script as it is, and try nothing")
     parser.add_argument("--full", action="store_true", help="let the script run on to its own end")
     parser.add_argument(
         "command",
@@ -31,13 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 when training does not wait, 1 with findings, 2 without a command; the script's own code when it fails."""
     from penstock.diagnosis import DoctorSettings, diagnose, make_page, recording_folder, run_script
+    from penstock.report import render_html, render_terminal, to_perfetto
 
     words = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not words:
         sys.stderr.write("penstock: doctor needs a script to run: penstock doctor -- train.py ARGS…\n")
         return 2
     try:
-        settings = DoctorSettings(seconds=arguments.seconds, steps=arguments.steps, full=arguments.full)
+        settings = DoctorSettings(
+            seconds=arguments.seconds, steps=arguments.steps, full=arguments.full, observe=arguments.observe
+        )
     except ValueError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
@@ -47,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(diagnosis.to_json())
     else:
-        from penstock.report import render_terminal
-
         console().print(render_terminal(page))
+    if arguments.html is not None:
+        arguments.html.write_text(render_html(page), encoding="utf-8")
+    if arguments.perfetto is not None:
+        arguments.perfetto.write_text(to_perfetto(page), encoding="utf-8")
     return diagnosis.exit_code

@@ -16,6 +16,9 @@ from penstock.metrics import EventKind
 
 _LEAST_GAIN = 1.05
 """Less is not worth a change, nor a reader's time."""
+_SETTLED_READINGS = 2
+_LEAST_GROWTH = 0.5e6
+"""Bytes from one reading, of one a second, to the next."""
 
 
 class Tried(NamedTuple):
@@ -72,14 +75,18 @@ class Case:
 
     @cached_property
     def worker_growth(self) -> float:
-        """Bytes per second by which the memory of a worker's own grows, after its first second; 0 when it does not."""
+        """Bytes per second by which a worker's own memory keeps growing; 0 when it does not.
+
+        In their first seconds all forked workers copy pages of the interpreter. That ends; copying a dataset goes on.
+        """
         events = self.recording.events_as_is(EventKind.MEMORY)
         growths = []
         for worker in np.unique(events["worker"]):
             mine = events[events["worker"] == worker]
             seconds, values = mine["start"] / 1e9, mine["value"].astype(np.float64)
-            if len(mine) >= 4 and (np.diff(values[1:]) > 0).mean() > 0.6:
-                growths.append((values[-1] - values[1]) / (seconds[-1] - seconds[1]))
+            later = np.diff(values[_SETTLED_READINGS:])
+            if len(later) >= 3 and (later > _LEAST_GROWTH).mean() > 0.6:
+                growths.append(later.sum() / (seconds[-1] - seconds[_SETTLED_READINGS]))
         return float(np.mean(growths)) if growths else 0.0
 
     @cached_property

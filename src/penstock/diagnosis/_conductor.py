@@ -24,6 +24,7 @@ from penstock.diagnosis._recorder import SETTINGS, Recorder
 from penstock.diagnosis._recording import read_recording
 from penstock.diagnosis._remedies import choose_trials
 from penstock.diagnosis._sources import Grouped, IteratorSource, Source, num_workers_of, rebuild, wait_until_idle
+from penstock.diagnosis._stages import measure_stages
 from penstock.diagnosis._stopping import Stop, protect_checkpoints
 from penstock.diagnosis._training_loop import TrainingLoop
 from penstock.diagnosis._turn_clock import TurnClock
@@ -36,6 +37,9 @@ _IDLE_SECONDS = 3.0
 _MARGIN = 4
 """Steps between an announcement and what it announces, when several ranks must hear it."""
 _MOST_INTERRUPTIONS = 2
+_LONGEST_TURN = 4.0
+"""Seconds that a turn may take so that several of the slowest batches are in it."""
+_GONE_SECONDS = 10
 _GROUPED = 32
 """Batches whose rows are dealt anew by length."""
 
@@ -224,8 +228,11 @@ class Conductor:
         )
         self._epoch_began_at = time.perf_counter_ns()
         if self._rank == 0:
-            self._plan = experiment(self._choose)
+            self._plan = self._new_plan()
             self._announce(primary, next(self._plan))
+
+    def _new_plan(self) -> Generator[Trial, TurnResult | None, None]:
+        return _observe() if self._settings["observe"] else experiment(self._choose)
 
     def _describe_trainer(self) -> dict[str, Any]:
         """How the training process computes."""
@@ -240,9 +247,10 @@ class Conductor:
 
     def _turn_length(self, primary: Watched, *, whole: bool) -> TurnLength:
         epoch_steps = primary.steps_of_last_epoch if primary.num_epochs else primary.length
+        slowest = measure_stages(read_recording(self._log.folder)).slowest_tenth
         length = turn_length(
             step_seconds=primary.step_seconds,
-            turn_seconds=self._settings["turn_seconds"],
+            turn_seconds=max(self._settings["turn_seconds"], min(_LONGEST_TURN, 3 * slowest)),
             prefetched=primary.prefetched,
             epoch_steps=epoch_steps,
         )
@@ -307,7 +315,7 @@ class Conductor:
             if watched.steps_of_last_epoch is not None and self._length is not None:
                 self._length = self._length._replace(whole_epochs=True)
                 self._log.note("restart", whole_epochs=True)
-                self._plan = experiment(self._choose)
+                self._plan = self._new_plan()
                 self._announce(watched, next(self._plan))
 
     def _finish_turn(self, watched: Watched) -> None:
@@ -335,11 +343,11 @@ class Conductor:
         begins_at = watched.num_steps + (_MARGIN if self._world > 1 else 0)
         self._board.write(Notice(trial.number, begins_at, self._is_whole(), 0, self._num_turns))
 
-    def _finish(self, watched: Watched) -> None:
+    def _finish(self, watched: Watched, *, now: bool = False) -> None:
         """All was tried."""
         self._plan = None
         self._log.note("done", step=watched.num_steps, full=self._settings["full"])
-        stops_at = 0 if self._settings["full"] else watched.num_steps + (_MARGIN if self._world > 1 else 1)
+        stops_at = 0 if self._settings["full"] else watched.num_steps + (_MARGIN if self._world > 1 else 1 - now)
         self._num_turns += 1
         self._board.write(Notice(AS_IS.number, watched.num_steps, False, stops_at, self._num_turns))
 
@@ -376,7 +384,7 @@ class Conductor:
             settle = int(bool(keeps) and trial.kind not in ("replay",) and trial.number not in self._kept_loaders)
         elif trial.kind in ("replay", "grouped"):
             settle = 2
-        elif "num_workers" in trial.changes or "prefetch_factor" in trial.changes:
+        elif trial.changes:
             settle = min(64, _prefetched(trial, watched) + 1)
         return TurnClock(trial.number, settle=settle, turn_seconds=self._length.seconds)
 
@@ -438,6 +446,10 @@ class Conductor:
 
     def _check_stop(self, watched: Watched) -> None:
         """Leave the script when it is time, from whichever loop it is in."""
+        is_late = time.monotonic() - self._began_at > self._settings["seconds"] + _GONE_SECONDS
+        if is_late and self._plan is not None and self._primary not in (None, watched):
+            assert self._primary is not None
+            self._finish(self._primary, now=True)  # the script no longer uses the loader that was looked at
         if not self._is_stopped and self._primary is not None:
             notice = self._board.read()
             self._is_stopped = self._primary.num_steps >= notice.stops_at
@@ -449,10 +461,17 @@ class Conductor:
             raise Stop
 
 
+def _observe() -> Generator[Trial, TurnResult | None, None]:
+    """Every turn as it is."""
+    while True:
+        yield AS_IS
+
+
 def _prefetched(trial: Trial, watched: Watched) -> int:
-    options = {"num_workers": num_workers_of(watched.loader), "prefetch_factor": watched.loader.prefetch_factor or 2}
-    options |= {name: value for name, value in trial.changes.items() if name in options}
-    return int(options["num_workers"] * (options["prefetch_factor"] or 2))
+    changes, loader = trial.changes, watched.loader
+    workers = changes.get("num_workers", num_workers_of(loader))
+    depth = changes.get("prefetch_factor", loader.prefetch_factor) or 2
+    return int(changes.get("prefetch") or workers * depth)
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -17,7 +17,6 @@ from penstock.metrics import EventKind
 from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
 
 _MOSTLY = 0.5
-_GROWN_BYTES = 24e6
 _UNEVEN = 2.5
 
 
@@ -110,6 +109,8 @@ def slow_samples(case: Case) -> Finding | None:
     if found is None or not case.waits_for_data or case.stages.slow_sample_share < 0.4:
         return None
     samples = case.recording.events_as_is(EventKind.SAMPLE)
+    if np.sort(samples["duration"])[-max(1, len(samples) // 100)] < case.stages.step:
+        return None
     slowest = samples[np.argsort(samples["duration"])[-5:]][::-1]
     named = ", ".join(str(index) for index in slowest["value"] if index >= 0)
     return _finding(
@@ -132,7 +133,8 @@ def small_prefetch(case: Case) -> Finding | None:
     """Batches differ in cost by more than the prefetched ones can bridge."""
     found = case.best(_is_smoothing)
     stages = case.stages
-    if found is None or not case.waits_for_data or stages.unevenness < _UNEVEN or case.options["num_workers"] == 0:
+    is_uneven = stages.unevenness >= _UNEVEN or case.loader["is_plan"]
+    if found is None or not case.waits_for_data or not is_uneven or case.options["num_workers"] == 0:
         return None
     ahead = case.loader["prefetched"]
     return _finding(
@@ -297,7 +299,7 @@ def growing_workers(case: Case) -> Finding | None:
     first, last = case.worker_memory
     workers = case.options["num_workers"]
     is_forked = case.loader["context"] in (None, "fork")
-    if not workers or not is_forked or last - first < _GROWN_BYTES or case.worker_growth <= 0:
+    if not workers or not is_forked or case.worker_growth <= 0:
         return None
     return Finding(
         id="growing-workers",
@@ -317,7 +319,7 @@ def growing_workers(case: Case) -> Finding | None:
 def costly_samples(case: Case) -> Finding | None:
     """It waits for data, and nothing that could be tried helps."""
     ceiling = case.recording.ceiling
-    if not case.waits_for_data or ceiling is None or any(not _changes_step(each.trial) for each in case.helped):
+    if not case.waits_for_data or ceiling is None:
         return None
     stages = case.stages
     return Finding(
@@ -349,18 +351,21 @@ FINDINGS: tuple[Callable[[Case], Finding | None], ...] = (
     odd_batch_size,
     torch_threads,
     growing_workers,
-    costly_samples,
 )
 """The most specific causes first: of two that advise the same change, the first is told."""
+_NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "growing-workers"}
 
 
 def find(case: Case) -> list[Finding]:
-    """All findings, by measured gain; those without one last."""
+    """All findings, by measured gain; those without one last. Whoever waits for data is told something about it."""
     told: dict[str, Finding] = {}
     for function in FINDINGS:
         finding = function(case)
         if finding is not None:
             told.setdefault(finding.change, finding)
+    fallback = costly_samples(case)
+    if fallback is not None and all(each.id in _NOT_ABOUT_LOADING for each in told.values()):
+        told[fallback.change] = fallback
     return sorted(told.values(), key=lambda each: -(each.gain.ratio if each.gain is not None else 0.0))
 
 
@@ -389,15 +394,11 @@ def _call(trial: Trial) -> str:
 
 
 def _is_smoothing(trial: Trial) -> bool:
-    return any(name in trial.changes for name in ("prefetch_factor", "in_order", "num_workers"))
+    return any(name in trial.changes for name in ("prefetch_factor", "prefetch", "in_order", "num_workers"))
 
 
 def _is_about_workers(trial: Trial) -> bool:
     return "num_workers" in trial.changes and trial.kind == "options"
-
-
-def _changes_step(trial: Trial) -> bool:
-    return trial.kind == "grouped" or "batch_size" in trial.changes
 
 
 def _percent(share: float) -> str:

@@ -19,9 +19,11 @@ from typing import Any
 from penstock.diagnosis._conductor import Conductor
 from penstock.diagnosis._probes import time_fetchers, time_unpacking, time_workers, timed_worker_loop
 from penstock.diagnosis._recorder import recorder
+from penstock.diagnosis._sources import is_rebuilding
 from penstock.diagnosis._watched import Watched, place_of_caller
 
 _watched: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
+_by_place: dict[str, Watched] = {}
 _plain_iters: dict[type, Callable[[Any], Iterator[Any]]] = {}
 _numbers = itertools.count(1)
 
@@ -69,11 +71,22 @@ os.register_at_fork(after_in_child=_conductor.cache_clear)
 def _remembering(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: Any, *arguments: Any, **options: Any) -> None:
-        if self not in _watched:
-            _watched[self] = Watched(self, next(_numbers), place_of_caller())
+        is_new, place = self not in _watched, place_of_caller()
         original(self, *arguments, **options)
+        if is_new and not is_rebuilding():
+            _watched[self] = _same_as_before(self, place) or Watched(self, next(_numbers), place)
+            _by_place[place] = _watched[self]
 
     return init
+
+
+def _same_as_before(loader: Any, place: str) -> Watched | None:
+    """Scripts that make their loader anew for each epoch have one loader, as far as the doctor is concerned."""
+    before = _by_place.get(place)
+    if before is None or before.loader is not None or not before.resembles(loader):
+        return None
+    before.continue_with(loader)
+    return before
 
 
 def _watch_iter(loader_class: Any) -> None:

@@ -30,8 +30,8 @@ _INJECTED = Path(__file__).parent / "_injected"
 _GRACE_SECONDS = 15.0
 """How long a script may take to end after it was stopped."""
 _SET_CHILD_SUBREAPER = 36
-_PER_TURN = 100
-"""A run of `seconds` has turns of about a hundredth of it."""
+_TURNS = 60
+"""A run of `seconds` has time for about so many turns, and hardly ever needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,8 @@ class DoctorSettings:
     """Stop it after so many steps of the training loop."""
     full: bool = False
     """Let the script run on to its own end."""
+    observe: bool = False
+    """Only measure the script as it is; try nothing."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or (self.steps is not None and self.steps <= 0):
@@ -52,7 +54,7 @@ class DoctorSettings:
     @property
     def turn_seconds(self) -> float:
         """How long a turn should take."""
-        return min(1.5, max(0.3, self.seconds / _PER_TURN))
+        return min(1.5, max(0.3, self.seconds / _TURNS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ def run_script(
                 "seconds": settings.seconds,
                 "steps": settings.steps,
                 "full": settings.full,
+                "observe": settings.observe,
                 "turn_seconds": settings.turn_seconds,
             }
         )

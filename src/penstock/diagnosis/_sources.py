@@ -14,6 +14,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from penstock.diagnosis._batches import bytes_of, copy_batch, group_by_length, rows_of
@@ -22,6 +23,8 @@ from penstock.diagnosis._experiment import Trial
 _MOST_REPLAYED, _MOST_REPLAYED_BYTES = 8, 256 << 20
 _MOST_REMEMBERED = 512
 _PATIENCE_SECONDS = 60
+_SETTLING_SECONDS = 0.5
+"""How long an iterator that cannot be asked is given to prefetch all it may."""
 
 
 class Source(Protocol):
@@ -49,17 +52,19 @@ class IteratorSource:
     def __init__(self, iterator: Iterator[Any], *, prefetched: int) -> None:
         self.iterator: Iterator[Any] | None = iterator
         self.prefetched = prefetched
+        self._taken_at = time.monotonic()
 
     def take(self) -> Any:
         """The iterator's next."""
         assert self.iterator is not None
+        self._taken_at = time.monotonic()
         return next(self.iterator)
 
     def is_idle(self) -> bool:
-        """Whether its queue holds all that was asked for; others than torch's are taken to be."""
+        """Whether its queue holds all that was asked for; others are taken to after some time."""
         iterator: Any = self.iterator
         if not hasattr(iterator, "_worker_result_queue") or not hasattr(iterator, "_tasks_outstanding"):
-            return True
+            return time.monotonic() > self._taken_at + _SETTLING_SECONDS
         try:
             ready = iterator._worker_result_queue.qsize()
             if iterator._data_queue is not iterator._worker_result_queue:
@@ -217,9 +222,25 @@ def rebuild(loader: Any, trial: Trial, *, remaining: IndexTap | None, remembered
         arguments["timeout"] = _PATIENCE_SECONDS
     torch = sys.modules["torch"]
     arguments["generator"] = torch.Generator().manual_seed(0) if remaining is not None else loader.generator
-    with warnings.catch_warnings():  # of too many workers, of an odd batch size: the doctor asks for them on purpose
-        warnings.simplefilter("ignore")
-        return _class_for(loader, trial)(loader.dataset, **arguments)
+    return _make(_class_for(loader, trial), loader.dataset, arguments)
+
+
+_rebuilding: ContextVar[bool] = ContextVar("rebuilding", default=False)
+
+
+def is_rebuilding() -> bool:
+    """Whether a loader that is being made is the doctor's own, not the script's."""
+    return _rebuilding.get()
+
+
+def _make(loader_class: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
+    token = _rebuilding.set(True)
+    try:
+        with warnings.catch_warnings():  # of too many workers, of an odd batch size: asked for on purpose
+            warnings.simplefilter("ignore")
+            return loader_class(dataset, **arguments)
+    finally:
+        _rebuilding.reset(token)
 
 
 def _class_for(loader: Any, trial: Trial) -> Any:
@@ -252,7 +273,7 @@ def _indices_of(loader: Any, indices: Any, batch_size: int | None) -> dict[str, 
 def _rebuild_plan_loader(loader: Any, changes: dict[str, Any]) -> Any:
     names = ("workers", "prefetch", "rank", "world_size", "micro_batch", "start_method", "device")
     arguments = {name: getattr(loader, name) for name in names} | {"num_workers": num_workers_of(loader)} | changes
-    rebuilt = type(loader)(loader.dataset, **arguments)
+    rebuilt = _make(type(loader), loader.dataset, arguments)
     with contextlib.suppress(Exception):  # out of order there is no state; then it begins at the beginning
         rebuilt.load_state_dict(copy.deepcopy(loader.state_dict()))
     return rebuilt

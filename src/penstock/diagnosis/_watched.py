@@ -36,6 +36,15 @@ class Watched:
         self.left_at: int | None = None
         self.periods: list[float] = []
         self.was_described = False
+        self._likeness = _likeness(loader)
+
+    def resembles(self, loader: Any) -> bool:
+        """Whether a loader made later, on the same line, is the same one made again."""
+        return _likeness(loader) == self._likeness
+
+    def continue_with(self, loader: Any) -> None:
+        """It was made again."""
+        self._find = weakref.ref(loader)
 
     @property
     def loader(self) -> Any:
@@ -99,6 +108,14 @@ class Watched:
             "options": {name: getattr(loader, name, None) for name in _OPTIONS}
             | {"num_workers": num_workers_of(loader)},
         }
+
+
+def _likeness(loader: Any) -> tuple[Any, ...]:
+    try:
+        length = len(loader.dataset)
+    except Exception:  # noqa: BLE001 - datasets need not have a length, and users' own may fail
+        length = None
+    return type(loader), type(loader.dataset), length, *(getattr(loader, name, None) for name in _OPTIONS)
 
 
 def _is_ours(loader: Any) -> bool:

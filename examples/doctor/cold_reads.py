@@ -1,0 +1,48 @@
+"""Ill: random reads of a memory map that is not in memory."""
+
+import json
+import mmap
+import os
+import tempfile
+import time
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+
+FIX = json.loads(os.environ.get("FIX", "{}"))
+FOLDER = os.environ.get("DATA", tempfile.gettempdir())
+ROW, ROWS = 16_384, 65_536
+
+
+class Rows(Dataset):
+    def __init__(self, path):
+        self.rows = np.memmap(path, np.float32, "r", shape=(ROWS, ROW // 4))
+        self.rows._mmap.madvise(mmap.MADV_RANDOM)  # no read-ahead: what is next to a row is not needed next
+        if FIX:
+            self.rows = np.array(self.rows)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index] * 2
+
+
+def prepare(path):
+    """A file that no page of is in memory."""
+    if not os.path.exists(path):
+        with open(path + ".part", "wb") as file:
+            for _ in range(ROWS // 256):
+                file.write(np.random.default_rng(0).bytes(256 * ROW))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(path + ".part", path)
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path
+
+
+dataset = Rows(prepare(os.path.join(FOLDER, "penstock-cold-reads.bin")))
+for _epoch in range(1_000):
+    for _batch in DataLoader(dataset, batch_size=16, shuffle=True, num_workers=1):
+        time.sleep(0.002)  # the accelerator computes

@@ -1,0 +1,117 @@
+"""Scripts that crash, end early, have no steps, read input, or are interrupted: a clear sentence, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .scripts import ENVIRONMENT, diagnose, doctor
+from .test_scripts_of_others import HEAD
+
+pytest.importorskip("torch")
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(text)
+    return "train.py"
+
+
+def test_a_script_that_fails_keeps_its_exit_code_and_its_traceback(tmp_path: Path) -> None:
+    text = HEAD + "for number, batch in enumerate(DataLoader(Slow(), batch_size=8)):\n    assert number < 5, 'mine'\n"
+    found = diagnose(write(tmp_path, text), cwd=tmp_path)
+    assert found["exit_code"] == 1
+    assert "AssertionError: mine" in found["stderr"]
+    assert "penstock" not in found["stderr"]
+    assert any("ended with exit code 1" in note for note in found["notes"])
+    assert "Too few steps" in found["verdict"]
+
+
+def test_a_script_that_exits_keeps_its_code(tmp_path: Path) -> None:
+    found = diagnose(write(tmp_path, "import sys; sys.exit(7)"), cwd=tmp_path)
+    assert found["exit_code"] == 7
+    assert "exit code 7 before it made a DataLoader" in found["verdict"]
+
+
+def test_a_script_without_a_loader_is_told_so(tmp_path: Path) -> None:
+    done = doctor(write(tmp_path, "print('hello')"), cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("hello\n")
+    assert "made no DataLoader" in done.stdout
+
+
+def test_a_loader_that_nobody_iterates_over_has_no_steps(tmp_path: Path) -> None:
+    found = diagnose(write(tmp_path, HEAD + "iter(DataLoader(Slow()))\n"), cwd=tmp_path)
+    assert "never took a batch" in found["verdict"]
+
+
+def test_a_script_reads_its_own_input(tmp_path: Path) -> None:
+    done = doctor(write(tmp_path, "print('read', input())"), cwd=tmp_path, input="a line\n")
+    assert "read a line" in done.stdout
+
+
+def test_a_script_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    done = doctor("nowhere.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "There is no script 'nowhere.py'" in done.stderr
+
+
+def test_what_runs_on_the_way_out_saves_no_checkpoint(tmp_path: Path) -> None:
+    text = HEAD + (
+        "torch.save(1, 'model.pt')\n"
+        "try:\n"
+        "    for batch in DataLoader(Slow(), batch_size=8):\n"
+        "        step(batch)\n"
+        "finally:\n"
+        "    torch.save(2, 'model.pt')\n"
+        "    open('log.txt', 'w').write('closed')\n"
+    )
+    found = diagnose(write(tmp_path, text), options=("--seconds", "3"), cwd=tmp_path)
+    import torch
+
+    assert torch.load(tmp_path / "model.pt") == 1
+    assert (tmp_path / "log.txt").read_text() == "closed"
+    assert any("model.pt" in note for note in found["notes"])
+
+
+def test_with_full_the_script_runs_to_its_end(tmp_path: Path) -> None:
+    text = HEAD + "for batch in DataLoader(Slow(), batch_size=8):\n    step(batch)\nprint('the end')\n"
+    found = diagnose(write(tmp_path, text), options=("--full", "--seconds", "2"), cwd=tmp_path)
+    assert "the end" in found["stderr"]
+    assert found["ceiling"]["ratio"] > 1.15
+
+
+def test_an_interrupt_still_gives_the_report(tmp_path: Path) -> None:
+    text = HEAD + "for number, batch in enumerate(DataLoader(Slow(), batch_size=8)):\n    step(batch)\n"
+    text += "    if number == 60:\n        print('now', flush=True)\n"
+    command = [sys.executable, "-m", "penstock.cli", "doctor", "--", write(tmp_path, text)]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, process_group=0,
+        stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        while "now" not in process.stdout.readline():
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        output = process.stdout.read()
+    assert process.returncode == 130
+    assert "Interrupted: this is what was seen until then." in output
+
+
+def test_the_scripts_own_sitecustomize_and_path_are_as_without_the_doctor(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'mine'\n")
+    script = write(tmp_path, "import sys; print(mine, [p for p in sys.path if '_injected' in p])")
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "doctor", "--", script],
+        cwd=tmp_path,
+        env=ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("mine []\n"), done.stderr
