@@ -30,6 +30,7 @@ from penstock.diagnosis._training_loop import TrainingLoop
 from penstock.diagnosis._turn_clock import TurnClock
 from penstock.diagnosis._watched import Watched
 from penstock.metrics import EventKind, ThreadMeter
+from penstock.workers import usable_cpus
 
 _LOOK_STEPS, _LOOK_SECONDS = 12, 1.0
 _FEWEST_LOOK_STEPS, _LONGEST_LOOK_SECONDS = 5, 10.0
@@ -70,6 +71,8 @@ class Conductor:
         self._epoch_began_at = 0
         self._began_at = time.monotonic()
         self._is_done = self._is_stopped = False
+        self._is_between_turns = False
+        """Whether a turn is over, and the next one is announced for a step to come."""
         self._clocks = time.perf_counter(), time.process_time()
         self._threads: int | None = None
 
@@ -258,7 +261,8 @@ class Conductor:
 
     def _choose(self, turns: Any) -> list[Trial]:
         recording = read_recording(self._log.folder)
-        trials = choose_trials(recording, turns, whole_epochs=self._is_whole())
+        cores = max(1, usable_cpus() // self._world)
+        trials = choose_trials(recording, turns, whole_epochs=self._is_whole(), cores=cores)
         for trial in trials:
             self._trials[trial.number] = trial
             self._log.note("trial", trial=trial.number, name=trial.name, kind=trial.kind, changes=dict(trial.changes))
@@ -277,7 +281,7 @@ class Conductor:
         disturbed, self._foreign = self._foreign > 0, 0
         watched.num_steps += 1
         clock = self._clock
-        if self._is_done or clock is None or self._is_whole():
+        if self._is_done or clock is None or self._is_whole() or self._is_between_turns:
             return
         off = self._off_clock
         asked = end - off if loop.trial.kind in ("replay", "grouped") else begin - off
@@ -295,7 +299,7 @@ class Conductor:
     def _end_epoch(self, loop: TrainingLoop) -> None:
         now, clock = time.perf_counter_ns(), self._clock
         self._loop = None
-        if clock is not None and not self._is_done:
+        if clock is not None and not self._is_done and not self._is_between_turns:
             if self._is_whole():
                 off, self._off_clock = self._off_clock, 0
                 clock.epoch(loop.rows, loop.num_handed_over, now - self._epoch_began_at - off, loop.waited)
@@ -340,6 +344,7 @@ class Conductor:
 
     def _announce(self, watched: Watched, trial: Trial) -> None:
         self._num_turns += 1
+        self._is_between_turns = True
         begins_at = watched.num_steps + (_MARGIN if self._world > 1 else 0)
         self._board.write(Notice(trial.number, begins_at, self._is_whole(), 0, self._num_turns))
 
@@ -361,7 +366,7 @@ class Conductor:
             if is_new_epoch and self._clock is not None:
                 self._enter(loop, self._trials[self._clock.trial])
             return
-        self._turn_seen = notice.turn
+        self._turn_seen, self._is_between_turns = notice.turn, False
         if notice.stops_at != 1 << 62 or (self._plan is None and self._rank == 0):
             self._enter(loop, AS_IS)
             self._is_done, self._clock = True, None

@@ -13,7 +13,6 @@ from typing import Any
 from penstock.diagnosis._experiment import HEALTHY_BELOW, REPLAY, Trial, TrialKind, TurnResult, estimate
 from penstock.diagnosis._recording import Recording
 from penstock.diagnosis._stages import Stages, measure_stages
-from penstock.workers import usable_cpus
 
 _MOST_TRIALS = 6
 _UNEVEN = 2.5
@@ -23,13 +22,10 @@ _PADDED = 0.25
 Proposal = tuple[TrialKind, dict[str, Any]]
 
 
-def choose_trials(
-    recording: Recording, turns: Sequence[TurnResult], *, whole_epochs: bool, cores: int | None = None
-) -> list[Trial]:
+def choose_trials(recording: Recording, turns: Sequence[TurnResult], *, whole_epochs: bool, cores: int) -> list[Trial]:
     """Trials for the loader that was looked at; when it does not wait for data, only those that change the step."""
     if recording.loader is None:
         return []
-    cores = usable_cpus() if cores is None else cores
     stages, ceiling = measure_stages(recording), estimate(turns, REPLAY.number)
     proposals = list(_about_steps(recording, stages))
     if ceiling is None or ceiling.ratio >= HEALTHY_BELOW:
