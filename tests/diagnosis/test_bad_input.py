@@ -79,6 +79,7 @@ def test_what_runs_on_the_way_out_saves_no_checkpoint(tmp_path: Path) -> None:
     assert any("model.pt" in note for note in found["notes"])
 
 
+@pytest.mark.stress
 def test_with_full_the_script_runs_to_its_end(tmp_path: Path) -> None:
     text = HEAD + "for batch in DataLoader(Slow(), batch_size=8):\n    step(batch)\nprint('the end')\n"
     found = diagnose(write(tmp_path, text), options=("--full", "--seconds", "2"), cwd=tmp_path)

@@ -118,11 +118,7 @@ def check(found: dict[str, object], finding: bool = True) -> None:
         assert found["exit_code"] == 1, found
 
 
-QUICK = (
-    "a training loop that asks for the next batch itself",
-    "zips two loaders",
-    "validates in the middle of training",
-)
+QUICK = ("zips two loaders",)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +158,7 @@ def test_ranks_that_train_together_change_and_stop_together(tmp_path: Path) -> N
     (tmp_path / "train.py").write_text(HEAD + RANKS)
     launcher = str(Path(sys.executable).with_name("torchrun"))
     found = diagnose(
-        launcher, "--nproc-per-node=2", "--master-port=0", "train.py", options=("--seconds", "8"), cwd=tmp_path
+        launcher, "--standalone", "--nproc-per-node=2", "train.py", options=("--seconds", "8"), cwd=tmp_path
     )
     assert "ChildFailedError" not in found["stderr"]
     check(found)
