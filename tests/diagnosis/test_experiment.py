@@ -77,6 +77,15 @@ def test_one_round_is_no_evidence() -> None:
     assert found.gain.error >= found.ratio
 
 
+@pytest.mark.parametrize(("rates", "is_clear"), [((15, 15.2, 14.9), True), ((15, 15.1), False), ((15, 9, 22), False)])
+def test_a_gain_counts_when_its_whole_interval_does(rates: tuple[float, ...], is_clear: bool) -> None:
+    turns = [each for rate in rates for each in (turn(0, 10), turn(2, rate))]
+    found = estimate([*turns, turn(0, 10)], 2)
+    assert found is not None
+    assert found.is_above(1.0) is is_clear
+    assert not is_clear or found.gain.ratio - found.gain.error > 1
+
+
 def test_a_change_that_makes_it_slower_drops_out_after_one_turn() -> None:
     rates = {0: 10.0, 1: 20.0, 2: 18.0, 3: 5.0}
     turns = conduct(lambda trial, place: rates[trial.number], [SLOW, FAST])

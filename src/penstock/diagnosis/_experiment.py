@@ -69,13 +69,16 @@ class Estimate(NamedTuple):
     @property
     def gain(self) -> Gain:
         """For people: with half the width of the 95 % interval."""
-        quantile = _STUDENT[min(self.num_rounds - 1, len(_STUDENT) - 1)]
-        width = self.ratio * self.error * quantile if self.num_rounds > 1 else self.ratio
+        width = self.ratio * self._log_width if self.num_rounds > 1 else self.ratio
         return Gain(ratio=self.ratio, error=width)
 
+    @property
+    def _log_width(self) -> float:
+        return self.error * _STUDENT[min(self.num_rounds - 1, len(_STUDENT) - 1)]
+
     def is_above(self, ratio: float) -> bool:
-        """Whether it is larger beyond two standard errors; one round is no evidence."""
-        return self.num_rounds > 1 and math.log(self.ratio) - 2 * self.error > math.log(ratio)
+        """Whether the whole interval is; two rounds are no evidence."""
+        return self.num_rounds > 2 and math.log(self.ratio) - self._log_width > math.log(ratio)
 
 
 def estimate(turns: Sequence[TurnResult], trial: int) -> Estimate | None:

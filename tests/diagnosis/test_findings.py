@@ -1,0 +1,145 @@
+"""Findings on recorded data: nothing runs here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.diagnosis._case import Case
+from penstock.diagnosis._findings import find
+from penstock.diagnosis._recording import Recording
+from penstock.diagnosis._remedies import choose_trials
+from penstock.metrics import EventKind, no_events
+
+OPTIONS = {
+    "batch_size": 16,
+    "num_workers": 2,
+    "prefetch_factor": 2,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "in_order": True,
+    "timeout": 0,
+}
+Rates = dict[int, float]
+
+
+def event(kind: EventKind, start: float, duration: float, **fields: float) -> np.ndarray:
+    record = np.zeros(1, no_events().dtype)
+    record["kind"], record["start"], record["duration"], record["loader"] = kind, int(start * 1e9) + 1, duration, 1
+    for name, value in fields.items():
+        record[name] = value
+    return record
+
+
+def steps(*, wait: float = 0.02, step: float = 0.01, fetch: float = 0.03, collate: float = 0.0, slow: float = 0.0,
+          faults: int = 0, samples: int = 4) -> np.ndarray:  # fmt: skip
+    """Sixty steps; every tenth batch takes `slow` seconds more, in one sample."""
+    parts = []
+    for number in range(60):
+        now, more = number * (wait + step), slow if number % 10 == 0 else 0.0
+        parts.append(event(EventKind.NEXT, now, wait, sequence=number, value=16, worker=-1))
+        parts.append(event(EventKind.FETCH, now, fetch + more, cpu=fetch, value=16, extra=faults))
+        parts.append(event(EventKind.COLLATE, now, collate, value=64))
+        each = (fetch - collate) / max(1, samples)
+        parts += [event(EventKind.SAMPLE, now, each + (more if not sample else 0.0)) for sample in range(samples)]
+    return np.concatenate(parts)
+
+
+def recorded(
+    events: np.ndarray, trials: list[dict[str, Any]], rates: Rates, padding: float | None = None, **loader: Any
+) -> Recording:
+    """A recording in which each trial had three turns at a rate."""
+    options = OPTIONS | loader.pop("options", {})
+    facts: list[dict[str, Any]] = [
+        {"fact": "loader", "pid": 1, "loader": 1, "where": "train.py:9", "kind": "torch", "is_plan": False,
+         "workers": "process", "is_iterable": False, "context": None, "length": 1000, "prefetched": 4,
+         "options": options} | loader,
+        {"fact": "batch", "pid": 1, "loader": 1, "rows": 16, "bytes": 1000, "padding": padding, "can_regroup": True},
+        {"fact": "primary", "pid": 1, "loader": 1, "rank": 0, "whole_epochs": False, "num_threads": 2},
+    ]  # fmt: skip
+    facts += [{"fact": "trial", "pid": 1, "name": "x"} | trial for trial in trials]
+    for round_ in range(3):
+        for number in (0, *rates):
+            rate = (1.0 if number == 0 else rates[number]) * (1 + 0.01 * round_)
+            turn = {"rows": 100 * rate, "steps": 10, "seconds": 1.0, "wait_seconds": 0.1}
+            facts.append({"fact": "turn", "pid": 1, "trial": number} | turn)
+    return Recording(facts=facts, events=events)
+
+
+def option(number: int, **changes: Any) -> dict[str, Any]:
+    return {"trial": number, "kind": "options", "changes": changes}
+
+
+CASES = {
+    "no-workers": (steps(), [option(2, num_workers=2)], {"num_workers": 0}),
+    "few-workers": (steps(), [option(2, num_workers=4)], {}),
+    "too-many-workers": (steps(), [option(2, num_workers=2)], {"num_workers": 16}),
+    "heavy-collate": (steps(collate=0.02), [option(2, num_workers=4)], {}),
+    "small-prefetch": (steps(slow=0.3, samples=0), [option(2, prefetch_factor=16)], {}),
+    "slow-samples": (steps(slow=0.3, samples=8), [option(2, in_order=False)], {}),
+    "workers-restart": (steps(), [option(2, persistent_workers=True)], {}),
+    "cold-reads": (steps(faults=9), [{"trial": 2, "kind": "warm", "changes": {}}], {}),
+    "hand-over": (steps(), [{"trial": 2, "kind": "penstock", "changes": {}}], {}),
+}
+
+
+@pytest.mark.parametrize("expected", CASES)
+def test_the_cause_that_the_times_show_is_named_first_with_its_gain(expected: str) -> None:
+    events, trials, options = CASES[expected]
+    recording = recorded(events, trials, {1: 2.0, 2: 1.8}, options=options)
+    first = find(Case(recording=recording, cores=2))[0]
+    assert first.id == expected
+    assert first.gain is not None
+    assert first.gain.ratio == pytest.approx(1.8, rel=0.05)
+    assert first.where == "train.py:9"
+
+
+@pytest.mark.parametrize("expected", CASES)
+def test_a_change_that_made_it_slower_is_never_advised(expected: str) -> None:
+    events, trials, options = CASES[expected]
+    found = find(Case(recording=recorded(events, trials, {1: 2.0, 2: 0.8}, options=options), cores=2))
+    assert [each.id for each in found] == ["costly-samples"]
+    assert found[0].gain is None
+    assert found[0].limit is not None
+
+
+@pytest.mark.parametrize("expected", CASES)
+def test_a_job_that_does_not_wait_is_told_nothing(expected: str) -> None:
+    events, _, options = CASES[expected]
+    assert find(Case(recording=recorded(events, [], {1: 1.05}, options=options), cores=2)) == []
+
+
+def test_padding_is_found_also_when_nothing_waits() -> None:
+    trials = [{"trial": 2, "kind": "grouped", "changes": {}}]
+    recording = recorded(steps(wait=0.0001), trials, {1: 1.02, 2: 2.5}, padding=0.7)
+    (found,) = find(Case(recording=recording, cores=2))
+    assert found.id == "padding"
+    assert found.limit is not None
+    assert found.limit.ratio == pytest.approx(1 / 0.3)
+
+
+def test_a_batch_size_that_computes_faster_is_found_also_when_nothing_waits() -> None:
+    recording = recorded(steps(), [option(2, batch_size=32)], {1: 1.0, 2: 1.4}, options={"batch_size": 33})
+    assert [each.id for each in find(Case(recording=recording, cores=2))] == ["odd-batch-size"]
+
+
+@pytest.mark.parametrize(("growth", "found"), [(4e6, ["growing-workers"]), (0.0, [])])
+def test_workers_that_keep_growing_are_found_and_those_that_grew_once_are_not(growth: float, found: list[str]) -> None:
+    readings = [
+        event(EventKind.MEMORY, float(second), 0.0, worker=worker, value=50e6 * (second > 0) + growth * second)
+        for worker in (0, 1)
+        for second in range(8)
+    ]
+    recording = recorded(np.concatenate([steps(), *readings]), [], {1: 1.0})
+    assert [each.id for each in find(Case(recording=recording, cores=2))] == found
+
+
+def test_workers_are_proposed_to_a_loop_that_has_none_and_nothing_to_one_that_does_not_wait() -> None:
+    waiting = recorded(steps(), [], {1: 2.0}, options={"num_workers": 0})
+    assert "num_workers=2" in [
+        trial.name for trial in choose_trials(waiting, waiting.turns, whole_epochs=False, cores=2)
+    ]
+    fed = recorded(steps(), [], {1: 1.0}, options={"num_workers": 0})
+    assert choose_trials(fed, fed.turns, whole_epochs=False, cores=2) == []
