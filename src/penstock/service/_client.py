@@ -100,6 +100,13 @@ class _Link:
         self.num_workers = 0
         self.is_gone = False
 
+    @property
+    def condition(self) -> str:
+        """What became of the last requests, for people."""
+        if self.num_asked and self.health.state != "down":
+            return f"is connected and owes answers to {self.num_asked} requests"
+        return self.health.reason
+
 
 class RemoteEngine:
     """Computes items on servers, and on workers of this machine if there are any.
@@ -154,8 +161,10 @@ class RemoteEngine:
     def submit(self, ticket: int, item: Item | Bundle, worker: int | None = None) -> None:
         """Have an item computed by whoever is free first."""
         with self._changed:
+            if not self._jobs.by_ticket:
+                self._heard_at = time.monotonic()  # nobody had anything to answer until now
             self._jobs.add(ticket, item)
-            self._changed.notify()
+            self._changed.notify_all()
         self._feed_local()
 
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
@@ -252,7 +261,7 @@ class RemoteEngine:
 
     def _describe(self) -> str:
         """Who is waited for."""
-        said = [f"{link.address} ({link.health.reason}, {link.num_asked} asked)" for link in self._links.values()]
+        said = [f"{link.address} ({link.condition})" for link in self._links.values()]
         return f"waiting for {', '.join(said) or self._remote.servers}."
 
     def _finish(self, ticket: int, was_ready: bool) -> Result:
@@ -289,7 +298,7 @@ class RemoteEngine:
         refuse_all = links and all(link.health.is_refusal for link in links)
         if not refuse_all and waited < self._remote.timeout_seconds:
             return
-        reasons = "".join(f"\n  {link.address}: {link.health.reason}" for link in links)
+        reasons = "".join(f"\n  {link.address}: {link.condition}" for link in links)
         told = reasons or f"\n  {self._remote.servers}: no address found"
         what = "Every server refuses" if refuse_all else f"No server has answered for {waited:.0f} s"
         raise ServiceError(
@@ -325,8 +334,17 @@ class RemoteEngine:
                 for job in self._jobs.by_ticket.values():  # of servers that are gone
                     for server in [server for server in job.asked if server not in healths]:
                         del job.asked[server]
+                self._give_up_hopeless()
                 if self._jobs.hedge(healths, now):
                     self._changed.notify_all()
+
+    def _give_up_hopeless(self) -> None:
+        """Fail what failed on one server and that nobody is left to try."""
+        for job in list(self._jobs.by_ticket.values()):
+            if job.failures and not job.asked and self._is_at_fault(job):
+                self._jobs.finish(job)
+                self._done[job.ticket] = next(reversed(job.failures.values()))
+                self._changed.notify_all()
 
     def _look_up(self) -> None:
         """Find out where servers are; begin with those that are new, let go of those that are gone."""
@@ -414,8 +432,7 @@ class RemoteEngine:
                 size = connection.get_body(self._request(job.item).path, slot.memory)
                 arrived = self._arrived(job, slot, size, time.monotonic() - begin, link)
             except Exception as error:  # noqa: BLE001 - told apart below
-                self._pool.give_back(slot)
-                self._failed(link, job, error)
+                self._failed(link, job, slot, error)
             else:
                 self._answered(link, job, arrived)
 
@@ -462,8 +479,9 @@ class RemoteEngine:
                         self._jobs.give_up_on(slower)
             self._changed.notify_all()
 
-    def _failed(self, link: _Link, job: Job, error: Exception) -> None:
+    def _failed(self, link: _Link, job: Job, slot: Any, error: Exception) -> None:
         with self._changed:
+            self._pool.give_back(slot)
             link.num_asked -= 1
             job.asked.pop(link.address, None)
             if isinstance(error, (Damaged, FormatError)):
@@ -479,9 +497,13 @@ class RemoteEngine:
             if job.num_damaged > _MAX_DAMAGED or self._is_at_fault(job):
                 if self._jobs.finish(job):
                     self._done[job.ticket] = error
-            elif not job.asked:
+            elif not any(self._is_up(server) for server in job.asked):
                 self._jobs.ask_again(job)
             self._changed.notify_all()
+
+    def _is_up(self, server: Address) -> bool:
+        link = self._links.get(server)
+        return link is not None and link.health.state == "up"
 
     def _is_at_fault(self, job: Job) -> bool:
         """Whether computing an item failed on so many servers that it is not for the servers."""

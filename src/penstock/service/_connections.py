@@ -13,6 +13,7 @@ from collections import defaultdict
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 _HEADER_SECONDS = 3.0
 _MAX_PER_ADDRESS = 128
@@ -70,6 +71,13 @@ class GuardedConnection(web.RequestHandler):
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
+
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """Tell of what went wrong here, not of what is no HTTP: strangers could fill the log."""
+        if isinstance(options.get("exc_info"), HttpProcessingError):
+            self.logger.debug(*args, **options)
+        else:
+            super().log_exception(*args, **options)
 
     def cut(self) -> None:
         """Close it without a word."""

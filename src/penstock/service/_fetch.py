@@ -36,6 +36,7 @@ class Connection:
         self._address, self._tls, self._seconds = address, tls, seconds
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http: http.client.HTTPConnection | None = None
+        self._is_closed = False
 
     def get_json(self, path: str) -> dict[str, Any]:
         """A small page, as JSON."""
@@ -60,7 +61,7 @@ class Connection:
         response = self._get(path)
         size = response.length or 0
         if size > _MAX_BODY_BYTES:
-            self.close()
+            self._drop()
             raise Refused(f"wants to send {size:,} bytes")
         with memoryview(memory(max(size, 1))) as whole, whole[:size] as body:
             self._read(response, body)
@@ -69,7 +70,12 @@ class Connection:
         return size
 
     def close(self) -> None:
-        """Let go of the socket; any thread may, also to end a read in another."""
+        """Let go of the socket for good; any thread may, also to end a read in another."""
+        self._is_closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        """Let go of the socket; the next request opens another."""
         connection, self._http = self._http, None
         if connection is not None:
             with contextlib.suppress(OSError, AttributeError):
@@ -78,32 +84,29 @@ class Connection:
 
     def _get(self, path: str) -> http.client.HTTPResponse:
         """Ask; a connection that the server closed while it was idle is opened once more."""
-        is_fresh = self._http is None
+        was_open = self._http is not None
         try:
             response = self._ask(path)
-        except (http.client.RemoteDisconnected, ConnectionError, BrokenPipeError):
-            self.close()
-            if is_fresh:
+        except ConnectionError:
+            if not was_open or self._is_closed:
                 raise
             response = self._ask(path)
-        except BaseException:
-            self.close()
-            raise
         if response.status != 200:
             self._raise_refusal(response)
         return response
 
     def _ask(self, path: str) -> http.client.HTTPResponse:
-        if self._http is None:
-            self._http = self._open()
-        connection = self._http
+        connection = self._http = self._http or self._open()
         try:
+            if self._is_closed:
+                raise ConnectionError("the connection was closed")
             connection.request("GET", path, headers=self._headers)
             return connection.getresponse()
-        except http.client.HTTPException as error:
-            if isinstance(error, OSError):
-                raise
-            raise ConnectionError(f"answers with something else than HTTP: {type(error).__name__}") from error
+        except BaseException as error:
+            self._drop()
+            if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+                raise ConnectionError(f"answers with something else than HTTP: {type(error).__name__}") from error
+            raise
 
     def _open(self) -> http.client.HTTPConnection:
         raw = socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS)
@@ -128,7 +131,7 @@ class Connection:
                 done += count
             response.read()  # the end of the message, so that the connection can be used again
         except BaseException:
-            self.close()
+            self._drop()
             raise
 
     def _raise_refusal(self, response: http.client.HTTPResponse) -> None:
@@ -137,7 +140,7 @@ class Connection:
             said = str(page.get("error", ""))
         except (ValueError, AttributeError, OSError):
             page, said = {}, "no reason given"
-        self.close()
+        self._drop()
         if response.status == 500:
             trace = page.get("traceback", "")
             raise RemoteFailed(f"Computing on {self._address} failed: {said}\n\nThere:\n{trace}")

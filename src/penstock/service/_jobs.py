@@ -4,7 +4,7 @@
                   ▲                      │
                   ├── the server failed ─┤
                   ├── it is suspect ─────┤  all it holds, once
-                  └── it takes too long ─┘  at most one request in twenty
+                  └── it takes too long ─┘  at most one request in twenty, and whatever takes a second longer
 
 Connections pull, so a server that is twice as fast gets twice as much. Whatever is asked twice is done when the first
 answer comes; the other is thrown away: both have the same bytes.
@@ -20,6 +20,8 @@ from penstock.service._addresses import Address
 from penstock.service._health import Health
 
 _MAX_HEDGED_SHARE = 0.05
+_OVERDUE_SECONDS = 1.0
+"""What is late by so much is asked elsewhere whatever the share: its server hangs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +33,6 @@ class Job:
     asked: dict[Address, float] = field(default_factory=dict)
     """Servers that it was asked of and that may still answer, and when."""
     is_waiting: bool = True
-    is_hedged: bool = False
     failures: dict[Address, BaseException] = field(default_factory=dict)
     num_damaged: int = 0
 
@@ -101,13 +102,14 @@ class Jobs:
 
     def hedge(self, healths: dict[Address, Health], now: float) -> bool:
         """Ask the oldest item that takes too long of somebody else as well; whether there was one."""
+        able = {server for server, health in healths.items() if health.state == "up"}
         for ticket in sorted(self.by_ticket):
             job = self.by_ticket[ticket]
-            if job.is_waiting or job.is_hedged or not job.asked:
+            if job.is_waiting or not job.asked or not able - job.asked.keys() - job.failures.keys():
                 continue
-            is_late = all(now - at > healths[server].patience_seconds() for server, at in job.asked.items())
-            if is_late and self.num_hedged < 1 + _MAX_HEDGED_SHARE * self.num_requests:
-                job.is_hedged = True
+            late = min(now - at - healths[server].patience_seconds() for server, at in job.asked.items())
+            is_within_share = self.num_hedged < 1 + _MAX_HEDGED_SHARE * self.num_requests
+            if late > (0 if is_within_share else _OVERDUE_SECONDS):
                 self.num_hedged += 1
                 self.ask_again(job)
                 return True

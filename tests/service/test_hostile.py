@@ -1,0 +1,179 @@
+"""Strangers and bad clients: a server stays up, small, and open to others, whatever it is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.service._server import Server
+
+from .processes import ServeProcess, written_plan
+
+TOKEN = "a secret of many characters"
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written_plan(tmp_path_factory.mktemp("plan"))
+
+
+@pytest.fixture(scope="module")
+def server(plan_file: Path) -> Iterator[ServeProcess]:
+    """With a token, over plain TCP on loopback; keeps nothing for others, so that its memory is that of requests."""
+    token = plan_file.parent / "token"
+    token.write_text(TOKEN)
+    with ServeProcess(plan_file, "--token-file", os.fspath(token), "--share-mb", "0") as server:
+        for _ in range(3):
+            assert_serves(server, plan_file)
+        yield server
+
+
+def connect(server: ServeProcess | Server, seconds: float = 60) -> socket.socket:
+    host, _, port = server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=seconds)
+
+
+def get(server: ServeProcess, path: str, token: str = TOKEN) -> tuple[int, bytes]:
+    with contextlib.closing(http.client.HTTPConnection(server.address, timeout=60)) as connection:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def batch_path(plan_file: Path, step: int = 0, steps: int = 4) -> str:
+    return f"/v1/batch/{penstock.load_plan(plan_file).fingerprint}/{step * 128}/{steps}/0/1/0/1"
+
+
+def assert_serves(server: ServeProcess, plan_file: Path) -> None:
+    status, body = get(server, batch_path(plan_file))
+    assert (status, server.is_alive) == (200, True)
+    assert len(body) > MIB
+
+
+@contextlib.contextmanager
+def growth_below(server: ServeProcess, mib: float) -> Iterator[None]:
+    """The server's peak of memory grows by no more than this."""
+    Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # the peak begins anew
+    before = server.memory_mib()
+    yield
+    growth = server.memory_mib() - before
+    print(f"+{growth:.1f} MiB of at most {mib}")
+    assert growth <= mib
+
+
+def swallow(server: ServeProcess, request: bytes, count: int) -> None:
+    """Send a request and `count` MiB behind it, as far as the server lets us."""
+    with connect(server) as stranger, contextlib.suppress(OSError):
+        stranger.sendall(request)
+        for _ in range(count):
+            stranger.sendall(bytes(MIB))
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 314572800", "Transfer-Encoding: chunked"])
+def test_large_requests_of_strangers_take_no_memory(framing: str, server: ServeProcess, plan_file: Path) -> None:
+    request = f"POST {batch_path(plan_file)} HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode()
+    if "chunked" in framing:
+        request += b"12c00000\r\n"
+    with growth_below(server, 8):
+        strangers = [threading.Thread(target=swallow, args=(server, request, 300)) for _ in range(8)]
+        for stranger in strangers:
+            stranger.start()
+        for stranger in strangers:
+            stranger.join()
+    assert_serves(server, plan_file)
+
+
+def test_an_endless_header_takes_no_memory(server: ServeProcess, plan_file: Path) -> None:
+    with growth_below(server, 8):
+        for start in (b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 100_000):
+            swallow(server, start + b"a" * MIB, 20)
+    assert_serves(server, plan_file)
+
+
+def test_garbage_is_no_request(server: ServeProcess, plan_file: Path) -> None:
+    noise = random.Random(3)
+    for _ in range(100):
+        with connect(server) as stranger, contextlib.suppress(OSError):
+            stranger.sendall(noise.randbytes(noise.randrange(1, 2000)) + noise.choice([b"", b"\r\n\r\n"]))
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.recv(1000)
+    assert_serves(server, plan_file)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        "0/4096/0/1/0/1",
+        "0/999999999/0/1/0/1",
+        f"0/{2**61}/0/1/0/1",
+        f"0/1/0/{2**61}/0/1",
+        f"0/1/0/1/0/{2**61}",
+        "9" * 1900,
+        "-1/1/0/1/0/1",
+        "0/1/0/1/0/1/../../../../etc/passwd",
+    ],
+)
+def test_numbers_out_of_range_are_refused(numbers: str, server: ServeProcess, plan_file: Path) -> None:
+    fingerprint = penstock.load_plan(plan_file).fingerprint
+    with growth_below(server, 8):
+        status, said = get(server, f"/v1/batch/{fingerprint}/{numbers}")
+    assert status == 400, said
+    assert_serves(server, plan_file)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.stress)])
+def test_wrong_tokens_are_refused_and_counted(count: int, server: ServeProcess, plan_file: Path) -> None:
+    def refused() -> int:
+        page = get(server, "/metrics")[1].decode()
+        return next(int(line.split()[1]) for line in page.splitlines() if line.startswith("penstock_refused_total "))
+
+    before = refused()
+    with growth_below(server, 8):
+        for number in range(count):
+            status, said = get(server, batch_path(plan_file), f"{TOKEN[:-1]}{number}")
+            assert (status, json.loads(said)) == (401, {"error": "The token is missing or wrong."})
+    assert refused() - before == count
+    assert_serves(server, plan_file)
+
+
+def test_half_open_connections_keep_nobody_out(server: ServeProcess, plan_file: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    with contextlib.ExitStack() as stack:
+        for _ in range(1000):
+            with contextlib.suppress(OSError):
+                stack.enter_context(connect(server)).sendall(b"GET /v1/plan HTTP/1.1\r\nHost: ")
+        begin = time.monotonic()
+        assert_serves(server, plan_file)
+        print(f"served within {time.monotonic() - begin:.2f} s")
+
+
+def test_slow_readers_take_little_memory(server: ServeProcess, plan_file: Path) -> None:
+    with growth_below(server, 32), contextlib.ExitStack() as stack:
+        for number in range(20):
+            reader = stack.enter_context(connect(server))
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            path = batch_path(plan_file, number)
+            reader.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        time.sleep(2)
+    assert_serves(server, plan_file)
+
+
+def test_strangers_write_no_tracebacks_into_the_log(caplog: pytest.LogCaptureFixture, plan_file: Path) -> None:
+    with Server(penstock.load_plan(plan_file), "127.0.0.1:0", num_workers=1) as server, connect(server) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1000)
+        assert b" 400 " in stranger.recv(100)
+    assert not caplog.records
