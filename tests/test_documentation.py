@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.cli import main
+from penstock.service import make_certificates
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -159,6 +160,27 @@ def test_streams(raw: Path) -> None:
     space = run(snippets("docs/streams.md")[0])
     assert set(space["batch"]) == {"text", "label"}
     assert space["checkpoint"]
+
+
+def test_servers(raw: Path) -> None:
+    arrays = {"x": np.arange(400, dtype=np.uint16).reshape(100, 4), "y": np.arange(100)}
+    plan = penstock.from_arrays(arrays).shuffle(seed=1).batch(8)
+    use, secure, client = snippets("docs/service.md")
+    with penstock.serve(plan, "127.0.0.1:0", num_workers=1) as server:
+        for name in ("cpu1:8815", "cpu2:8815"):
+            use = use.replace(name, server.address)
+        run(use, plan=plan)["loader"].close()
+        read = run(client)["read"]
+        for step, epoch in ((0, 0), (11, 0), (3, 7), (2, 9)):
+            found, expected = read(server.address, step, epoch), plan.read(step, epoch)
+            assert found.keys() == expected.keys()
+            assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    files = make_certificates(raw / "keys", ["cpu1", "cpu2"])
+    security = run(secure)["security"]
+    assert Path(security.key).samefile(files.client[1])
+    assert security.client_context() is not None
+    for option in re.findall(r"keys/[\w.]+", (ROOT / "docs/service.md").read_text()):
+        assert (raw / option).is_file()
 
 
 def test_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
