@@ -220,7 +220,7 @@ def test_allow_lets_messages_control_the_model() -> None:
 def test_chats_can_be_refused_or_counted() -> None:
     talks = [[{"role": "user", "content": ATTACK}], [{"role": "user", "content": "hi"}]]
     assert reasons(chat(talks, special_tokens="refuse")) == [(0, "special_token")]
-    assert chat(talks, special_tokens="count").noticed == {"special_tokens_as_text": 3}
+    assert chat(talks, special_tokens="count").noticed["special_tokens_as_text"] == 3
 
 
 def test_halves_of_a_token_in_neighbouring_messages_do_not_join() -> None:

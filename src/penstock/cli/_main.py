@@ -61,7 +61,10 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="penstock", description="Keeps GPUs fed: prepares data once, loads it at memory speed, and says why a GPU waits.")
+    parser = _Parser(
+        prog="penstock",
+        description="Keeps GPUs fed: prepares data once, loads it at memory speed, and says why a GPU waits.",
+    )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for name, module in _VERBS.items():

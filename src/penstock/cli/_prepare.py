@@ -164,9 +164,7 @@ def _what_is_kept(destination: str) -> str:
     unfinished = find_unfinished(destination)
     if unfinished is None or not unfinished.tasks:
         return "No task was finished, so nothing is kept; the same command starts again."
-    return (
-        f"{counted(unfinished.tasks, 'finished task')} of {unfinished.total_tasks:,} kept; the same command continues."
-    )
+    return f"{unfinished.tasks:,} of {counted(unfinished.total_tasks, 'task')} finished and kept; run the same command to continue."
 
 
 def _wrong_usage(arguments: argparse.Namespace) -> str | None:
