@@ -140,7 +140,7 @@ def test_an_interrupted_run_says_what_it_keeps(
     assert main([*command, "--shard-bytes", "20KB"]) == 130
     shown = capsys.readouterr().err
     if num_tasks:
-        assert re.search(r"interrupted\. \d+ finished tasks? of \d+ kept; the same command continues\.", shown)
+        assert re.search(r"interrupted\. \d+ of \d+ tasks? finished and kept; run the same command", shown)
     else:
         assert "No task was finished, so nothing is kept; the same command starts again." in shown
 

@@ -164,7 +164,8 @@ def _what_is_kept(destination: str) -> str:
     unfinished = find_unfinished(destination)
     if unfinished is None or not unfinished.tasks:
         return "No task was finished, so nothing is kept; the same command starts again."
-    return f"{unfinished.tasks:,} of {counted(unfinished.total_tasks, 'task')} finished and kept; run the same command to continue."
+    done = f"{unfinished.tasks:,} of {counted(unfinished.total_tasks, 'task')}"
+    return f"{done} finished and kept; run the same command to continue."
 
 
 def _wrong_usage(arguments: argparse.Namespace) -> str | None:
