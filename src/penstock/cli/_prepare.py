@@ -41,7 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="size of a shard, such as 256MB (the default is 256MiB)",
     )
-    parser.add_argument("--shuffle", type=int, metavar="SEED", help="permute all documents by this seed")
+    parser.add_argument(
+        "--shuffle",
+        type=_seed,
+        default="auto",
+        metavar="SEED",
+        help="permute all documents by this seed (default: only what would come class by class)",
+    )
+    parser.add_argument(
+        "--no-shuffle", dest="shuffle", action="store_const", const=None, help="keep the order of the sources"
+    )
     parser.add_argument(
         "--pack", type=int, action="append", default=[], metavar="LENGTH", help="count packed rows of this length"
     )
@@ -189,7 +198,7 @@ def _wrong_usage(arguments: argparse.Namespace) -> str | None:
         return "--max-skipped needs --on-error skip."
     if arguments.address and arguments.engine != "ray":
         return "--address needs --engine ray."
-    if arguments.origins == "manifest" and arguments.shuffle is not None:
+    if arguments.origins == "manifest" and type(arguments.shuffle) is int:
         return "--shuffle moves every sample, so their origins must be a column; leave --origins out."
     if (arguments.text_unit == "separator") != bool(arguments.separator):
         return "--text-unit separator and --separator go together."
@@ -346,6 +355,10 @@ def _times(prepared: Prepared) -> Iterator[str]:
         f"{name} {100 * spent / max(1e-9, busy):.0f} %" for name, spent in prepared.worker_seconds.items()
     )
     yield f"  workers: {shares}; at most {format_bytes(prepared.peak_worker_bytes)} of memory each"
+
+
+def _seed(text: str) -> int | str:
+    return text if text == "auto" else int(text)
 
 
 def _workers(text: str) -> int | str:

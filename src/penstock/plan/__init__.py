@@ -15,7 +15,7 @@ by: `cli`, `loader`, `pytorch`, `service`. Holds state: a packed plan keeps the 
 changes a batch.
 """
 
-from penstock.plan._accounts import DocumentTrace, Ledger, SourceLedger
+from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger
 from penstock.plan._dataset import Dataset
 from penstock.plan._mapping import pure
 from penstock.plan._mix import mix
@@ -28,6 +28,7 @@ __all__ = [
     "Dataset",
     "DocumentTrace",
     "Ledger",
+    "Mixing",
     "Plan",
     "SourceLedger",
     "WholeBatch",

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from penstock.packing import PackingLedger
 from penstock.plan._samples import Samples
 
+COUNTED_BATCH = 256
+"""Samples of a batch whose classes are counted."""
+_FAR = 1.5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentTrace:
@@ -84,3 +88,27 @@ class SourceLedger:
     def num_passes(self) -> float:
         """Passes over the source that its rows amount to: with 2.5, half of them come a third time."""
         return self.num_rows / self.one_pass.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """How far batches are from those of a full shuffle."""
+
+    what: str
+    """What was counted: a column, or "source"."""
+    num_classes: float
+    """Classes in a batch of 256, on average."""
+    variance: float
+    """Variance of class counts per batch, as a multiple of that under a full shuffle."""
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it is worth a word."""
+        return self.variance > _FAR
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} comes in runs, and a shuffle of groups of storage windows cannot take them apart: the counts "
+            f"per batch vary {self.variance:.1f} times as much as under a full shuffle ({self.num_classes:.0f} "
+            f"different ones in a batch of {COUNTED_BATCH})"
+        )

@@ -21,10 +21,10 @@ from penstock.plan._packed_rows import PackedRows
 from penstock.plan._plan import Plan, Stages
 from penstock.plan._rows import RowSource
 from penstock.plan._sample_keys import SampleKeys
-from penstock.plan._sample_rows import SampleRows
+from penstock.plan._sample_rows import SampleRows, is_cheap_at_random
 from penstock.plan._samples import Samples, Selection, Take, as_indices
 from penstock.plan._splits import split_parts
-from penstock.plan._stages import Cast, Pack, Shuffle, Stage, Window, order_facts
+from penstock.plan._stages import Cast, Pack, Shuffle, Stage, Window, order_facts, with_groups
 from penstock.plan._token_window_rows import TokenWindowRows
 from penstock.plan._tokens import packed_column
 from penstock.plan._verbs import Verbs
@@ -186,6 +186,11 @@ class Dataset(Verbs[Plan]):
         return self._derive(selection=selection)
 
     @property
+    def is_cheap_at_random(self) -> bool:
+        """Whether a full shuffle costs little: samples of 64 KiB or more, or not more than 16 GiB of them."""
+        return is_cheap_at_random(self.storage)
+
+    @property
     def attributes(self) -> Mapping[str, Any]:
         """What is known beside the data: tokenizer, packing, what was skipped."""
         return self.storage.attributes
@@ -273,6 +278,7 @@ def build_rows(samples: Samples, stages: Stages) -> RowSource:
         SchemaError: a column does not fit its stage.
         StageError: a cast before window() or pack().
     """
+    stages = with_groups(stages)
     casts = tuple(stage for stage in stages if isinstance(stage, Cast))
     shuffle = next((stage for stage in stages if isinstance(stage, Shuffle)), None)
     cut = next((stage for stage in stages if isinstance(stage, (Window, Pack))), None)

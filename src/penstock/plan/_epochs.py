@@ -34,6 +34,7 @@ class Epochs:
         self.rows_per_window = rows_per_window
         self.row_starts = offsets_of(rows_per_window)
         """First row of each storage window; the last entry is the number of rows."""
+        assert shuffle is None or shuffle.group is not None, "with_groups writes the default out"
         self.shuffle = shuffle
         self.order = functools.lru_cache(_KEPT_EPOCHS)(self._order)
 
@@ -42,7 +43,13 @@ class Epochs:
             return SequentialOrder(self.num_rows)
         if self.shuffle.mode == "full":
             return FullOrder(self.num_rows, self.shuffle.seed, epoch)
-        return WindowedOrder(self.rows_per_window, self.shuffle.seed, epoch, self.shuffle.group)
+        return WindowedOrder(self.rows_per_window, self.shuffle.seed, epoch, self.group)
+
+    @property
+    def group(self) -> int:
+        """Storage windows that are mixed with each other; 1 where none are."""
+        is_grouped = self.shuffle is not None and self.shuffle.mode == "windows"
+        return (self.shuffle.group or 1) if self.shuffle is not None and is_grouped else 1
 
     def locate(self, rows: Rows) -> list[tuple[int, Rows, NDArray[np.int64]]]:
         """(epoch, places in `rows`, rows of the data) for each epoch that `rows` touch; nearly always one."""

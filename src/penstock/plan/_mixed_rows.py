@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.order import Mixture
-from penstock.plan._accounts import DocumentTrace, Ledger, SourceLedger
+from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger
 from penstock.plan._compose import compose
 from penstock.plan._rows import Batch, Filling, OutputArrays, PackedSource, Rows, RowSource, offered
 from penstock.plan._stages import Pack
@@ -69,6 +69,10 @@ class MixedRows(RowSource):
         """What each source is done with."""
         for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
             source.release(position)
+
+    def mixing(self) -> list[Mixing]:
+        """Of each source."""
+        return [found for source in self.sources for found in source.mixing()]
 
     def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
         """The documents behind each row, in the source whose turn it is."""

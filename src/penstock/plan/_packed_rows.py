@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError
 from penstock.order import Permutation, derive_key
 from penstock.packing import PACKING_VERSION, PackIndex, Packing, PackingLedger, make_ledger, pack
-from penstock.plan._accounts import DocumentTrace, Ledger, trace_document
+from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, trace_document
 from penstock.plan._compose import compose, count_targets
 from penstock.plan._epochs import Epochs, ReadAhead
+from penstock.plan._mixing import measure_mixing
 from penstock.plan._packed_blocks import PackedBlock, PackedBlocks, reorder
 from penstock.plan._rows import Batch, Filling, PackedSource, Pieces, Rows, TokenColumns
 from penstock.plan._samples import Samples
@@ -40,8 +41,7 @@ class PackedRows(PackedSource):
         self.num_rows = self.epochs.num_rows
         columns = (self.column,) if mask is None else (self.column, mask)
         self._read_ahead = ReadAhead(self.epochs, samples, columns, index.window_starts)
-        group = shuffle.group if shuffle is not None and shuffle.mode == "windows" else 1
-        self._blocks = PackedBlocks(self._pack, stage.settings.length, num_kept=group)
+        self._blocks = PackedBlocks(self._pack, stage.settings.length, num_kept=self.epochs.group)
 
     @property
     def order_identity(self) -> Any:
@@ -65,6 +65,10 @@ class PackedRows(PackedSource):
     def release(self, row: int) -> None:
         """The storage windows of the groups before the row's."""
         self._read_ahead.release(row)
+
+    def mixing(self) -> list[Mixing]:
+        """Of documents."""
+        return measure_mixing(self.samples, self.epochs, self.index.window_starts)
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each row: tokens that the loss is taken over."""

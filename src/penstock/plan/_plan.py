@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from penstock.errors import StageError
 from penstock.identity import digest, importable_name
 from penstock.order import ORDER_VERSION
-from penstock.plan._accounts import DocumentTrace, Ledger
+from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
 from penstock.plan._mapping import is_marked_pure, is_pure
 from penstock.plan._reading import BatchReader
 from penstock.plan._rows import Batch as BatchArrays
@@ -40,6 +40,8 @@ from penstock.plan._stages import (
     describe_stage,
     stage_arguments,
     stage_identity,
+    with_groups,
+    without_groups,
 )
 from penstock.plan._steps import Steps, checked_epoch
 from penstock.plan._toml import write_toml
@@ -262,6 +264,13 @@ class Plan(Verbs["Plan"]):
         rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch))
         return self.row_source.trace(self.steps.share(rows, rank, world_size))
 
+    def mixing(self) -> list[Mixing]:
+        """How far batches are from those of a full shuffle, for each dataset stored in runs of a label or source.
+
+        Empty where nothing is, and where the shuffle reaches everything at once.
+        """
+        return self.row_source.mixing()
+
     def ledger(self, epoch: int = 0) -> Ledger:
         """The account of an epoch: every token placed exactly once, and what padding, cuts and tails cost.
 
@@ -274,7 +283,7 @@ class Plan(Verbs["Plan"]):
     @functools.cached_property
     def fingerprint(self) -> str:
         """Identity of the whole plan: equal fingerprints give equal batches."""
-        stages = [stage_identity(stage) for stage in self.stages]
+        stages = [stage_identity(stage) for stage in with_groups(self.stages)]
         return _fingerprint([self.order_fingerprint, self.source.fingerprint, stages])
 
     @functools.cached_property
@@ -293,7 +302,7 @@ class Plan(Verbs["Plan"]):
 
     def to_json(self) -> dict[str, Any]:
         """The source and the stages as plain data; `ValueError` for what a file cannot name."""
-        stages = [_stage_json(stage) for stage in self.stages]
+        stages = [_stage_json(stage) for stage in with_groups(self.stages)]
         return {"source": self.source.to_json(), **({"stages": stages} if stages else {})}
 
     def __eq__(self, other: object) -> bool:
@@ -303,7 +312,8 @@ class Plan(Verbs["Plan"]):
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        return "\n".join([f"Plan {self.source!r}", *(f"  .{describe_stage(stage)}" for stage in self.stages)])
+        stages = without_groups(self.stages)
+        return "\n".join([f"Plan {self.source!r}", *(f"  .{describe_stage(stage)}" for stage in stages)])
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         return Plan, (self.source, self.stages)

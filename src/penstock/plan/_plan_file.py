@@ -23,6 +23,8 @@ from penstock.plan._plan import FILE_VERSION, Plan
 from penstock.plan._splits import SplitPart
 
 _SHOWN = 300
+_GROUP_BEFORE = 16
+"""What a file means that names no group: the default when such files were written."""
 _VERBS = ("cast", "shuffle", "window", "pack", "map", "batch")
 
 
@@ -96,6 +98,8 @@ def _load_stage(plan: Plan, stage: dict[str, Any], where: Path, allowed: frozens
         raise FormatError(f"{where}: there is no stage {reprlib.repr(verb)}; the stages are {', '.join(_VERBS)}.")
     if verb == "map":
         stage["function"] = _import(str(stage["function"]), where, allowed)
+    if verb == "shuffle":
+        stage.setdefault("group", _GROUP_BEFORE)
     if verb == "cast":
         stage = dict(stage["dtypes"])
     try:

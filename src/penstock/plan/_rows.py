@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from penstock.plan._accounts import DocumentTrace, Ledger
+from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
 from penstock.plan._samples import Samples
 from penstock.plan._stages import Pack
 from penstock.schema import Column, offsets_of
@@ -76,6 +76,10 @@ class RowSource(ABC):
     @abstractmethod
     def release(self, row: int) -> None:
         """Tell the kernel which data is no longer needed once rows are read in order up to this one."""
+
+    def mixing(self) -> list[Mixing]:
+        """How batches are mixed, where that can be told and need not be as under a full shuffle."""
+        return []
 
     @property
     def packed(self) -> PackedSource | None:

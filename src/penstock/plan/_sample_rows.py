@@ -9,13 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.plan._accounts import DocumentTrace, trace_document
+from penstock.plan._accounts import DocumentTrace, Mixing, trace_document
 from penstock.plan._epochs import Epochs, ReadAhead, even_windows
+from penstock.plan._mixing import measure_mixing
 from penstock.plan._rows import Batch, OutputArrays, Rows, RowSource, offered
 from penstock.plan._samples import Samples
 from penstock.plan._stages import Cast, Shuffle
 from penstock.schema import Schema, dtype_from_name, dtype_name
 from penstock.shards import Storage
+
+_LARGE_SAMPLE_BYTES = 64 << 10
+_SMALL_BYTES = 16 << 30
 
 
 class SampleRows(RowSource):
@@ -66,6 +70,10 @@ class SampleRows(RowSource):
         """The storage windows of the groups before the row's."""
         self._read_ahead.release(row)
 
+    def mixing(self) -> list[Mixing]:
+        """Of samples."""
+        return measure_mixing(self.samples, self.epochs, self.epochs.row_starts)
+
     def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
         """The sample behind each row."""
         found = self.epochs.find(rows).tolist()
@@ -76,6 +84,15 @@ class SampleRows(RowSource):
         (sample,) = self.epochs.find(np.array([row])).tolist()
         origin = self.samples.origin(sample)
         return f"row {row:,} (sample {sample:,}{f', from {origin}' if origin else ''})"
+
+
+def is_cheap_at_random(storage: Storage) -> bool:
+    """Whether a full shuffle costs little: samples are large enough to be read alone, or all fit into memory.
+
+    It depends on the data alone, so that every machine gets the same order.
+    """
+    sample_bytes = _sample_bytes(storage)
+    return sample_bytes >= _LARGE_SAMPLE_BYTES or sample_bytes * storage.num_samples <= _SMALL_BYTES
 
 
 def _sample_bytes(storage: Storage) -> int:

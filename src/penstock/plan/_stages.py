@@ -50,13 +50,14 @@ class Shuffle:
     mode: Mode = "windows"
     """"windows" permutes stretches of data and the rows within a group of them: reads stay local.
     "full" permutes everything and reads randomly."""
-    group: int = 16
+    group: int | None = None
     """Windows that are mixed with each other: more mixes wider, reads from more places at once and, when packed,
-    keeps 5 bytes per document of them in memory."""
+    keeps 5 bytes per document of them in memory. None is about a gigabyte of them: see `with_groups`."""
 
     def __post_init__(self) -> None:
         _make_whole(self, "seed")
-        _make_whole(self, "group", at_least=1, at_most=2**62)
+        if self.group is not None:
+            _make_whole(self, "group", at_least=1, at_most=2**62)
         if self.mode not in ("windows", "full"):
             raise ValueError(f"shuffle(mode={self.mode!r}): the modes are 'windows' and 'full'.")
 
@@ -159,6 +160,31 @@ def check_next(stages: Sequence[Stage], stage: Stage) -> None:
         )
 
 
+# Measured by benchmarks/bench_mixing.py, in docs/plans.md. Storage windows of packed documents are larger, and all of a
+# group is packed before its first row is known.
+GROUP, PACKED_GROUP = 256, 16
+
+
+def with_groups(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages with the default group written out: 256 windows of 4 MiB, 16 of the larger ones that are packed.
+
+    A full shuffle has no groups; its number is the one that its fingerprint has always had.
+    """
+    is_packed = any(isinstance(stage, Pack) for stage in stages)
+    return tuple(
+        dataclasses.replace(stage, group=PACKED_GROUP if is_packed or stage.mode == "full" else GROUP)
+        if isinstance(stage, Shuffle) and stage.group is None
+        else stage
+        for stage in stages
+    )
+
+
+def without_groups(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages with a group left out that is the default one: what `with_groups` wrote out, as a user writes it."""
+    bare = tuple(dataclasses.replace(stage, group=None) if isinstance(stage, Shuffle) else stage for stage in stages)
+    return bare if with_groups(bare) == with_groups(stages) else tuple(stages)
+
+
 _DECIDING = {
     "shuffle": ("seed", "mode", "group"),
     "window": ("length", "column"),
@@ -170,7 +196,7 @@ _DECIDING = {
 def order_facts(stages: Sequence[Stage]) -> dict[str, str]:
     """The settings that decide which documents are row i of epoch e, stage by stage, short enough for a state."""
     facts = {}
-    for stage in stages:
+    for stage in with_groups(stages):
         if stage.verb in _DECIDING:
             settings = dataclasses.asdict(stage)
             settings |= settings.pop("settings", {})

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.plan._accounts import DocumentTrace, Ledger, trace_document
+from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, trace_document
 from penstock.plan._epochs import Epochs, even_windows
+from penstock.plan._mixing import measure_mixing
 from penstock.plan._rows import Batch, OutputArrays, Rows, RowSource, offered
 from penstock.plan._samples import Samples
 from penstock.plan._stages import IGNORED, Shuffle, Window
@@ -45,6 +46,11 @@ class TokenWindowRows(RowSource):
     def output_arrays(self, num_rows: int) -> OutputArrays:
         """Tokens and labels."""
         return dict.fromkeys(("input_ids", "labels"), ((num_rows, self.stage.length), "int64"))
+
+    def mixing(self) -> list[Mixing]:
+        """Of documents, as if all had the same length."""
+        shares = self.epochs.row_starts / max(1, self.num_rows)
+        return measure_mixing(self.samples, self.epochs, (shares * len(self.samples)).astype(np.int64))
 
     def announce(self, row: int) -> None:
         """Left to the kernel's own read-ahead: windows of a stream are read in long runs."""

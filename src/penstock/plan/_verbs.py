@@ -32,8 +32,14 @@ class Verbs(ABC, Generic[PlanType]):
         names = tuple((column, name_of_dtype(dtype)) for column, dtype in dtypes.items())
         return self.with_stage(Cast(dtypes=names))
 
-    def shuffle(self, seed: int, mode: Mode = "windows", group: int = 16) -> PlanType:
-        """Another order in each epoch. "windows" keeps reads local, "full" permutes everything."""
+    def shuffle(self, seed: int, mode: Mode = "windows", group: int | None = None) -> PlanType:
+        """Another order in each epoch. "windows" keeps reads local, "full" permutes everything.
+
+        Args:
+            seed: Decides the order; any integer.
+            mode: "windows" mixes the rows of `group` stretches of data at a time, "full" all of them.
+            group: How many stretches; None is about a gigabyte of them. docs/plans.md has a table of what it mixes.
+        """
         return self.with_stage(Shuffle(seed=seed, mode=mode, group=group))
 
     def window(self, length: int, *, column: str = "tokens") -> PlanType:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from penstock.errors import FormatError, SchemaError
+from penstock.preparation._runs import find_runs
 from penstock.preparation._settings import Settings
 from penstock.preparation._shuffle import SHUFFLE_KEY
 from penstock.preparation._skipping import locate, name_file_in_schema_errors
@@ -19,6 +20,8 @@ from penstock.transforms import Output, Transform
 
 # How many splits are searched for a first sample; an empty file or two is nothing unusual.
 _MAX_SPLITS = 16
+_SEED = 0
+"""Of a shuffle that nobody asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,10 @@ class FirstRows:
     columns: dict[str, str]
     """Columns of the dataset."""
     origins: Literal["manifest", "column"]
+    shuffle: int | None
+    """Seed to permute all samples by: as given, or found to be needed."""
+    runs: str | None
+    """The column that comes in runs, if that is why they are permuted."""
 
 
 def read_first_rows(
@@ -55,16 +62,18 @@ def read_first_rows(
             raise SchemaError(
                 f"The transform makes a column {name!r}, a reserved name. Rename it, or do not --keep it."
             )
-    origins = _choose_origins(settings, output)
+    runs = find_runs(splits, reading, columns) if settings.shuffle == "auto" and settings.origins == "auto" else None
+    shuffle = settings.shuffle if settings.shuffle != "auto" else (None if runs is None else _SEED)
+    origins = _choose_origins(settings, shuffle, output)
     if origins == "column":
         columns = {**columns, ORIGIN_COLUMN: ORIGIN_SPEC}
-    return FirstRows(transform=ready, columns=columns, origins=origins)
+    return FirstRows(transform=ready, columns=columns, origins=origins, shuffle=shuffle, runs=runs)
 
 
-def _choose_origins(settings: Settings, output: Output | None) -> Literal["manifest", "column"]:
+def _choose_origins(settings: Settings, shuffle: int | None, output: Output | None) -> Literal["manifest", "column"]:
     if settings.origins != "auto":
         return settings.origins
-    if settings.shuffle is not None:
+    if shuffle is not None:
         return "column"
     is_one_to_one = output is None or bool((np.diff(output.sources) == 1).all())
     return "manifest" if is_one_to_one else "column"

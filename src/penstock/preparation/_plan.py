@@ -17,7 +17,7 @@ from penstock.preparation._committed import CommittedTask
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import sum_counts
 from penstock.preparation._specification import Specification
-from penstock.preparation._summary import note_gone, note_numbers_as_text, note_passed_over
+from penstock.preparation._summary import note_gone, note_numbers_as_text, note_passed_over, note_permuted
 from penstock.preparation._survey import Survey
 from penstock.preparation._tasks import Task, name_tasks
 from penstock.preparation._work_folder import TaskRecord
@@ -123,6 +123,7 @@ def plan_run(survey: Survey) -> RunPlan:
             *note_passed_over(survey.passed_over),
             *note_gone(previous, survey.files),
             *note_numbers_as_text(survey.numbers_as_text),
+            *([] if survey.is_up_to_date else note_permuted(request.settings, specification, rows)),
         ),
     )
 
@@ -137,9 +138,10 @@ def _specify(survey: Survey) -> Specification:
         reading=request.reading.identity,
         shard_bytes=request.settings.shard_bytes,
         task_bytes=survey.task_bytes,
-        shuffle=request.settings.shuffle,
+        shuffle=rows.shuffle,
         origins=rows.origins,
         hashes=True,
+        file_order="hash" if survey.mixes_files else None,
     )
 
 

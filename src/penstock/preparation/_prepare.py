@@ -29,7 +29,7 @@ def prepare(
     engine: EngineName = "local",
     address: str | None = None,
     shard_bytes: int = 256 << 20,
-    shuffle: int | None = None,
+    shuffle: int | Literal["auto"] | None = "auto",
     pack: int | Sequence[int] = (),
     on_error: OnError = "raise",
     max_skipped: int | float | None = None,
@@ -56,7 +56,8 @@ def prepare(
         engine: "local", or "ray" for a cluster.
         address: The Ray cluster; None starts one on this machine.
         shard_bytes: Size of a shard.
-        shuffle: Seed to permute all documents by, so that reading in order is reading at random.
+        shuffle: Seed to permute all documents by, so that reading in order is reading at random. "auto" permutes class
+            folders, and large sources whose label column comes in runs; None keeps the order of the sources.
         pack: Row length, or several, to count packed rows for.
         on_error: "raise" stops at the first bad row, "skip" leaves bad rows out and counts them.
         max_skipped: Most rows to skip: a number, or a share such as 0.5; None is a tenth, and ten rows in any case.

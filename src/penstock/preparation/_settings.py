@@ -33,8 +33,10 @@ class Settings:
     """Ray cluster to use; None joins the one that this process already uses, or starts one on this machine."""
     shard_bytes: int
     """Size at which a shard is closed, and about the memory a worker needs; with `shuffle`, twice that."""
-    shuffle: int | None
-    """Seed of a permutation of all documents; costs a second pass over the output, and disk space for it."""
+    shuffle: int | Literal["auto"] | None
+    """Seed of a permutation of all documents; costs a second pass over the output, and disk space for it. "auto"
+    permutes what would come in runs of one class: the files of class folders as they are read, which costs nothing,
+    and by a second pass large sources whose label column comes in runs. None keeps the order of the sources."""
     pack: tuple[int, ...]
     """Row lengths to count packed rows for, so that a packed plan opens at once."""
     on_error: OnError
@@ -61,9 +63,9 @@ class Settings:
             raise ValueError(f"address={self.address!r} is the address of a Ray cluster; it needs engine='ray'.")
         if any(type(length) is not int or length < 1 for length in self.pack):
             raise ValueError(f"pack={list(self.pack)}; row lengths are numbers of tokens, at least 1.")
-        if self.shuffle is not None and type(self.shuffle) is not int:
-            raise ValueError(f"shuffle={self.shuffle!r}; give an integer seed, or None.")
-        if self.origins == "manifest" and self.shuffle is not None:
+        if self.shuffle not in (None, "auto") and type(self.shuffle) is not int:
+            raise ValueError(f"shuffle={self.shuffle!r}; give an integer seed, 'auto', or None.")
+        if self.origins == "manifest" and type(self.shuffle) is int:
             raise ValueError("shuffle= moves every sample, so their origins must be a column; leave origins= out.")
 
     def _check_max_skipped(self) -> None:

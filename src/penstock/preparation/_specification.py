@@ -27,6 +27,7 @@ _WORDS = {
     "reading": "reading",
     "shard_bytes": "shard_bytes",
     "shuffle": "shuffle",
+    "file_order": "order of files",
     "origins": "origins",
 }
 _SHOWN = 80
@@ -45,7 +46,7 @@ _SHAPE = {
     "origins": frozenset({"manifest", "column"}),
     "version": int,
 }
-_LATER = {"hashes": bool}
+_LATER = {"hashes": bool, "file_order": frozenset({"hash"})}
 """Fields that older versions did not have; one at its default is not written, so that what they made goes on."""
 
 
@@ -66,6 +67,8 @@ class Specification:
     origins: Literal["manifest", "column"]
     hashes: bool = False
     """Whether a hash of each sample is stored; datasets from before there were any go on without."""
+    file_order: Literal["hash"] | None = None
+    """"hash" reads files in the order of a hash of their names, which takes class folders apart; None, by name."""
     version: int = VERSION
 
     @property
@@ -98,12 +101,14 @@ class Specification:
 def asked_for(transform: Transform, reading: SourceOptions, settings: Settings) -> dict[str, Any]:
     """What the arguments settle of a specification, before any row has been read."""
     origins = {} if settings.origins == "auto" else {"origins": settings.origins}
+    # What "auto" chose when the dataset was made, or was not there to choose, stays.
+    order = {} if settings.shuffle == "auto" else {"shuffle": settings.shuffle, "file_order": None}
     return {
         "version": VERSION,
         "transform": transform.identity,
         "reading": reading.identity,
         "shard_bytes": settings.shard_bytes,
-        "shuffle": settings.shuffle,
+        **order,
         **origins,
     }
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import counted
+from penstock.preparation._first_rows import FirstRows
 from penstock.preparation._previous import Previous
 from penstock.preparation._progress import Counts
 from penstock.preparation._settings import Settings
+from penstock.preparation._specification import Specification
 from penstock.preparation._work_folder import TaskRecord
 from penstock.shapes import COUNT, misfit
 from penstock.shards import Manifest, classes_of
@@ -162,6 +164,17 @@ def note_passed_over(paths: Sequence[str]) -> list[str]:
         f"Skipped files with an unrecognised extension: {shown} ({_such_as(paths)}). "
         "If they are data, give them as paths with reading=SourceOptions(format=…), or --format."
     ]
+
+
+def note_permuted(settings: Settings, specification: Specification, rows: FirstRows | None) -> list[str]:
+    """A note when samples do not come in the order of the sources, and nobody asked for that."""
+    if settings.shuffle != "auto":
+        return []
+    keep = "shuffle=None (--no-shuffle) keeps the order of the sources."
+    if specification.shuffle is not None:
+        why = f", as column {rows.runs!r} comes in runs" if rows is not None and rows.runs is not None else ""
+        return [f"Samples are stored permuted{why}: {keep}"]
+    return [f"Images are stored with their classes mixed: {keep}"] if specification.file_order else []
 
 
 def note_gone(previous: Previous | None, files: Sequence[SourceFile]) -> list[str]:

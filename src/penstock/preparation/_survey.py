@@ -22,13 +22,14 @@ from penstock.preparation._previous import Previous, find_previous
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_kept, check_skipped, sum_counts
 from penstock.preparation._specification import Specification, asked_for
-from penstock.preparation._tasks import group_splits, name_tasks, pin_reading, task_bytes_for
+from penstock.preparation._tasks import group_splits, mix_files, name_tasks, pin_reading, task_bytes_for
 from penstock.preparation._work_folder import TaskRecord, WorkFolder
 from penstock.shards import Manifest
 from penstock.sources import (
     SourceFile,
     SourceOptions,
     Split,
+    class_names,
     list_files,
     list_passed_over,
     plan_splits,
@@ -85,6 +86,13 @@ class Survey:
         if self.manifest is None or self.previous is None:
             return False
         return self.previous.is_current(self.files) and self.previous.pack == self.request.settings.pack
+
+    @property
+    def mixes_files(self) -> bool:
+        """Whether files are read in the order of a hash of their names: class folders, unless made otherwise before."""
+        if self.previous is not None:
+            return self.previous.specification.file_order == "hash"
+        return self.request.settings.shuffle == "auto" and len(class_names(self.files)) > 1
 
     @property
     def to_read(self) -> list[SourceFile]:
@@ -171,6 +179,8 @@ def _numbers_as_text(request: Request, files: Sequence[SourceFile]) -> tuple[str
 
 def _cut(found: Survey, files: Sequence[SourceFile]) -> list[Split]:
     keep_damaged = found.request.settings.on_error == "skip"
+    if found.mixes_files:
+        files = mix_files(files)
     return plan_splits(files, found.request.reading, found.task_bytes, keep_damaged=keep_damaged)
 
 

@@ -14,10 +14,11 @@ otherwise adding a file would cut everything anew.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.identity import digest_json
+from penstock.identity import digest, digest_json
 from penstock.preparation._classes import check_used
 from penstock.preparation._specification import Specification
 from penstock.sources import SourceFile, SourceOptions, Split, class_names, settle_types
@@ -63,6 +64,11 @@ def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[So
     if reading.columns is None and needed is not None:
         reading = dataclasses.replace(reading, columns=tuple(needed))
     return settle_types(files, reading)
+
+
+def mix_files(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """The files in an order that has nothing to do with their folders, and is the same wherever these are."""
+    return sorted(files, key=lambda file: digest(f"{file.class_name}/{os.path.basename(file.path)}"))
 
 
 def task_bytes_for(transform: Transform, files: Iterable[SourceFile], shard_bytes: int) -> int:

@@ -25,6 +25,7 @@ from penstock.pytorch._arguments import (
     torchs_arguments,
 )
 from penstock.pytorch._device import find_device
+from penstock.pytorch._mixing import tell_of_runs
 from penstock.pytorch._pinning import wants_pinning
 from penstock.pytorch._plan_run import PlanRun
 from penstock.pytorch._plan_view import PlanBatchSampler, PlanSampler, find_plan, find_run, shown_arguments
@@ -135,6 +136,7 @@ class DataLoader(TorchDataLoader[BatchType]):
             self._show_run(self._run)
             if self.kind == "process":
                 warn_too_many_workers(self._run.num_workers)
+            tell_of_runs(self._run.plan, rank)
         if self.batch_size is not None:
             log_odd_batch_size(self.batch_size)
 

@@ -31,6 +31,10 @@ class PlanSource:
         """The plan, for as many ranks as there are now."""
         if isinstance(self.dataset, Plan):
             return self.dataset
-        plan = self.dataset.as_plan() if self.seed is None else self.dataset.shuffle(seed=self.seed)
+        plan = self.dataset.as_plan() if self.seed is None else self._shuffled(self.dataset, self.seed)
         world_size = find_rank()[1] if self.world_size is None else self.world_size
         return plan.batch(self.batch_size * world_size, tail="drop" if self.drop_last else "short")
+
+    def _shuffled(self, dataset: Dataset, seed: int) -> Plan:
+        """Everything permuted, as torch does it, unless small samples would have to be read one by one from a disk."""
+        return dataset.shuffle(seed=seed, mode="full" if dataset.is_cheap_at_random else "windows")

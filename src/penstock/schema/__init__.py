@@ -6,12 +6,13 @@ May import: `errors`. Imported by: `cli`, `loader`, `plan`, `preparation`, `pyto
 Holds no state.
 """
 
-from penstock.schema._columns import HASH_COLUMN, Column, Schema
+from penstock.schema._columns import HASH_COLUMN, LABEL_COLUMNS, Column, Schema
 from penstock.schema._dtypes import dtype_from_name, dtype_from_tag, dtype_name, dtype_tag
 from penstock.schema._ragged import Ragged, offsets_of
 
 __all__ = [
     "HASH_COLUMN",
+    "LABEL_COLUMNS",
     "Column",
     "Ragged",
     "Schema",

@@ -33,6 +33,8 @@ _SPEC = re.compile(r"(?P<dtype>[a-z0-9_]+)(\[(?P<shape>[0-9*, ]*)\])?", re.ASCII
 # A dot would collide with `x.values` and `x.offsets`, two underscores with `__crc32c__`; half a
 # surrogate pair has no UTF-8, so safetensors would not open the file.
 HASH_COLUMN = "__xxh64__"
+LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "domain", "source", "subset", "language", "lang")
+"""Names that people give to columns of classes and sources."""
 _HASH_SPEC = "uint64"
 _NAME = re.compile(r"(?!__)[^\x00-\x1f\x7f.\ud800-\udfff]{1,200}")
 

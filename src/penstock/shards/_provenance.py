@@ -226,17 +226,25 @@ class Provenance:
         self._splits: list[list[Any]] = origins.get("splits", [])
         self._ends = np.cumsum([split[3] for split in self._splits], dtype=np.int64)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample says which file it is from."""
+        return self._num_known >= self._storage.num_samples
+
+    @property
+    def _num_known(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
     def check_complete(self) -> None:
         """Refuse to go by files where not every sample says which it is from.
 
         Raises:
             ValueError: saying how many do.
         """
-        known = int(self._ends[-1]) if len(self._ends) else 0
-        if known < self._storage.num_samples:
+        if not self.is_complete:
             raise ValueError(
-                f"Of {self._storage.num_samples:,} samples {known:,} say which file they are from: the others were not "
-                "made by `penstock prepare`, which notes it. Name a column instead."
+                f"Of {self._storage.num_samples:,} samples {self._num_known:,} say which file they are from: the "
+                "others were not made by `penstock prepare`, which notes it. Name a column instead."
             )
 
     def files_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
