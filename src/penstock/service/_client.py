@@ -52,7 +52,7 @@ _MAX_CONNECTIONS = 16
 _MAX_FAILURES = 2
 """Servers on which computing a batch may fail until the batch is at fault."""
 _MAX_DAMAGED = 5
-_REQUEST_BYTES = 1 << 20
+_REQUEST_BYTES = 2 << 20
 _MAX_STEPS = 512
 
 
@@ -152,7 +152,7 @@ class RemoteEngine:
         return self._jobs.num_hedged
 
     def steps_per_request(self, world_size: int) -> int:
-        """How many steps make an answer of a sensible size: a message of 128 KiB costs five times as much per byte."""
+        """How many steps make an answer of a sensible size: small messages cost more per byte on both sides."""
         if self._local is not None and not self._plan.is_rectangular:
             return 1  # workers of this machine take such batches one by one
         share = max(1, self._step_bytes // world_size)

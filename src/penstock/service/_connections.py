@@ -73,8 +73,8 @@ class GuardedConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Tell of what went wrong here, not of what is no HTTP: strangers could fill the log."""
-        if isinstance(options.get("exc_info"), HttpProcessingError):
+        """Tell of what went wrong here, not of what is no HTTP or of who left: clients could fill the log."""
+        if isinstance(options.get("exc_info"), (HttpProcessingError, ConnectionError, TimeoutError)):
             self.logger.debug(*args, **options)
         else:
             super().log_exception(*args, **options)
