@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from penstock._version import __version__
-from penstock.cli import _certificates, _demo, _doctor, _inspect, _prepare, _serve, _verify
+from penstock.cli import _certificates, _demo, _doctor, _inspect, _prepare, _serve, _top, _verify
 from penstock.errors import PenstockError, printable
 from penstock.report import stop_printing
 
@@ -25,6 +25,7 @@ _VERBS = {
     "verify": _verify,
     "doctor": _doctor,
     "serve": _serve,
+    "top": _top,
     "certificates": _certificates,
     "demo": _demo,
 }

@@ -18,5 +18,17 @@ from penstock.service._certificates import make_certificates
 from penstock.service._client import Remote, RemoteEngine, as_remote
 from penstock.service._security import Security
 from penstock.service._serve import serve
+from penstock.service._top import Reading, read_servers
 
-__all__ = ["Remote", "RemoteEngine", "Security", "Servers", "as_remote", "make_certificates", "resolve", "serve"]
+__all__ = [
+    "Reading",
+    "Remote",
+    "RemoteEngine",
+    "Security",
+    "Servers",
+    "as_remote",
+    "make_certificates",
+    "read_servers",
+    "resolve",
+    "serve",
+]

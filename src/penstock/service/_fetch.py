@@ -49,6 +49,10 @@ class Connection:
             raise Refused(f"answers {path} with something else than an object")
         return page
 
+    def get_text(self, path: str) -> str:
+        """A small page, as text."""
+        return self._get(path).read(_MAX_ERROR_BYTES).decode("utf-8", "replace")
+
     def get_body(self, path: str, memory: Callable[[int], mmap.mmap]) -> int:
         """Read a body into the memory that `memory(size)` gives; return its size.
 

@@ -1,0 +1,85 @@
+"""Show what servers of batches are doing, live: who asks, how much they send, and what waits."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.report import console, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from penstock.service import Reading
+
+HELP = "show what servers are doing, live"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes."""
+    parser.add_argument("servers", nargs="+", metavar="HOST:PORT", help="the servers")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between looks (default: %(default)s)"
+    )
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the secret that servers ask for")
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help="this client's certificate, PEM")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
+    parser.add_argument("--authority", type=Path, metavar="FILE", help="authority of the servers' certificates")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """With --json one look: 0 when every server answers. Else looks until Ctrl-C, which is a good end."""
+    from penstock.service import Security, read_servers
+
+    security = Security(
+        token_file=arguments.token_file,
+        certificate=arguments.certificate,
+        key=arguments.key,
+        authority=arguments.authority,
+    )
+    readings = read_servers(arguments.servers, security)
+    if arguments.json:
+        print_json([{"server": each.server, "problem": each.problem, **each.metrics} for each in readings])
+        return 0 if readings and all(each.problem is None for each in readings) else 1
+    from rich.live import Live
+
+    try:
+        with Live(table_of(readings, []), console=console(), auto_refresh=False) as live:
+            while True:
+                time.sleep(max(0.1, arguments.interval))
+                before, readings = readings, read_servers(arguments.servers, security)
+                live.update(table_of(readings, before), refresh=True)
+    except KeyboardInterrupt:
+        return 0
+
+
+def table_of(readings: list[Reading], before: list[Reading]) -> Table:
+    """A row for each server; rates since the readings before."""
+    from rich.table import Table
+
+    earlier = {each.server: each for each in before}
+    table = Table("server", "clients", "batches/s", "MB/s", "shared", "CPUs", "waiting", "queue")
+    for each in readings:
+        if each.problem is not None:
+            table.add_row(each.server, each.problem)
+            continue
+        old = earlier.get(each.server)
+        cpu = [each.rate(name, old) for name in ("cpu_seconds_total", "worker_cpu_seconds_total")]
+        sent = each.rate("sent_bytes_total", old)
+        table.add_row(
+            each.server,
+            f"{each.metrics.get('clients', 0):.0f}",
+            _shown(each.rate("batches_total", old)),
+            _shown(None if sent is None else sent / 1e6),
+            _shown(each.metrics.get("shared_total")),
+            _shown(sum(value or 0 for value in cpu) if cpu[0] is not None else None),
+            f"{each.metrics.get('waiting', 0):.0f}",
+            f"{each.metrics.get('queued', 0):.0f}",
+        )
+    return table
+
+
+def _shown(value: float | None) -> str:
+    return "…" if value is None else f"{value:,.1f}"
