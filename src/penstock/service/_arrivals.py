@@ -1,0 +1,77 @@
+"""What has arrived from a server: a body in a slot, and the batches in it.
+
+A body is read into memory that becomes the batch, as a worker process would have written it: its arrays are views of
+the slot. Only arrays inside lists and dicts are copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.loader import Batch, BatchLayout, Bundle, Item, PlacedArray, PlacedRagged
+from penstock.schema import dtype_name
+from penstock.service._wire import Arrangement, SentArray, SentRagged, decode
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A body in a slot."""
+
+    slot: Any
+    layout: BatchLayout
+    arrangement: Arrangement
+    num_batches: int
+    seconds: float
+    """What it took from asking to having it."""
+
+    @classmethod
+    def read(cls, slot: Any, size: int, item: Item | Bundle, seconds: float) -> Arrived:
+        """What the first `size` bytes of a slot hold.
+
+        Raises:
+            FormatError: they are not a body of this version.
+        """
+        with memoryview(slot.memory(size)) as whole, whole[:size] as body:
+            values, arrangement = decode(body)
+            parts = {name: _part(value, body) for name, value in values.items()}
+        num_batches = len(item.items()) if isinstance(item, Bundle) else 1
+        layout = BatchLayout(parts, num_pieces=num_batches if arrangement == "stacked" else 1)
+        return cls(slot, layout, arrangement, num_batches, seconds)
+
+    def cut(self, batches: list[Batch]) -> list[Batch]:
+        """The batches of the item, one by one, from what the layout gave."""
+        if self.arrangement != "separate":
+            return batches
+        separate: list[Batch] = [{} for _ in range(self.num_batches)]
+        for name, value in batches[0].items():
+            place, _, key = name.partition("/")
+            separate[int(place)][key] = value
+        return separate
+
+
+def _part(value: Any, body: memoryview) -> Any:
+    """What a batch's layout has for a value that was sent; arrays inside lists and dicts are copied."""
+    match value:
+        case SentArray():
+            return _placed(value)
+        case SentRagged():
+            return PlacedRagged(_placed(value.values), _placed(value.offsets), value.is_bytes)
+    return _copied(value, body)
+
+
+def _placed(array: SentArray) -> PlacedArray:
+    return PlacedArray(array.offset, array.shape, dtype_name(array.dtype), array.offset + array.num_bytes)
+
+
+def _copied(value: Any, body: memoryview) -> Any:
+    match value:
+        case SentArray():
+            return value.view(body).copy()
+        case SentRagged():
+            return value.copy(body)
+        case dict():
+            return {key: _copied(each, body) for key, each in value.items()}
+        case list() | tuple():
+            return type(value)(_copied(each, body) for each in value)
+    return value
