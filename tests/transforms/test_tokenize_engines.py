@@ -110,7 +110,7 @@ def test_a_difference_in_the_sample_means_the_reference_runs_and_the_run_says_so
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     records = text_records(["fine", "a surprise here"])
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         ready = Tokenize(hf_tokenizer()).before_run([records])
     assert ready.engine_used == "reference"
     assert "differ on the sample of your documents, at token 0" in ready.notes[0]

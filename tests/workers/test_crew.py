@@ -87,7 +87,8 @@ def test_closing_ends_every_process_whatever_it_is_doing(method: str) -> None:
     begin = time.monotonic()
     crew.close()
     crew.close()
-    assert time.monotonic() - begin < 3
+    # A fork has every lock that this process ever made, so it may first finish what it is doing, for 5 s.
+    assert time.monotonic() - begin < (8 if method == "fork" else 3)
     assert crew.is_closed
     assert wait_until(lambda: {child.pid for child in psutil.Process().children(recursive=True)} <= before, seconds=10)
     del worker, workers
