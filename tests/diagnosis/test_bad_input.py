@@ -57,7 +57,7 @@ def test_a_script_reads_its_own_input(tmp_path: Path) -> None:
 
 def test_a_script_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     done = doctor("nowhere.py", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "There is no script 'nowhere.py'" in done.stderr
 
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when training does not wait, 1 with findings, 2 without a command; the script's own code when it fails."""
+    """0 when training does not wait, 1 with findings, 2 without a command to run; the code of a script that fails."""
     from penstock.diagnosis import DoctorSettings, diagnose, make_page, recording_folder, run_script
     from penstock.report import render_html, render_terminal, to_perfetto
 
@@ -46,7 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
     with recording_folder() as folder:
-        diagnosis = diagnose(run_script(words, settings, folder=folder, output_to_stderr=arguments.json))
+        try:
+            recording = run_script(words, settings, folder=folder, output_to_stderr=arguments.json)
+        except FileNotFoundError as error:  # the script, or the program that runs it
+            sys.stderr.write(f"penstock: {error}\n")
+            return 2
+        diagnosis = diagnose(recording)
     page = make_page(diagnosis)
     if arguments.json:
         print_json(diagnosis.to_json())

@@ -7,11 +7,8 @@ script but its own: its content security policy names that script by its digest,
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from string import Template
 from typing import NamedTuple
 
@@ -26,6 +23,9 @@ _HOW_TO_MOVE = "Drag to move, pinch or ctrl-wheel to zoom, click a span to follo
 
 def render_html(page: Page) -> str:
     """A complete document, for a file of its own."""
+    import base64  # here and below, not above: every verb of the command imports this room
+    import hashlib
+
     page = fit_page(page)
     script = _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -53,6 +53,8 @@ def render_html(page: Page) -> str:
 
 
 def _resource(name: str) -> str:
+    from importlib import resources
+
     return resources.files("penstock.report").joinpath("resources", name).read_text(encoding="utf-8")
 
 
