@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
+from penstock.cli._verbs import CONTENTS, VERBS
 
 
 @pytest.fixture
@@ -141,9 +143,30 @@ def test_a_mistyped_verb_exits_2_and_is_guessed(capsys, monkeypatch):
     assert "Did you mean 'verify'?" in capsys.readouterr().err
 
 
-def test_help_imports_neither_numpy_nor_rich(tmp_path):
+def test_help_lists_every_verb_with_an_example_under_a_heading(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    for heading, verbs in CONTENTS.items():
+        assert f"\n{heading}:\n" in shown
+        assert all(verb.help in shown and f"$ {verb.example}" in shown for verb in verbs)
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
+def test_the_example_of_a_verb_is_a_command_line_that_it_takes(verb, capsys, monkeypatch):
+    monkeypatch.setattr(verb.load(), "run", lambda arguments: 0)
+    command, name, *arguments = shlex.split(verb.example)
+    assert (command, name) == ("penstock", verb.name)
+    assert main([name, *arguments]) == 0
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert f"example:\n  {verb.example}" in capsys.readouterr().out
+
+
+def test_help_imports_no_verb_and_nothing_heavy(tmp_path):
     code = "import sys; from penstock.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
-    code += "print([name for name in ('numpy', 'rich', 'numba', 'torch') if name in sys.modules])"
+    heavy = ("numpy", "rich", "numba", "torch", "penstock.report", "penstock.cli._prepare")
+    code += f"print([name for name in {heavy} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-1] == "[]"
 

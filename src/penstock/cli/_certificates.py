@@ -7,8 +7,6 @@ from pathlib import Path
 
 from penstock.report import console, print_json
 
-HELP = "make certificates for `penstock serve` and its clients"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""

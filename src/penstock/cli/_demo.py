@@ -19,7 +19,6 @@ from penstock.report import console, print_json
 if TYPE_CHECKING:
     from penstock.plan import Plan
 
-HELP = "show Penstock at work on this machine"
 ROW, BATCH, SEED = 256, 8, 7
 _VOCABULARY, _EOS = 4096, "<|eos|>"
 _STEPS, _KILL_AT, _COMPARED = 160, 70, 45

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from penstock.report import console, print_json
 
-HELP = "run a training script and find out why it waits for data"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""

@@ -6,8 +6,6 @@ import argparse
 
 from penstock.report import print_json
 
-HELP = "show what a dataset holds"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""

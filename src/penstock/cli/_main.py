@@ -1,7 +1,7 @@
 """Verbs, exit codes and errors of the command.
 
-Exit codes: 0 good, 1 a finding or a failure, 2 wrong usage. A verb imports heavy packages when it
-runs, so that `penstock --help` answers at once.
+Exit codes: 0 good, 1 a finding or a failure, 2 wrong usage. A verb is imported when it is typed, and imports heavy
+packages when it runs, so that `penstock --help` answers at once.
 """
 
 from __future__ import annotations
@@ -12,33 +12,42 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from penstock._version import __version__
-from penstock.cli import _certificates, _demo, _doctor, _inspect, _prepare, _serve, _top, _verify
+from penstock.cli._verbs import VERBS, Verb, table_of_contents
 from penstock.errors import PenstockError, printable
-from penstock.report import stop_printing
-
-_VERBS = {
-    "prepare": _prepare,
-    "inspect": _inspect,
-    "verify": _verify,
-    "doctor": _doctor,
-    "serve": _serve,
-    "top": _top,
-    "certificates": _certificates,
-    "demo": _demo,
-}
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that suggests a verb when one is mistyped."""
+    """Parses `penstock VERB`; its help is the table of contents."""
 
     def error(self, message: str) -> NoReturn:
         typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-        guess = difflib.get_close_matches(typed, _VERBS, n=1) if "invalid choice" in message else []
+        guess = difflib.get_close_matches(typed, VERBS, n=1) if "invalid choice" in message else []
         self.print_usage(sys.stderr)
         self.exit(2, f"penstock: {message}{f'. Did you mean {guess[0]!r}?' if guess else ''}\n")
+
+    def format_help(self) -> str:
+        return (
+            f"{self.format_usage()}\n{self.description}\n\n{table_of_contents()}\n\n"
+            "`penstock VERB --help` says what a verb takes; `penstock --version` which Penstock this is.\n"
+        )
+
+
+class _VerbParser(argparse.ArgumentParser):
+    """Parses what follows a verb; imports the verb's module when there is something to parse, `--help` included."""
+
+    verb: Verb | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        verb, self.verb = self.verb, None
+        if verb is not None:
+            module = verb.load()
+            self.description = module.__doc__
+            self.set_defaults(run=module.run)
+            module.add_arguments(self)
+        return super().parse_known_args(args, namespace)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,12 +76,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Keeps GPUs fed: prepares data once, loads it at memory speed, and says why a GPU waits.",
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for name, module in _VERBS.items():
-        verb = verbs.add_parser(name, help=module.HELP, description=module.__doc__)
-        verb.add_argument("--json", action="store_true", help="print JSON for machines")
-        verb.set_defaults(run=module.run)
-        module.add_arguments(verb)
+    parsers = parser.add_subparsers(required=True, metavar="VERB", parser_class=_VerbParser)
+    for name, verb in VERBS.items():
+        verb_parser = parsers.add_parser(
+            name, epilog=f"example:\n  {verb.example}", formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        verb_parser.add_argument("--json", action="store_true", help="print JSON for machines")
+        verb_parser.verb = verb
     return parser
 
 
@@ -104,4 +114,6 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
+        from penstock.report import stop_printing
+
         stop_printing()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.preparation import Prepared, Progress
     from penstock.transforms import Transform
 
-HELP = "turn raw data into a dataset"
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _INTERRUPTED = 130
 _SHOWN_CLASSES = 12

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from penstock.report import console, print_json
 
-HELP = "serve the batches of a plan to training machines"
 _DRAIN_SECONDS = 10.0
 
 

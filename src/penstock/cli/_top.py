@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from penstock.service import Reading
 
-HELP = "show what servers are doing, live"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""

@@ -7,8 +7,6 @@ import argparse
 from penstock.errors import counted
 from penstock.report import console, format_bytes, print_json, progress_bar
 
-HELP = "check every byte of a dataset against its checksums"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
