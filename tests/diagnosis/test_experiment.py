@@ -14,11 +14,13 @@ from penstock.diagnosis._experiment import (
     REPLAY,
     Trial,
     TurnResult,
+    affordable_trials,
     estimate,
     experiment,
     survivors,
     turn_length,
 )
+from penstock.diagnosis._turn_clock import TurnClock
 
 FAST = Trial(number=2, name="fast", kind="options", changes={"num_workers": 4})
 SLOW = Trial(number=3, name="slow", kind="options", changes={"num_workers": 1})
@@ -122,3 +124,32 @@ def test_at_most_three_then_two_run_on() -> None:
 def test_short_epochs_are_taken_whole(epoch_steps: int | None, whole: bool) -> None:
     length = turn_length(step_seconds=0.02, turn_seconds=1.0, prefetched=4, epoch_steps=epoch_steps)
     assert length.whole_epochs is whole
+
+
+@pytest.mark.parametrize(("num_turns", "trials"), [(0, 1), (6, 1), (9, 2), (12, 4), (14, 6)])
+def test_no_more_is_tried_than_there_is_time_for_three_rounds_of(num_turns: int, trials: int) -> None:
+    assert affordable_trials(num_turns) == trials
+
+
+def hand_over(clock: TurnClock, ready: list[float]) -> None:
+    for number, count in enumerate(ready):
+        now = number * 10_000_000
+        clock.handed_over(now, now, 1, is_disturbed=False, num_ready=lambda count=count: count)
+
+
+def test_steps_that_live_on_a_queue_that_runs_down_do_not_count() -> None:
+    clock = TurnClock(2, settle=2, turn_seconds=0.1)
+    hand_over(clock, [30 - number for number in range(30)])
+    assert not clock.is_over
+    clock = TurnClock(2, settle=2, turn_seconds=0.1)
+    hand_over(clock, [*(30 - number for number in range(30)), *([0] * 20)])
+    assert clock.is_over
+    assert clock.result.steps < 30
+
+
+@pytest.mark.parametrize("ready", [[4, 3, 4, 3] * 4, [0] * 16, [math.nan] * 16])
+def test_steps_beside_a_queue_that_stays_as_it_is_count_at_once(ready: list[float]) -> None:
+    clock = TurnClock(2, settle=2, turn_seconds=0.1)
+    hand_over(clock, ready)
+    assert clock.is_over
+    assert clock.result.steps >= 10

@@ -3,7 +3,7 @@
     penstock doctor -- train.py
       run        the script in processes of its own, watched from outside            _run, _usage
       hooks      in every process of it: clocks around stages, loops that can be swapped    _injected, _hooks, _probes
-      conductor  look, turns, stop: effects                                          _conductor, _sources, _board
+      conductor  look, turns, stop: effects                          _conductor, _turns, _trials, _sources, _board
       experiment whose turn is next, gains and errors; what to try: pure             _experiment, _remedies
       recording  what is left in a folder after any death -> figures -> findings -> page    _recording, _findings, _page
 

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.diagnosis._advice import percent
 from penstock.diagnosis._case import Case
 from penstock.diagnosis._findings import find
 from penstock.diagnosis._run import ScriptRun
@@ -89,10 +90,10 @@ def _verdict(case: Case, findings: tuple[Finding, ...]) -> str:
     recording, stages = case.recording, case.stages
     if recording.ceiling is None:
         return (
-            f"Too few steps to tell: {stages.num_steps} were seen, and {_percent(stages.wait_share)} of their time was "
+            f"Too few steps to tell: {stages.num_steps} were seen, and {percent(stages.wait_share)} of their time was "
             "spent waiting for data. Let it run longer."
         )
-    waits = f"Your training waits for data {_percent(stages.wait_share)} of the time."
+    waits = f"Your training waits for data {percent(stages.wait_share)} of the time."
     best = findings[0] if findings else None
     if not case.waits_for_data:
         limit = recording.ceiling.gain
@@ -145,7 +146,3 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
         "limit": None if finding.limit is None else finding.limit.ratio,
         "link": finding.link,
     }
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

@@ -22,6 +22,8 @@ TrialKind = Literal["as-is", "replay", "options", "penstock", "warm", "grouped",
 _STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Two-sided 95 % quantiles by degrees of freedom."""
 CEILING_ROUNDS, MOST_CEILING_ROUNDS, RACE_ROUNDS = 3, 6, 5
+FEWEST_ROUNDS = 3
+"""Fewer are no evidence."""
 HEALTHY_BELOW = 1.15
 """Replayed batches are warm in caches, and no worker competes for cores: jobs that never wait read 1.07 to 1.19."""
 
@@ -77,8 +79,8 @@ class Estimate(NamedTuple):
         return self.error * _STUDENT[min(self.num_rounds - 1, len(_STUDENT) - 1)]
 
     def is_above(self, ratio: float) -> bool:
-        """Whether the whole interval is; two rounds are no evidence."""
-        return self.num_rounds > 2 and math.log(self.ratio) - self._log_width > math.log(ratio)
+        """Whether the whole interval is."""
+        return self.num_rounds >= FEWEST_ROUNDS and math.log(self.ratio) - self._log_width > math.log(ratio)
 
 
 def estimate(turns: Sequence[TurnResult], trial: int) -> Estimate | None:
@@ -149,6 +151,11 @@ def survivors(trials: Sequence[Trial], turns: Sequence[TurnResult], done: int) -
     floor = max(0.95 if done == 1 else 1.0, 0.8 * best)
     kept = sorted((trial for trial in trials if ratios.get(trial.number, 0) >= floor), key=lambda t: -ratios[t.number])
     return kept[: 3 if done == 1 else 2]
+
+
+def affordable_trials(num_turns: float) -> int:
+    """How many trials to begin with so that the last of them have the rounds that are evidence; at least one."""
+    return max((n for n in range(1, 100) if n + min(n, 3) + min(n, 2) + FEWEST_ROUNDS <= num_turns), default=1)
 
 
 class TurnLength(NamedTuple):

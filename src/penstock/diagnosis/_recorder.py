@@ -59,9 +59,4 @@ def recorder() -> Recorder:
     return Recorder(Path(os.environ[FOLDER_VARIABLE]))
 
 
-def is_leader() -> bool:
-    """Whether this training process decides for all: the only one, or rank 0."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 os.register_at_fork(after_in_child=recorder.cache_clear)

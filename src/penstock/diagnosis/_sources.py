@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import sys
 import time
 import warnings
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 
 from penstock.diagnosis._batches import bytes_of, copy_batch, group_by_length, rows_of
 from penstock.diagnosis._experiment import Trial
+from penstock.diagnosis._watch_gauge import gauge_of
 
 _MOST_REPLAYED, _MOST_REPLAYED_BYTES = 8, 256 << 20
 _MOST_REMEMBERED = 512
@@ -30,11 +32,12 @@ _SETTLING_SECONDS = 0.5
 class Source(Protocol):
     """Gives batches during turns."""
 
-    prefetched: int
-    """Batches that it may have ready after a pause."""
-
     def take(self) -> Any:
         """The next batch. Raises StopIteration at the end of the epoch."""
+        ...
+
+    def num_ready(self) -> float:
+        """Batches that are made and wait; NaN when it cannot be asked."""
         ...
 
     def is_idle(self) -> bool:
@@ -49,9 +52,9 @@ class Source(Protocol):
 class IteratorSource:
     """Batches of an iterator of torch's or ours."""
 
-    def __init__(self, iterator: Iterator[Any], *, prefetched: int) -> None:
+    def __init__(self, iterator: Iterator[Any], loader: Any) -> None:
         self.iterator: Iterator[Any] | None = iterator
-        self.prefetched = prefetched
+        self._gauge = gauge_of(loader, iterator)
         self._taken_at = time.monotonic()
 
     def take(self) -> Any:
@@ -59,6 +62,10 @@ class IteratorSource:
         assert self.iterator is not None
         self._taken_at = time.monotonic()
         return next(self.iterator)
+
+    def num_ready(self) -> float:
+        """What its loader tells."""
+        return math.nan if self._gauge is None else self._gauge()[0]
 
     def is_idle(self) -> bool:
         """Whether its queue holds all that was asked for; others are taken to after some time."""
@@ -75,13 +82,11 @@ class IteratorSource:
 
     def close(self) -> None:
         """Drop the iterator: workers end with the last reference."""
-        self.iterator = None
+        self.iterator = self._gauge = None
 
 
 class Replay:
     """The first batches of a run, kept to be served again: as copies, for scripts change batches in place."""
-
-    prefetched = 0
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
@@ -105,6 +110,10 @@ class Replay:
         self._turn = (self._turn + 1) % len(self._kept)
         return copy_batch(self._kept[self._turn])
 
+    def num_ready(self) -> float:
+        """They are not made in a turn."""
+        return math.nan
+
     def is_idle(self) -> bool:
         """Always."""
         return True
@@ -115,8 +124,6 @@ class Replay:
 
 class Grouped:
     """Batches of another source, gathered before a turn and dealt anew by length: less padding."""
-
-    prefetched = 0
 
     def __init__(self, source: Source, *, num_batches: int) -> None:
         self._source, self._num_batches = source, num_batches
@@ -144,6 +151,10 @@ class Grouped:
         if not self._ready:
             raise StopIteration
         return self._ready.popleft()
+
+    def num_ready(self) -> float:
+        """They are not made in a turn."""
+        return math.nan
 
     def is_idle(self) -> bool:
         """As the other source."""

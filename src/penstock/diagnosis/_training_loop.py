@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -68,8 +69,14 @@ class TrainingLoop:
             iterator = self._make_own()
             self._keeper.started(self.watched, begin, time.perf_counter_ns())
             self.tap = self.watched.tap(iterator)
-            self._own = IteratorSource(iterator, prefetched=self.watched.prefetched)
+            self._own = IteratorSource(iterator, self.watched.loader)
         return self._own
+
+    def num_ready(self) -> float:
+        """Batches that the trial has ready; NaN for those that are made off the clock, and where nobody knows."""
+        if self.trial.kind in ("replay", "grouped"):
+            return math.nan
+        return (self.sources.get(self.trial.number) or self.own()).num_ready()
 
     def __iter__(self) -> Iterator[Any]:
         return self

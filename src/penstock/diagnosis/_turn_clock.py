@@ -1,12 +1,22 @@
-"""How fast the script is during a turn: time from one batch handed over to the next, and samples trained on."""
+"""How fast the script is during a turn: time from one batch handed over to the next, and samples trained on.
+
+Between turns workers fill their queue. A loader that is slower than training then lives on the queue for a while, and
+seems to keep up: as long as the queue runs down, steps count as settling, not as measured.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 from penstock.diagnosis._experiment import TurnResult
 
 _ENOUGH_STEPS, _FEWEST_STEPS = 8, 3
 _LONG = 4
 """A turn that takes this many times as long as it should ends after the fewest steps."""
+_RUNS_DOWN = 0.08
+"""Batches by which a queue falls for each one handed over, from which on that is no chance."""
+_MOST_REPEATS = 4
 
 
 class TurnClock:
@@ -18,18 +28,33 @@ class TurnClock:
         self._turn_seconds = turn_seconds
         self._left_at: int | None = None
         self._rows_in_hand = 0
-        self._rows, self._num_steps, self._seconds, self._wait = 0.0, 0, 0.0, 0.0
+        self._num_repeats = 0
+        self._ready_at_first = math.nan
+        self._clear()
 
     def restart(self) -> None:
         """Begin again: what was measured cannot be compared."""
         self.__init__(self.trial, settle=self._settle, turn_seconds=self._turn_seconds)  # type: ignore[misc]
 
-    def handed_over(self, asked_at: int, now: int, rows: int, *, is_disturbed: bool) -> None:
-        """A batch of so many samples was handed over. A disturbed step, with a validation in it, does not count."""
+    def handed_over(
+        self, asked_at: int, now: int, rows: int, *, is_disturbed: bool, num_ready: Callable[[], float]
+    ) -> None:
+        """A batch of so many samples was handed over, and so many more batches are ready; NaN if nobody knows.
+
+        A disturbed step, with a validation in it, does not count.
+        """
         if self._left_at is not None and self._settled >= self._settle and not is_disturbed:
             self._count(self._rows_in_hand, 1, now - self._left_at, now - asked_at)
+        if self._settled == self._settle:
+            self._ready_at_first = num_ready()
         self._settled += 1
         self._left_at, self._rows_in_hand = now, rows
+        if self.is_over and self._num_repeats < _MOST_REPEATS:
+            ready = num_ready()
+            if self._ready_at_first - ready > max(1, _RUNS_DOWN * self._num_steps):
+                self._num_repeats += 1
+                self._ready_at_first = ready
+                self._clear()
 
     def epoch(self, rows: int, steps: int, nanoseconds: int, waited: int) -> None:
         """A whole epoch went by."""
@@ -47,6 +72,9 @@ class TurnClock:
     def result(self) -> TurnResult:
         """What was measured so far."""
         return TurnResult(self.trial, self._rows, self._num_steps, self._seconds, self._wait)
+
+    def _clear(self) -> None:
+        self._rows, self._num_steps, self._seconds, self._wait = 0.0, 0, 0.0, 0.0
 
     def _count(self, rows: float, steps: int, nanoseconds: int, waited: int) -> None:
         self._rows += rows

@@ -1,0 +1,198 @@
+"""Findings about what batches are made of: where samples come from, what they cost, and their shape.
+
+Each is a pure function from a case to one finding, or to none; `_findings` says which of them is told first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from penstock.diagnosis._advice import (
+    advise,
+    is_about_workers,
+    is_smoothing,
+    percent,
+    price_of_prefetch,
+    price_of_workers,
+    written_call,
+)
+from penstock.diagnosis._case import Case
+from penstock.metrics import EventKind
+from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
+
+_MOSTLY = 0.5
+_UNEVEN = 2.5
+
+
+def cold_reads(case: Case) -> Finding | None:
+    """Samples wait for pages from disk, and the same samples from memory do not."""
+    found = case.best(lambda trial: trial.kind == "warm")
+    if found is None or not case.waits_for_data:
+        return None
+    return advise(
+        case,
+        found,
+        id="cold-reads",
+        title="Samples wait for the disk",
+        evidence=(
+            f"Each batch waits for {format_number(case.stages.faults)} pages that are not in memory; "
+            f"{percent(case.stages.waits_share)} of making a batch is waiting, not computing.",
+            "The same samples again, from the page cache, were that much faster.",
+        ),
+        change="keep the data in memory (read it once at the start), or read it in the order in which it is stored: "
+        "penstock.open(...).shuffle()",
+        price="the data's size in memory",
+        link="docs/plans.md",
+    )
+
+
+def slow_samples(case: Case) -> Finding | None:
+    """A few samples take most of the time, and ready batches wait behind them."""
+    found = case.best(is_smoothing)
+    if found is None or not case.waits_for_data or case.stages.slow_sample_share < 0.4:
+        return None
+    samples = case.recording.events_as_is(EventKind.SAMPLE)
+    if np.sort(samples["duration"])[-max(1, len(samples) // 100)] < case.stages.step:
+        return None
+    slowest = samples[np.argsort(samples["duration"])[-5:]][::-1]
+    named = ", ".join(str(index) for index in slowest["value"] if index >= 0)
+    return advise(
+        case,
+        found,
+        id="slow-samples",
+        title="A few slow samples hold up the batches behind them",
+        evidence=(
+            f"The slowest 2 % of samples take {percent(case.stages.slow_sample_share)} of the time; the slowest took "
+            f"{format_seconds(float(slowest['duration'][0]))}, the middle one "
+            f"{format_seconds(float(np.median(samples['duration'])))}." + (f" Slowest: {named}." if named else ""),
+            f"{percent(case.stages.waits_share)} of making a batch is waiting, not computing.",
+        ),
+        change=written_call(found.trial),
+        price=price_of_prefetch(case, found.trial),
+    )
+
+
+def small_prefetch(case: Case) -> Finding | None:
+    """Batches differ in cost by more than the prefetched ones can bridge."""
+    found = case.best(is_smoothing)
+    stages = case.stages
+    is_uneven = stages.unevenness >= _UNEVEN or case.loader["is_plan"]
+    if found is None or not case.waits_for_data or not is_uneven or case.options["num_workers"] == 0:
+        return None
+    ahead = case.loader["prefetched"]
+    return advise(
+        case,
+        found,
+        id="small-prefetch",
+        title="Prefetch is too small for how uneven the batches are",
+        evidence=(
+            f"Half of the batches take less than {format_seconds(stages.median_fetch)}, the slowest tenth "
+            f"{format_seconds(stages.slowest_tenth)}.",
+            f"At most {ahead} batches are ready, {format_seconds(ahead * stages.step)} of training.",
+        ),
+        change=written_call(found.trial),
+        price=price_of_prefetch(case, found.trial),
+    )
+
+
+def heavy_collate(case: Case) -> Finding | None:
+    """Making a batch of samples takes longer than reading them."""
+    found, stages = case.best(is_about_workers), case.stages
+    if found is None or not case.waits_for_data or stages.collate < _MOSTLY * stages.fetch:
+        return None
+    return advise(
+        case,
+        found,
+        id="heavy-collate",
+        title="Collating takes most of a batch's time",
+        evidence=(
+            f"collate_fn takes {format_seconds(stages.collate)} of a batch's {format_seconds(stages.fetch)}.",
+            "More workers hide it; a collate_fn without a loop over samples removes it.",
+        ),
+        change=written_call(found.trial),
+        price=price_of_workers(case, found.trial),
+    )
+
+
+def costly_hand_over(case: Case) -> Finding | None:
+    """Large batches cross from workers to the trainer, and Penstock's way is faster."""
+    found = case.best(lambda trial: trial.kind == "penstock")
+    if found is None or not case.waits_for_data:
+        return None
+    return advise(
+        case,
+        found,
+        id="hand-over",
+        title="Large batches cost much on their way from the workers",
+        evidence=(
+            f"A batch has {format_bytes(case.stages.bytes)}. Torch allocates shared memory for each, and the kernel "
+            "clears and maps every page of it again.",
+            "Penstock's loader writes into memory that is used again.",
+        ),
+        change="from penstock import DataLoader",
+        price="none",
+        link="docs/drop-in.md",
+    )
+
+
+def padded_batches(case: Case) -> Finding | None:
+    """Much of what the model computes is padding."""
+    share = case.stages.padding
+    found = case.best(lambda trial: trial.kind == "grouped")
+    if share < 0.25 or (found is None and share < _MOSTLY):
+        return None
+    finding = Finding(
+        id="padding",
+        title=f"{percent(share)} of the tokens are padding",
+        evidence=(
+            f"Of {format_number(100 * share)} in 100 tokens nothing is learned, and the model computes them all.",
+            "Batches of rows of similar lengths were tried; packing documents into full rows leaves no padding.",
+        ),
+        change="pack instead of pad: penstock.open(...).pack(length), or group batches by length",
+        where=case.loader["where"],
+        limit=Gain(ratio=1 / max(1e-3, 1 - share)),
+        link="docs/plans.md",
+    )
+    return finding if found is None else dataclasses.replace(finding, gain=found.estimate.gain)
+
+
+def odd_batch_size(case: Case) -> Finding | None:
+    """A batch size that kernels do not like."""
+    found = case.best(lambda trial: "batch_size" in trial.changes)
+    if found is None:
+        return None
+    size = case.options["batch_size"]
+    return advise(
+        case,
+        found,
+        id="odd-batch-size",
+        title=f"A batch of {size} computes slower per sample than one of {found.trial.changes['batch_size']}",
+        evidence=(
+            f"Kernels work in blocks of 8, 16 or 32 rows, and {size} rows leave the last block nearly empty.",
+            "The gain is in samples per second.",
+        ),
+        change=written_call(found.trial),
+        price="another batch size: look at the learning rate",
+    )
+
+
+def costly_samples(case: Case) -> Finding | None:
+    """It waits for data, and nothing that could be tried helps."""
+    ceiling = case.recording.ceiling
+    if not case.waits_for_data or ceiling is None:
+        return None
+    stages = case.stages
+    return Finding(
+        id="costly-samples",
+        title="Samples cost more than the machine has cores for",
+        evidence=(
+            f"A batch takes {format_seconds(stages.fetch)} to make ({format_seconds(stages.fetch_cpu)} computing), "
+            f"a step {format_seconds(stages.step)}. No setting that was tried helped.",
+        ),
+        change="do the costly part of the transform once, in penstock.prepare",
+        where=case.loader["where"],
+        limit=ceiling.gain,
+        link="docs/preparation.md",
+    )
