@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test check chromium stress floors bench clean
+.PHONY: setup demo test check chromium stress floors release bench clean
 
 setup: $(READY)
 
@@ -45,6 +45,16 @@ floors:
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint $(FLOORS)/constraints.txt \
 		--editable '.[all]' $$($(PYTHON) .ci/floors.py --tools)
 	$(FLOORS)/bin/pytest $$($(PYTHON) .ci/floors.py --tests)
+
+# What would be uploaded, tried in empty environments with every Python of these that is here.
+PYTHONS ?= python3.11 python3.12 python3.13
+release: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	for python in $(PYTHONS); do \
+		$$python --version >/dev/null 2>&1 || { echo "$$python is not here: not tried."; continue; }; \
+		for package in dist/*; do $$python .ci/try_package.py $$package || exit 1; done; \
+	done
 
 bench: setup
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done

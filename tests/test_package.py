@@ -107,3 +107,14 @@ def test_constraints_pin_everything_exactly_and_torch_to_one_version():
 def test_the_extras_that_the_documentation_names_are_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extras) == {"torch", "text", "images", "ray", "s3", "service", "all", "dev"}
+
+
+def test_what_names_the_version_names_the_same_one():
+    assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_workflow_runs_the_two_commands_of_the_readme_on_every_python_that_is_supported():
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    assert re.findall(r"- run: make (\w+)", workflow) == ["demo", "test"]
+    supported = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert re.findall(r'"(3\.\d+)"', workflow) == supported
