@@ -79,6 +79,63 @@ def test_what_runs_on_the_way_out_saves_no_checkpoint(tmp_path: Path) -> None:
     assert any("model.pt" in note for note in found["notes"])
 
 
+UNFED = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+
+def get_batch():
+    return torch.randn(8, 4)
+
+while True:
+    model(get_batch()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+"""
+
+
+def test_training_without_a_loader_is_stopped_and_told_so(tmp_path: Path) -> None:
+    found = diagnose(write(tmp_path, UNFED), options=("--seconds", "1"), cwd=tmp_path)
+    assert "trains without a DataLoader" in found["verdict"]
+    assert "penstock.watch" in found["verdict"]
+    assert found["exit_code"] == 0
+    assert "Traceback" not in found["stderr"]
+
+
+KILLED = """
+print("pid", __import__("os").getpid(), flush=True)
+for batch in DataLoader(Slow(), batch_size=8, num_workers=1):
+    step(batch)
+"""
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param([sys.executable], id="itself"),
+        pytest.param(["sh", "-c", '"$0" "$@"; true', sys.executable], id="through a shell", marks=pytest.mark.stress),
+    ],
+)
+def test_a_script_does_not_outlive_a_doctor_that_is_killed(launcher: list[str], tmp_path: Path) -> None:
+    script = write(tmp_path, HEAD + KILLED)
+    command = [sys.executable, "-m", "penstock.cli", "doctor", "--", *launcher, script]
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline().split()[1])
+        process.kill()
+    wait_until_gone(pid)
+
+
+def wait_until_gone(pid: int) -> None:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
+            return
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError(f"process {pid} lives on")
+
+
 @pytest.mark.stress
 def test_with_full_the_script_runs_to_its_end(tmp_path: Path) -> None:
     text = HEAD + "for batch in DataLoader(Slow(), batch_size=8):\n    step(batch)\nprint('the end')\n"

@@ -19,6 +19,7 @@ from penstock.diagnosis._advice import (
     written_call,
 )
 from penstock.diagnosis._case import Case
+from penstock.diagnosis._experiment import FEWEST_ROUNDS
 from penstock.metrics import EventKind
 from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
 
@@ -189,10 +190,20 @@ def costly_samples(case: Case) -> Finding | None:
         title="Samples cost more than the machine has cores for",
         evidence=(
             f"A batch takes {format_seconds(stages.fetch)} to make ({format_seconds(stages.fetch_cpu)} computing), "
-            f"a step {format_seconds(stages.step)}. No setting that was tried helped.",
+            f"a step {format_seconds(stages.step)}. {_what_was_tried(case)}",
         ),
         change="do the costly part of the transform once, in penstock.prepare",
         where=case.loader["where"],
         limit=ceiling.gain,
         link="docs/preparation.md",
     )
+
+
+def _what_was_tried(case: Case) -> str:
+    """Whether nothing helps, or nobody knows."""
+    rounds = [
+        found.num_rounds for trial in case.recording.trials[2:] if (found := case.recording.estimate(trial.number))
+    ]
+    if case.was_cut_short and max(rounds, default=0) < FEWEST_ROUNDS:
+        return "There was no time to try settings; give it more with --seconds."
+    return "No setting that was tried helped."

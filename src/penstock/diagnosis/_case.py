@@ -52,6 +52,11 @@ class Case:
         options: Mapping[str, Any] = self.loader["options"]
         return options
 
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether time ran out before all was tried."""
+        return any(True for _ in self.recording.of("out-of-time"))
+
     @cached_property
     def waits_for_data(self) -> bool:
         """Whether a loader that costs nothing would be clearly faster."""

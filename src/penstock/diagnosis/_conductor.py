@@ -20,16 +20,18 @@ from penstock.diagnosis._batches import bytes_of, can_regroup, padding_share, ro
 from penstock.diagnosis._board import Board
 from penstock.diagnosis._experiment import AS_IS, REPLAY
 from penstock.diagnosis._ranks import find_ranks
-from penstock.diagnosis._recorder import SETTINGS, Recorder
+from penstock.diagnosis._recorder import SETTINGS, Recorder, name_process
 from penstock.diagnosis._sources import Grouped
 from penstock.diagnosis._stopping import Stop, protect_checkpoints
 from penstock.diagnosis._training_loop import TrainingLoop
 from penstock.diagnosis._turns import Turns
+from penstock.diagnosis._unfed import UnfedTraining
 from penstock.diagnosis._watched import Watched
 from penstock.metrics import EventKind, ThreadMeter
 
 _LOOK_STEPS, _LOOK_SECONDS = 12, 1.0
 _FEWEST_LOOK_STEPS, _LONGEST_LOOK_SECONDS = 5, 10.0
+_DOCTOR_EVERY_SECONDS = 1.0
 
 
 class Conductor:
@@ -48,7 +50,18 @@ class Conductor:
         self._num_foreign = 0
         """Batches of other loops since the last one of the loop that trains."""
         self._is_stopped = False
+        self._unfed: UnfedTraining | None = None
+        self._doctor_seen_at = time.monotonic()
         self._clocks = time.perf_counter(), time.process_time()
+
+    def optimized(self) -> None:
+        """An optimizer made a step."""
+        if self._watched:
+            return
+        if self._unfed is None:
+            self._unfed = UnfedTraining(log=self._log, board=self._board, ranks=self._ranks, settings=self._settings)
+        self._unfed.count()
+        self._check_stop(None)
 
     # Loops: called by TrainingLoop and the hooks.
 
@@ -180,6 +193,7 @@ class Conductor:
             rank=self._ranks.rank,
             step_seconds=primary.step_seconds,
             whole_epochs=turns.whole_epochs,
+            told=primary.told(),
             **self._describe_trainer(),
         )
         self._turns = turns
@@ -207,18 +221,31 @@ class Conductor:
         assert self._turns is not None
         return self._turns
 
-    def _check_stop(self, watched: Watched) -> None:
+    def _check_stop(self, watched: Watched | None) -> None:
         """Leave the script when it is time, from whichever loop it is in."""
-        turns = self._turns
-        if turns is not None and not self._is_stopped:
-            turns.finish_if_gone(watched)
-            self._is_stopped = turns.is_time_to_stop()
-            if self._is_stopped:
-                self._log.note("stopped", step=turns.primary.num_steps, rank=self._ranks.rank)
-                protect_checkpoints()
-                turns.trials.close()
+        if not self._is_stopped and (self._is_time_to_stop(watched) or self._is_doctor_gone()):
+            self._is_stopped = True
+            steps = self._turns.primary.num_steps if self._turns is not None else 0
+            self._log.note("stopped", step=steps, rank=self._ranks.rank)
+            protect_checkpoints()
+            if self._turns is not None:
+                self._turns.trials.close()
         if self._is_stopped:
             raise Stop
+
+    def _is_time_to_stop(self, watched: Watched | None) -> bool:
+        if self._turns is not None:
+            self._turns.finish_if_gone(watched)
+            return self._turns.is_time_to_stop()
+        return self._unfed is not None and not self._watched and self._unfed.is_time_to_stop()
+
+    def _is_doctor_gone(self) -> bool:
+        """Whether nobody is there to read what is recorded, nor to stop what goes on."""
+        now, doctor = time.monotonic(), self._settings["doctor"]
+        if doctor is None or now < self._doctor_seen_at + _DOCTOR_EVERY_SECONDS:
+            return False
+        self._doctor_seen_at = now
+        return bool(name_process(doctor[0]) != doctor)
 
 
 def _go_together(one: Watched, other: Watched) -> bool:

@@ -75,7 +75,14 @@ def diagnose(run: ScriptRun) -> Diagnosis:
 
 def _blind(run: ScriptRun, notes: list[str]) -> Diagnosis:
     failed = run.exit_code and not run.was_stopped
-    if run.recording.loader is not None:
+    unfed = next(run.recording.of("unfed"), None)
+    if unfed is not None:
+        verdict = (
+            f"The script trains without a DataLoader: its optimizer made {unfed['steps']} steps, and no batch came "
+            "from a loader of torch's or Penstock's. The doctor can neither see nor change what makes its batches; "
+            "take them from a DataLoader, or wrap what yields them in penstock.watch."
+        )
+    elif run.recording.loader is not None:
         verdict = "The script made a DataLoader and never took a batch from it."
     elif failed:
         verdict = f"The script ended with exit code {run.exit_code} before it made a DataLoader."
@@ -122,6 +129,8 @@ def _notes(run: ScriptRun) -> list[str]:
         notes.append(f"The script itself ended with exit code {run.exit_code}; this is what was seen until then.")
     elif recording.leader is not None and not any(True for _ in recording.of("done")):
         notes.append("The script ended before all was tried.")
+    if not run.is_observed and any(True for _ in recording.of("out-of-time")):
+        notes.append("Time ran out before all was tried: more with --seconds narrows the intervals.")
     for each in recording.of("failed"):
         name = next((trial.name for trial in recording.trials if trial.number == each["trial"]), "a change")
         notes.append(f"{name} could not be tried: {each['reason']}")

@@ -44,6 +44,16 @@ def watch_penstock(dataloader: ModuleType) -> None:
     _watch_iter(dataloader.DataLoader)
 
 
+def watch_optimizers(optimizer: ModuleType) -> None:
+    """Notice training that gets its batches from no loader. `optimizer` is torch's module."""
+    optimizer.register_optimizer_step_post_hook(_optimized)
+
+
+def _optimized(*_: Any) -> None:
+    if recorder().worker < 0:
+        _conductor().optimized()
+
+
 def iterate_plainly(loader: Any, number: int, trial: int) -> Iterator[Any]:
     """The loader's own iterator, whose workers know for whom they work."""
     plain = next(_plain_iters[each] for each in type(loader).__mro__ if each in _plain_iters)

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import functools
 import multiprocessing.queues
-import resource
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.diagnosis._batches import bytes_of, rows_of
 from penstock.diagnosis._recorder import Recorder, recorder
-from penstock.metrics import EventKind
+from penstock.metrics import EventKind, ThreadMeter
 
 _QUICK_NS = 30_000
 _EVERY = 16
 _MEMORY_EVERY_NS = 1_000_000_000
-_OF_THIS_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 
 def time_fetchers(fetch: Any) -> None:
@@ -172,7 +170,7 @@ def _timed_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: Any, *arguments: Any, **options: Any) -> None:
         original(self, *arguments, **options)
-        self.clock = _SampleClock()
+        self.clock, self.meter = _SampleClock(), ThreadMeter()
         if hasattr(self, "dataset_iter"):
             self.dataset_iter = _TimedSamples(self.dataset_iter, self.clock)
         else:
@@ -185,15 +183,18 @@ def _timed_init(original: Callable[..., None]) -> Callable[..., None]:
 def _timed_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fetch(self: Any, index: Any) -> Any:
-        begin, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        faults = resource.getrusage(_OF_THIS_THREAD).ru_majflt
+        meter: ThreadMeter = self.meter
+        begin, before = time.perf_counter_ns(), meter.read()
         batch = original(self, index)
-        end, used = time.perf_counter_ns(), (time.thread_time_ns() - cpu) / 1e9
-        faults = resource.getrusage(_OF_THIS_THREAD).ru_majflt - faults
+        end, now = time.perf_counter_ns(), meter.read()
         num_samples = len(index) if isinstance(index, list | tuple) else rows_of(batch)
         self.clock.fetched(end - begin, num_samples)
         log = recorder()
+        used, faults = now.cpu_seconds - before.cpu_seconds, now.major_faults - before.major_faults
         log.add(EventKind.FETCH, begin, end, cpu_seconds=used, value=num_samples, extra=faults)
+        delay = (now.delay_seconds or 0.0) - (before.delay_seconds or 0.0)
+        if delay:
+            log.add(EventKind.DELAY, begin, end, value=int(1e9 * delay))
         if log.worker >= 0 and end >= log.memory_read_at + _MEMORY_EVERY_NS:
             log.memory_read_at = end
             log.add(EventKind.MEMORY, end, end, value=_private_bytes())

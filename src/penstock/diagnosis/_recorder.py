@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from penstock.metrics import EventWriter
+from penstock.metrics import EventWriter, read_process
 
 FOLDER_VARIABLE = "PENSTOCK_DOCTOR"
 FACTS, SETTINGS = "facts.jsonl", "settings.json"
@@ -51,6 +51,12 @@ class Recorder:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
+
+
+def name_process(pid: int) -> list[int] | None:
+    """A name that no other process will ever have; None when there is no such process, or nothing is told of it."""
+    usage = read_process(pid)
+    return None if usage is None else [pid, usage.started_ticks]
 
 
 @cache

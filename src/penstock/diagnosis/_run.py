@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.diagnosis._recorder import FACTS, FOLDER_VARIABLE, SETTINGS
+from penstock.diagnosis._recorder import FACTS, FOLDER_VARIABLE, SETTINGS, name_process
 from penstock.diagnosis._recording import Recording, read_recording
 from penstock.diagnosis._usage import Usage, summarise_usage
 from penstock.metrics import Sampler
@@ -29,7 +30,7 @@ from penstock.metrics import Sampler
 _INJECTED = Path(__file__).parent / "_injected"
 _GRACE_SECONDS = 15.0
 """How long a script may take to end after it was stopped."""
-_SET_CHILD_SUBREAPER = 36
+_SET_CHILD_SUBREAPER, _SET_PARENT_DEATH_SIGNAL = 36, 1
 _TURNS = 60
 """A run of `seconds` has time for about so many turns, and hardly ever needs them."""
 
@@ -68,6 +69,8 @@ class ScriptRun:
     """By the doctor, after it had seen enough."""
     was_interrupted: bool
     """By the user."""
+    is_observed: bool
+    """Whether nothing was to be tried."""
     seconds: float
     recording: Recording
     usage: Usage
@@ -99,6 +102,7 @@ def run_script(
                 "full": settings.full,
                 "observe": settings.observe,
                 "turn_seconds": settings.turn_seconds,
+                "doctor": name_process(os.getpid()),
             }
         )
     )
@@ -106,7 +110,10 @@ def run_script(
     _become_subreaper()
     with _interrupts_left_to_script() as interrupts:
         process = subprocess.Popen(  # noqa: S603 - what the user asked to run
-            command, env=environment(os.environ, folder), stdout=sys.stderr if output_to_stderr else None
+            command,
+            env=environment(os.environ, folder),
+            stdout=sys.stderr if output_to_stderr else None,
+            preexec_fn=functools.partial(_end_with_doctor, ctypes.CDLL(None)),
         )
         with Sampler(process.pid, interval_seconds=0.25) as sampler:
             _wait(process, folder)
@@ -118,6 +125,7 @@ def run_script(
         exit_code=128 - code if code < 0 else code,
         was_stopped=any(True for _ in recording.of("stopped")),
         was_interrupted=bool(interrupts),
+        is_observed=settings.observe,
         seconds=time.perf_counter() - begin,
         recording=recording,
         usage=summarise_usage(sampler, recording),
@@ -185,6 +193,12 @@ def _become_subreaper() -> None:
     """Have processes that lost their parent become children of this one, so that they can be found."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_with_doctor(c_library: ctypes.CDLL) -> None:
+    """Have the kernel end the script, or its launcher, when the doctor is killed. Ranks notice by themselves."""
+    with contextlib.suppress(AttributeError):
+        c_library.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
 
 def _end_leftovers(folder: Path) -> None:

@@ -27,6 +27,8 @@ class Stages:
     """Mean time to make a batch."""
     fetch_cpu: float
     """Of it, on a processor."""
+    fetch_delay: float
+    """Of it, ready to run and without a core."""
     slowest_tenth: float
     """Mean of the slowest tenth of batches."""
     median_fetch: float
@@ -60,8 +62,8 @@ class Stages:
 
     @property
     def waits_share(self) -> float:
-        """Part of making a batch that is not spent on a processor: sleep, disk, network, no free core."""
-        return max(0.0, 1 - self.fetch_cpu / max(self.fetch, 1e-9))
+        """Part of making a batch that needs no processor: sleep, disk, network, a lock."""
+        return max(0.0, 1 - (self.fetch_cpu + self.fetch_delay) / max(self.fetch, 1e-9))
 
 
 def measure_stages(recording: Recording) -> Stages:
@@ -75,12 +77,14 @@ def measure_stages(recording: Recording) -> Stages:
     loader = None if recording.loader is None else recording.loader["loader"]
     batches = [each for each in recording.of("batch") if each["loader"] == loader]
     paddings = [each["padding"] for each in batches if each["padding"] is not None]
+    told = {} if recording.leader is None else recording.leader.get("told") or {}
     return Stages(
         num_steps=len(nexts),
         wait=_mean(waits),
         step=_mean(gaps),
-        fetch=_mean(durations),
-        fetch_cpu=_mean(fetches["cpu"]),
+        fetch=_mean(durations) or told.get("fetch", 0.0),
+        fetch_cpu=_mean(fetches["cpu"]) or told.get("fetch_cpu", 0.0),
+        fetch_delay=recording.events_as_is(EventKind.DELAY)["value"].sum() / 1e9 / max(1, len(fetches)),
         slowest_tenth=_mean(np.sort(durations)[-max(1, len(durations) // 10) :]),
         median_fetch=float(np.median(durations)) if len(durations) else 0.0,
         collate=_mean(recording.events_as_is(EventKind.COLLATE)["duration"]),
@@ -89,7 +93,7 @@ def measure_stages(recording: Recording) -> Stages:
         start=_start_seconds(recording, nexts),
         sample=_mean(samples["duration"]),
         slow_sample_share=_share_of_slowest(samples["duration"].astype(np.float64)),
-        faults=_mean(fetches["extra"]),
+        faults=_mean(fetches["extra"]) or told.get("faults", 0.0),
         delay=_mean(nexts["extra"][_SKIPPED:]) / 1e9,
         bytes=_mean(np.array([each["bytes"] for each in batches])),
         padding=_mean(np.array(paddings)),

@@ -90,6 +90,18 @@ class Watched:
         iterator._sampler_iter = tap  # type: ignore[attr-defined]
         return tap
 
+    def told(self) -> dict[str, float] | None:
+        """What a plan's loader says of itself, per batch; torch's are timed from inside."""
+        if not is_plans(self.loader):
+            return None
+        totals = self.loader.stats()
+        each = 1 / max(1, totals.num_batches)
+        return {
+            "fetch": totals.produce_seconds * each,
+            "fetch_cpu": totals.worker_cpu_seconds * each,
+            "faults": totals.page_faults * each,
+        }
+
     def describe(self) -> dict[str, Any]:
         """What the report says of it."""
         loader, dataset = self.loader, self.loader.dataset

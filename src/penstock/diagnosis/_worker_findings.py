@@ -61,8 +61,8 @@ def too_many_workers(case: Case) -> Finding | None:
         id="too-many-workers",
         title=f"{workers} workers are too many for {case.cores} cores",
         evidence=(
-            f"A batch takes {format_seconds(case.stages.fetch)} to make, {format_seconds(case.stages.fetch_cpu)} of it "
-            "computing; the rest is waiting for a core.",
+            f"A batch takes {format_seconds(case.stages.fetch)} to make: {format_seconds(case.stages.fetch_cpu)} of it "
+            f"computing, {format_seconds(case.stages.fetch_delay)} ready to run and without a core.",
             f"The training thread was ready but had no core for {format_seconds(case.stages.delay)} of each step.",
         ),
         change=written_call(found.trial),
@@ -82,8 +82,9 @@ def threads_share_one_lock(case: Case) -> Finding | None:
         title="Python code in the trainer's threads runs one thread at a time",
         evidence=(
             f"{case.options['num_workers']} threads of the training process make the batches; they and the training "
-            "loop share one interpreter lock.",
-            "Worker processes have a lock each.",
+            "loop share one interpreter lock. Worker processes have a lock each.",
+            f"A batch takes a thread {format_seconds(case.stages.fetch)}, of which "
+            f"{format_seconds(case.stages.fetch_cpu)} are computing.",
         ),
         change=written_call(found.trial),
         price="memory for each worker process",

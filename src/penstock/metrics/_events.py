@@ -56,6 +56,8 @@ class EventKind(IntEnum):
     """A worker had nothing to do."""
     MEMORY = 9
     """A worker looked at its memory. Value: bytes that it shares with no other process."""
+    DELAY = 10
+    """Who made a batch was ready to run and had no core meanwhile. Value: for how long, in ns."""
 
 
 class EventWriter:

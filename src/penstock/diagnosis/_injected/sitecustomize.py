@@ -19,6 +19,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 _INSTALLERS = {
     "torch.utils.data.dataloader": "watch_torch",
+    "torch.optim.optimizer": "watch_optimizers",
     "penstock.pytorch._dataloader": "watch_penstock",
 }
 
