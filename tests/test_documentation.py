@@ -31,6 +31,11 @@ def snippets(page: str, kind: str = "python") -> list[str]:
     return [text for language, text in blocks if language == kind]
 
 
+def snippet_with(page: str, text: str) -> str:
+    """The first snippet of a page that has this text."""
+    return next(snippet for snippet in snippets(page) if text in snippet)
+
+
 def run(snippet: str, **names: Any) -> dict[str, Any]:
     """Run a snippet in which these names are known; what is known afterwards."""
     space: dict[str, Any] = {"__name__": "__main__", "penstock": penstock, "torch": torch, **names}
@@ -112,7 +117,9 @@ def test_preparing_by_command_and_by_function_is_the_same(raw: Path) -> None:
 
 
 def test_plans_and_mixtures(corpus: penstock.Dataset) -> None:
-    one, split, uneven, mixture = snippets("docs/plans.md")
+    one, split, lengths, uneven, mixture = (
+        snippet_with("docs/plans.md", text) for text in ("step=123_456", ".split(", "300e9", "ragged=", "penstock.mix")
+    )
     parts = run(split)["parts"]
     assert len(parts["train"]) + len(parts["val"]) == len(corpus)
     run(one.replace("123_456", "0"))  # so far into an epoch is only large data
@@ -122,6 +129,7 @@ def test_plans_and_mixtures(corpus: penstock.Dataset) -> None:
     assert target["boxes"].lengths.tolist() == target["labels"].lengths.tolist()
     plan = run(mixture, web=corpus, code=corpus)["plan"]
     assert plan.read(0)["input_ids"].shape == (32, 4096)
+    assert run(lengths.replace("1000", "10"))["budget"].num_rows == 300_000_000_000 // 4096
 
 
 def test_loading(corpus: penstock.Dataset) -> None:

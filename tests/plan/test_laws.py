@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.packing import _index
-from penstock.plan import _epochs
+from penstock.plan import Plan, _epochs
 
 from .examples import IGNORED, assert_same, lengths_lists, make_documents, ragged, shuffled
 
@@ -66,6 +66,25 @@ def row_source(draw: st.DrawFn, kind: str, first: int = 1) -> Example:
 @st.composite
 def sequences(draw: st.DrawFn) -> Example:
     """Rows of any kind, in any order, from one source or several."""
+    example = draw(unstretched())
+    stretches = draw(st.lists(st.sampled_from(["take", "skip", "repeat"]), max_size=2)) if draw(st.booleans()) else []
+    for verb in stretches if example.stages.as_plan().num_rows else []:
+        example = Example(stretched(example.stages.as_plan(), verb, draw), None)
+    return example
+
+
+def stretched(plan: Plan, verb: str, draw: st.DrawFn) -> Plan:
+    """Epochs of another length."""
+    if verb == "repeat":
+        return plan.repeat(draw(st.integers(1, 3)))
+    if verb == "skip":
+        return plan.skip(rows=draw(st.integers(0, plan.num_rows - 1)))
+    return plan.take(rows=draw(st.integers(1, 2 * plan.num_rows + 1)))
+
+
+@st.composite
+def unstretched(draw: st.DrawFn) -> Example:
+    """Epochs of one pass, or as long as a mixture says."""
     kind = draw(st.sampled_from(["samples", "window", "pack", "pack", "mix", "packed mix"]))
     if kind == "mix":
         sources = {name: row_source(draw, "samples", first).stages for name, first in (("a", 1), ("b", 1000))}

@@ -15,7 +15,9 @@ from penstock.plan import Dataset, Plan
 
 from .examples import make_documents, ragged, tokens_dataset, write_tokens
 
-LEGAL_ORDER = "select_columns, cast -> shuffle -> window or pack -> (mix) -> map, map, ... -> batch"
+LEGAL_ORDER = (
+    "select_columns, cast -> shuffle -> window or pack -> (mix) -> take, skip, repeat -> map, map, ... -> batch"
+)
 
 
 def dataset() -> Dataset:

@@ -43,6 +43,7 @@ def plans() -> dict[str, Plan]:
         "pad": docs.pack(32).batch(8, tail="pad"),
         "drop": ds.batch(8, tail="drop"),
         "ragged": docs.shuffle(seed=9).batch(4),
+        "stretched": docs.shuffle(seed=9).pack(32).skip(rows=3).take(rows=25).repeat(2).batch(4),
     }
 
 

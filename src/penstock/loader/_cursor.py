@@ -1,6 +1,7 @@
 """Where a run stands: one absolute row, shown as epoch and row, and a fingerprint of the order.
 
-The end of epoch e and the start of epoch e + 1 are the same row, hence the same state.
+The end of epoch e and the start of epoch e + 1 are the same row, hence the same state. Where take() ended
+the epoch, the state says after how many rows, so that a plan that takes more goes on there.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Cursor:
         """The place as plain data, under 1 KB."""
         row = self.row - self.epoch * self.plan.num_rows
         state = {"version": STATE_VERSION, "order": self.plan.order_fingerprint, "epoch": self.epoch, "row": row}
+        if self.plan.has_own_epochs:
+            state["epoch_rows"] = self.plan.num_rows
         return state | {"facts": dict(self.plan.order_facts)}
 
     def restore(self, state: dict[str, Any]) -> Cursor:
@@ -55,17 +58,23 @@ class Cursor:
             raise StateError(
                 f"The state has version {reprlib.repr(state['version'])}; this Penstock reads version {STATE_VERSION}."
             )
-        if not isinstance(state["order"], str) or state["order"] != self.plan.order_fingerprint:
+        epoch, row = self._unended(*(_whole_number(state.get(name)) for name in ("epoch", "row", "epoch_rows")))
+        order, place = state["order"], epoch * self.plan.num_rows + row
+        if not isinstance(order, str) or not self.plan.goes_on_from(order, place):
             difference = _difference(state.get("facts"), self.plan.order_facts)
             raise StateError(
                 f"The state belongs to another order of the data. {difference} "
                 "Batch size, ranks, workers, casts, labels and maps may differ; this may not."
             )
-        epoch, row = (_whole_number(state[name]) for name in ("epoch", "row"))
         if not 0 <= epoch * self.plan.num_rows <= _MAX_ROW or epoch < 0 or not 0 <= row <= self.plan.num_rows:
             told = f"Epoch {reprlib.repr(state['epoch'])}, row {reprlib.repr(state['row'])}"
             raise StateError(f"{told}: an epoch has rows 0 to {self.plan.num_rows:,}, and a run fewer than 2**60.")
         return Cursor(self.plan, epoch * self.plan.num_rows + row)
+
+    def _unended(self, epoch: int, row: int, rows_then: int) -> tuple[int, int]:
+        """(epoch, row), where epochs ended after `rows_then` rows: one that is longer now has not ended."""
+        is_longer = row == 0 < epoch and 0 < rows_then < self.plan.num_rows
+        return (epoch - 1, rows_then) if is_longer else (epoch, row)
 
 
 def _whole_number(value: Any) -> int:

@@ -1,9 +1,10 @@
 """Datasets and what is built on them: which samples, in which order, make which batch.
 
     Location + selections -> Samples -> Dataset                     _location, _samples, _dataset, _open
-    Dataset, or a Mix of plans, + stages -> Plan                    _stages, _verbs, _plan, _mix
+    Dataset, or a Mix of plans, + stages -> Plan                    _stages, _stage_rules, _verbs, _plan, _mix
         the stages decide the RowSource: what row i of the run is   _rows; _sample_rows, _token_window_rows,
-                                                                    _packed_rows, _mixed_rows over _epochs
+                                                                    _packed_rows, _mixed_rows over _epochs;
+                                                                    _stretched_rows over any of them
         batch() decides the Steps: which rows are batch k           _steps
     plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading, _compose, _mapping
 

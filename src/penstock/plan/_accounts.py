@@ -56,10 +56,14 @@ class Ledger:
     """Rows in the epoch."""
     rows_dropped: int = 0
     """Rows in no batch, by tail="drop"."""
+    num_passes: int = 1
+    """Passes over the data that the epoch touches, by repeat() and take()."""
+    rows_left_out: int = 0
+    """Rows of these passes that are not in the epoch, by take() and skip()."""
     tokens_left_over: int = 0
     """Tokens after the last whole window, by window()."""
     packing: PackingLedger | None = None
-    """Tokens, pieces, padding and cuts, by pack(). A mixture has those of its `sources`."""
+    """Tokens, pieces, padding and cuts of one pass, by pack(). A mixture has those of its `sources`."""
     sources: Mapping[str, SourceLedger] = field(default_factory=dict)
     """What each source of a mixture gives."""
 

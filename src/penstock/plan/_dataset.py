@@ -24,7 +24,8 @@ from penstock.plan._sample_keys import SampleKeys
 from penstock.plan._sample_rows import SampleRows, is_cheap_at_random
 from penstock.plan._samples import Samples, Selection, Take, as_indices
 from penstock.plan._splits import split_parts
-from penstock.plan._stages import Cast, Pack, Shuffle, Stage, Window, order_facts, with_groups
+from penstock.plan._stage_rules import order_facts, with_groups
+from penstock.plan._stages import Cast, Pack, Shuffle, Stage, Window
 from penstock.plan._token_window_rows import TokenWindowRows
 from penstock.plan._tokens import packed_column
 from penstock.plan._verbs import Verbs

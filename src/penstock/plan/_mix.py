@@ -16,7 +16,8 @@ from penstock.plan._arguments import whole_number
 from penstock.plan._dataset import Dataset
 from penstock.plan._mixed_rows import MixedRows, mix_rows
 from penstock.plan._plan import Plan, Stages
-from penstock.plan._stages import LEGAL_ORDER, Batch, Map, Stage
+from penstock.plan._stage_rules import LEGAL_ORDER, order_facts
+from penstock.plan._stages import Batch, Map, Stage, TakeRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ class Mix:
         return mix_rows(parts, seed=self.seed, epoch=self.epoch)
 
     def check_stage(self, stage: Stage) -> None:
-        """Only map() and batch() can follow."""
-        if stage.level < Map.level:
+        """Only take(), skip(), repeat(), map() and batch() can follow."""
+        if stage.level < TakeRows.level:
             raise StageError(f"{stage.verb}() cannot follow mix(). The order is {LEGAL_ORDER}.")
 
     def select_columns(self, names: Iterable[str]) -> NoReturn:
@@ -97,7 +98,7 @@ class Mix:
         """How sources are dealt, and the order of each."""
         shares = ", ".join(f"{name} {quota}/65536" for name, quota in self.quotas.items())
         parts = {f"source {name}": plan.order_fingerprint[:16] for name, plan, _ in self.sources}
-        return {"mix": f"seed={self.seed}, epoch={self.epoch!r}, {shares}", **parts}
+        return {"mix": f"seed={self.seed}, epoch={self.epoch!r}, {shares}", **parts, **order_facts(stages)}
 
     def to_json(self) -> dict[str, Any]:
         """The mixture in a plan file."""

@@ -45,8 +45,13 @@ class MixedRows(RowSource):
     @property
     def order_identity(self) -> Any:
         """The sources, their quotas, and the seed that deals them."""
-        parts = [[name, source.order_identity] for name, source in zip(self.names, self.sources, strict=True)]
+        parts = [[name, source.run_identity] for name, source in zip(self.names, self.sources, strict=True)]
         return ["mix", parts, list(self.mixture.quotas), self.seed, self.num_rows]
+
+    @property
+    def row_length(self) -> int | None:
+        """What any of the sources has: they are alike."""
+        return self.sources[0].row_length
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """These rows, each from the source whose turn it is."""
@@ -91,12 +96,18 @@ class MixedRows(RowSource):
 
     def ledger(self, epoch: int) -> Ledger:
         """What each source gives to an epoch of the mixture."""
-        begins, ends = (self.mixture.counts(edge * self.num_rows).tolist() for edge in (epoch, epoch + 1))
+        begin, end = epoch * self.num_rows, (epoch + 1) * self.num_rows
+        counts, positions = self.rows_of_sources(begin, end), self.mixture.counts(begin).tolist()
         sources = {
-            name: SourceLedger(num_rows=end - begin, one_pass=source.ledger(begin // source.num_rows))
-            for name, source, begin, end in zip(self.names, self.sources, begins, ends, strict=True)
+            name: SourceLedger(num_rows=counts[name], one_pass=source.ledger(position // source.num_rows))
+            for name, source, position in zip(self.names, self.sources, positions, strict=True)
         }
         return Ledger(num_rows=self.num_rows, sources=sources)
+
+    def rows_of_sources(self, begin: int, end: int) -> Mapping[str, int]:
+        """By arithmetic."""
+        counts = self.mixture.counts(end) - self.mixture.counts(begin)
+        return dict(zip(self.names, counts.tolist(), strict=True))
 
     def _turns(self, rows: Rows) -> list[tuple[int, NDArray[np.int64], Rows]]:
         """(source, places in `rows`, rows of that source) of each source that has a turn."""

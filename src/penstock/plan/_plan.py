@@ -28,14 +28,8 @@ from penstock.plan._mapping import is_marked_pure, is_pure
 from penstock.plan._reading import BatchReader
 from penstock.plan._rows import Batch as BatchArrays
 from penstock.plan._rows import OutputArrays, RowSource
-from penstock.plan._stages import (
+from penstock.plan._stage_rules import (
     LEGAL_ORDER,
-    Batch,
-    Cast,
-    Map,
-    Pack,
-    Stage,
-    Window,
     check_next,
     describe_stage,
     stage_arguments,
@@ -43,7 +37,9 @@ from penstock.plan._stages import (
     with_groups,
     without_groups,
 )
+from penstock.plan._stages import Batch, Cast, Map, Pack, Repeat, Skip, Stage, TakeRows, Window
 from penstock.plan._steps import Steps, checked_epoch
+from penstock.plan._stretched_rows import stretch
 from penstock.plan._toml import write_toml
 from penstock.plan._verbs import Verbs
 from penstock.plan._whole_batch import WholeBatch
@@ -112,7 +108,10 @@ class Plan(Verbs["Plan"]):
     @functools.cached_property
     def row_source(self) -> RowSource:
         """What the rows are read from, before map and batch."""
-        return self.source.build_rows(self.stages)
+        rows = self.source.build_rows(self.stages)
+        for stage in self.stages:
+            rows = stretch(rows, stage) if isinstance(stage, (TakeRows, Skip, Repeat)) else rows
+        return rows
 
     @functools.cached_property
     def steps(self) -> Steps:
@@ -168,6 +167,11 @@ class Plan(Verbs["Plan"]):
         """Itself."""
         return self
 
+    @property
+    def has_own_epochs(self) -> bool:
+        """Whether take(), skip() or repeat() says how long an epoch is."""
+        return any(isinstance(stage, (TakeRows, Skip, Repeat)) for stage in self.stages)
+
     def with_stage(self, stage: Stage) -> Plan:
         """The plan with a stage more, if it may follow those before it."""
         check_next(self.stages, stage)
@@ -175,6 +179,8 @@ class Plan(Verbs["Plan"]):
         plan = Plan(self.source, (*self.stages, stage))
         if isinstance(stage, (Map, Batch)) and "row_source" in vars(self):
             vars(plan)["row_source"] = self.row_source  # neither changes the rows, and counting packed ones takes time
+        if isinstance(stage, (TakeRows, Skip, Repeat)):
+            vars(plan)["row_source"] = stretch(self.row_source, stage)
         if isinstance(stage, (Cast, Window, Pack)):
             plan.row_source  # noqa: B018 - a column that does not fit is an error here, not at the first batch
         return plan
@@ -194,6 +200,15 @@ class Plan(Verbs["Plan"]):
         plan = Plan(self.source.select_columns(names), self.stages)
         plan.row_source  # noqa: B018 - a cast of a column that is gone is an error here
         return plan
+
+    def take(self, *, rows: int | None = None, tokens: float | None = None) -> Plan:
+        """Epochs of this many rows: the first of each pass, or of several passes if one has fewer.
+
+        Args:
+            rows: Rows in an epoch.
+            tokens: Or as many rows as have places for so many tokens: the budget of a run, rounded down to rows.
+        """
+        return self.with_stage(TakeRows(rows=rows, tokens=tokens))
 
     def read(
         self,
@@ -289,7 +304,14 @@ class Plan(Verbs["Plan"]):
     @functools.cached_property
     def order_fingerprint(self) -> str:
         """Identity of what decides which documents are row i of epoch e, and of nothing else."""
-        return _fingerprint([ORDER_VERSION, self.row_source.order_identity])
+        return _order_fingerprint(self.row_source.order_identity)
+
+    def goes_on_from(self, order_fingerprint: str, row: int) -> bool:
+        """Whether all rows of the run before this one are those of a plan with this order."""
+        if order_fingerprint == self.order_fingerprint:
+            return True
+        earlier = self.row_source.earlier_orders()
+        return any(row <= end and _order_fingerprint(order) == order_fingerprint for order, end in earlier)
 
     @functools.cached_property
     def order_facts(self) -> Mapping[str, str]:
@@ -341,6 +363,10 @@ def _stage_json(stage: Stage) -> dict[str, Any]:
     if isinstance(stage, Map):
         arguments["function"] = importable_name(stage.function)
     return {"verb": stage.verb, **arguments}
+
+
+def _order_fingerprint(order_identity: Any) -> str:
+    return _fingerprint([ORDER_VERSION, order_identity])
 
 
 def _fingerprint(parts: Any) -> str:

@@ -8,13 +8,14 @@ stands at which position of an epoch is decided in `_epochs.py`; what the row ho
     TokenWindowRows   fixed windows of all tokens (`_token_window_rows.py`)
     PackedRows        whole documents side by side (`_packed_rows.py`)
     MixedRows         rows of several of these (`_mixed_rows.py`)
+    StretchedRows     another number of them in an epoch (`_stretched_rows.py`)
 """
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -49,6 +50,20 @@ class RowSource(ABC):
     def order_identity(self) -> Any:
         """JSON of everything that decides which data is row i."""
 
+    @property
+    def run_identity(self) -> Any:
+        """JSON of everything that decides which data is row i of the run, epochs laid end to end."""
+        return self.order_identity
+
+    def earlier_orders(self) -> Iterator[tuple[Any, int]]:
+        """(order identity, row) of others that agree with this one in all rows of the run before that row."""
+        return iter(())
+
+    @property
+    def row_length(self) -> int | None:
+        """Places for tokens in a row; None where rows have any number."""
+        return None
+
     @abstractmethod
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """These rows, side by side; `out` offers arrays to fill."""
@@ -68,6 +83,10 @@ class RowSource(ABC):
     def ledger(self, epoch: int) -> Ledger:
         """The account of an epoch, before rows are cut into batches."""
         return Ledger(num_rows=self.num_rows)
+
+    def rows_of_sources(self, begin: int, end: int) -> Mapping[str, int]:
+        """How many of rows `begin` to `end` each source of a mixture gives; nothing for other rows."""
+        return {}
 
     @abstractmethod
     def announce(self, row: int) -> None:
@@ -93,6 +112,11 @@ class PackedSource(RowSource):
     makes_labels = True
     is_rectangular = False
     stage: Pack
+
+    @property
+    def row_length(self) -> int | None:
+        """As many as pack() says."""
+        return self.stage.settings.length
 
     @property
     def packed(self) -> PackedSource:

@@ -1,21 +1,17 @@
-"""The stages a plan is made of, as settings, the one order in which they make sense, and how they are written.
+"""The stages a plan is made of, as settings that are checked when they are made.
 
-    level   0        1          2                 3                 4
-            cast ->  shuffle -> window or pack -> map (any number) -> batch
+A stage's level is where it may come (`_stage_rules.py`):
 
-A map cannot come before `pack`: what is packed is decided from the lengths in the index, and a map
-would have to run on every document before the first row is known. Do it when the data is prepared.
+    level   0       1          2                 3                     4      5
+            cast -> shuffle -> window or pack -> take, skip, repeat -> map -> batch
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from penstock.errors import StageError
-from penstock.identity import function_identity
 from penstock.packing import PackingSettings
 from penstock.plan._arguments import whole_number
 
@@ -26,8 +22,6 @@ Positions = Literal["restart", "continue"]
 
 IGNORED = -100
 """The label where nothing is predicted; torch's losses leave it out."""
-
-LEGAL_ORDER = "select_columns, cast -> shuffle -> window or pack -> (mix) -> map, map, ... -> batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +97,56 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeRows:
+    """An epoch is its first rows; or more than all of them, in several passes."""
+
+    verb: ClassVar[str] = "take"
+    level: ClassVar[int] = 3
+    rows: int | None = None
+    """Rows in an epoch."""
+    tokens: float | None = None
+    """Or as many rows as have places for this many tokens, rounded down."""
+
+    def __post_init__(self) -> None:
+        if (self.rows is None) == (self.tokens is None):
+            raise ValueError("take(): give rows=, the rows in an epoch, or tokens=, the places for tokens in it.")
+        if isinstance(self.tokens, float) and self.tokens.is_integer():  # 300e9 is how people write it
+            object.__setattr__(self, "tokens", int(self.tokens))
+        _make_whole(self, "rows" if self.tokens is None else "tokens", at_least=1, at_most=2**62)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """An epoch is all but its first rows."""
+
+    verb: ClassVar[str] = "skip"
+    level: ClassVar[int] = 3
+    rows: int
+    """Rows left out at the start of every epoch."""
+
+    def __post_init__(self) -> None:
+        _make_whole(self, "rows", at_least=0, at_most=2**62)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """An epoch is several passes."""
+
+    verb: ClassVar[str] = "repeat"
+    level: ClassVar[int] = 3
+    times: int
+    """Passes in an epoch; each is shuffled anew."""
+
+    def __post_init__(self) -> None:
+        _make_whole(self, "times", at_least=1, at_most=2**40)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Map:
     """A function of each row, or of each batch of rows."""
 
     verb: ClassVar[str] = "map"
-    level: ClassVar[int] = 3
+    level: ClassVar[int] = 4
     function: Callable[..., Any]
     batched: bool = False
     """Give the function a whole batch, as arrays, instead of one row."""
@@ -128,7 +167,7 @@ class Batch:
     """Cut the endless sequence of rows into batches."""
 
     verb: ClassVar[str] = "batch"
-    level: ClassVar[int] = 4
+    level: ClassVar[int] = 5
     global_size: int
     """Rows per step over all ranks."""
     tail: Tail = "carry"
@@ -143,106 +182,9 @@ class Batch:
             raise ValueError(f"batch(tail={self.tail!r}): the tails are {', '.join(map(repr, get_args(Tail)))}.")
 
 
-Stage = Cast | Shuffle | Window | Pack | Map | Batch
-
-
-def check_next(stages: Sequence[Stage], stage: Stage) -> None:
-    """Refuse a stage that cannot follow those before it.
-
-    Raises:
-        StageError: out of order, or a second one of a kind that may be there only once.
-    """
-    last = stages[-1] if stages else None
-    can_repeat = isinstance(stage, (Cast, Map))
-    if last is not None and (stage.level < last.level or (stage.level == last.level and not can_repeat)):
-        raise StageError(
-            f"{stage.verb}() cannot follow {last.verb}(). The order is {LEGAL_ORDER}.{_advice(stage, last)}"
-        )
-
-
-# Measured by benchmarks/bench_mixing.py, in docs/plans.md. Storage windows of packed documents are larger, and all of a
-# group is packed before its first row is known.
-GROUP, PACKED_GROUP = 256, 16
-
-
-def with_groups(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages with the default group written out: 256 windows of 4 MiB, 16 of the larger ones that are packed.
-
-    A full shuffle has no groups; its number is the one that its fingerprint has always had.
-    """
-    is_packed = any(isinstance(stage, Pack) for stage in stages)
-    return tuple(
-        dataclasses.replace(stage, group=PACKED_GROUP if is_packed or stage.mode == "full" else GROUP)
-        if isinstance(stage, Shuffle) and stage.group is None
-        else stage
-        for stage in stages
-    )
-
-
-def without_groups(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages with a group left out that is the default one: what `with_groups` wrote out, as a user writes it."""
-    bare = tuple(dataclasses.replace(stage, group=None) if isinstance(stage, Shuffle) else stage for stage in stages)
-    return bare if with_groups(bare) == with_groups(stages) else tuple(stages)
-
-
-_DECIDING = {
-    "shuffle": ("seed", "mode", "group"),
-    "window": ("length", "column"),
-    "pack": ("length", "long", "max_documents", "column"),
-}
-"""The settings that decide the order of rows; the others only decide what a row looks like."""
-
-
-def order_facts(stages: Sequence[Stage]) -> dict[str, str]:
-    """The settings that decide which documents are row i of epoch e, stage by stage, short enough for a state."""
-    facts = {}
-    for stage in with_groups(stages):
-        if stage.verb in _DECIDING:
-            settings = dataclasses.asdict(stage)
-            settings |= settings.pop("settings", {})
-            facts[stage.verb] = ", ".join(f"{name}={settings[name]!r}" for name in _DECIDING[stage.verb])
-    return facts
-
-
-def stage_identity(stage: Stage) -> Any:
-    """JSON of a stage's settings."""
-    if isinstance(stage, Map):
-        ragged = [sorted(stage.ragged)] if stage.ragged else []
-        return ["map", function_identity(stage.function), stage.batched, *ragged]
-    return [stage.verb, dataclasses.asdict(stage)]
-
-
-def describe_stage(stage: Stage) -> str:
-    """A stage as it was written."""
-    if isinstance(stage, Map):
-        name = getattr(stage.function, "__qualname__", repr(stage.function))
-        ragged = f", ragged={list(stage.ragged)!r}" if stage.ragged else ""
-        return f"map({name}{', batched=True' if stage.batched else ''}{ragged})"
-    if isinstance(stage, Cast):
-        return f"cast({', '.join(f'{name}={dtype!r}' for name, dtype in stage.dtypes)})"
-    return f"{stage.verb}({', '.join(f'{name}={value!r}' for name, value in stage_arguments(stage).items())})"
-
-
-def stage_arguments(stage: Stage) -> dict[str, Any]:
-    """Arguments of the verb that adds a stage, except those left at their default."""
-    arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(stage):
-        value = getattr(stage, field.name)
-        if field.name == "settings":
-            arguments |= {
-                f.name: getattr(value, f.name) for f in dataclasses.fields(value) if getattr(value, f.name) != f.default
-            }
-        elif value != field.default:
-            arguments[field.name] = value
-    return arguments
+Stage = Cast | Shuffle | Window | Pack | TakeRows | Skip | Repeat | Map | Batch
 
 
 def _make_whole(stage: Stage, name: str, *, at_least: int | None = None, at_most: int | None = None) -> None:
     number = whole_number(stage.verb, name, getattr(stage, name), at_least=at_least, at_most=at_most)
     object.__setattr__(stage, name, number)
-
-
-def _advice(stage: Stage, last: Stage) -> str:
-    if isinstance(stage, (Pack, Window)) and isinstance(last, Map):
-        return " Lengths must come from the index: do what the map does when the data is prepared."
-    return ""

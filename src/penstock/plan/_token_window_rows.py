@@ -43,6 +43,11 @@ class TokenWindowRows(RowSource):
         stage = self.stage
         return ["window", self.samples.fingerprint, stage.column, stage.length, self.epochs.identity]
 
+    @property
+    def row_length(self) -> int:
+        """As many as window() says."""
+        return self.stage.length
+
     def output_arrays(self, num_rows: int) -> OutputArrays:
         """Tokens and labels."""
         return dict.fromkeys(("input_ids", "labels"), ((num_rows, self.stage.length), "int64"))

@@ -10,7 +10,21 @@ from numpy.typing import DTypeLike
 
 from penstock.packing import PackingSettings
 from penstock.plan._arguments import name_of_dtype
-from penstock.plan._stages import Batch, Cast, Labels, Map, Mode, Pack, Positions, Shuffle, Stage, Tail, Window
+from penstock.plan._stages import (
+    Batch,
+    Cast,
+    Labels,
+    Map,
+    Mode,
+    Pack,
+    Positions,
+    Repeat,
+    Shuffle,
+    Skip,
+    Stage,
+    Tail,
+    Window,
+)
 
 PlanType = TypeVar("PlanType")
 """`Plan`, which stands above this module."""
@@ -70,6 +84,14 @@ class Verbs(ABC, Generic[PlanType]):
         """
         settings = PackingSettings(length=length, long=long, max_documents=max_documents)
         return self.with_stage(Pack(settings=settings, column=column, labels=labels, positions=positions, pad=pad))
+
+    def skip(self, *, rows: int) -> PlanType:
+        """Epochs without their first `rows` rows."""
+        return self.with_stage(Skip(rows=rows))
+
+    def repeat(self, times: int) -> PlanType:
+        """Epochs of `times` passes, each shuffled anew: one `for` loop runs through all of them."""
+        return self.with_stage(Repeat(times=times))
 
     def map(self, function: Callable[..., Any], *, batched: bool = False, ragged: str | Sequence[str] = ()) -> PlanType:
         """Apply `function(row, rng)` or `function(row)` to every row, or to every batch.
