@@ -203,6 +203,14 @@ def test_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
+def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job, use = snippets("docs/settings.md")
+    (tmp_path / "settings_job.py").write_text(job.replace("[0, 1, 2, 4]", "[0, 1]").replace("[2, 4, 8]", "[2]"))
+    assert main(["tune", "settings_job.py", "--steps", "2", "--rounds", "2"]) == 0
+    assert len(run(use, dataset=torch.arange(128))["loader"]) == 2
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text()

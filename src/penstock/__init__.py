@@ -36,6 +36,7 @@ __all__ = [
     "pure",
     "serve",
     "stream",
+    "tune",
     "verify",
     "watch",
 ]
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from penstock.shards import DatasetWriter, verify
     from penstock.sources import SourceOptions
     from penstock.transforms import DecodeImage, FunctionTransform, KeepColumns, Tokenize
+    from penstock.trials import tune
 else:  # hidden from type checkers, to which a module with `__getattr__` has every name
     import importlib
 
@@ -78,6 +80,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "pure": "penstock.plan",
         "serve": "penstock.service",
         "stream": "penstock.pytorch",
+        "tune": "penstock.trials",
         "verify": "penstock.shards",
         "watch": "penstock.diagnosis",
     }

@@ -35,6 +35,7 @@ CONTENTS: dict[str, tuple[Verb, ...]] = {
             "run a training script and find out why it waits for data",
             "penstock doctor --html report.html -- train.py --epochs 1",
         ),
+        Verb("tune", "find the loader's options with which a job trains fastest", "penstock tune job.py"),
     ),
     "Preprocessing on other machines": (
         Verb("serve", "serve the batches of a plan to training machines", "penstock serve plan.toml"),

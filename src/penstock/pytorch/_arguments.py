@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from penstock.loader import WorkerKind
 from penstock.plan import Plan
 from penstock.service import Remote, as_remote
+from penstock.tuning import read_settings
 from penstock.workers import StartMethod, default_workers
 
 Workers = Literal["auto", "inline", "thread", "process"]
@@ -67,6 +68,7 @@ ARGUMENTS: Mapping[str, Argument] = {
     ),
     "local_workers": Argument(False, with_torch="with a torch dataset use num_workers"),
     "device": Argument(False),
+    "settings": Argument(False),
     "snapshot_every_n_steps": Argument(False),
 }
 """All but `dataset`, in the order of the signature."""
@@ -76,6 +78,13 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The defaults of the table's arguments, from a function's signature."""
     parameters = inspect.signature(function).parameters
     return {name: parameters[name].default for name in ARGUMENTS}
+
+
+def with_settings(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, with those of the settings file in place of defaults: what stands in the call wins."""
+    path = given["settings"]
+    found = {} if path is None else read_settings(path)
+    return {**given, **{name: value for name, value in found.items() if given[name] == defaults[name]}}
 
 
 def check_plan_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

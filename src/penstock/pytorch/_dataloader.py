@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
 from types import TracebackType
@@ -23,6 +24,7 @@ from penstock.pytorch._arguments import (
     check_torch_arguments,
     defaults_of,
     torchs_arguments,
+    with_settings,
 )
 from penstock.pytorch._device import find_device
 from penstock.pytorch._mixing import tell_of_runs
@@ -66,6 +68,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         local_workers: For plans with `remote`: workers of this machine that take a share, and go on without servers.
         device: Hand batches over on this device: copied from pinned memory, on a stream of their own, one batch
             ahead of the training loop.
+        settings: A file that `penstock tune` wrote: its options stand for arguments that are not given.
         snapshot_every_n_steps: torchdata's, for scripts written for its `StatefulDataLoader`. A state here is
             always that of the last batch handed over, so this changes nothing.
 
@@ -109,9 +112,12 @@ class DataLoader(TorchDataLoader[BatchType]):
         remote: Remote | Servers | None = None,
         local_workers: int = 0,
         device: str | int | torch.device | None = None,
+        settings: str | os.PathLike[str] | None = None,
         snapshot_every_n_steps: int = 1,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in ARGUMENTS}
+        given = with_settings({name: value for name, value in locals().items() if name in ARGUMENTS}, _DEFAULTS)
+        num_workers, workers, prefetch, pin_memory = (given[name] for name in _TUNED)
+        start_method, drop_consumed = given["start_method"], given["drop_consumed"]
         if (rank is None) != (world_size is None):
             raise ValueError("Give both rank and world_size, or neither.")
         self.workers, self.prefetch, self.rank, self.world_size = workers, prefetch, rank, world_size
@@ -126,10 +132,10 @@ class DataLoader(TorchDataLoader[BatchType]):
             super().__init__(dataset, **torchs_arguments(given, is_plan=False) | {"num_workers": num_workers or 0})  # type: ignore[arg-type]
             self._run: PlanRun | TorchRun = self._make_torch_run()
         else:
-            settings = LoaderSettings.for_plan(source.make(), given) if rebuilt is None else rebuilt.settings
+            how = LoaderSettings.for_plan(source.make(), given) if rebuilt is None else rebuilt.settings
             pins = device is None and wants_pinning(pin_memory, pin_memory_device)
             ranks = None if rank is None or world_size is None else (rank, world_size)
-            self._run = PlanRun(source, settings, ranks, device=find_device(device), pin_memory=pins)
+            self._run = PlanRun(source, how, ranks, device=find_device(device), pin_memory=pins)
             size = micro_batch or self._run.rows_per_rank
             shown = shown_arguments(torchs_arguments(given, is_plan=True), device)
             super().__init__(dataset, size, sampler=PlanSampler(self._run, size), **shown)  # type: ignore[arg-type]
@@ -237,5 +243,6 @@ class DataLoader(TorchDataLoader[BatchType]):
         return TorchRun(self)
 
 
+_TUNED = ("num_workers", "workers", "prefetch", "pin_memory")
 _DEFAULTS = defaults_of(DataLoader.__init__)
 """Read once from the signature, the only place where they are written."""

@@ -6,7 +6,7 @@
 One file per medium. Knows nothing of where the data comes from; what takes long to import (numpy, rich)
 is imported when it is needed, so that `penstock --help` need not wait for it.
 
-May import: `errors`. Imported by: `cli`, `diagnosis`. Holds no state.
+May import: `errors`. Imported by: `cli`, `diagnosis`, `trials`. Holds no state.
 """
 
 from penstock.report._histogram import Histogram, histogram
@@ -28,6 +28,7 @@ from penstock.report._page import (
     Tone,
 )
 from penstock.report._perfetto import to_perfetto
+from penstock.report._table import TextTable
 from penstock.report._terminal import console, format_bytes, print_json, progress_bar, stop_printing
 from penstock.report._terminal_page import render_terminal
 from penstock.report._words import describe_gain, format_gain, format_number, format_seconds
@@ -47,6 +48,7 @@ __all__ = [
     "Span",
     "SpanKind",
     "StepTimes",
+    "TextTable",
     "Tone",
     "console",
     "describe_gain",

@@ -18,8 +18,8 @@
 
 What the messages say is the program's business: nothing here knows plans, batches, tasks or shards.
 
-May import: `cgroups`. Imported by: `diagnosis`, `loader`, `metrics`, `preparation`, `pytorch`, `service`. Holds state:
-the crews and parcels of this process, weakly, for the hook that lets go of them in forked children.
+May import: `cgroups`. Imported by: `diagnosis`, `loader`, `metrics`, `preparation`, `pytorch`, `service`, `trials`.
+Holds state: the crews and parcels of this process, weakly, for the hook that lets go of them in forked children.
 """
 
 from penstock.workers._channel import Channel

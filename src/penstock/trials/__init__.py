@@ -1,0 +1,29 @@
+"""A job run for a while and measured: settings in turns (`tune`).
+
+    TrainingJob            make_loader(**options), train_step(batch): from a file or a call
+      | take_turn  a loader begun anew, some steps, measured
+    tune           `tuning.search` says whose turn is next -> Tuned: table, best, cheapest, settings file
+
+Measuring is here, judging in `tuning`, drawing in `report`.
+
+May import: `errors`, `metrics`, `report`, `tuning`, `workers`. Imported by: `cli`. Holds no state.
+"""
+
+from penstock.trials._job import MakeLoader, TrainingJob, TrainStep, load_job
+from penstock.trials._tune import TuneSettings, tune
+from penstock.trials._tuned import TriedSetting, Tuned
+from penstock.trials._turns import EmptyLoader, Measured, take_turn
+
+__all__ = [
+    "EmptyLoader",
+    "MakeLoader",
+    "Measured",
+    "TrainStep",
+    "TrainingJob",
+    "TriedSetting",
+    "TuneSettings",
+    "Tuned",
+    "load_job",
+    "take_turn",
+    "tune",
+]

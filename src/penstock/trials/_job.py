@@ -1,0 +1,89 @@
+"""A job: the two functions of the user that are measured, from a file or from a call."""
+
+from __future__ import annotations
+
+import dis
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+MakeLoader = Callable[..., Iterable[Any]]
+TrainStep = Callable[[Any], Any]
+
+_SHAPE = """\
+A job is a Python file with two functions:
+
+    def make_loader(**options):        # num_workers, prefetch_factor, …
+        return DataLoader(dataset, batch_size=64, **options)
+
+    def train_step(batch):
+        …"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """What to measure."""
+
+    make_loader: MakeLoader
+    """Called with options; returns a loader that begins anew."""
+    train_step: TrainStep
+    """Called with each batch."""
+    space: Mapping[str, Any] | None = None
+    """Options to try: `SPACE` in the file."""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("make_loader", "train_step"):
+            if not callable(getattr(self, name)):
+                raise TypeError(f"{name}={getattr(self, name)!r} is not a function.\n{_SHAPE}")
+        try:
+            inspect.signature(self.train_step).bind(None)
+        except TypeError as error:
+            raise TypeError(f"train_step must take one batch: {error}.\n{_SHAPE}") from None
+        except ValueError:
+            return  # of a built-in function, which does not tell
+
+
+def load_job(path: Path) -> TrainingJob:
+    """The job in a Python file, whose folder is then on the path, as for `python JOB.py`.
+
+    Raises:
+        ValueError: it is no Python file, or lacks one of the two functions.
+        FileNotFoundError: there is no such file.
+    """
+    module = _import(path)
+    missing = [name for name in ("make_loader", "train_step") if not callable(getattr(module, name, None))]
+    if missing:
+        raise ValueError(f"{path} has no {' and no '.join(f'{name}()' for name in missing)}.\n{_SHAPE}")
+    space = getattr(module, "SPACE", None)
+    return TrainingJob(make_loader=module.make_loader, train_step=module.train_step, space=space, name=path.name)
+
+
+def ignores_batch(train_step: TrainStep) -> bool:
+    """Whether the code of a step never looks at its batch, as far as that can be told."""
+    function = getattr(train_step, "__func__", train_step)
+    if not isinstance(function, FunctionType):
+        return False
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    batch = names[1] if inspect.ismethod(train_step) and len(names) > 1 else next(iter(names), None)
+    used = (each.argval for each in dis.get_instructions(code))  # from 3.13 on, an instruction may load two variables
+    return batch is not None and all(batch not in (each if isinstance(each, tuple) else (each,)) for each in used)
+
+
+def _import(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file. {_SHAPE}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file (.py).\n{_SHAPE}")
+    sys.path.insert(0, str(path.parent.resolve()))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that workers find its classes by name
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,210 @@
+"""`penstock.tune`: looks at a job, lets the search say who has the next turn, and runs the turns."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.trials._job import MakeLoader, TrainingJob, TrainStep, ignores_batch
+from penstock.trials._tuned import TriedSetting, Tuned
+from penstock.trials._turns import EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
+from penstock.tuning import (
+    ROUNDS,
+    Look,
+    Options,
+    Turn,
+    check_space,
+    default_space,
+    key_of,
+    leader_of,
+    num_workers_of,
+    search,
+    simplify,
+)
+from penstock.workers import usable_cpus
+
+_LOOK_TURNS = 2
+"""The look lasts as long as so many turns: it must see the rare slow batch."""
+
+OnTurn = Callable[[int, Options, Measured | Exception], None]
+"""(turns so far, arm, what came of it)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneSettings:
+    """How long the search may take."""
+
+    steps: int = 15
+    """Steps of a turn that count. More measure better, and take longer."""
+    rounds: int = ROUNDS
+    """Turns of each racer; one that drops out leaves its turns to the others."""
+    seconds: float | None = None
+    """No turn begins after this time; None is no limit."""
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not int or self.steps < 2:
+            raise ValueError(f"steps={self.steps!r}; expected an integer of at least 2.")
+        if type(self.rounds) is not int or self.rounds < 2:
+            raise ValueError(
+                f"rounds={self.rounds!r}; expected an integer of at least 2: one says nothing of the noise."
+            )
+        if self.seconds is not None and self.seconds <= 0:
+            raise ValueError(f"seconds={self.seconds!r}; expected more than 0.")
+
+
+def tune(
+    make_loader: MakeLoader,
+    train_step: TrainStep,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    steps: int = 15,
+    rounds: int = ROUNDS,
+    seconds: float | None = None,
+    on_turn: OnTurn | None = None,
+    name: str = "penstock.tune",
+) -> Tuned:
+    """Find the options with which a loader lets training run fastest, and the cheapest that are as good.
+
+    A Ctrl-C ends the search, and what is known by then is returned; `is_complete` tells.
+
+    Args:
+        make_loader: Called with options (`make_loader(num_workers=2, prefetch_factor=4)`); returns a loader that begins
+            anew.
+        train_step: Called with each batch. It should do what training does: the fastest loader is the one that lets
+            this run fastest.
+        space: Values to try of each option, the usual one first. `batch_size` may be among them, since its
+            name is there only if you put it there: then samples per second count.
+        steps: Steps of a turn that count.
+        rounds: Turns of each of the three settings that race.
+        seconds: No turn begins after this time.
+        on_turn: Called after each turn.
+        name: What the job is called.
+
+    Raises:
+        ValueError, TypeError: the job or the space is not what it must be, or its loader is empty.
+        RuntimeError: no setting could be run; the cause is what the first one raised.
+    """
+    job = TrainingJob(make_loader=make_loader, train_step=train_step, name=name)
+    space = default_space(usable_cpus()) if space is None else space
+    check_space(space)
+    tuner = _Tuner(job, dict(space), TuneSettings(steps=steps, rounds=rounds, seconds=seconds), on_turn)
+    with contextlib.suppress(KeyboardInterrupt):
+        tuner.run()
+    return tuner.result()
+
+
+class _Tuner:
+    """Runs the turns of one search, and remembers them."""
+
+    def __init__(self, job: TrainingJob, space: dict[str, Any], settings: TuneSettings, on_turn: OnTurn | None) -> None:
+        self._job, self._space, self._settings, self._on_turn = job, space, settings, on_turn
+        self._began = time.monotonic()
+        self._turns: list[Turn] = []
+        self._measured: dict[Any, list[Measured]] = {}
+        self._arms: dict[Any, Options] = {}
+        self._failed: dict[Any, Exception] = {}
+        self._num_turns, self._num_steps = 0, 0
+        self._best: Options | None = None
+        self._is_complete = False
+
+    def run(self) -> None:
+        """Look, then take turns until the search is over or the time is up."""
+        look = self._look()
+        asking = search(self._space, look, usable_cpus(), self._turns, rounds=self._settings.rounds)
+        try:
+            arm = next(asking)
+            while self._is_in_time():
+                arm = asking.send(self._turn(arm))
+        except StopIteration as end:
+            self._best, self._is_complete = end.value, True
+
+    def result(self) -> Tuned:
+        """What is known now."""
+        if not self._turns:
+            if not self._failed:
+                raise KeyboardInterrupt
+            first = next(iter(self._failed.values()))
+            raise RuntimeError(f"No setting of {self._job.name} could be run: {first}") from first
+        best = leader_of(self._turns) if self._best is None else self._best
+        tried = [
+            TriedSetting.of(arm, self._measured.get(key, ()), self._failed.get(key)) for key, arm in self._arms.items()
+        ]
+        return Tuned(
+            name=self._job.name,
+            tried=tuple(tried),
+            turns=tuple(self._turns),
+            best_options=dict(best),
+            num_steps=self._num_steps,
+            seconds=time.monotonic() - self._began,
+            num_cpus=usable_cpus(),
+            is_complete=self._is_complete,
+            ignores_batch=ignores_batch(self._job.train_step),
+        )
+
+    def _look(self) -> Look | None:
+        """Batches and steps one after the other, without workers; None when the loader cannot do that."""
+        if "num_workers" not in self._space:
+            return None
+        first = {name: values[0] for name, values in self._space.items()}
+        arm = simplify(first | {"num_workers": 0})
+        found = self._measure(arm, num_steps=_LOOK_TURNS * self._settings.steps)
+        if isinstance(found, Exception):
+            self._failed.pop(key_of(arm), None)
+            if 0 in self._space["num_workers"]:
+                self._remember(arm, found)
+            return None
+        if 0 in self._space["num_workers"]:
+            self._remember(arm, found)
+        produce = found.wait_cpu_seconds / found.num_steps, found.step_cpu_seconds / found.num_steps
+        in_one_thread = max(1.0, produce[0] / max(1e-9, found.loading_seconds))  # as a worker computes
+        waits = tuple(wait * in_one_thread for wait in found.waits)
+        return Look(waits, produce[0], found.steps, produce[1])
+
+    def _turn(self, arm: Options) -> float | None:
+        found = self._measure(arm)
+        self._remember(arm, found)
+        if isinstance(found, Exception):
+            return None
+        size = arm.get("batch_size")
+        return found.rate * (size if isinstance(size, int) else 1)
+
+    def _measure(self, arm: Options, num_steps: int | None = None) -> Measured | Exception:
+        num_steps = num_steps or self._settings.steps
+        warm_up = warm_up_steps(num_workers_of(arm))
+        begun = time.perf_counter()
+        loader: Any = None
+        try:
+            with warnings.catch_warnings():  # of too many workers: asked for on purpose
+                warnings.simplefilter("ignore")
+                loader = self._job.make_loader(**arm)
+                found = take_turn(loader, self._job.train_step, num_steps=num_steps, warm_up=warm_up, begun=begun)
+        except EmptyLoader:
+            raise
+        except Exception as error:  # noqa: BLE001 - a setting that cannot be run is a result
+            return self._say(arm, error)
+        finally:
+            close_loader(loader)
+        self._num_steps += num_steps + warm_up
+        return self._say(arm, found)
+
+    def _say(self, arm: Options, found: Measured | Exception) -> Measured | Exception:
+        self._num_turns += 1
+        if self._on_turn is not None:
+            self._on_turn(self._num_turns, arm, found)
+        return found
+
+    def _remember(self, arm: Options, found: Measured | Exception) -> None:
+        key = key_of(arm)
+        self._arms[key] = arm
+        if isinstance(found, Exception):
+            self._failed[key] = found
+        else:
+            self._measured.setdefault(key, []).append(found)
+
+    def _is_in_time(self) -> bool:
+        limit = self._settings.seconds
+        return limit is None or time.monotonic() - self._began < limit

@@ -1,0 +1,139 @@
+"""One turn: a loader started anew, some steps that are not counted, and some that are.
+
+             start      warm-up            counted
+    make_loader ── first batch ── step … │ wait, step, wait, step, … │ close
+                                         └ clocks, processor time ───┘ memory
+
+A turn begins as a run begins, so no loader lives on a queue that it filled while others had their turns, and none
+computes during the turn of another. When an epoch ends within a turn, the next one begins, and what that takes counts:
+that is what `persistent_workers` is for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from penstock.metrics import process_tree
+from penstock.trials._job import TrainStep
+
+_LEAST_WARM_UP = 2
+
+
+class EmptyLoader(ValueError):
+    """A loader that gives no batches."""
+
+
+class Measured(NamedTuple):
+    """What a turn took. Seconds and sums are those of the counted steps."""
+
+    num_steps: int
+    seconds: float
+    waits: tuple[float, ...]
+    """In `next()`, each."""
+    steps: tuple[float, ...]
+    first_batch_seconds: float
+    """From making the loader to its first batch."""
+    wait_cpu_seconds: float
+    """Processor time of the training process in `next()`."""
+    step_cpu_seconds: float
+    """And in the steps."""
+    cpu_seconds: float
+    """Of the training process and its workers."""
+    memory_bytes: float | None
+    """At the end, pages that processes share counted once where the kernel tells."""
+
+    @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return self.num_steps / max(self.seconds, 1e-9)
+
+    @property
+    def loading_seconds(self) -> float:
+        """Mean wait for a batch."""
+        return sum(self.waits) / max(1, self.num_steps)
+
+    @property
+    def cores(self) -> float:
+        """Processors' worth of time."""
+        return self.cpu_seconds / max(self.seconds, 1e-9)
+
+
+def warm_up_steps(num_workers: int) -> int:
+    """Steps until each worker has given its first batch, and starting up is over."""
+    return max(_LEAST_WARM_UP, num_workers)
+
+
+def take_turn(loader: Iterable[Any], train_step: TrainStep, *, num_steps: int, warm_up: int, begun: float) -> Measured:
+    """Run some steps of a loader that was begun to be made at this time, and measure all but the first.
+
+    Raises:
+        EmptyLoader: there are no batches.
+        Exception: what the loader or the step raises.
+    """
+    batches = _endless(loader)
+    batch = next(batches)
+    first_batch = time.perf_counter() - begun
+    for number in range(warm_up):
+        train_step(batch)
+        batch = next(batches) if number < warm_up - 1 else None
+    _synchronize()
+    waits: list[float] = []
+    steps: list[float] = []
+    wait_cpu = step_cpu = 0.0
+    tree_before, start = _cpu_of_tree(), time.perf_counter()
+    asked, asked_cpu = start, time.process_time()
+    for _ in range(num_steps):
+        batch = next(batches)
+        got, got_cpu = time.perf_counter(), time.process_time()
+        train_step(batch)
+        if len(steps) == num_steps - 1:
+            _synchronize()
+        waits.append(got - asked)
+        wait_cpu += got_cpu - asked_cpu
+        asked, asked_cpu, before, before_cpu = time.perf_counter(), time.process_time(), got, got_cpu
+        steps.append(asked - before)
+        step_cpu += asked_cpu - before_cpu
+    seconds = asked - start
+    cpu = _cpu_of_tree() - tree_before
+    memory = _memory_of_tree()
+    return Measured(num_steps, seconds, tuple(waits), tuple(steps), first_batch, wait_cpu, step_cpu, cpu, memory)
+
+
+def close_loader(loader: Any) -> None:
+    """Let go of a loader's workers."""
+    close = getattr(loader, "close", None)
+    if callable(close):
+        close()
+
+
+def _endless(loader: Iterable[Any]) -> Iterator[Any]:
+    """Batches of one epoch after the other."""
+    while True:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise EmptyLoader("make_loader() gave a loader without batches: nothing can be measured.")
+
+
+def _synchronize() -> None:
+    """Wait for what the step has only asked the accelerator to do."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _cpu_of_tree() -> float:
+    return sum(each.cpu_seconds for each in process_tree(os.getpid()))
+
+
+def _memory_of_tree() -> float | None:
+    tree = process_tree(os.getpid(), with_pss=True)
+    if not tree:
+        return None
+    return float(sum(each.rss_bytes if each.pss_bytes is None else each.pss_bytes for each in tree))

@@ -1,0 +1,58 @@
+"""The search for the best settings, alone: pure functions over measured arms. Nothing here runs a loader.
+
+    space -> arms_of -> choose_racers(look)      a model orders the arms
+                          | who has the next turn
+                        race                     turns of measured rates, until the difference is beyond noise
+                          | leader, cheapest_within_noise
+                        format_settings          penstock-settings.toml, which `read_settings` reads
+
+`trials` runs the turns. A rate is whatever is to be high: batches or samples per second.
+
+May import: `errors`, `filesystem`. Imported by: `cli`, `pytorch`, `trials`. Holds no state.
+"""
+
+from penstock.tuning._arms import (
+    Options,
+    Space,
+    arms_of,
+    check_space,
+    default_space,
+    key_of,
+    name_of,
+    num_ahead_of,
+    num_workers_of,
+    price_of,
+    simplify,
+)
+from penstock.tuning._model import Look, choose_racers, predict
+from penstock.tuning._race import ROUNDS, Comparison, Turn, cheapest_within_noise, compare, leader_of, race
+from penstock.tuning._search import search
+from penstock.tuning._settings_file import FILE_NAME, format_settings, read_settings
+
+__all__ = [
+    "FILE_NAME",
+    "ROUNDS",
+    "Comparison",
+    "Look",
+    "Options",
+    "Space",
+    "Turn",
+    "arms_of",
+    "cheapest_within_noise",
+    "check_space",
+    "choose_racers",
+    "compare",
+    "default_space",
+    "format_settings",
+    "key_of",
+    "leader_of",
+    "name_of",
+    "num_ahead_of",
+    "num_workers_of",
+    "predict",
+    "price_of",
+    "race",
+    "read_settings",
+    "search",
+    "simplify",
+]

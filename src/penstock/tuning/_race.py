@@ -1,0 +1,128 @@
+"""Arms in turns: who has the next one, who drops out, and what the turns say. Pure: rates in, decisions out.
+
+    round 1    a b c          each arm has a turn of some steps
+    round 2    a b c          arms are compared round by round, so that drift of the machine cancels
+    round 3    a b            c is slower than the leader beyond noise: its turns go to the others
+    …                         until one is left, or the turns are used up
+
+The *best* has the highest rate. The *cheapest* has the lowest price among those that differ from the best within the
+noise.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Generator, Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.tuning._arms import Options, cheapest_of, key_of
+
+ROUNDS = 4
+_STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Two-sided 95 % quantiles by degrees of freedom."""
+_HOPELESS = math.log(1.3)
+"""An arm that is this much slower in its only round, or half as much in each of two, would need a miracle."""
+_NEGLIGIBLE = math.log(1.01)
+_NOT_WORTH_IT = math.log(1.05)
+"""More than this is given up for no saving, however noisy the machine."""
+
+
+class Turn(NamedTuple):
+    """One turn of an arm."""
+
+    arm: Options
+    round: int
+    """Turns of one round are compared with each other."""
+    rate: float
+    """Work per second."""
+
+
+class Comparison(NamedTuple):
+    """How much faster one arm is than another, as a logarithm, with half the width of its 95 % interval."""
+
+    mean: float
+    width: float
+    num_rounds: int
+
+    @property
+    def ratio(self) -> float:
+        """Of the rates."""
+        return math.exp(self.mean)
+
+    @property
+    def is_clearly_slower(self) -> bool:
+        """Whether more rounds would hardly change that."""
+        if self.num_rounds < 3:
+            return self.num_rounds > 0 and self.mean < -_HOPELESS / self.num_rounds
+        return self.mean + min(self.width, _HOPELESS) < 0 and self.mean < -_NEGLIGIBLE
+
+    @property
+    def is_within_noise(self) -> bool:
+        """Whether it may well be as fast."""
+        is_seen = self.num_rounds > 1
+        return is_seen and self.mean > -_NOT_WORTH_IT and (self.mean + self.width > 0 or self.mean > -_NEGLIGIBLE)
+
+
+def compare(turns: Iterable[Turn], arm: Options, other: Options) -> Comparison:
+    """One arm against another, over the rounds in which both had a turn."""
+    rates = {(key_of(turn.arm), turn.round): turn.rate for turn in turns}
+    mine, its = key_of(arm), key_of(other)
+    rounds = [round_ for key, round_ in rates if key == mine and (its, round_) in rates]
+    logs = [math.log(rates[mine, each] / rates[its, each]) for each in rounds]
+    if not logs:
+        return Comparison(0.0, math.inf, 0)
+    if len(logs) == 1:
+        return Comparison(logs[0], math.inf, 1)
+    width = _STUDENT[min(len(logs) - 1, len(_STUDENT) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Comparison(statistics.fmean(logs), width, len(logs))
+
+
+def leader_of(turns: Sequence[Turn]) -> Options:
+    """The fastest arm: who beats each of the others over the rounds they share; the first who is not beaten."""
+    arms = list({key_of(turn.arm): turn.arm for turn in turns}.values())
+    best = arms[0]
+    for arm in arms[1:]:
+        found = compare(turns, arm, best)
+        if found.mean > 0 or (not found.num_rounds and _mean_rate(turns, arm) > _mean_rate(turns, best)):
+            best = arm
+    return best
+
+
+def cheapest_within_noise(turns: Sequence[Turn], best: Options) -> Options:
+    """The arm to use: as fast as the best, for all that can be told, at the lowest price."""
+    arms = {key_of(turn.arm): turn.arm for turn in turns}.values()
+    return cheapest_of([best, *(arm for arm in arms if compare(turns, arm, best).is_within_noise)])
+
+
+def race(
+    arms: Sequence[Options], turns: list[Turn], *, rounds: int = ROUNDS
+) -> Generator[Options, float | None, Options | None]:
+    """Yields the arm that has the next turn, and is sent its rate, or None when it failed; returns the leader.
+
+    Turns are added to `turns`. There are `rounds` for each arm; those of who drops out go to the others.
+    """
+    alive, left = list(arms), rounds * len(arms)
+    own: list[Turn] = []
+    number = max((turn.round for turn in turns), default=-1)
+    while left >= len(alive) > 0:
+        number += 1
+        for arm in list(alive):
+            left -= 1
+            rate = yield arm
+            if rate is None:
+                alive.remove(arm)
+            else:
+                own.append(Turn(arm, number, rate))
+                turns.append(own[-1])
+        if not own:
+            return None
+        leader = leader_of(own)
+        alive = [arm for arm in alive if not compare(own, arm, leader).is_clearly_slower]
+        if len(alive) == 1 and number > own[0].round:
+            break
+    return leader_of(own) if own else None
+
+
+def _mean_rate(turns: Sequence[Turn], arm: Options) -> float:
+    return statistics.fmean(turn.rate for turn in turns if key_of(turn.arm) == key_of(arm))

@@ -1,0 +1,63 @@
+"""The whole search: which arms are tried, in which order.
+
+    look         some batches without workers -> the model's three racers among workers and prefetch
+    race         of these three
+    the rest     each other option of the space by itself: the leader against the same with another value
+
+Options are taken one after the other, not all combined: they seldom act on each other, and combinations are many.
+Without a look (of a loader that cannot do without workers), or without options that the model knows, all arms have a
+turn, and the best three race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from penstock.tuning._arms import MODELLED, Options, Space, arms_of, simplify
+from penstock.tuning._model import Look, choose_racers
+from penstock.tuning._race import Turn, race
+
+_NUM_RACERS = 3
+
+Asking = Generator[Options, float | None, Options | None]
+
+
+def search(space: Space, look: Look | None, num_cpus: int, turns: list[Turn], *, rounds: int) -> Asking:
+    """Yields the arm that has the next turn, and is sent its rate, or None when it failed; returns the fastest.
+
+    Turns are added to `turns`.
+    """
+    first = {name: values[0] for name, values in space.items()}
+    known = {name: values for name, values in space.items() if name in MODELLED}
+    others = {name: values for name, values in space.items() if name not in MODELLED and len(values) > 1}
+    arms = [simplify(first | arm) for arm in arms_of(known)] if known else [first]
+    leader = yield from _race_known(arms, look, num_cpus, turns, rounds)
+    for name, values in others.items():
+        if leader is not None and name in simplify({**leader, name: values[0]}):
+            found = yield from _race_values(leader, name, values, turns, rounds)
+            leader = leader if found is None else found
+    return leader
+
+
+def _race_known(arms: Sequence[Options], look: Look | None, num_cpus: int, turns: list[Turn], rounds: int) -> Asking:
+    racers = list(arms)
+    if look is not None and len(arms) > _NUM_RACERS:
+        racers = choose_racers(arms, look, num_cpus, _NUM_RACERS)
+    elif len(arms) > _NUM_RACERS:
+        racers = yield from _best_of_one_round(arms, turns)
+    leader = yield from race(racers, turns, rounds=rounds)
+    left = [arm for arm in arms if all(arm is not racer for racer in racers)]
+    if leader is None and left:  # every racer failed: whoever can run is next
+        return (yield from _race_known(left, look, num_cpus, turns, rounds))
+    return leader
+
+
+def _race_values(leader: Options, name: str, values: Sequence[Any], turns: list[Turn], rounds: int) -> Asking:
+    arms = [leader, *(simplify({**leader, name: value}) for value in values if value != leader[name])]
+    return (yield from race(arms, turns, rounds=rounds))
+
+
+def _best_of_one_round(arms: Sequence[Options], turns: list[Turn]) -> Generator[Options, float | None, list[Options]]:
+    yield from race(arms, turns, rounds=1)
+    return [turn.arm for turn in sorted(turns, key=lambda turn: -turn.rate)[:_NUM_RACERS]]

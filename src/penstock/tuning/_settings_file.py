@@ -1,0 +1,88 @@
+"""`penstock-settings.toml`: what tuning found, for `DataLoader(settings=...)` and for people.
+
+    version = 1
+    [loader]          options of the loader, as they are written in Python
+    num_workers = 2
+    [job]             options of your own that `make_loader` takes
+    [measured]        how fast that was, and where; nobody reads it but people
+
+The file holds plain values only, and every one is checked by the loader as if it stood in the call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import FormatError
+from penstock.filesystem import local_path
+
+FILE_NAME = "penstock-settings.toml"
+LOADER_OPTIONS = (
+    *("num_workers", "workers", "prefetch", "prefetch_factor", "pin_memory", "persistent_workers", "in_order"),
+    *("batch_size", "start_method", "drop_consumed"),
+)
+"""What a settings file may say of a loader."""
+_VERSION = 1
+_LARGEST = 1 << 20
+
+
+def format_settings(options: Mapping[str, Any], measured: Mapping[str, Any], *, command: str) -> str:
+    """The file's text. What TOML has no value for (None, an object of the user's) is left out, with a comment."""
+    lines = [
+        f"# Written by {command}. Read by penstock.DataLoader(..., settings={FILE_NAME!r}).",
+        f"version = {_VERSION}",
+    ]
+    own = {name: value for name, value in options.items() if name not in LOADER_OPTIONS}
+    tables = {"loader": {name: options[name] for name in options if name not in own}, "job": own, "measured": measured}
+    for table, values in tables.items():
+        lines += ["", f"[{table}]", *(_line(name, value) for name, value in values.items())] if values else []
+    return "\n".join(lines) + "\n"
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The options of the loader in a settings file.
+
+    Raises:
+        FormatError: it is not such a file; the message says what is wrong with it.
+        OSError: it cannot be read.
+    """
+    where = local_path(path, "a settings file")
+    fields = _parse(where)
+    if fields.get("version") != _VERSION:
+        raise FormatError(
+            f"{where}: version {fields.get('version')!r}; this Penstock reads settings of version {_VERSION}. "
+            "Write them again: penstock tune JOB.py."
+        )
+    options = fields.get("loader", {})
+    if not isinstance(options, dict) or any(
+        not isinstance(value, bool | int | float | str) for value in options.values()
+    ):
+        raise FormatError(f"{where}: expected a table [loader] of options, each a number, a word, true or false.")
+    unknown = [name for name in options if name not in LOADER_OPTIONS]
+    if unknown:
+        raise FormatError(
+            f"{where}: [loader] has {', '.join(unknown)}; settings may say {', '.join(LOADER_OPTIONS)}. "
+            "Options of your own belong under [job]."
+        )
+    return options
+
+
+def _parse(where: Path) -> dict[str, Any]:
+    if where.stat().st_size > _LARGEST:
+        raise FormatError(f"{where}: {where.stat().st_size:,} bytes; settings have a few hundred.")
+    try:
+        return tomllib.loads(where.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{where}: not TOML: {str(error)[:200]}") from None
+
+
+def _line(name: str, value: Any) -> str:
+    key = name if name.isidentifier() and name.isascii() else json.dumps(name)
+    if isinstance(value, bool | int | float | str):
+        return f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+    return f"# {key} = {' '.join(repr(value).split())[:200]}"
