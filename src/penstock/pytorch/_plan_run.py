@@ -29,7 +29,7 @@ from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._feed import take
 from penstock.pytorch._plan_source import PlanSource
 from penstock.pytorch._ranks import check_rank, find_rank
-from penstock.service import RemoteEngine
+from penstock.service import RemoteEngine, requests_in_flight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,7 +274,11 @@ class PlanRun:
 
     @property
     def _num_ahead(self) -> int:
-        return self._prefetch or max(1, 2 * self.num_workers * self._num_steps)
+        if self._prefetch:
+            return self._prefetch
+        is_remote = isinstance(self._engine, RemoteEngine)
+        num_items = requests_in_flight(self.num_workers) if is_remote else 2 * self.num_workers
+        return max(1, num_items * self._num_steps)
 
     def _change_prefetch(self, pipeline: Pipeline) -> None:
         pipeline.prefetch = self._num_ahead

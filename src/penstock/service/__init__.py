@@ -16,7 +16,7 @@ May import: `errors`, `loader`, `plan`, `schema`, `shards`, `workers`. Imported 
 from penstock.service._addresses import Servers, resolve
 from penstock.service._certificates import make_certificates
 from penstock.service._client import RemoteEngine
-from penstock.service._fleet import Remote, as_remote
+from penstock.service._fleet import Remote, as_remote, requests_in_flight
 from penstock.service._security import Security
 from penstock.service._serve import serve
 from penstock.service._top import Reading, read_servers
@@ -30,6 +30,7 @@ __all__ = [
     "as_remote",
     "make_certificates",
     "read_servers",
+    "requests_in_flight",
     "resolve",
     "serve",
 ]

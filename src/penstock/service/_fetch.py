@@ -8,6 +8,7 @@ import json
 import mmap
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -121,22 +122,40 @@ class Connection:
             raw.close()
             raise
         sock.settimeout(self._seconds)
+        patience = struct.pack("@ll", int(self._seconds), int(self._seconds % 1 * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)  # for `_receive`
         connection = http.client.HTTPConnection(self._address.host, self._address.port)
         connection.sock = sock
         return connection
 
     def _read(self, response: http.client.HTTPResponse, body: memoryview) -> None:
-        done = 0
         try:
+            done = response.readinto(body[: len(response.peek())])  # what came with the header
             while done < len(body):
-                count = response.readinto(body[done:])
+                count = self._receive(response, body[done:])
                 if not count:
                     raise ConnectionError(f"broke off after {done:,} of {len(body):,} bytes")
                 done += count
+            response.length = 0
             response.read()  # the end of the message, so that the connection can be used again
         except BaseException:
             self._drop()
             raise
+
+    def _receive(self, response: http.client.HTTPResponse, memory: memoryview) -> int:
+        """Read on; without TLS the kernel is asked once for all of it, instead of once for each packet or so."""
+        sock = self._http.sock if self._http is not None else None
+        if sock is None:
+            raise ConnectionError("the connection was closed")
+        if isinstance(sock, ssl.SSLSocket):
+            return response.readinto(memory)
+        sock.setblocking(True)
+        try:
+            return sock.recv_into(memory, len(memory), socket.MSG_WAITALL)
+        except BlockingIOError:  # SO_RCVTIMEO
+            raise TimeoutError("timed out") from None
+        finally:
+            sock.settimeout(self._seconds)
 
     def _raise_refusal(self, response: http.client.HTTPResponse) -> None:
         try:

@@ -55,6 +55,11 @@ class Remote:
             raise ValueError(f"timeout_seconds={self.timeout_seconds!r}; expected more than 0.")
 
 
+def requests_in_flight(num_workers: int) -> int:
+    """How many requests keep so many workers of servers busy: two each, and two that are under way."""
+    return 2 * num_workers + 2
+
+
 def as_remote(remote: Remote | Servers | None) -> Remote | None:
     """What `remote=` of a loader means: settings as they are, or addresses with nothing else to say."""
     return remote if remote is None or isinstance(remote, Remote) else Remote(servers=remote)
@@ -242,7 +247,7 @@ class Fleet:
         thread.start()
 
     def _meet(self, link: Link) -> None:
-        """Ask a server what it has; when it is this plan, open as many connections as it has workers, and one more."""
+        """Ask a server what it has; when it is this plan, open as many connections as it should have requests."""
         connection = self._connect(link)
         while not (self._is_closed or link.is_gone):
             try:
@@ -262,7 +267,7 @@ class Fleet:
             link.health.answered(0.0)
             self._heard_at = time.monotonic()
             self.changed.notify_all()
-        for number in range(min(link.num_workers, _MAX_CONNECTIONS - 1)):
+        for number in range(min(requests_in_flight(link.num_workers), _MAX_CONNECTIONS) - 1):
             other = self._connect(link)
             self._start(functools.partial(self._work, link, other), f"penstock-remote-{link.address}-{number + 1}")
         self._work(link, connection)
