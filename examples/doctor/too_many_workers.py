@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 OPTIONS = {"batch_size": 16, "num_workers": 16} | json.loads(os.environ.get("FIX", "{}"))
 SAMPLES_PER_CHUNK = 64
-CHUNK = zlib.compress(np.random.default_rng(0).integers(0, 16, 4_000_000, np.uint8).tobytes(), 1)
+CHUNK = zlib.compress(np.random.default_rng(0).integers(0, 16, 6_000_000, np.uint8).tobytes(), 1)
 
 
 class Chunked(Dataset):
@@ -31,4 +31,4 @@ class Chunked(Dataset):
 
 
 for _batch in DataLoader(Chunked(), **OPTIONS):
-    time.sleep(0.008)  # the accelerator computes
+    time.sleep(0.005)  # the accelerator computes

@@ -147,6 +147,12 @@ def test_steps_that_live_on_a_queue_that_runs_down_do_not_count() -> None:
     assert clock.result.steps < 30
 
 
+def test_a_queue_that_is_empty_needs_no_more_steps_to_settle() -> None:
+    clock = TurnClock(2, settle=30, turn_seconds=0.1)
+    hand_over(clock, [3, 2, *([0] * 16)])
+    assert clock.is_over
+
+
 @pytest.mark.parametrize("ready", [[4, 3, 4, 3] * 4, [0] * 16, [math.nan] * 16])
 def test_steps_beside_a_queue_that_stays_as_it_is_count_at_once(ready: list[float]) -> None:
     clock = TurnClock(2, settle=2, turn_seconds=0.1)

@@ -30,8 +30,9 @@ class Stages:
     fetch_delay: float
     """Of it, ready to run and without a core."""
     slowest_tenth: float
-    """Mean of the slowest tenth of batches."""
+    """Mean of the slowest tenth of batches, had they had a core whenever they were ready for one."""
     median_fetch: float
+    """Likewise."""
     collate: float
     pickle: float
     """Packing and unpacking."""
@@ -74,6 +75,7 @@ def measure_stages(recording: Recording) -> Stages:
     waits = nexts["duration"][_SKIPPED:].astype(np.float64)
     gaps = _steps_between(nexts[_SKIPPED:])
     durations = fetches["duration"].astype(np.float64)
+    undelayed = durations - _delays(fetches, recording.events_as_is(EventKind.DELAY))
     loader = None if recording.loader is None else recording.loader["loader"]
     batches = [each for each in recording.of("batch") if each["loader"] == loader]
     paddings = [each["padding"] for each in batches if each["padding"] is not None]
@@ -84,9 +86,9 @@ def measure_stages(recording: Recording) -> Stages:
         step=_mean(gaps),
         fetch=_mean(durations) or told.get("fetch", 0.0),
         fetch_cpu=_mean(fetches["cpu"]) or told.get("fetch_cpu", 0.0),
-        fetch_delay=recording.events_as_is(EventKind.DELAY)["value"].sum() / 1e9 / max(1, len(fetches)),
-        slowest_tenth=_mean(np.sort(durations)[-max(1, len(durations) // 10) :]),
-        median_fetch=float(np.median(durations)) if len(durations) else 0.0,
+        fetch_delay=_mean(durations - undelayed),
+        slowest_tenth=_mean(np.sort(undelayed)[-max(1, len(undelayed) // 10) :]),
+        median_fetch=float(np.median(undelayed)) if len(undelayed) else 0.0,
         collate=_mean(recording.events_as_is(EventKind.COLLATE)["duration"]),
         pickle=_mean(recording.events_as_is(EventKind.PICKLE)["duration"])
         + _mean(recording.events_as_is(EventKind.UNPICKLE)["duration"]),
@@ -98,6 +100,12 @@ def measure_stages(recording: Recording) -> Stages:
         bytes=_mean(np.array([each["bytes"] for each in batches])),
         padding=_mean(np.array(paddings)),
     )
+
+
+def _delays(fetches: NDArray[np.void], delays: NDArray[np.void]) -> NDArray[np.float64]:
+    """How long each batch waited for a core; most have not, and no event."""
+    known = {(event["worker"], event["start"]): event["value"] / 1e9 for event in delays}
+    return np.array([known.get((event["worker"], event["start"]), 0.0) for event in fetches], np.float64)
 
 
 def _mean(values: NDArray[np.generic]) -> float:

@@ -17,6 +17,8 @@ _LONG = 4
 _RUNS_DOWN = 0.08
 """Batches by which a queue falls for each one handed over, from which on that is no chance."""
 _MOST_REPEATS = 4
+_EMPTY_STEPS = 3
+"""So many steps in a row with an empty queue, and nothing is left of the pause."""
 
 
 class TurnClock:
@@ -28,7 +30,7 @@ class TurnClock:
         self._turn_seconds = turn_seconds
         self._left_at: int | None = None
         self._rows_in_hand = 0
-        self._num_repeats = 0
+        self._num_repeats = self._num_empty = 0
         self._ready_at_first = math.nan
         self._clear()
 
@@ -45,8 +47,8 @@ class TurnClock:
         """
         if self._left_at is not None and self._settled >= self._settle and not is_disturbed:
             self._count(self._rows_in_hand, 1, now - self._left_at, now - asked_at)
-        if self._settled == self._settle:
-            self._ready_at_first = num_ready()
+        if self._settled <= self._settle:
+            self._settle_down(num_ready())
         self._settled += 1
         self._left_at, self._rows_in_hand = now, rows
         if self.is_over and self._num_repeats < _MOST_REPEATS:
@@ -72,6 +74,13 @@ class TurnClock:
     def result(self) -> TurnResult:
         """What was measured so far."""
         return TurnResult(self.trial, self._rows, self._num_steps, self._seconds, self._wait)
+
+    def _settle_down(self, ready: float) -> None:
+        """Steps do not count until what was ready before the turn is used up."""
+        self._ready_at_first = ready
+        self._num_empty = self._num_empty + 1 if ready <= 1 else 0
+        if self._num_empty >= _EMPTY_STEPS:
+            self._settled = self._settle
 
     def _clear(self) -> None:
         self._rows, self._num_steps, self._seconds, self._wait = 0.0, 0, 0.0, 0.0
