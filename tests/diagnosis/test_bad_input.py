@@ -79,29 +79,6 @@ def test_what_runs_on_the_way_out_saves_no_checkpoint(tmp_path: Path) -> None:
     assert any("model.pt" in note for note in found["notes"])
 
 
-UNFED = """
-import torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.AdamW(model.parameters())
-
-def get_batch():
-    return torch.randn(8, 4)
-
-while True:
-    model(get_batch()).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-"""
-
-
-def test_training_without_a_loader_is_stopped_and_told_so(tmp_path: Path) -> None:
-    found = diagnose(write(tmp_path, UNFED), options=("--seconds", "1"), cwd=tmp_path)
-    assert "trains without a DataLoader" in found["verdict"]
-    assert "penstock.watch" in found["verdict"]
-    assert found["exit_code"] == 0
-    assert "Traceback" not in found["stderr"]
-
-
 KILLED = """
 print("pid", __import__("os").getpid(), flush=True)
 for batch in DataLoader(Slow(), batch_size=8, num_workers=1):

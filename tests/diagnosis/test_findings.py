@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.diagnosis._case import Case
+from penstock.diagnosis._diagnosis import verdict_of
 from penstock.diagnosis._findings import find
 from penstock.diagnosis._recording import Recording
 from penstock.diagnosis._remedies import choose_trials
@@ -109,6 +110,33 @@ def test_a_change_that_made_it_slower_is_never_advised(expected: str) -> None:
 def test_a_job_that_does_not_wait_is_told_nothing(expected: str) -> None:
     events, _, options = CASES[expected]
     assert find(Case(recording=recorded(events, [], {1: 1.05}, options=options), cores=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ((1.02, 1.0, 1.04), "Not waiting for data"),
+        ((0.5, 1.0, 2.2), "Cannot tell"),
+        ((1.8, 2.0, 2.1), "waits for data"),
+    ],
+)
+def test_a_wide_interval_is_no_sign_of_health(rates: tuple[float, ...], expected: str) -> None:
+    recording = recorded(steps(), [], {})
+    turns = [
+        {"fact": "turn", "pid": 1, "trial": number, "rows": rate, "steps": 10, "seconds": 1.0, "wait_seconds": 0.1}
+        for each in rates
+        for number, rate in ((0, 1.0), (1, each))
+    ]
+    facts = [each for each in recording.facts if each["fact"] != "turn"] + turns
+    case = Case(recording=Recording(facts=facts, events=recording.events), cores=2)
+    assert expected in verdict_of(case, ())
+    assert case.is_unclear is (expected == "Cannot tell")
+
+
+def test_without_time_to_try_anything_nothing_is_said_about_what_helps() -> None:
+    recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0})
+    cut_short = Recording(facts=[*recording.facts, {"fact": "out-of-time", "pid": 1}], events=recording.events)
+    assert [each.id for each in find(Case(recording=cut_short, cores=2))] == ["nothing-tried"]
 
 
 def test_padding_is_found_also_when_nothing_waits() -> None:

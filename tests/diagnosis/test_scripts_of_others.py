@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -136,66 +137,40 @@ def test_workers_however_they_start(method: str, tmp_path: Path) -> None:
     check(diagnose("train.py", options=("--seconds", "8"), cwd=tmp_path), finding=False)
 
 
-RANKS = """
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data.distributed import DistributedSampler
-
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-sampler = DistributedSampler(Slow())
-for epoch in range(100):
-    sampler.set_epoch(epoch)
-    for batch in DataLoader(Slow(), batch_size=8, sampler=sampler):
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-"""
+STRANGERS = Path(__file__).parent / "strangers"
+BIN = Path(sys.executable).parent
+COMMANDS = {
+    "nanoGPT's loop with a loader": ("nanogpt_with_loader.py",),
+    "torchvision's classification": ("classification.py", "--print-freq", "100"),
+    "Lightning": ("lightning_module.py",),
+    "Hugging Face's Trainer": ("trainer.py",),
+    "Accelerate": ("accelerate_nlp.py",),
+    "accelerate launch": (str(BIN / "accelerate"), "launch", "--cpu", "--num_processes=1", "accelerate_nlp.py"),
+    "python -m": (sys.executable, "-m", "accelerate_nlp"),
+    "torchrun": (str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "ddp.py"),
+}
+NEEDED = {"lightning_module.py": "lightning", "trainer.py": "transformers", "classification.py": "PIL"}
 
 
-def test_ranks_that_train_together_change_and_stop_together(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(HEAD + RANKS)
-    launcher = str(Path(sys.executable).with_name("torchrun"))
-    found = diagnose(
-        launcher, "--standalone", "--nproc-per-node=2", "train.py", options=("--seconds", "8"), cwd=tmp_path
-    )
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "name", [name if name == "torchrun" else pytest.param(name, marks=pytest.mark.stress) for name in COMMANDS]
+)
+def test_as_their_authors_run_them(name: str, tmp_path: Path) -> None:
+    words = COMMANDS[name]
+    script = next(path for path in STRANGERS.glob("*.py") if path.name in words or path.stem in words)
+    pytest.importorskip(NEEDED.get(script.name, "accelerate" if "accelerate" in script.name else "torch"))
+    shutil.copy(script, tmp_path)
+    found = diagnose(*words, options=("--seconds", "10"), cwd=tmp_path)
     assert "ChildFailedError" not in found["stderr"]
-    check(found)
+    check(found, finding=False)
+    assert found["exit_code"] in (0, 1), found
+    assert found["loader"].startswith(script.name), found
 
 
-ACCELERATE = """
-from accelerate import Accelerator
-accelerator = Accelerator(cpu=True)
-model = torch.nn.Linear(4, 1)
-model, optimizer, loader = accelerator.prepare(
-    model, torch.optim.SGD(model.parameters(), lr=1e-9), DataLoader(Slow(), batch_size=8))
-for epoch in range(100):
-    for batch in loader:
-        accelerator.backward(model(batch).sum())
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-TRAINER = """
-import transformers
-class Rows(Slow):
-    def __getitem__(self, index):
-        return {"x": super().__getitem__(index)}
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-    def forward(self, x):
-        return {"loss": self.layer(x).sum()}
-arguments = transformers.TrainingArguments(
-    output_dir="out", max_steps=100_000, per_device_train_batch_size=8, report_to=[], use_cpu=True, save_strategy="no",
-    learning_rate=1e-9, disable_tqdm=True, dataloader_pin_memory=False)
-transformers.Trainer(model=Model(), args=arguments, train_dataset=Rows()).train()
-"""
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("text", [ACCELERATE, TRAINER], ids=["Accelerate", "Hugging Face Trainer"])
-def test_frameworks(text: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(HEAD + text)
-    check(diagnose("train.py", options=("--seconds", "8"), cwd=tmp_path))
+def test_nanogpts_own_loop_has_no_loader_and_is_told_so(tmp_path: Path) -> None:
+    shutil.copy(STRANGERS / "nanogpt.py", tmp_path)
+    found = diagnose("nanogpt.py", options=("--seconds", "1"), cwd=tmp_path)
+    assert "trains without a DataLoader" in found["verdict"]
+    assert "Traceback" not in found["stderr"]
+    assert (tmp_path / "out" / "ckpt.pt").exists()

@@ -181,16 +181,15 @@ def odd_batch_size(case: Case) -> Finding | None:
 
 def costly_samples(case: Case) -> Finding | None:
     """It waits for data, and nothing that could be tried helps."""
-    ceiling = case.recording.ceiling
-    if not case.waits_for_data or ceiling is None:
+    ceiling, stages = case.recording.ceiling, case.stages
+    if not case.waits_for_data or ceiling is None or not case.was_enough_tried:
         return None
-    stages = case.stages
     return Finding(
         id="costly-samples",
         title="Samples cost more than the machine has cores for",
         evidence=(
             f"A batch takes {format_seconds(stages.fetch)} to make ({format_seconds(stages.fetch_cpu)} computing), "
-            f"a step {format_seconds(stages.step)}. {_what_was_tried(case)}",
+            f"a step {format_seconds(stages.step)}. No setting that was tried helped.",
         ),
         change="do the costly part of the transform once, in penstock.prepare",
         where=case.loader["where"],
@@ -199,11 +198,19 @@ def costly_samples(case: Case) -> Finding | None:
     )
 
 
-def _what_was_tried(case: Case) -> str:
-    """Whether nothing helps, or nobody knows."""
-    rounds = [
-        found.num_rounds for trial in case.recording.trials[2:] if (found := case.recording.estimate(trial.number))
-    ]
-    if case.was_cut_short and max(rounds, default=0) < FEWEST_ROUNDS:
-        return "There was no time to try settings; give it more with --seconds."
-    return "No setting that was tried helped."
+def nothing_tried(case: Case) -> Finding | None:
+    """It waits for data, and there was no time to find out what helps."""
+    ceiling = case.recording.ceiling
+    if not case.waits_for_data or ceiling is None or case.was_enough_tried:
+        return None
+    return Finding(
+        id="nothing-tried",
+        title="There was no time to find out what would help",
+        evidence=(
+            f"A batch takes {format_seconds(case.stages.fetch)} to make, a step {format_seconds(case.stages.step)}. "
+            f"Changes need at least {FEWEST_ROUNDS} turns each, and time ran out before that.",
+        ),
+        change="give the doctor more time: --seconds 120",
+        where=case.loader["where"],
+        limit=ceiling.gain,
+    )

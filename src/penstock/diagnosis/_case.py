@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.diagnosis._experiment import HEALTHY_BELOW, Estimate, Trial
+from penstock.diagnosis._experiment import FEWEST_ROUNDS, HEALTHY_BELOW, Estimate, Trial
 from penstock.diagnosis._recording import Recording
 from penstock.diagnosis._stages import Stages, measure_stages
 from penstock.metrics import EventKind
 
 _LEAST_GAIN = 1.05
 """Less is not worth a change, nor a reader's time."""
+_WIDE = 1.5
+"""An interval that ends above this is no sign of health."""
 _SETTLED_READINGS = 2
 _LEAST_GROWTH = 0.5e6
 """Bytes from one reading, of one a second, to the next."""
@@ -52,16 +54,27 @@ class Case:
         options: Mapping[str, Any] = self.loader["options"]
         return options
 
-    @property
-    def was_cut_short(self) -> bool:
-        """Whether time ran out before all was tried."""
-        return any(True for _ in self.recording.of("out-of-time"))
+    @cached_property
+    def was_enough_tried(self) -> bool:
+        """Whether the experiment came to its end, or so far that a change had the turns that are evidence."""
+        found = [self.recording.estimate(trial.number) for trial in self.recording.trials[2:]]
+        most_rounds = max((each.num_rounds for each in found if each is not None), default=0)
+        was_cut_short = any(True for _ in self.recording.of("out-of-time"))
+        return not was_cut_short or most_rounds >= FEWEST_ROUNDS
 
     @cached_property
     def waits_for_data(self) -> bool:
         """Whether a loader that costs nothing would be clearly faster."""
         ceiling = self.recording.ceiling
         return ceiling is not None and ceiling.ratio >= HEALTHY_BELOW and ceiling.is_above(1.05)
+
+    @cached_property
+    def is_unclear(self) -> bool:
+        """Whether it cannot be told if it waits for data: the interval is too wide."""
+        ceiling = self.recording.ceiling
+        if ceiling is None or self.waits_for_data:
+            return ceiling is None
+        return ceiling.ratio >= HEALTHY_BELOW or ceiling.ratio + ceiling.gain.error > _WIDE
 
     @cached_property
     def helped(self) -> list[Tried]:

@@ -47,6 +47,7 @@ class Diagnosis:
             "verdict": self.verdict,
             "healthy": self.is_healthy,
             "ceiling": None if self.ceiling is None else dataclasses.asdict(self.ceiling),
+            "loader": None if self.case is None else self.case.loader["where"],
             "findings": [_finding_json(each) for each in self.findings],
             "machine": machine | {"job_cores": self.run.usage.job_cores, "other_cores": self.run.usage.other_cores},
             "notes": list(self.notes),
@@ -63,8 +64,8 @@ def diagnose(run: ScriptRun) -> Diagnosis:
     findings = tuple(find(case))
     ceiling = recording.ceiling
     return Diagnosis(
-        verdict=_verdict(case, findings),
-        is_healthy=not findings and ceiling is not None,
+        verdict=verdict_of(case, findings),
+        is_healthy=not findings and not case.is_unclear,
         ceiling=None if ceiling is None else ceiling.gain,
         findings=findings,
         notes=tuple(notes),
@@ -93,7 +94,8 @@ def _blind(run: ScriptRun, notes: list[str]) -> Diagnosis:
     )
 
 
-def _verdict(case: Case, findings: tuple[Finding, ...]) -> str:
+def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
+    """One sentence on whether it waits for data, one on what would help most."""
     recording, stages = case.recording, case.stages
     if recording.ceiling is None:
         return (
@@ -104,7 +106,8 @@ def _verdict(case: Case, findings: tuple[Finding, ...]) -> str:
     best = findings[0] if findings else None
     if not case.waits_for_data:
         limit = recording.ceiling.gain
-        start = f"Not waiting for data: a loader that costs nothing would give × {limit.ratio:.2f} ± {limit.error:.2f}."
+        told = "Cannot tell whether it waits for data" if case.is_unclear else "Not waiting for data"
+        start = f"{told}: a loader that costs nothing would give × {limit.ratio:.2f} ± {limit.error:.2f}."
         return start if best is None else f"{start} {_told(best)}"
     return waits if best is None else f"{waits} {_told(best)}"
 

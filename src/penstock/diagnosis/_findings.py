@@ -14,6 +14,7 @@ from penstock.diagnosis._batch_findings import (
     costly_hand_over,
     costly_samples,
     heavy_collate,
+    nothing_tried,
     odd_batch_size,
     padded_batches,
     slow_samples,
@@ -58,7 +59,7 @@ def find(case: Case) -> list[Finding]:
         finding = function(case)
         if finding is not None:
             told.setdefault(finding.change, finding)
-    fallback = costly_samples(case)
+    fallback = costly_samples(case) or nothing_tried(case)
     if fallback is not None and all(each.id in _NOT_ABOUT_LOADING for each in told.values()):
         told[fallback.change] = fallback
     return sorted(told.values(), key=lambda each: -(each.gain.ratio if each.gain is not None else 0.0))
