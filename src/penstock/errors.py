@@ -24,7 +24,8 @@ Each also inherits the builtin that people already catch. A wrong argument is a 
 characters are escaped wherever such text is shown to people: `printable`.
 
 May import: nothing. Imported by: `cli`, `diagnosis`, `filesystem`, `loader`, `masks`, `plan`, `preparation`, `pytorch`,
-`report`, `schema`, `service`, `shards`, `sources`, `streams`, `transforms`, `trials`, `tuning`. Holds no state.
+`report`, `schema`, `service`, `shards`, `sources`, `streams`, `transforms`, `trials`, `tuning`, `workers`. Holds no
+state.
 """
 
 from __future__ import annotations

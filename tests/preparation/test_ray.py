@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import penstock
 from penstock.errors import MissingExtra, WorkerDied
-from penstock.preparation import _ray, prepare
+from penstock.preparation import prepare
 from penstock.preparation._local import worker_settings
 from penstock.transforms import FunctionTransform, Tokenize
 
@@ -25,10 +25,7 @@ TESTS = str(Path(__file__).parents[1])
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     make_corpus(tmp_path / "src", 1, 5)
 
-    def missing() -> Any:
-        raise MissingExtra("engine='ray' needs Ray: pip install 'penstock[ray]'")
-
-    monkeypatch.setattr(_ray, "load_ray", missing)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"pip install 'penstock\[ray\]'"):
         prepare(f"{tmp_path}/src/*.jsonl", tmp_path / "data", transform=BYTES, engine="ray")
     assert not (tmp_path / "data").exists()

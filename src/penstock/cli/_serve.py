@@ -11,8 +11,13 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from penstock.report import console, print_json
+
+if TYPE_CHECKING:
+    from penstock.plan import Plan
+    from penstock.service import Security
 
 _DRAIN_SECONDS = 10.0
 
@@ -21,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="the plan, as plan.to_toml() writes it")
     parser.add_argument(
-        "--bind", default="127.0.0.1:8815", metavar="HOST:PORT", help="where to listen (default: %(default)s)"
+        "--bind",
+        metavar="HOST:PORT",
+        help="where to listen (default: 127.0.0.1:8815; with --ray 127.0.0.1 and a free port)",
     )
     parser.add_argument(
         "--workers", type=int, metavar="N", help="worker processes (default: the processors of this job)"
@@ -40,12 +47,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MB",
         help="answers kept for others who ask the same (default: %(default)s)",
     )
+    cluster = parser.add_argument_group("on a Ray cluster")
+    cluster.add_argument("--ray", type=int, metavar="N", help="place N servers on the cluster, and restart the lost")
+    cluster.add_argument(
+        "--address", metavar="HOST:PORT", help="the cluster (default: $RAY_ADDRESS, or a new one here)"
+    )
+    cluster.add_argument(
+        "--servers-file",
+        type=Path,
+        default=Path("servers.txt"),
+        metavar="FILE",
+        help="kept up to date for clients, as in DataLoader(plan, remote=Path(FILE)) (default: %(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 after a clean end."""
     from penstock.plan import load_plan
-    from penstock.service import Security, serve
+    from penstock.service import Security
 
     sys.path.insert(0, "")  # functions of the current folder, as `python -m` finds them
     plan = load_plan(arguments.plan, allow_code=arguments.allow_code)
@@ -58,17 +77,51 @@ def run(arguments: argparse.Namespace) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
+    return (_serve_here if arguments.ray is None else _serve_on_ray)(arguments, plan, security, ended)
+
+
+def _serve_here(arguments: argparse.Namespace, plan: Plan, security: Security, ended: threading.Event) -> int:
+    from penstock.service import serve
+
     server = serve(
-        plan, arguments.bind, num_workers=arguments.workers, security=security, window_bytes=arguments.share_mb << 20
+        plan,
+        arguments.bind or "127.0.0.1:8815",
+        num_workers=arguments.workers,
+        security=security,
+        window_bytes=arguments.share_mb << 20,
     )
     try:
         said = {"address": server.address, "fingerprint": plan.fingerprint, "workers": server.num_workers}
-        if arguments.json:
-            print_json(said)
-            sys.stdout.flush()
-        else:
-            console().print(f"Serving {plan.fingerprint} on {server.address} with {server.num_workers} workers.")
+        _say(arguments, said, f"Serving {plan.fingerprint} on {server.address} with {server.num_workers} workers.")
         ended.wait()
     finally:
         server.close(_DRAIN_SECONDS)
     return 0
+
+
+def _serve_on_ray(arguments: argparse.Namespace, plan: Plan, security: Security, ended: threading.Event) -> int:
+    from penstock.service import RayServers
+
+    with RayServers(
+        plan,
+        arguments.servers_file,
+        arguments.ray,
+        bind=arguments.bind or "127.0.0.1:0",
+        num_workers=arguments.workers,
+        security=security,
+        window_bytes=arguments.share_mb << 20,
+        cluster=arguments.address,
+    ) as servers:
+        said = {"servers_file": str(arguments.servers_file), "fingerprint": plan.fingerprint, "servers": arguments.ray}
+        place = f"{arguments.ray} servers with {servers.num_workers} workers each; {arguments.servers_file} says where."
+        _say(arguments, said, f"Serving {plan.fingerprint} from {place}")
+        servers.watch(ended.is_set)
+    return 0
+
+
+def _say(arguments: argparse.Namespace, as_data: dict[str, Any], in_words: str) -> None:
+    if arguments.json:
+        print_json(as_data)
+        sys.stdout.flush()
+    else:
+        console().print(in_words)

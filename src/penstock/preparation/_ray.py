@@ -16,50 +16,30 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.errors import MissingExtra, WorkerDied
+from penstock.errors import WorkerDied
 from penstock.preparation._jobs import MAX_DEATHS, AnyJob, Done, Keyed, Listen, Lost, Runner, TaskFailed, Told
 from penstock.preparation._local import worker_settings
-from penstock.workers import PackedError
+from penstock.workers import Cluster, PackedError
 
 _opened: dict[str, Runner[Any]] = {}
-
-
-def load_ray() -> Any:
-    """The package `ray`.
-
-    Raises:
-        MissingExtra: it is not installed.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtra(f"engine='ray' needs Ray ({error}): pip install 'penstock[ray]'") from None
-    return ray
 
 
 class RayEngine:
     """Tasks on a cluster: the one this process already uses, the one at `address`, or one of its own."""
 
     def __init__(self, num_workers: int | None, address: str | None) -> None:
-        self._ray = load_ray()
+        self._cluster = Cluster("engine='ray'", address, num_workers)
+        self._ray = self._cluster.ray
         self._num_workers = num_workers
-        self._address = address
-        self._is_ours = False
 
     def __enter__(self) -> Self:
-        if not self._ray.is_initialized():
-            cpus = self._num_workers if self._address is None else None
-            self._ray.init(
-                address=self._address or "local", num_cpus=cpus, include_dashboard=False, log_to_driver=False
-            )
-            self._is_ours = True
+        self._cluster.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_ours:
-            self._ray.shutdown()
+        self._cluster.__exit__(kind, error, trace)
 
     def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
         """Do all tasks; at most as many at once as there are workers.
@@ -75,7 +55,7 @@ class RayEngine:
         waiting = collections.deque(sorted(tasks, key=lambda task: -task.num_bytes))
         deaths: collections.Counter[str] = collections.Counter()
         running: dict[Any, Keyed] = {}
-        limit = self._num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        limit = self._num_workers or self._cluster.num_cpus
         try:
             while waiting or running:
                 while waiting and len(running) < limit:

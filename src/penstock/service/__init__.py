@@ -17,11 +17,13 @@ from penstock.service._addresses import Servers, resolve
 from penstock.service._certificates import make_certificates
 from penstock.service._client import RemoteEngine
 from penstock.service._fleet import Remote, as_remote, requests_in_flight
+from penstock.service._ray import RayServers
 from penstock.service._security import Security
 from penstock.service._serve import serve
 from penstock.service._top import Reading, read_servers
 
 __all__ = [
+    "RayServers",
     "Reading",
     "Remote",
     "RemoteEngine",

@@ -16,13 +16,17 @@
       .close()    cuts the life-line --------------->  SIGKILL by the kernel, whatever it is doing; the same
                                                        when the owner exits or is killed
 
+`Cluster` is the way to machines of a Ray cluster.
+
 What the messages say is the program's business: nothing here knows plans, batches, tasks or shards.
 
-May import: `cgroups`. Imported by: `diagnosis`, `loader`, `metrics`, `preparation`, `pytorch`, `service`, `trials`.
-Holds state: the crews and parcels of this process, weakly, for the hook that lets go of them in forked children.
+May import: `cgroups`, `errors`. Imported by: `diagnosis`, `loader`, `metrics`, `preparation`, `pytorch`, `service`,
+`trials`. Holds state: the crews and parcels of this process, weakly, for the hook that lets go of them in forked
+children.
 """
 
 from penstock.workers._channel import Channel
+from penstock.workers._cluster import Cluster
 from penstock.workers._cpus import default_workers, thread_settings, usable_cpus
 from penstock.workers._crew import Crew
 from penstock.workers._entry import guard_life_line
@@ -36,6 +40,7 @@ from penstock.workers._worker import Program, fail_setup, flush_printed
 
 __all__ = [
     "Channel",
+    "Cluster",
     "Crew",
     "Packed",
     "PackedError",

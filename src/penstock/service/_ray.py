@@ -1,0 +1,171 @@
+"""Servers of a plan on a Ray cluster: as many as asked for, where there is room, started again when they are lost.
+
+    RayServers                              actors, spread over the cluster
+    place N of them ────────────────────►   a `Server` each, on a port of its machine
+    "where are you?", every second ◄────►   host:port
+    a file with the addresses ──────────►   DataLoader(plan, remote="servers.txt") looks into it every two seconds
+
+Ray does the scheduling: it starts a lost actor again, on the same machine or on another. Which address it then has is
+all that is watched here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.errors import ServiceError
+from penstock.plan import Plan
+from penstock.service._addresses import split_address
+from penstock.service._security import Security
+from penstock.service._serve import serve
+from penstock.workers import Cluster
+
+logger = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+_START_SECONDS = 120.0
+_WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - recognised, not bound to
+
+
+class RayServers:
+    """N servers of a plan as Ray actors, and the file that says where they are.
+
+    Every machine must see the plan's data under the same paths, have Penstock installed, and have the files that
+    `security` names. Functions that the plan maps must be importable there.
+
+    Args:
+        file: Where the addresses are written, one per line, whenever they change.
+        count: How many servers.
+        bind: Host and port each listens on; with port 0, the default, a free one.
+        num_workers: Worker processes of each; by default an even share of the cluster's processors.
+        cluster: Address of the cluster; by default that of `RAY_ADDRESS`, or a new one on this machine.
+
+    Raises:
+        ServiceError: no server has started in time.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        file: str | os.PathLike[str],
+        count: int,
+        *,
+        bind: str = "127.0.0.1:0",
+        num_workers: int | None = None,
+        security: Security | None = None,
+        window_bytes: int = 256 << 20,
+        cluster: str | None = None,
+    ) -> None:
+        if count < 1:
+            raise ValueError(f"{count} servers; expected at least 1.")
+        security = security or Security()
+        security.check_server(split_address(bind)[0])
+        self._file = Path(file).expanduser()
+        self._stack = contextlib.ExitStack()
+        self._cluster = self._stack.enter_context(Cluster("serving on a cluster", cluster))
+        ray = self._ray = self._cluster.ray
+        self.num_workers = num_workers or max(1, self._cluster.num_cpus // count)
+        actor = ray.remote(num_cpus=self.num_workers, max_restarts=-1, scheduling_strategy="SPREAD")(ServerActor)
+        self._actors = [actor.remote(plan, bind, self.num_workers, security, window_bytes) for _ in range(count)]
+        self._asked: dict[int, Any] = {}
+        self._known: dict[int, str] = {}
+        self._written: list[str] | None = None
+        try:
+            self._wait_for_the_first()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the servers are that were there when last asked."""
+        return [self._known[number] for number in sorted(self._known)]
+
+    def watch(self, is_over: Callable[[], bool]) -> None:
+        """Keep the file up to date until `is_over()`."""
+        while not is_over():
+            self.look()
+
+    def look(self) -> None:
+        """Ask every server where it is, for at most a second; write the file if that has changed."""
+        begin = time.monotonic()
+        for number, actor in enumerate(self._actors):
+            if number not in self._asked:
+                self._asked[number] = actor.address.remote()
+        numbers = {reference: number for number, reference in self._asked.items()}
+        done, _ = self._ray.wait(list(numbers), num_returns=len(numbers), timeout=_TICK_SECONDS)
+        for reference in done:
+            self._hear(numbers[reference], self._asked.pop(numbers[reference]))
+        self._write()
+        time.sleep(max(0.0, begin + _TICK_SECONDS - time.monotonic()))
+
+    def close(self) -> None:
+        """End all servers, and the cluster if it was started here."""
+        for actor in self._actors:
+            with contextlib.suppress(Exception):  # the cluster may be what failed
+                self._ray.kill(actor, no_restart=True)
+        with contextlib.suppress(OSError):
+            self._file.unlink(missing_ok=True)
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait_for_the_first(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._known:
+            if time.monotonic() > deadline:
+                raise ServiceError(
+                    f"No server has started on the cluster within {_START_SECONDS:.0f} s. Each asks for "
+                    f"{self.num_workers} processors; the cluster has {self._cluster.num_cpus}."
+                )
+            self.look()
+
+    def _hear(self, number: int, reference: Any) -> None:
+        try:
+            address = self._ray.get(reference)
+        except self._ray.exceptions.RayActorError as error:
+            if not self._known and "__init__" in str(error):  # it will not start anywhere
+                raise ServiceError(f"A server cannot start: {error}") from None
+            if self._known.pop(number, None):
+                logger.warning("Server %d is lost; Ray starts it again.", number)
+        else:
+            if self._known.get(number) != address:
+                logger.info("Server %d is at %s.", number, address)
+            self._known[number] = address
+
+    def _write(self) -> None:
+        """Put the addresses into place at once: a client never reads half a list."""
+        if self.addresses != self._written:
+            beside = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+            beside.write_text("".join(f"{address}\n" for address in self.addresses))
+            beside.replace(self._file)
+            self._written = self.addresses
+
+
+class ServerActor:
+    """What runs on the cluster: one server."""
+
+    def __init__(self, plan: Plan, bind: str, num_workers: int, security: Security, window_bytes: int) -> None:
+        self._server = serve(plan, bind, num_workers=num_workers, security=security, window_bytes=window_bytes)
+
+    def address(self) -> str:
+        """Where clients reach it."""
+        from ray.util import get_node_ip_address
+
+        host, port = split_address(self._server.address)
+        if host in _WILDCARDS:
+            host = get_node_ip_address()  # type: ignore[no-untyped-call]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

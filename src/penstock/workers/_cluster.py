@@ -1,0 +1,56 @@
+"""A Ray cluster: the one this process already uses, one at an address, or one of its own on this machine."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.errors import MissingExtra
+
+
+def load_ray(what: str) -> Any:
+    """The package `ray`, for the option `what`.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtra(f"{what} needs Ray ({error}): pip install 'penstock[ray]'") from None
+    return ray
+
+
+class Cluster:
+    """Connects to a cluster while it is entered, and starts one if there is none.
+
+    Args:
+        what: The option that asks for Ray, for the message when it is not installed.
+        address: The cluster's; by default the one that `RAY_ADDRESS` names, or a new one on this machine.
+        num_cpus: Processors of a new one; by default those of the machine.
+    """
+
+    def __init__(self, what: str, address: str | None, num_cpus: int | None = None) -> None:
+        self.ray = load_ray(what)
+        self._address = address or os.environ.get("RAY_ADDRESS")
+        self._num_cpus = num_cpus
+        self._is_ours = False
+
+    def __enter__(self) -> Self:
+        if not self.ray.is_initialized():
+            cpus = None if self._address else self._num_cpus
+            self.ray.init(address=self._address or "local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+            self._is_ours = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_ours:
+            self.ray.shutdown()
+
+    @property
+    def num_cpus(self) -> int:
+        """Processors that the cluster has for us."""
+        return max(1, int(self.ray.cluster_resources().get("CPU", 1)))
