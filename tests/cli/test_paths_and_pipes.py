@@ -135,7 +135,7 @@ def test_an_interrupted_run_says_what_it_keeps(
         if progress.tasks >= num_tasks:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.cli._prepare._progress", lambda as_json: _Listener(interrupt))
+    monkeypatch.setattr("penstock.cli._prepare.show_progress", lambda as_json: _Listener(interrupt))
     command = ["prepare", f"{tmp_path}/*.jsonl", str(tmp_path / "data"), "--tokenizer", "bytes", "--workers", "1"]
     assert main([*command, "--shard-bytes", "20KB"]) == 130
     shown = capsys.readouterr().err

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.cli._prepare import preparation_bar, show_prepared
+from penstock.cli._prepare_shown import preparation_bar, show_prepared
 from penstock.errors import MissingExtra
 from penstock.report import console, print_json
 

@@ -1,4 +1,4 @@
-"""Which row comes next: keyed permutations, the order of an epoch, and mixtures of sources.
+"""Which row comes next: keyed permutations, the order of an epoch, mixtures of sources, and parts of a split.
 
 Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torch.
 Kernels are compiled by numba at the first call.
@@ -9,6 +9,7 @@ May import: `compiled`, `splitmix`. Imported by: `plan`, `preparation`, `streams
 from penstock.order._keys import ORDER_VERSION, derive_key
 from penstock.order._mixture import Mixture
 from penstock.order._orders import FullOrder, Order, SequentialOrder
+from penstock.order._parts import draw_shares, share_ranges
 from penstock.order._permutation import Permutation
 from penstock.order._windowed import WindowedOrder
 
@@ -21,4 +22,6 @@ __all__ = [
     "SequentialOrder",
     "WindowedOrder",
     "derive_key",
+    "draw_shares",
+    "share_ranges",
 ]

@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schema import HASH_COLUMN, Column, Ragged
-from penstock.shards import Provenance, Storage, content_columns, hash_samples, read_samples
+from penstock.schema import HASH_COLUMN, Column
+from penstock.shards import Provenance, Storage, content_columns, hash_samples, hash_texts, read_samples
 
 By = Literal["content", "index", "file"] | tuple[str, ...]
 """What a split goes by; names are columns, and an index is no key."""
@@ -77,9 +77,7 @@ class SampleKeys:
 
     @functools.cached_property
     def _of_files(self) -> NDArray[np.uint64]:
-        paths = [path.encode(errors="surrogatepass") for path in self.provenance.files]
-        joined = np.frombuffer(b"".join(paths), np.uint8)
-        return hash_samples([Ragged.from_lengths(joined, [len(path) for path in paths], True)])
+        return hash_texts(self.provenance.files)
 
     @property
     def _content_bytes(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.order import derive_key
+from penstock.order import derive_key, draw_shares, share_ranges
 from penstock.plan._arguments import whole_number
 from penstock.plan._sample_keys import By
 from penstock.plan._samples import Samples
@@ -38,15 +38,16 @@ class SplitPart:
         parts = [np.empty(0, np.int64)]
         for begin in range(0, len(before), _CHUNK):
             chunk = np.arange(begin, min(begin + _CHUNK, len(before)), dtype=np.int64)
-            shares = self._draw(before, chunk) / 2.0**64
+            shares = self._draw(before, chunk)
             parts.append(chunk[(shares >= self.begin) & (shares < self.end)])
         return np.concatenate(parts)
 
-    def _draw(self, before: Samples, chunk: NDArray[np.int64]) -> NDArray[np.uint64]:
-        if self.by == "index":
-            return mix(chunk.view(np.uint64) * GAMMA + np.uint64(derive_key(self.seed, "split")))
-        keys = before.keys.of(self.by, before.locate(chunk))
-        return mix(keys + np.uint64(derive_key(self.seed, "split by key")))
+    def _draw(self, before: Samples, chunk: NDArray[np.int64]) -> NDArray[np.float64]:
+        if self.by != "index":
+            return draw_shares(before.keys.of(self.by, before.locate(chunk)), self.seed)
+        drawn = mix(chunk.view(np.uint64) * GAMMA + np.uint64(derive_key(self.seed, "split")))
+        shares: NDArray[np.float64] = drawn / 2.0**64
+        return shares
 
     @property
     def identity(self) -> str:
@@ -77,16 +78,9 @@ def split_parts(
         TypeError: the fractions have no names, or the seed is not an int.
         ValueError: a fraction is not positive, they do not add up to 1, or `by` can mean two things.
     """
-    if not isinstance(fractions, Mapping):
-        raise TypeError(f"Fractions have names, as in {{'train': 0.9, 'test': 0.1}}; these are {fractions!r}.")
-    if not fractions or any(not fraction > 0 for fraction in fractions.values()):
-        raise ValueError(f"Fractions must be positive; these are {dict(fractions)}.")
-    if abs(sum(fractions.values()) - 1) > 1e-6:
-        raise ValueError(f"Fractions must add up to 1; {dict(fractions)} add up to {sum(fractions.values())}.")
+    ranges = share_ranges(fractions)
     seed, key = whole_number("split", "seed", seed), _as_by(by, schema)
-    edges = np.concatenate([[0.0], np.cumsum(list(fractions.values()))]).tolist()
-    edges[-1] = 2.0  # whatever rounding did, the last part takes all that is left
-    return {name: SplitPart(edges[number], edges[number + 1], seed, key) for number, name in enumerate(fractions)}
+    return {name: SplitPart(begin, end, seed, key) for name, (begin, end) in ranges.items()}
 
 
 def _as_by(by: str | Sequence[str], schema: Schema) -> By:

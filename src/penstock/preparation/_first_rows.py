@@ -40,9 +40,9 @@ class FirstRows:
 
 
 def read_first_rows(
-    transform: Transform, splits: Sequence[Split], reading: SourceOptions, settings: Settings
+    transform: Transform, splits: Sequence[Split], reading: SourceOptions, settings: Settings, *, is_part: bool
 ) -> FirstRows:
-    """Read the first rows of the sources and show them to the transform.
+    """Read the first rows of the sources and show them to the transform; `is_part` if not all samples will be stored.
 
     Raises:
         SchemaError: no row of the first splits gives a sample, or a column has a reserved name.
@@ -64,16 +64,16 @@ def read_first_rows(
             )
     runs = find_runs(splits, reading, columns) if settings.shuffle == "auto" and settings.origins == "auto" else None
     shuffle = settings.shuffle if settings.shuffle != "auto" else (None if runs is None else _SEED)
-    origins = _choose_origins(settings, shuffle, output)
+    origins = _choose_origins(settings, shuffle is not None or is_part, output)
     if origins == "column":
         columns = {**columns, ORIGIN_COLUMN: ORIGIN_SPEC}
     return FirstRows(transform=ready, columns=columns, origins=origins, shuffle=shuffle, runs=runs)
 
 
-def _choose_origins(settings: Settings, shuffle: int | None, output: Output | None) -> Literal["manifest", "column"]:
+def _choose_origins(settings: Settings, is_scattered: bool, output: Output | None) -> Literal["manifest", "column"]:
     if settings.origins != "auto":
         return settings.origins
-    if shuffle is not None:
+    if is_scattered:  # neighbouring samples are of rows far apart
         return "column"
     is_one_to_one = output is None or bool((np.diff(output.sources) == 1).all())
     return "manifest" if is_one_to_one else "column"

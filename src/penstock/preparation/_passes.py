@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 from penstock.preparation._committed import CommittedTask
-from penstock.preparation._conversion import ConversionJob
+from penstock.preparation._conversion import ConversionJob, Target
 from penstock.preparation._engines import Workforce
 from penstock.preparation._plan import RunPlan
 from penstock.preparation._shuffle import GatherJob, plan_gathering
@@ -16,13 +17,18 @@ from penstock.shards import Runs, SplitOrigin
 from penstock.sources import Split
 
 
-def run_tasks(plan: RunPlan, work: WorkFolder, workforce: Workforce) -> list[CommittedTask]:
-    """Do what is left to do, and return all new tasks with what they made."""
+def run_tasks(
+    plan: RunPlan, work: WorkFolder, workforce: Workforce, others: Sequence[RunPlan] = ()
+) -> list[CommittedTask]:
+    """Do what is left to do, and return all new tasks with what they made.
+
+    Of a split, `others` are the plans of the other parts: tasks that they have as well make their samples, too.
+    """
     if not plan.tasks:
         return []
     _sweep(plan, work)
     is_shuffled = plan.specification.shuffle is not None
-    records = _convert(plan, workforce, "deal" if is_shuffled else "prepare")
+    records = _convert(plan, others, workforce, "deal" if is_shuffled else "prepare")
     made = [_to_committed(task, record) for task, record in zip(plan.tasks, records, strict=True)]
     return [_merge(made, _gather(plan, work, workforce, records))] if is_shuffled else made
 
@@ -37,19 +43,28 @@ def _sweep(plan: RunPlan, work: WorkFolder) -> None:
     work.sweep(kept)
 
 
-def _convert(plan: RunPlan, workforce: Workforce, stage: str) -> list[TaskRecord]:
+def _convert(plan: RunPlan, others: Sequence[RunPlan], workforce: Workforce, stage: str) -> list[TaskRecord]:
     """Read, transform and write what is left of the plan."""
     job = ConversionJob(
-        destination=plan.destination,
-        specification=plan.specification,
+        target=Target(destination=plan.destination, specification=plan.specification),
+        others=tuple(Target(destination=each.destination, specification=each.specification) for each in others),
         transform=plan.transform,
         reading=plan.reading,
         on_error=plan.settings.on_error,
         max_skipped=plan.settings.most_skipped_rows,
     )
     finished = dict(plan.finished)
-    workforce.execute(stage, job, plan.tasks, finished, plan.skipped)
+    workforce.execute(stage, job, _with_keys_of(others, plan.tasks), finished, plan.skipped)
     return [finished[task.key] for task in plan.tasks]
+
+
+def _with_keys_of(others: Sequence[RunPlan], tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, each with the keys of the tasks of other plans that read the same."""
+    keys = [{(task.splits, task.first_split): task.key for task in plan.left} for plan in others]
+    return [
+        dataclasses.replace(task, keys_of_others=tuple(known.get((task.splits, task.first_split)) for known in keys))
+        for task in tasks
+    ]
 
 
 def _gather(plan: RunPlan, work: WorkFolder, workforce: Workforce, dealt: Sequence[TaskRecord]) -> list[TaskRecord]:

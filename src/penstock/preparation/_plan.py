@@ -17,7 +17,7 @@ from penstock.preparation._committed import CommittedTask
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import sum_counts
 from penstock.preparation._specification import Specification
-from penstock.preparation._summary import note_gone, note_numbers_as_text, note_passed_over, note_permuted
+from penstock.preparation._summary import note_gone, note_limit, note_numbers_as_text, note_passed_over, note_permuted
 from penstock.preparation._survey import Survey
 from penstock.preparation._tasks import Task, name_tasks
 from penstock.preparation._work_folder import TaskRecord
@@ -92,10 +92,13 @@ def plan_run(survey: Survey) -> RunPlan:
     """Decide everything about a run.
 
     Raises:
-        SchemaError: row lengths to pack to are given for data that has no documents of tokens.
+        SchemaError: row lengths to pack to are given for data that has no documents of tokens, or a split goes by a
+            column that there is not.
     """
     request, previous, rows = survey.request, survey.previous, survey.first_rows
     specification = previous.specification if previous is not None else _specify(survey)
+    if request.part is not None:
+        request.part.check(specification.schema)
     if not survey.is_up_to_date:
         _check_packable(specification.schema, request.settings.pack)
     return RunPlan(
@@ -123,6 +126,7 @@ def plan_run(survey: Survey) -> RunPlan:
             *note_passed_over(survey.passed_over),
             *note_gone(previous, survey.files),
             *note_numbers_as_text(survey.numbers_as_text),
+            *note_limit(specification.limit),
             *([] if survey.is_up_to_date else note_permuted(request.settings, specification, rows)),
         ),
     )
@@ -142,6 +146,8 @@ def _specify(survey: Survey) -> Specification:
         origins=rows.origins,
         hashes=True,
         file_order="hash" if survey.mixes_files else None,
+        part=None if request.part is None else request.part.to_json(),
+        limit=request.settings.limit,
     )
 
 

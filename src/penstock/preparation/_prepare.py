@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from penstock.filesystem import local_path
 from penstock.preparation._classes import Classes, read_classes
+from penstock.preparation._parts import check_destination, plan_parts
 from penstock.preparation._progress import OnProgress
-from penstock.preparation._run import Preparation
+from penstock.preparation._run import run_all
 from penstock.preparation._settings import EngineName, OnError, Origins, Settings
-from penstock.preparation._summary import Prepared
+from penstock.preparation._summary import Prepared, sum_parts
 from penstock.preparation._survey import Request
 from penstock.sources import SourceOptions
 from penstock.transforms import BatchFunction, FunctionTransform, KeepColumns, Transform
@@ -35,14 +36,18 @@ def prepare(
     max_skipped: int | float | None = None,
     overwrite: bool = False,
     remove: bool = False,
+    split: Mapping[str, float] | None = None,
+    split_seed: int = 0,
+    split_by: str | Sequence[str] = "content",
+    limit: int | None = None,
     origins: Origins = "auto",
     on_progress: OnProgress | None = None,
 ) -> Prepared:
     """Turn raw data into a dataset at `destination`. Stop it at any moment and call it again: it continues.
 
-    A new dataset depends only on the sources, the transform, `reading`, `shard_bytes`, `shuffle` and `origins`, to the
-    byte. If the dataset is there already, made with the same settings, only new and changed source files are prepared,
-    and their samples come last: the same samples as in a new dataset, in another order.
+    A new dataset depends only on the sources, the transform, `reading`, `shard_bytes`, `shuffle`, `split`, `limit` and
+    `origins`, to the byte. If the dataset is there already, made with the same settings, only new and changed source
+    files are prepared, and their samples come last: the same samples as in a new dataset, in another order.
 
     Args:
         sources: A path, glob, folder or URL, a list of them, or a Python iterable of rows.
@@ -63,6 +68,11 @@ def prepare(
         max_skipped: Most rows to skip: a number, or a share such as 0.5; None is a tenth, and ten rows in any case.
         overwrite: Replace a dataset made with different settings.
         remove: Remove the samples of source files that are no longer given, rather than stop.
+        split: Name and share of each part, as in {"val": 0.02}: each becomes a dataset in a folder of its own in
+            `destination`. What the shares leave is "train". A sample stays in its part in later runs, too.
+        split_seed: Another one gives another split.
+        split_by: What decides a sample's part: "content", "file" (all samples of one together), or columns.
+        limit: Make at most this many samples, the first of the sources: a trial.
         origins: Where to keep the file and row of each sample: "manifest", "column", or "auto".
         on_progress: Called a few times a second with a `Progress`.
 
@@ -86,6 +96,7 @@ def prepare(
         max_skipped=max_skipped,
         overwrite=overwrite,
         remove=remove,
+        limit=limit,
         origins=origins,
     )
     path = local_path(destination, "the destination").absolute()
@@ -98,8 +109,14 @@ def prepare(
         reading=_with_classes(reading or SourceOptions(), classes),
         settings=settings,
     )
-    with Preparation(request, on_progress) as preparation:
-        return preparation.run()
+    if split is None:
+        [prepared] = run_all([request], on_progress)
+        return prepared
+    parts = plan_parts(split, split_seed, split_by)
+    check_destination(path, parts)
+    requests = [dataclasses.replace(request, destination=path / part.name, part=part) for part in parts]
+    made = {part.name: each for part, each in zip(parts, run_all(requests, on_progress), strict=True)}
+    return sum_parts(path, {name: made[name] for name, _ in parts[0].parts})
 
 
 def _with_classes(reading: SourceOptions, classes: Classes | None) -> SourceOptions:

@@ -210,6 +210,9 @@ def _obstacle(
             f"the dataset there is shuffled, with {what}: where a document is depends on all sources, so everything "
             "must be prepared again"
         )
+    if previous.specification.limit is not None and not is_current:
+        limit = counted(previous.specification.limit, "sample")
+        return f"the dataset there is a trial of the first {limit}, of sources that have changed since"
     if previous.num_appended and not (is_current and previous.pack == pack):
         appended = counted(previous.num_appended, "sample")
         return f"another writer has appended {appended} to the dataset there, which this run would drop"

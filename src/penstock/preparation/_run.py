@@ -1,7 +1,13 @@
-"""One run of `prepare`, under the destination's lock: survey, plan, run, commit."""
+"""One run of `prepare`, under the destination's lock: survey, plan, run, commit.
+
+Of a split, every part is a run of its own, and all of them hold their locks together. The first reads the sources, and
+its tasks make the samples of the other parts along with its own: each of those then finds its tasks finished, as
+after an interruption. So a part that lags behind, whatever stopped it, catches up by itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,18 +23,37 @@ from penstock.preparation._plan import RunPlan, plan_run
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._skipping import check_share_skipped, sum_counts
 from penstock.preparation._summary import Prepared, RunLedger, describe_run, note_changes
-from penstock.preparation._survey import Group, Request, survey
+from penstock.preparation._survey import Glance, Group, Request, survey
 from penstock.preparation._work_folder import WORK_NAME, WorkFolder
 from penstock.shards import Manifest, Workspace
 
 _log = logging.getLogger(__name__)
 
 
+def run_all(requests: Sequence[Request], on_progress: OnProgress | None) -> list[Prepared]:
+    """Prepare one dataset, or all parts of a split, from the same sources."""
+    glance = Glance(requests[0])
+    with contextlib.ExitStack() as stack:
+        first, *others = [stack.enter_context(Preparation(request, glance, on_progress)) for request in requests]
+        first.decide(starts_workers=True)
+        for other in others:
+            other.decide(starts_workers=False)
+            other.begin()
+        first.work(others)
+        for other in others:
+            other.decide(starts_workers=True)
+            other.work()
+        return [each.commit() for each in (first, *others)]
+
+
 class Preparation:
     """What one run holds: the lock, the workers, and an account of what they did."""
 
-    def __init__(self, request: Request, on_progress: OnProgress | None) -> None:
+    def __init__(self, request: Request, glance: Glance, on_progress: OnProgress | None) -> None:
         self._request = request
+        self._glance = glance
+        self._plan: RunPlan | None = None
+        self._fresh: list[CommittedTask] = []
         self._work = WorkFolder(request.destination)
         self._ledger = RunLedger()
         self._workforce = Workforce(request.settings, self._work, self._ledger, on_progress)
@@ -46,22 +71,44 @@ class Preparation:
         finally:
             self._workspace.close()
 
-    def run(self) -> Prepared:
-        """Prepare what is asked for, or find that it is up to date."""
+    def decide(self, *, starts_workers: bool) -> RunPlan:
+        """Look at the sources and the destination, and plan what to do; `starts_workers` while still looking."""
         self._work.refuse_links()
-        plan = plan_run(survey(self._request, self._workspace.previous, self._work, self._start_workers))
-        _log.info("%s", plan.summary())
-        self._ledger.num_kept = plan.num_kept
+        on_groups = self._start_workers if starts_workers else _ignore
+        self._plan = plan_run(survey(self._request, self._glance, self._workspace.previous, self._work, on_groups))
+        return self._plan
+
+    def begin(self) -> None:
+        """Make room for finished tasks; whoever reads for this run may then leave them there."""
+        if not self.plan.is_up_to_date:
+            self._work.begin(self.plan.specification)
+
+    def work(self, others: Sequence[Preparation] = ()) -> None:
+        """Do the tasks; those that are also of the others, for them as well."""
+        _log.info("%s", self.plan.summary())
+        self._ledger.num_kept = self.plan.num_kept
+        if not self.plan.is_up_to_date:
+            self.begin()
+            plans = [other.plan for other in others if not other.plan.is_up_to_date]
+            self._fresh = run_tasks(self.plan, self._work, self._workforce, plans)
+            self._workforce.close()  # what can fail does so before the commit
+            _check_share_skipped(self.plan, self._fresh)
+            self._ledger.mark_worked()
+
+    def commit(self) -> Prepared:
+        """Make what was done the dataset, or find that it is up to date."""
+        plan = self.plan
         if plan.is_up_to_date:
             return self._leave_as_it_is(plan)
-        self._work.begin(plan.specification)
-        fresh = run_tasks(plan, self._work, self._workforce)
-        self._workforce.close()  # what can fail does so before the commit
-        _check_share_skipped(plan, fresh)
         notes = (*plan.transform.notes, *note_changes(plan.to_read), *plan.notes)
-        self._ledger.mark_worked()
-        manifest, skipped = stage_dataset(plan, fresh, self._workspace, self._work)
+        manifest, skipped = stage_dataset(plan, self._fresh, self._workspace, self._work)
         return self._commit(plan, manifest, skipped, notes)
+
+    @property
+    def plan(self) -> RunPlan:
+        """What `decide` decided."""
+        assert self._plan is not None
+        return self._plan
 
     def _tidy(self) -> None:
         """Remove `.preparing` if there is nothing in it to continue; what stays is no reason to fail."""
@@ -106,6 +153,10 @@ class Preparation:
         return self._ledger.summarise(
             plan.destination, manifest, num_files=len(plan.files), skipped=skipped, notes=notes
         )
+
+
+def _ignore(groups: Sequence[Group]) -> None:
+    """Nobody starts workers yet."""
 
 
 def _check_share_skipped(plan: RunPlan, fresh: Sequence[CommittedTask]) -> None:

@@ -1,6 +1,6 @@
 """What a caller of `prepare` may choose, checked once.
 
-Only `shard_bytes`, `shuffle` and `origins` decide any byte of the output, and `pack` what is stored beside it.
+Only `shard_bytes`, `shuffle`, `limit` and `origins` decide any byte of the output, and `pack` what is stored beside it.
 Workers and engine decide how long it takes; the rest, what happens when something is wrong.
 """
 
@@ -47,6 +47,8 @@ class Settings:
     """Whether to replace a dataset, or an unfinished one, that was made with different settings."""
     remove: bool
     """Whether samples may go whose source files are no longer given; `overwrite` allows that, too."""
+    limit: int | None
+    """Samples after which to stop, for a trial; None makes all of them."""
     origins: Origins
     """Where to keep the file and row of each sample: beside the manifest, or in a column of 16 bytes a sample."""
 
@@ -59,6 +61,8 @@ class Settings:
         if self.shard_bytes < 1:
             raise ValueError(f"shard_bytes={self.shard_bytes}; it must be at least 1.")
         self._check_max_skipped()
+        if self.limit is not None and (type(self.limit) is not int or self.limit < 1):
+            raise ValueError(f"limit={self.limit!r}; give a number of samples, at least 1, or None for all of them.")
         if self.address is not None and self.engine != "ray":
             raise ValueError(f"address={self.address!r} is the address of a Ray cluster; it needs engine='ray'.")
         if any(type(length) is not int or length < 1 for length in self.pack):

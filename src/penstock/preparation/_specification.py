@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from penstock.identity import digest_json
+from penstock.preparation._parts import SHAPE as PART
+from penstock.preparation._parts import Part
 from penstock.preparation._settings import Settings
 from penstock.schema import Schema
 from penstock.shapes import Either, misfit
@@ -29,6 +31,8 @@ _WORDS = {
     "shuffle": "shuffle",
     "file_order": "order of files",
     "origins": "origins",
+    "part": "split",
+    "limit": "limit",
 }
 _SHOWN = 80
 _BEFORE = {
@@ -46,7 +50,7 @@ _SHAPE = {
     "origins": frozenset({"manifest", "column"}),
     "version": int,
 }
-_LATER = {"hashes": bool, "file_order": frozenset({"hash"})}
+_LATER = {"hashes": bool, "file_order": frozenset({"hash"}), "part": PART, "limit": _SIZE}
 """Fields that older versions did not have; one at its default is not written, so that what they made goes on."""
 
 
@@ -69,6 +73,10 @@ class Specification:
     """Whether a hash of each sample is stored; datasets from before there were any go on without."""
     file_order: Literal["hash"] | None = None
     """"hash" reads files in the order of a hash of their names, which takes class folders apart; None, by name."""
+    part: Mapping[str, Any] | None = None
+    """Of a split, which samples are stored; None stores all of them."""
+    limit: int | None = None
+    """How many samples were made of the sources, of a trial; None is all of them."""
     version: int = VERSION
 
     @property
@@ -98,7 +106,7 @@ class Specification:
         return cls(**{field: fields[field] for field in _SHAPE}, **later)
 
 
-def asked_for(transform: Transform, reading: SourceOptions, settings: Settings) -> dict[str, Any]:
+def asked_for(transform: Transform, reading: SourceOptions, settings: Settings, part: Part | None) -> dict[str, Any]:
     """What the arguments settle of a specification, before any row has been read."""
     origins = {} if settings.origins == "auto" else {"origins": settings.origins}
     # What "auto" chose when the dataset was made, or was not there to choose, stays.
@@ -108,6 +116,8 @@ def asked_for(transform: Transform, reading: SourceOptions, settings: Settings) 
         "transform": transform.identity,
         "reading": reading.identity,
         "shard_bytes": settings.shard_bytes,
+        "part": None if part is None else part.to_json(),
+        "limit": settings.limit,
         **order,
         **origins,
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.preparation._first_rows import FirstRows
 from penstock.preparation._previous import Previous
 from penstock.preparation._progress import Counts
 from penstock.preparation._settings import Settings
+from penstock.preparation._skipping import sum_counts
 from penstock.preparation._specification import Specification
 from penstock.preparation._work_folder import TaskRecord
 from penstock.shapes import COUNT, misfit
@@ -64,6 +66,8 @@ class Prepared:
     """How often each worker died; its tasks were done again."""
     notes: tuple[str, ...]
     """Sentences that the user should see."""
+    parts: Mapping[str, Prepared] = field(default_factory=dict)
+    """With a split, its parts by name, of which the above are the sums; else empty."""
 
     @property
     def bottleneck(self) -> str:
@@ -72,7 +76,41 @@ class Prepared:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json` and run.json."""
-        return {**asdict(self), "path": str(self.path), "notes": list(self.notes), "bottleneck": self.bottleneck}
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        plain = {"path": str(self.path), "notes": list(self.notes), "bottleneck": self.bottleneck}
+        parts = {"parts": {name: part.to_json() for name, part in self.parts.items()}} if self.parts else {}
+        del fields["parts"]
+        return {**fields, **plain, **parts}
+
+
+def sum_parts(path: Path, parts: Mapping[str, Prepared]) -> Prepared:
+    """One summary of all parts of a split."""
+    made = list(parts.values())
+    return Prepared(
+        path=path,
+        num_samples=sum(each.num_samples for each in made),
+        num_tokens=sum(each.num_tokens for each in made),
+        num_shards=sum(each.num_shards for each in made),
+        num_bytes=sum(each.num_bytes for each in made),
+        num_files=made[0].num_files,
+        tasks_run=sum(each.tasks_run for each in made),
+        tasks_kept=min(each.tasks_kept for each in made),
+        raw_bytes=sum(each.raw_bytes for each in made),
+        skipped=sum_counts(each.skipped for each in made),
+        noticed=sum_counts(each.noticed for each in made),
+        classes=made[0].classes,
+        seconds={name: max(each.seconds[name] for each in made) for name in made[0].seconds},
+        worker_seconds=_add_up([each.worker_seconds for each in made]),
+        processor_seconds=_add_up([each.processor_seconds for each in made]),
+        peak_worker_bytes=max(each.peak_worker_bytes for each in made),
+        failures=sum_counts(each.failures for each in made),
+        notes=tuple(dict.fromkeys(note for each in made for note in each.notes)),
+        parts=parts,
+    )
+
+
+def _add_up(spent: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(each[name] for each in spent) for name in spent[0]}
 
 
 @dataclass(slots=True)
@@ -186,6 +224,13 @@ def note_gone(previous: Previous | None, files: Sequence[SourceFile]) -> list[st
     return [
         f"{counted(len(gone), 'source file')} from the previous run {were} samples were removed ({_such_as(gone)})."
     ]
+
+
+def note_limit(limit: int | None) -> list[str]:
+    """A note on a trial."""
+    if limit is None:
+        return []
+    return [f"A trial: at most the first {counted(limit, 'sample')} of the sources were made (limit=, --limit)."]
 
 
 def note_numbers_as_text(names: Sequence[str]) -> list[str]:

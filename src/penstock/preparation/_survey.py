@@ -9,6 +9,7 @@ not settled: a dataset that is up to date is not cut, and nobody reads rows when
 from __future__ import annotations
 
 import dataclasses
+import functools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any
 from penstock.errors import SchemaError
 from penstock.preparation._committed import CommittedTask
 from penstock.preparation._first_rows import FirstRows, read_first_rows
+from penstock.preparation._parts import Part
 from penstock.preparation._previous import Previous, find_previous
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_kept, check_skipped, sum_counts
@@ -51,8 +53,37 @@ class Request:
     transform: Transform
     reading: SourceOptions
     settings: Settings
+    part: Part | None = None
+    """Of a split, the part to make; None makes one dataset of all samples."""
     run_name: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Stands in for the identity of sources that have none, so that no later run takes them for unchanged."""
+
+
+class Glance:
+    """A look at the sources that all parts made of them share: files are listed once, and first rows read once."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._first_rows: dict[tuple[Split, ...], FirstRows] = {}
+
+    @functools.cached_property
+    def files(self) -> list[SourceFile]:
+        """The sources, all of them."""
+        return list_files(self._request.sources, self._request.reading)
+
+    @functools.cached_property
+    def passed_over(self) -> list[str]:
+        """Files in the folders given that have no known format."""
+        return list_passed_over(self._request.sources, self._request.reading)
+
+    def first_rows(self, request: Request, splits: Sequence[Split]) -> FirstRows:
+        """What the first rows of these splits show."""
+        key = tuple(splits)
+        if key not in self._first_rows:
+            self._first_rows[key] = read_first_rows(
+                request.transform, splits, request.reading, request.settings, is_part=request.part is not None
+            )
+        return self._first_rows[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +137,14 @@ class Survey:
         return sum(len(task.splits) for task in self.kept)
 
 
-def survey(request: Request, manifest: Manifest | None, work: WorkFolder, on_groups: OnGroups) -> Survey:
+def survey(
+    request: Request, glance: Glance, manifest: Manifest | None, work: WorkFolder, on_groups: OnGroups
+) -> Survey:
     """Look at the sources and at the destination.
 
     Args:
         request: What is asked for.
+        glance: What is known of the sources already.
         manifest: The dataset at the destination.
         work: Finished tasks of a run that was stopped.
         on_groups: Told of the tasks-to-be before the first rows are read, so that workers can start meanwhile.
@@ -120,23 +154,22 @@ def survey(request: Request, manifest: Manifest | None, work: WorkFolder, on_gro
         FormatError: tasks that would be kept have skipped rows, and that is not allowed.
         SchemaError: the columns have changed, and `overwrite` is not given.
     """
-    files = list_files(request.sources, request.reading)
+    files = glance.files
     request = dataclasses.replace(request, reading=pin_reading(request.reading, request.transform, files))
     unfinished = work.specification()
-    wanted = asked_for(request.transform, request.reading, request.settings)
+    wanted = asked_for(request.transform, request.reading, request.settings, request.part)
     previous = find_previous(request.destination, manifest, unfinished, wanted, files, request.settings)
-    found = _begin(request, files, manifest, previous)
+    found = _begin(request, glance, manifest, previous)
     if found.is_up_to_date:
         return found
-    found = _look(found, unfinished, work, on_groups)
+    found = _look(found, glance, unfinished, work, on_groups)
     if _has_new_columns(found):
-        return _look(_begin(request, files, manifest, None), unfinished, work, on_groups)
+        return _look(_begin(request, glance, manifest, None), glance, unfinished, work, on_groups)
     return found
 
 
-def _begin(
-    request: Request, files: Sequence[SourceFile], manifest: Manifest | None, previous: Previous | None
-) -> Survey:
+def _begin(request: Request, glance: Glance, manifest: Manifest | None, previous: Previous | None) -> Survey:
+    files = glance.files
     kept = previous.kept(files) if previous is not None else ()
     settings, skipped = request.settings, sum_counts(task.skipped for task in kept)
     check_skipped(skipped, settings.most_skipped_rows)
@@ -144,7 +177,7 @@ def _begin(
     return Survey(
         request=request,
         files=files,
-        passed_over=list_passed_over(request.sources, request.reading),
+        passed_over=glance.passed_over,
         manifest=manifest,
         previous=previous,
         kept=kept,
@@ -156,10 +189,12 @@ def _begin(
     )
 
 
-def _look(found: Survey, unfinished: Specification | None, work: WorkFolder, on_groups: OnGroups) -> Survey:
+def _look(
+    found: Survey, glance: Glance, unfinished: Specification | None, work: WorkFolder, on_groups: OnGroups
+) -> Survey:
     """Cut what must be read into tasks, see which of them are finished, and read the first rows."""
     to_read = found.to_read
-    groups = group_splits(_cut(found, to_read), found.task_bytes) if to_read else []
+    groups = _group(found, _cut(found, to_read)) if to_read else []
     finished = _find_finished(found, groups, unfinished, work)
     found = dataclasses.replace(found, groups=groups, finished=finished)
     if found.previous is not None and len(finished) == len(groups):
@@ -167,7 +202,7 @@ def _look(found: Survey, unfinished: Specification | None, work: WorkFolder, on_
     if groups:
         on_groups(groups)
     request = found.request
-    rows = read_first_rows(request.transform, _first_splits(found), request.reading, request.settings)
+    rows = glance.first_rows(request, _first_splits(found))
     return dataclasses.replace(found, first_rows=rows, numbers_as_text=_numbers_as_text(request, found.files))
 
 
@@ -182,6 +217,13 @@ def _cut(found: Survey, files: Sequence[SourceFile]) -> list[Split]:
     if found.mixes_files:
         files = mix_files(files)
     return plan_splits(files, found.request.reading, found.task_bytes, keep_damaged=keep_damaged)
+
+
+def _group(found: Survey, splits: Sequence[Split]) -> list[Group]:
+    """Tasks-to-be; a trial is one, as only reading in order tells where it ends."""
+    if found.request.settings.limit is not None:
+        return [tuple(splits)]
+    return group_splits(splits, found.task_bytes)
 
 
 def _find_finished(

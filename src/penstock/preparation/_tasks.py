@@ -37,6 +37,8 @@ class Task:
     splits: tuple[Split, ...]
     first_split: int
     """Number of its first split among all splits of the dataset."""
+    keys_of_others: tuple[str | None, ...] = ()
+    """Of a split, keys of the same task in the other parts, which it then makes as well; None where they have none."""
 
     @property
     def num_bytes(self) -> int:

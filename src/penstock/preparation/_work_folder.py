@@ -141,7 +141,8 @@ class Attempt:
 
     def __init__(self, work: WorkFolder, key: str) -> None:
         self._work = work
-        self._key = key
+        self.key = key
+        self._before: tuple[Attempt, ...] = ()
         self._unsynced: list[DirectFile] = []
         self._record: TaskRecord | None = None
         self._name = f"{key}-{uuid.uuid4().hex[:12]}"
@@ -159,7 +160,7 @@ class Attempt:
     @property
     def first_number(self) -> int:
         """Number of the first shard; a hash of the content makes its name unique."""
-        return int(self._key[:12], 16) % _TASK_NUMBERS * _SHARDS_PER_TASK
+        return int(self.key[:12], 16) % _TASK_NUMBERS * _SHARDS_PER_TASK
 
     def store(self, name: str, chunks: list[memoryview | bytes]) -> int:
         """Write one shard; an error may surface later, in the next call or in `finish`."""
@@ -184,6 +185,11 @@ class Attempt:
         assert self._record is not None
         return self._record
 
+    def after(self, others: Iterable[Attempt]) -> Self:
+        """The same attempt, which will finish these first: whoever finds its record finds theirs, too."""
+        self._before = tuple(others)
+        return self
+
     def finish(self) -> TaskRecord:
         """Make the shards durable and record the task as finished.
 
@@ -191,6 +197,8 @@ class Attempt:
             StorageError: the disk is full or failing.
         """
         with self:
+            for attempt in self._before:
+                attempt.finish()
             self._publish(self.record)
         self.drop()
         return self.record
@@ -207,6 +215,8 @@ class Attempt:
 
     def drop(self) -> None:
         """Remove whatever the attempt left behind."""
+        for attempt in self._before:
+            attempt.drop()
         for file in self._unsynced:
             file.close()
         self._unsynced = []

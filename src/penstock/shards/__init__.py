@@ -15,7 +15,7 @@ from penstock.shards._arrays import ArrayStorage, storage_of_arrays
 from penstock.shards._checksums import checksum
 from penstock.shards._folder import Check, ShardFolder
 from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
-from penstock.shards._hashing import content_columns, hash_samples
+from penstock.shards._hashing import content_columns, hash_samples, hash_texts
 from penstock.shards._manifest import Manifest, ShardEntry, classes_of, read_manifest
 from penstock.shards._provenance import (
     ORIGIN_COLUMN,
@@ -62,6 +62,7 @@ __all__ = [
     "convert_columns",
     "guess_format",
     "hash_samples",
+    "hash_texts",
     "megatron_pair",
     "open_megatron",
     "open_npy",

@@ -11,7 +11,7 @@ sample, in the column `__xxh64__`; for any other data they are computed when the
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +46,13 @@ def hash_samples(columns: Sequence[Ragged | NDArray[Any]]) -> Hashes:
     """A hash of each sample of these columns, taken together."""
     hashes = [_hash_column(column) for column in columns]
     return hashes[0] if len(hashes) == 1 else _hash_column(np.stack(hashes, axis=1))
+
+
+def hash_texts(texts: Iterable[str]) -> Hashes:
+    """A hash of each text, such as the path of a file."""
+    encoded = [text.encode(errors="surrogatepass") for text in texts]
+    joined = np.frombuffer(b"".join(encoded), np.uint8)
+    return _hash_column(Ragged.from_lengths(joined, [len(text) for text in encoded], True))
 
 
 def hash_content(schema: Schema, batch: Mapping[str, Ragged | NDArray[Any]]) -> Hashes:

@@ -143,6 +143,9 @@ class Manifest:
         return text + f',\n "crc32c": "{checksum(text):08x}"\n}}\n'.encode()
 
 
+_SHOWN_FOLDERS = 5
+
+
 def read_manifest(directory: Path) -> Manifest:
     """Manifest of the finished dataset in `directory`.
 
@@ -277,6 +280,10 @@ def _why_incomplete(directory: Path) -> str:
         return f"{directory}: not finished; {holder} is writing it, or was stopped while writing."
     if (directory / WORK_FOLDER).exists():
         return f"{directory}: not finished; its writer was stopped. Write or prepare it again."
+    inside = sorted(path.parent.name for path in directory.glob(f"*/{MANIFEST_NAME}"))
+    if inside:
+        shown = ", ".join(inside[:_SHOWN_FOLDERS]) + (", …" if len(inside) > _SHOWN_FOLDERS else "")
+        return f"{directory}: no dataset itself; it holds the datasets {shown}: open {directory / inside[0]}."
     return f"{directory}: no dataset is there ({MANIFEST_NAME} is missing)."
 
 

@@ -1,0 +1,93 @@
+"""From the flags of `penstock prepare` to what the library takes, and which flags do not go together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.sources import SourceOptions
+    from penstock.transforms import Transform
+
+
+def wrong_usage(arguments: argparse.Namespace) -> str | None:
+    """Why flags do not go together, in words; None when they do."""
+    transforms = ("tokenizer", "image_size", "image_mode", "image_store", "function")
+    kinds = {name.split("_")[0]: _flag(name) for name in transforms if getattr(arguments, name)}
+    if len(kinds) > 1:
+        return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give only one."
+    needs_tokenizer = ("append_eos", "prepend_bos", "chat_template", "special_tokens")
+    given = [_flag(name) for name in needs_tokenizer if getattr(arguments, name)]
+    if given and not arguments.tokenizer:
+        return f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --tokenizer."
+    if arguments.column and not kinds.keys() & {"tokenizer", "image"}:
+        return "--column needs --tokenizer or --image-size. To keep a column, use --keep."
+    if arguments.function and arguments.keep:
+        return "--keep does not go with --function: the function returns the columns to keep."
+    if arguments.image_mode in ("resize", "crop") and not arguments.image_size:
+        return f"--image-mode {arguments.image_mode} needs --image-size."
+    if arguments.image_size and (arguments.image_mode == "keep" or arguments.image_store == "as_is"):
+        return "--image-size changes images, which --image-mode keep and --image-store as_is leave as they are."
+    if arguments.max_skipped is not None and arguments.on_error != "skip":
+        return "--max-skipped needs --on-error skip."
+    if arguments.address and arguments.engine != "ray":
+        return "--address needs --engine ray."
+    if arguments.origins == "manifest" and type(arguments.shuffle) is int:
+        return "--shuffle moves every sample, so their origins must be a column; leave --origins out."
+    if not arguments.split and (arguments.split_seed or arguments.split_by != ("content",)):
+        return f"{'--split-seed' if arguments.split_seed else '--split-by'} needs --split."
+    if (arguments.text_unit == "separator") != bool(arguments.separator):
+        return "--text-unit separator and --separator go together."
+    return None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def transform_of(arguments: argparse.Namespace) -> Transform | None:
+    """The transform that flags ask for."""
+    from penstock import transforms
+
+    if arguments.tokenizer:
+        return transforms.Tokenize(
+            arguments.tokenizer,
+            arguments.column or "",
+            append_eos=arguments.append_eos,
+            prepend_bos=arguments.prepend_bos,
+            keep=arguments.keep,
+            chat_template=arguments.chat_template,
+            special_tokens=arguments.special_tokens or "text",
+        )
+    if arguments.image_size or arguments.image_mode or arguments.image_store:
+        size, mode, store = arguments.image_size, arguments.image_mode, arguments.image_store
+        return transforms.DecodeImage(
+            size=size,
+            mode=mode or ("resize" if size else "keep"),
+            store=store or "pixels",
+            column=arguments.column or "image",
+            keep=arguments.keep or None,
+        )
+    if arguments.function:
+        sys.path.insert(0, os.getcwd())  # as for `python -m`: the function is often in a file that is right here
+        return transforms.FunctionTransform(arguments.function)
+    return transforms.KeepColumns(arguments.keep) if arguments.keep else None
+
+
+def reading_of(arguments: argparse.Namespace) -> SourceOptions:
+    """How to read the sources."""
+    from penstock.sources import SourceOptions
+
+    names = ("format", "text_unit", "separator", "delimiter", "header", "names", "types", "missing", "encoding")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if arguments.null_values is not None:
+        given["null_values"] = ("", *arguments.null_values)
+    return SourceOptions(**given)
+
+
+def split_by_of(arguments: argparse.Namespace) -> str | tuple[str, ...]:
+    """What decides a sample's part: a word, or columns."""
+    names: tuple[str, ...] = arguments.split_by
+    return names[0] if len(names) == 1 else names

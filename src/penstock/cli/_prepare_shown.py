@@ -1,0 +1,131 @@
+"""What `penstock prepare` shows: a progress bar while it runs, a summary at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.errors import counted
+
+if TYPE_CHECKING:
+    from penstock.preparation import Prepared, Progress
+
+_SHOWN_CLASSES = 12
+
+
+@contextmanager
+def show_progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar for people, lines of JSON for programs."""
+    from penstock import report
+
+    if as_json:
+        yield lambda progress: report.print_json({"progress": progress.to_json()})
+        return
+    with preparation_bar() as show:
+        yield show
+
+
+@contextmanager
+def preparation_bar() -> Iterator[Callable[[Progress], None]]:
+    """A progress bar with the rates of documents, bytes and tokens, the time left, and workers that died."""
+    if not sys.stderr.isatty():  # a bar that is disabled still prints an empty line, in rich 13
+        yield lambda progress: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from penstock.report import format_bytes
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[size]}"),
+        TextColumn("{task.fields[rates]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Bar(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        line = bar.add_task("look at the sources", total=None, size="", rates="")
+
+        def show(progress: Progress) -> None:
+            bar.update(
+                line,
+                description=progress.stage,
+                completed=progress.raw_bytes,
+                total=progress.total_bytes,
+                size=f"{format_bytes(progress.raw_bytes)} of {format_bytes(progress.total_bytes)}",
+                rates=_rates(progress),
+            )
+
+        yield show
+
+
+def _rates(progress: Progress) -> str:
+    from penstock.report import format_bytes
+
+    parts = [f"{progress.documents_per_second:,.0f} documents/s", f"{format_bytes(progress.bytes_per_second)}/s"]
+    if progress.tokens:
+        parts.append(f"{progress.tokens_per_second / 1e6:.1f} Mtok/s")
+    parts += [f"{progress.skipped:,} skipped"] if progress.skipped else []
+    parts += [f"{worker} died {counted(count, 'time')}" for worker, count in progress.failures.items()]
+    return ", ".join(parts)
+
+
+def show_prepared(prepared: Prepared, *, as_json: bool) -> None:
+    """Print the summary of a preparation."""
+    from penstock import report
+
+    if as_json:
+        report.print_json(prepared.to_json())
+        return
+    out = report.console()
+    for line in _lines(prepared):
+        out.print(line)
+
+
+def _lines(prepared: Prepared) -> Iterator[str]:
+    yield _made(prepared)
+    yield from (f"  {_made(part)}" for part in prepared.parts.values())
+    if prepared.classes:
+        yield f"  classes: {_name_classes(prepared.classes)}"
+    for reason, count in prepared.skipped.items():
+        yield f"  skipped {counted(count, 'row')}: {reason}"
+    for what, count in prepared.noticed.items():
+        yield f"  noticed {what.replace('_', ' ')}: {count:,}"
+    if prepared.tasks_run:
+        yield from _times(prepared)
+    for worker, count in prepared.failures.items():
+        yield f"  {worker} died {counted(count, 'time')}; its tasks were done again"
+    yield from (f"  {note}" for note in prepared.notes)
+
+
+def _made(prepared: Prepared) -> str:
+    from penstock.report import format_bytes
+
+    tokens = f", {counted(prepared.num_tokens, 'token')}" if prepared.num_tokens else ""
+    return (
+        f"{prepared.path}: {counted(prepared.num_samples, 'sample')}{tokens} "
+        f"in {counted(prepared.num_shards, 'shard')}, {format_bytes(prepared.num_bytes)}, "
+        f"from {counted(prepared.num_files, 'file')}."
+    )
+
+
+def _name_classes(classes: Sequence[str]) -> str:
+    shown = [f"{label} {name}" for label, name in enumerate(classes)]
+    return ", ".join(shown if len(shown) <= _SHOWN_CLASSES else [*shown[: _SHOWN_CLASSES - 2], "…", shown[-1]])
+
+
+def _times(prepared: Prepared) -> Iterator[str]:
+    from penstock.report import format_bytes
+
+    seconds, busy = prepared.seconds, sum(prepared.worker_seconds.values())
+    rate = format_bytes(prepared.raw_bytes / max(1e-9, seconds["work"]))
+    kept = f", {prepared.tasks_kept:,} kept" if prepared.tasks_kept else ""
+    start_up = f"start-up {seconds['start_up']:.1f} s"
+    yield f"  {counted(prepared.tasks_run, 'task')} in {seconds['work']:.1f} s{kept}: {rate}/s; {start_up}"
+    shares = ", ".join(
+        f"{name} {100 * spent / max(1e-9, busy):.0f} %" for name, spent in prepared.worker_seconds.items()
+    )
+    yield f"  workers: {shares}; at most {format_bytes(prepared.peak_worker_bytes)} of memory each"

@@ -1,0 +1,88 @@
+"""What people type as values of flags, as the library takes them."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def seed(text: str) -> int | str:
+    """A seed, or "auto"."""
+    return text if text == "auto" else int(text)
+
+
+def workers(text: str) -> int | str:
+    """A number of processes, or "auto"."""
+    if text == "auto":
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, or 'auto'")
+    return int(text)
+
+
+def rows_or_share(text: str) -> int | float:
+    """A number of rows, or a share of them."""
+    try:
+        if text.endswith("%"):
+            return float(text[:-1]) / 100
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows, or a share such as 0.5 or 50%") from None
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names between commas, quoted where they hold one."""
+    return tuple(next(csv.reader([text]), ()))
+
+
+def types(text: str) -> dict[str, str] | str:
+    """ "infer", or a type for each of some names."""
+    if text == "infer":
+        return text
+    pairs = [each.rpartition("=") for each in names(text)]
+    if not all(name and kind for name, _, kind in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 'infer' or such as age=int64,score=float32")
+    return {name: kind for name, _, kind in pairs}
+
+
+def delimiter(text: str) -> str:
+    """One character; a tab has names."""
+    return "\t" if text in ("\\t", "tab") else text
+
+
+def image_size(text: str) -> int | tuple[int, int]:
+    """Pixels, or height x width."""
+    match = re.fullmatch(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in pixels, such as 224 or 256x192")
+    return (int(match[1]), int(match[2])) if match[2] else int(match[1])
+
+
+def size(text: str) -> int:
+    """A number of bytes, with its unit."""
+    match = re.fullmatch(r"([0-9]+)\s*([A-Za-z]*)", text)
+    if match is None or match[2].upper() not in _UNITS or not int(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 256MB")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def shares(text: str) -> dict[str, float]:
+    """Names and shares, as in val=0.02,test=1%."""
+    found: dict[str, float] = {}
+    for each in names(text):
+        name, _, share = each.partition("=")
+        value = rows_or_share(share) if share else 0
+        if not name or not 0 < value < 1:
+            raise argparse.ArgumentTypeError(f"{text!r} is not such as val=0.02 or val=2%,test=1%")
+        found[name] = value
+    return found
+
+
+def count(text: str) -> int:
+    """A number, at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of samples")
+    return int(text)
