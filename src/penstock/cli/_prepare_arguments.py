@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from penstock.cli import _values
 
@@ -83,13 +84,15 @@ def _add_writing_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what becomes of a row (default: keep its columns)")
     what.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json, a folder, tiktoken:NAME, or bytes")
-    what.add_argument("--column", metavar="NAME", help="column that holds the text or the images")
+    what.add_argument(
+        "--column", metavar="NAME", help="column that holds the text or the images; a.b is the field b of a column a"
+    )
     what.add_argument("--append-eos", metavar="TOKEN", help="token to put at the end of each document")
     what.add_argument("--prepend-bos", metavar="TOKEN", help="token to put at the start of each document")
     what.add_argument(
         "--keep", action="append", default=[], metavar="NAME", help="another column to store (repeatable)"
     )
-    what.add_argument("--chat-template", metavar="PATH", help="Jinja template for conversations")
+    _add_chat_arguments(parser.add_argument_group("conversations, with --tokenizer"))
     what.add_argument(
         "--special-tokens",
         choices=("text", "count", "refuse", "allow"),
@@ -104,6 +107,35 @@ def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--image-store", choices=("pixels", "jpeg", "as_is"), help="what to store (default: pixels)")
     what.add_argument("--function", metavar="MODULE:NAME", help="a Python function of a batch")
+
+
+def _add_chat_arguments(chat: Any) -> None:
+    chat.add_argument(
+        "--chat-format",
+        choices=("messages", "sharegpt", "prompt", "preference"),
+        help="how rows hold conversations: messages, ShareGPT's layout, columns prompt and completion, or columns "
+        "chosen and rejected (with --column, which names the prompt's, or with the prompt in them)",
+    )
+    chat.add_argument(
+        "--chat-template",
+        metavar="PATH|own",
+        help="Jinja template, or the tokenizer's own, which messages and sharegpt take by default",
+    )
+    chat.add_argument("--tools-column", metavar="NAME", help="column that holds the tools of a conversation")
+    chat.add_argument(
+        "--template-date", metavar="YYYY-MM-DD", help="the date that the template writes, if it asks for it"
+    )
+    chat.add_argument(
+        "--template-values",
+        type=_values.json_object,
+        metavar="JSON",
+        help='more variables, as in {"enable_thinking": false}',
+    )
+    chat.add_argument(
+        "--loss-on",
+        choices=("assistant", "last", "none"),
+        help="store a loss mask of all turns of the assistant (the default), of the last, or none",
+    )
 
 
 def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,16 +12,22 @@ if TYPE_CHECKING:
     from penstock.transforms import Transform
 
 
+_CHAT = ("chat_format", "chat_template", "tools_column", "template_date", "template_values", "loss_on")
+
+
 def wrong_usage(arguments: argparse.Namespace) -> str | None:
     """Why flags do not go together, in words; None when they do."""
     transforms = ("tokenizer", "image_size", "image_mode", "image_store", "function")
     kinds = {name.split("_")[0]: _flag(name) for name in transforms if getattr(arguments, name)}
     if len(kinds) > 1:
         return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give only one."
-    needs_tokenizer = ("append_eos", "prepend_bos", "chat_template", "special_tokens")
+    needs_tokenizer = ("append_eos", "prepend_bos", "special_tokens", *_CHAT)
     given = [_flag(name) for name in needs_tokenizer if getattr(arguments, name)]
     if given and not arguments.tokenizer:
         return f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --tokenizer."
+    needs_chat = [_flag(name) for name in _CHAT[2:] if getattr(arguments, name)]
+    if needs_chat and not (arguments.chat_format or arguments.chat_template):
+        return f"{needs_chat[0]} needs --chat-format or --chat-template."
     if arguments.column and not kinds.keys() & {"tokenizer", "image"}:
         return "--column needs --tokenizer or --image-size. To keep a column, use --keep."
     if arguments.function and arguments.keep:
@@ -58,7 +64,13 @@ def transform_of(arguments: argparse.Namespace) -> Transform | None:
             append_eos=arguments.append_eos,
             prepend_bos=arguments.prepend_bos,
             keep=arguments.keep,
-            chat_template=arguments.chat_template,
+            chat_template=True if arguments.chat_template == "own" else arguments.chat_template,
+            chat_format=arguments.chat_format,
+            tools_column=arguments.tools_column,
+            template_date=arguments.template_date,
+            template_values=arguments.template_values or {},
+            loss_mask=arguments.loss_on != "none",
+            loss_on="last" if arguments.loss_on == "last" else "assistant",
             special_tokens=arguments.special_tokens or "text",
         )
     if arguments.image_size or arguments.image_mode or arguments.image_store:

@@ -195,7 +195,7 @@ def check_columns(names: Sequence[str], path: str, wanted: Sequence[str] | None)
         repeated = sorted({name for name in names if list(names).count(name) > 1})
         raise SchemaError(f"{path}: more than one column is called {', '.join(map(repr, repeated))}. Rename one.")
     for name in wanted or ():
-        if name not in names:
+        if name not in names and name.partition(".")[0] not in names:
             partition = " Values in the names of folders are no columns." if f"/{name}=" in path else ""
             raise SchemaError(f"{path}: no column {name!r}; the file has {', '.join(map(repr, names))}.{partition}")
 

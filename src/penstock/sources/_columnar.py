@@ -35,6 +35,7 @@ from penstock.sources._arrow import (
 )
 from penstock.sources._files import arrow_file, open_anywhere
 from penstock.sources._model import Records, Rows, SourceFile, Split, runs
+from penstock.sources._nested import check_fields, select_nested, with_roots
 from penstock.sources._options import SourceOptions
 from penstock.sources._urls import is_remote
 
@@ -50,7 +51,7 @@ _MAGIC = b"ARROW1"
 def split_parquet(file: SourceFile, options: SourceOptions, target_bytes: int) -> list[Split]:
     """Runs of row groups of about `target_bytes`, counted without compression."""
     with _open_parquet(file.path, options) as parquet:
-        check_columns(parquet.file.schema_arrow.names, file.path, options.columns)
+        _check_columns(parquet.file.schema_arrow, file.path, options)
         groups = map(parquet.file.metadata.row_group, range(parquet.num_groups))
         sizes = [_group_bytes(group, options) for group in groups]
     splits = []
@@ -127,6 +128,11 @@ def _parquet_file(source: Any, options: SourceOptions, **settings: Any) -> Any:
     )
 
 
+def _check_columns(schema: Any, path: str, options: SourceOptions) -> None:
+    check_columns(schema.names, path, options.columns)
+    check_fields(schema, options.columns, path)
+
+
 @contextlib.contextmanager
 def _open_parquet(path: str, options: SourceOptions) -> Iterator[_Parquet]:
     with open_anywhere(path, options) as file, named_damage(path, "parquet"):
@@ -136,12 +142,13 @@ def _open_parquet(path: str, options: SourceOptions) -> Iterator[_Parquet]:
 
 def _batches(parquet: _Parquet, group: int, path: str, options: SourceOptions) -> Iterator[Any]:
     """Batches of a row group, each as long as the one before it says that `batch_bytes` are."""
-    check_columns(parquet.file.schema_arrow.names, path, options.columns)
-    columns = None if options.columns is None else list(options.columns)
+    _check_columns(parquet.file.schema_arrow, path, options)
+    wanted = None if options.columns is None else list(options.columns)
     most = _most_rows(parquet, group, options)
     num_rows = min(most, _FIRST_ROWS)
-    for batch in parquet.file.iter_batches(batch_size=num_rows, row_groups=[group], columns=columns, use_threads=False):
-        yield from cut_batch(batch, options.batch_bytes)
+    for batch in parquet.file.iter_batches(batch_size=num_rows, row_groups=[group], columns=wanted, use_threads=False):
+        chosen = batch if wanted is None else select_nested(batch, wanted, path)
+        yield from cut_batch(chosen, options.batch_bytes)
         fitting = options.batch_bytes * batch.num_rows // max(1, decoded_bytes(batch))
         num_rows = max(1, min(fitting, _GROWTH * num_rows, most))
         parquet.file.reader.set_batch_size(num_rows)
@@ -189,7 +196,7 @@ def _group_bytes(metadata: Any, options: SourceOptions) -> int:
 
 def _wanted_chunks(metadata: Any, options: SourceOptions) -> Iterator[Any]:
     """Metadata of the columns of a row group that are read."""
-    wanted = None if options.columns is None else set(options.columns)
+    wanted = None if options.columns is None else set(with_roots(options.columns))
     for number in range(metadata.num_columns):
         chunk = metadata.column(number)
         if wanted is None or chunk.path_in_schema.split(".", 1)[0] in wanted:
@@ -216,8 +223,8 @@ def _batches_of_ipc(source: Any, path: str, options: SourceOptions) -> Iterator[
     is_file = source.read(len(_MAGIC)) == _MAGIC
     source.seek(0)
     reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
-    check_columns(reader.schema.names, path, options.columns)
+    _check_columns(reader.schema, path, options)
     batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
     for batch in batches:
         batch.validate()
-        yield batch if options.columns is None else batch.select(list(options.columns))
+        yield batch if options.columns is None else select_nested(batch, options.columns, path)

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.errors import SchemaError
 from penstock.sources._arrow import arrow
 from penstock.sources._model import Records, RowError
+from penstock.sources._nested import dig, top_level, value_at
 
 _HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 _scan = json.JSONDecoder().raw_decode
@@ -62,7 +64,7 @@ def read_objects(
     if objects is None:
         objects, errors = parse_objects(data, offset, path, 0)
     if columns is not None:
-        objects = [{name: each.get(name) for name in columns} for each in objects]
+        objects = [{name: value_at(each, name) for name in columns} for each in objects]
     return objects, errors
 
 
@@ -104,7 +106,20 @@ def select_columns(columns: Mapping[str, Any], num_rows: int, names: Sequence[st
     """These columns; one that no row has is null."""
     if names is None:
         return columns
-    return {name: columns[name] if name in columns else arrow().nulls(num_rows) for name in names}
+    return {name: _find(columns, name, num_rows) for name in names}
+
+
+def _find(columns: Mapping[str, Any], name: str, num_rows: int) -> Any:
+    root = top_level(name, columns)
+    column = columns.get(root)
+    if column is None:
+        return arrow().nulls(num_rows)
+    if isinstance(column, list) and root != name:
+        return array_or_list([value_at({root: value}, name) for value in column])
+    try:
+        return column if root == name else dig(column, name, "", columns)
+    except SchemaError:  # a field that no row of this block has
+        return arrow().nulls(num_rows)
 
 
 def array_or_list(values: list[Any]) -> Any:

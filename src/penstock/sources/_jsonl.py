@@ -23,6 +23,7 @@ from penstock.sources._blocks import Block, record_blocks
 from penstock.sources._files import without_mark
 from penstock.sources._json_lines import parse_lines, read_objects, select_columns
 from penstock.sources._model import Records, Rows, Split
+from penstock.sources._nested import top_level
 from penstock.sources._options import SourceOptions
 
 _SAMPLE_BYTES = 64 << 10
@@ -92,7 +93,7 @@ class _FastReader:
 
     def read(self, data: bytes) -> dict[str, Any] | None:
         """Columns with a row per line, or None when this block needs `json.loads`."""
-        if not self._types or not self._types.keys() >= set(self.columns or ()):
+        if not self._types or not self._types.keys() >= self._needed:
             return None
         num_lines = _count_plain_lines(data)
         if num_lines is None or not _is_utf8(data):
@@ -100,10 +101,16 @@ class _FastReader:
         table = self._parse(data)
         if table is None or table.num_rows != num_lines or _is_doubtful(table, data):
             return None
-        return {name: plain_array(table[name]) for name in self.columns or table.column_names}
+        arrays = {name: plain_array(table[name]) for name in self._needed or table.column_names}
+        return dict(select_columns(arrays, num_lines, self.columns))
+
+    @property
+    def _needed(self) -> set[str]:
+        """The columns that those asked for are, or are in."""
+        return {top_level(name, self._types) for name in self.columns or ()}
 
     def _parse(self, data: bytes) -> Any:
-        chosen = {name: self._types[name] for name in self.columns or ()}
+        chosen = {name: self._types[name] for name in self._needed}
         # "ignore" would leave out new fields inside a struct as well, so it is for flat columns.
         if chosen and not any(map(arrow().types.is_nested, chosen.values())):
             return _parse(data, chosen, unexpected="ignore")

@@ -20,6 +20,7 @@ from penstock.sources._arrow import arrow, cut_batch, named_damage, records_of_b
 from penstock.sources._json_lines import array_or_list
 from penstock.sources._listing_local import list_local_files
 from penstock.sources._model import Records, RowError, SourceFile, Split, byte_ranges
+from penstock.sources._nested import value_at
 from penstock.sources._options import SourceOptions
 
 _objects: dict[str, Any] = {}
@@ -213,7 +214,7 @@ def _records_of_items(items: list[Any], row: int, num_bytes: int, path: str, opt
 
 
 def _column(items: list[Mapping[str, Any]], name: str) -> Any:
-    values = [item.get(name) for item in items]
+    values = [value_at(item, name) for item in items]
     if all(isinstance(value, _PLAIN) for value in values):
         return array_or_list(values)
     return values

@@ -8,7 +8,8 @@
     Output            samples, the row each came from, and the rows that could not become one
 
     Tokenize             _tokenize -> _tokenize_rows -> _engine_choice -> _tokenizer_engines -> _tokenizer_source
-      with a template                  _tokenize_rows -> _conversations -> _chat_template -> _template_sandbox
+      conversations                    _tokenize_rows -> _conversations -> _chat_template -> _template_sandbox
+        in the layouts of              _chat_formats
       special tokens in texts          _special_tokens
     DecodeImage          _images -> _image_decoder
     FunctionTransform    _functions

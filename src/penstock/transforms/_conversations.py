@@ -1,6 +1,6 @@
-"""Rows of a source as rendered conversations, with the characters that the assistant said.
+"""Rows of a source as rendered conversations, with the characters to learn from.
 
-    row -> messages (a list of objects, or the same as JSON) -> text, by the chat template -> spans of the assistant
+    row -> messages (`_chat_formats`) -> text, by the chat template -> spans of the assistant -> those that count
 
 What the assistant said is found in one of two ways. A template with generation marks says it. Without marks, turn i of
 the assistant is what rendering turns 0..i adds to rendering 0..i-1 with a generation prompt. That is right only if
@@ -8,31 +8,41 @@ both are the beginning of the whole conversation, which is checked: a template t
 differently once later ones exist (dropping their reasoning, say) fails the check, and the conversation is refused.
 The second way counts what the template writes after a turn (an end-of-turn token and its newline) as said, as the
 training templates of TRL do, which put the end of a turn and its newline into their generation blocks.
+
+A text that continues a text has no template: what is behind the prompt counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from penstock.sources import Records
 from penstock.transforms._byte_rows import find_column, is_arrow
-from penstock.transforms._chat_template import TemplateRenderer
-from penstock.transforms._special_tokens import REASON, has_mark, strip_marks
+from penstock.transforms._chat_formats import (
+    BadConversation,
+    ChatLayout,
+    Continuation,
+    Dialogue,
+    drop_missing,
+    parse_json,
+)
+from penstock.transforms._chat_template import ChatTemplate, TemplateRenderer
+from penstock.transforms._special_tokens import REASON, Guard, has_mark, strip_marks
 from penstock.transforms._template_sandbox import BEGIN_MARK, END_MARK, TemplateRefused
 from penstock.transforms._transform import BadRows
 
+LossOn = Literal["assistant", "last"]
 _ASSISTANT = "assistant"
 _MARK = re.compile(f"[{BEGIN_MARK}{END_MARK}]")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A rendered conversation; `spans` are ranges of characters that the assistant said, in order."""
+    """A rendered conversation; `spans` are ranges of characters to learn from, in order."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -41,43 +51,97 @@ class Conversation:
     """Special tokens that its messages spell out."""
 
 
-class _BadConversation(ValueError):
-    """A value that is not a conversation; `reason` is the word it is counted under."""
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """How rows become conversations; picklable."""
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    layout: ChatLayout
+    template: ChatTemplate | None
+    """None where texts are put together as they are."""
+    guard: Guard | None
+    tools_column: str | None
+    loss_on: LossOn | None
+    """Which turns to learn from: all of the assistant's, or the last; None where nobody asks."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the output; what older versions did not know of is left out where it is as they did it."""
+        return {
+            **(self.template.identity if self.template is not None else {}),
+            "loss_mask": self.loss_on is not None,
+            "tools_column": self.tools_column,
+            **({"format": self.layout.format} if self.layout.format != "messages" else {}),
+            **({"loss_on": self.loss_on} if self.loss_on not in (None, "assistant") else {}),
+        }
+
+    def open(self) -> ConversationReader:
+        """Ready to render."""
+        return ConversationReader(self)
 
 
-def render_rows(
-    records: Records, column: str, tools_column: str | None, renderer: TemplateRenderer, with_mask: bool, bad: BadRows
-) -> list[Conversation | None]:
-    """Every conversation rendered; None where the row is bad."""
-    tools = _list_values(records, tools_column) if tools_column else itertools.repeat(None, records.num_rows)
-    rendered: list[Conversation | None] = []
-    for place, (value, row_tools) in enumerate(zip(_list_values(records, column), tools, strict=True)):
+class ConversationReader:
+    """Renders the conversations of rows."""
+
+    def __init__(self, settings: ChatSettings) -> None:
+        self.settings = settings
+        self._renderer = None if settings.template is None else settings.template.open()
+
+    def __enter__(self) -> ConversationReader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
+
+    def read(self, records: Records, side: str, bad: BadRows) -> list[Conversation | None]:
+        """One conversation of every row, rendered; None where the row is bad."""
+        settings = self.settings
+        columns = {name: _list_values(records, name) for name in settings.layout.columns}
+        tools = _list_values(records, settings.tools_column) if settings.tools_column else itertools.repeat(None)
+        rows = zip(range(records.num_rows), zip(*columns.values(), strict=True), tools, strict=False)
+        return [self._read(dict(zip(columns, row, strict=True)), given, side, place, bad) for place, row, given in rows]
+
+    def _read(self, row: dict[str, Any], tools: Any, side: str, place: int, bad: BadRows) -> Conversation | None:
+        layout = self.settings.layout
         try:
-            rendered.append(_render(value, row_tools, renderer, with_mask))
+            dialogue = layout.read(row, side, as_text=self._renderer is None)
+            if isinstance(dialogue, Continuation):
+                return _check_text(_continue(dialogue, self.settings.guard))
+            given = parse_json(self.settings.tools_column or "", tools) if isinstance(tools, (str, bytes)) else tools
+            return _check_text(self._render(dialogue, drop_missing(given) if given is tools else given))
         except TemplateRefused as error:
-            message = f"Column {column!r}: the chat template refuses this conversation: {error}."
-            bad.add(place, "chat_template", message)
-        except _BadConversation as error:
-            bad.add(place, error.reason, f"Column {column!r} {error}")
-        if len(rendered) == place:
-            rendered.append(None)
-    return rendered
+            column = side or layout.column
+            bad.add(place, "chat_template", f"Column {column!r}: the chat template refuses this conversation: {error}.")
+        except BadConversation as error:
+            bad.add(place, error.reason, str(error))
+        return None
+
+    def _render(self, dialogue: Dialogue, tools: Any) -> Conversation:
+        assert self._renderer is not None
+        messages, given, num_spelled = _keep_apart(self._renderer, dialogue.messages, tools)
+        apart = dataclasses.replace(dialogue, messages=messages)
+        conversation = _render_dialogue(self._renderer, apart, given, self.settings.loss_on)
+        return dataclasses.replace(conversation, num_spelled=num_spelled)
 
 
-def _render(value: Any, tools: Any, renderer: TemplateRenderer, with_mask: bool) -> Conversation:
-    messages = _parse_messages(value)
-    given = _parse_json(tools) if isinstance(tools, (str, bytes)) else _drop_missing(tools)
-    messages, given, num_spelled = _keep_apart(renderer, messages, given)
-    conversation = _render_conversation(renderer, messages, given, with_mask)
+def _check_text(conversation: Conversation) -> Conversation:
     try:
         conversation.text.encode()
     except UnicodeEncodeError:
-        raise _BadConversation("invalid_utf8", "has half a surrogate pair, which no UTF-8 holds.") from None
-    return dataclasses.replace(conversation, num_spelled=num_spelled)
+        raise BadConversation(
+            "invalid_utf8", "The conversation has half a surrogate pair, which no UTF-8 holds."
+        ) from None
+    return conversation
+
+
+def _continue(given: Continuation, guard: Guard | None) -> Conversation:
+    """Both texts, of which the second is to be learned."""
+    text = given.prompt + given.completion
+    found = guard.find([text]) if guard is not None else []
+    if found and guard is not None and guard.policy == "refuse":
+        raise BadConversation(REASON, f"The row holds the special token {found[0]!r}.")
+    spans = ((len(given.prompt), len(text)),) if given.completion else ()
+    return Conversation(text, spans, ends_with_assistant=True, num_spelled=len(found))
 
 
 def _keep_apart(renderer: TemplateRenderer, messages: list[Any], tools: Any) -> tuple[list[Any], Any, int]:
@@ -86,10 +150,10 @@ def _keep_apart(renderer: TemplateRenderer, messages: list[Any], tools: Any) -> 
     if guard is None:
         return messages, tools, 0
     if has_mark(given):
-        raise _BadConversation("chat_template", "holds U+FDD2 or U+FDD3, which mark special tokens.")
+        raise BadConversation("chat_template", "The conversation holds U+FDD2 or U+FDD3, which mark special tokens.")
     found = guard.find(given)
     if found and guard.policy == "refuse":
-        raise _BadConversation(REASON, f"holds the special token {found[0]!r}.")
+        raise BadConversation(REASON, f"The conversation holds the special token {found[0]!r}.")
     defused = guard.defuse(given)
     if defused != given and strip_marks(renderer.render_plain(*defused)) != renderer.render_plain(messages, tools):
         shown = repr(found[0]) if found else "a part of one"
@@ -100,70 +164,40 @@ def _keep_apart(renderer: TemplateRenderer, messages: list[Any], tools: Any) -> 
     return defused[0], defused[1], len(found)
 
 
-def _parse_messages(value: Any) -> list[dict[str, Any]]:
-    """Messages of one row: a list of objects, or the same as a JSON string."""
-    messages = _parse_json(value)
-    if messages is None:
-        raise _BadConversation("null", "is null.")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise _BadConversation("wrong_type", f"holds {messages!r:.60}; a list of messages is needed.")
-    if not messages:
-        raise _BadConversation("empty", "is a conversation without messages.")
-    for message in messages:
-        if not isinstance(message.get("role"), str):
-            raise _BadConversation("wrong_type", f"has a message without a role: {message!r:.80}")
-        if all(each is None for key, each in message.items() if key != "role"):
-            raise _BadConversation("empty", f"has a message without content: {message!r:.80}")
-    is_filled = not isinstance(value, (str, bytes))
-    return [_read_message(message, is_filled) for message in messages]
-
-
-def _parse_json(value: Any) -> Any:
-    if not isinstance(value, (str, bytes)):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise _BadConversation("wrong_type", f"is text that is not JSON: {error}.") from None
-
-
-def _read_message(message: dict[str, Any], is_filled: bool) -> dict[str, Any]:
-    """The fields that it has. Templates ask whether the content is null, so that one stays."""
-    known = {key: each for key, each in message.items() if each is not None or key == "content"}
-    return {key: _drop_missing(each) for key, each in known.items()} if is_filled else known
-
-
-def _drop_missing(value: Any) -> Any:
-    """Arrow gives every object the fields of all of them, a tool's arguments included; a null is one that it lacks."""
-    if isinstance(value, dict):
-        return {key: _drop_missing(each) for key, each in value.items() if each is not None}
-    return [_drop_missing(each) for each in value] if isinstance(value, list) else value
-
-
 def _list_values(records: Records, name: str) -> list[Any]:
     column = find_column(records, name)
     values: list[Any] = column.to_pylist() if is_arrow(column) else column
     return values
 
 
-def _render_conversation(
-    renderer: TemplateRenderer, messages: list[dict[str, Any]], tools: list[Any] | None, with_mask: bool
+def _render_dialogue(
+    renderer: TemplateRenderer, dialogue: Dialogue, tools: list[Any] | None, loss_on: LossOn | None
 ) -> Conversation:
-    """Text of a conversation and what the assistant said in it.
+    """Text of a conversation and what to learn from it.
 
     Raises:
         TemplateRefused: it cannot be rendered, or nobody can say which part is the assistant's.
     """
+    messages = dialogue.messages
     text = renderer.render(messages, tools)
     ends = messages[-1].get("role") == _ASSISTANT
-    if not with_mask:
+    if loss_on is None:
         return Conversation(text, (), ends)
-    find = _find_marked if renderer.template.has_marks else _find_by_prefixes
-    return Conversation(text, find(renderer, messages, tools, text), ends)
+    said = [turn for turn, message in enumerate(messages) if message.get("role") == _ASSISTANT]
+    learned = [turn for turn in said if turn >= dialogue.num_given]
+    learned = learned[-1:] if loss_on == "last" else learned
+    if renderer.template.has_marks:
+        return Conversation(text, _find_marked(renderer, messages, tools, text, said, learned), ends)
+    return Conversation(text, _find_by_prefixes(renderer, messages, tools, text, learned), ends)
 
 
 def _find_marked(
-    renderer: TemplateRenderer, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
+    renderer: TemplateRenderer,
+    messages: list[dict[str, Any]],
+    tools: list[Any] | None,
+    text: str,
+    said: list[int],
+    learned: list[int],
 ) -> tuple[tuple[int, int], ...]:
     marked = renderer.render(messages, tools, marked=True)
     if _MARK.search(text) or _MARK.sub("", marked) != text:
@@ -175,20 +209,34 @@ def _find_marked(
             raise TemplateRefused("its generation marks are nested")
         if count % 2 == 0:
             begin = place
-        elif place > begin:
+        else:
             spans.append((begin, place))
-    if not spans and any(message.get("role") == _ASSISTANT for message in messages):
+    if said and not any(begin < end for begin, end in spans):
         raise TemplateRefused("it marks nothing as generated, although the assistant has a turn")
-    return tuple(spans)
+    if learned != said:
+        spans = _of_turns(spans, said, learned)
+    return tuple((begin, end) for begin, end in spans if begin < end)
+
+
+def _of_turns(spans: list[tuple[int, int]], said: list[int], learned: list[int]) -> list[tuple[int, int]]:
+    """The spans of some of the assistant's turns."""
+    if len(spans) != len(said):
+        raise TemplateRefused(
+            f"it marks {len(spans)} stretches for {len(said)} turns of the assistant, so it cannot be told which are "
+            "to be learned"
+        )
+    return [span for span, turn in zip(spans, said, strict=True) if turn in learned]
 
 
 def _find_by_prefixes(
-    renderer: TemplateRenderer, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
+    renderer: TemplateRenderer,
+    messages: list[dict[str, Any]],
+    tools: list[Any] | None,
+    text: str,
+    learned: list[int],
 ) -> tuple[tuple[int, int], ...]:
     spans: list[tuple[int, int]] = []
-    for turn, message in enumerate(messages):
-        if message.get("role") != _ASSISTANT:
-            continue
+    for turn in learned:
         # The last prefix is the whole conversation, rendered already.
         after = text if turn == len(messages) - 1 else renderer.render(messages[: turn + 1], tools)
         before = renderer.render(messages[:turn], tools, prompt=True)

@@ -14,6 +14,7 @@ Price: 4 MB of Python source take gigatoken 12 ms or more, the rest of the trans
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,8 +26,9 @@ from penstock.errors import check_choice
 from penstock.schema import Ragged
 from penstock.sources import Records
 from penstock.transforms._byte_rows import read_text
-from penstock.transforms._chat_template import ChatTemplate, load_template
-from penstock.transforms._conversations import render_rows
+from penstock.transforms._chat_formats import ChatFormat, ChatLayout
+from penstock.transforms._chat_template import load_template
+from penstock.transforms._conversations import ChatSettings, LossOn
 from penstock.transforms._engine_choice import (
     SAMPLE_BYTES,
     ChosenEngine,
@@ -37,12 +39,11 @@ from penstock.transforms._engine_choice import (
 )
 from penstock.transforms._kept import Keep, check_keep, infer_types
 from penstock.transforms._special_tokens import Guard, SpecialTokens, seal_tokenizer
-from penstock.transforms._tokenize_rows import OpenChat, OpenTokenize, TokenMaker, smallest_dtype
+from penstock.transforms._tokenize_rows import OpenChat, OpenTokenize, TokenMaker, made_columns, smallest_dtype
 from penstock.transforms._tokenizer_source import TokenizerSource, load_tokenizer, tokens_around
 from penstock.transforms._transform import BadRows, OpenTransform
 
 VERSION = 1
-TOKENS, LOSS_MASK = "tokens", "loss_mask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Tokenize:
     tokenizer: Any
     """A tokenizer.json, a Hugging Face folder, an object of `tokenizers` or tiktoken, "tiktoken:NAME", or "bytes"."""
     column: str = ""
-    """Column to read: "text" when not given, "messages" with a chat template."""
+    """Column to read: "text" when not given; with a chat template "messages", or what `chat_format` says. "a.b" is the
+    field `b` in a column `a`."""
     append_eos: str | bool | None = field(default=None, kw_only=True)
     """Token to end each document with; True takes the one the tokenizer's folder declares, None adds nothing."""
     prepend_bos: str | bool | None = field(default=None, kw_only=True)
@@ -75,15 +77,21 @@ class Tokenize:
     the row, or "allow"ed to control the model."""
     chat_template: str | os.PathLike[str] | bool | None = field(default=None, kw_only=True)
     """Jinja text, a file with it, or True for the tokenizer's own; rows are then lists of messages."""
+    chat_format: ChatFormat | None = field(default=None, kw_only=True)
+    """How rows hold conversations: "messages", "sharegpt" (both by the tokenizer's own template if none is given),
+    "prompt" (columns `prompt` and `completion`), "preference" (`chosen` and `rejected`, and a prompt if `column` names
+    one); the last two are put together as plain text unless there is a template."""
     loss_mask: bool = field(default=True, kw_only=True)
-    """With a chat template: also store which tokens the assistant said; a conversation that cannot tell is refused."""
+    """Of conversations: also store which tokens the assistant said; one that cannot tell is refused."""
+    loss_on: LossOn = field(default="assistant", kw_only=True)
+    """Which turns the mask is of: all of the "assistant", or its "last". None of a prompt's are ever."""
     template_values: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """More variables for the template, such as `{"enable_thinking": False}`; JSON."""
     template_date: str | None = field(default=None, kw_only=True)
     """Date that `strftime_now` returns, as "2026-07-01"; today's would change the data from day to day."""
     tools_column: str | None = field(default=None, kw_only=True)
     """With a chat template: the column with the tools of each conversation."""
-    _template: ChatTemplate | None = field(default=None, init=False, repr=False, compare=False)
+    _chat: ChatSettings | None = field(default=None, init=False, repr=False, compare=False)
     _chosen: ChosenEngine | None = field(default=None, init=False, repr=False, compare=False)
     _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -92,21 +100,37 @@ class Tokenize:
             raise ValueError(f"engine={self.engine!r}; the engines are 'auto', 'gigatoken' and 'reference'.")
         check_choice("special_tokens", self.special_tokens, get_args(SpecialTokens))
         self._set("tokenizer", load_tokenizer(self.tokenizer))
-        self._set("_template", self._load_template())
-        self._set("column", self.column or ("messages" if self._template else "text"))
+        self._set("_chat", self._load_chat())
+        self._set("column", self._chat.layout.column if self._chat else self.column or "text")
         for role in ("append_eos", "prepend_bos"):
             self._source.resolve(getattr(self, role), role)
-        pairs = check_keep(self.keep, (TOKENS, LOSS_MASK))
+        pairs = check_keep(self.keep, self._made)
         if all(spec for _, spec in pairs):
             self._set("_types", dict(pairs))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def _load_template(self) -> ChatTemplate | None:
-        if self.chat_template is None or self.chat_template is False:
+    def _load_chat(self) -> ChatSettings | None:
+        """How rows become conversations; None where they are texts."""
+        check_choice("chat_format", self.chat_format, (None, *get_args(ChatFormat)))
+        check_choice("loss_on", self.loss_on, get_args(LossOn))
+        template = self.chat_template or (True if self.chat_format in ("messages", "sharegpt") else None)
+        if template is None and self.chat_format is None:
             return None
-        return load_template(self.chat_template, self._source, self.template_values, self.template_date, self._guard)
+        layout = ChatLayout.of(self.chat_format or "messages", self.column)
+        loaded = template and load_template(
+            template, self._source, self.template_values, self.template_date, self._guard
+        )
+        return ChatSettings(
+            layout, loaded or None, self._guard, self.tools_column, self.loss_on if self.loss_mask else None
+        )
+
+    @property
+    def _made(self) -> tuple[str, ...]:
+        """Columns that this transform writes itself."""
+        sides = self._chat.layout.sides if self._chat is not None else ("",)
+        return tuple(name for side in sides for name in made_columns(side))
 
     @property
     def _guard(self) -> Guard | None:
@@ -160,9 +184,7 @@ class Tokenize:
             "append_eos": self.eos_id,
             "prepend_bos": self.bos_id,
             "keep": [list(pair) for pair in check_keep(self.keep, ())],
-            "chat": self._template and {
-                **self._template.identity, "loss_mask": self.loss_mask, "tools_column": self.tools_column
-            },
+            "chat": self._chat and self._chat.identity,
             # Datasets from before there was a choice were made with "allow", and can be continued with it.
             **({"special_tokens": self.special_tokens} if self._guard else {}),
         }  # fmt: skip
@@ -193,7 +215,7 @@ class Tokenize:
 
     def _note_post_processor(self) -> tuple[str, ...]:
         """A note where the post-processor would add other tokens than are asked for; a chat template writes its own."""
-        if self._template is not None:
+        if self._chat is not None and self._chat.template is not None:
             return ()
         before, after = tokens_around(self._source.kind, self._source.data)
         roles = (("before", before, "prepend_bos", self.bos_id), ("after", after, "append_eos", self.eos_id))
@@ -214,17 +236,18 @@ class Tokenize:
 
     @property
     def input_columns(self) -> tuple[str, ...]:
-        """The text, the tools, and kept columns."""
+        """The text or conversation, the tools, and kept columns."""
         kept = [name for name, _ in check_keep(self.keep, ())]
-        return tuple(dict.fromkeys([self.column, *filter(None, [self.tools_column]), *kept]))
+        read = (self.column,) if self._chat is None else self._chat.layout.columns
+        return tuple(dict.fromkeys([*read, *filter(None, [self.tools_column]), *kept]))
 
     def columns(self) -> dict[str, str] | None:
         """Tokens in the smallest dtype that holds the vocabulary, the mask, and kept columns."""
         if self._types is None:
             return None
-        made = {TOKENS: f"{smallest_dtype(self.vocab_size).name}[*]"}
-        if self._template and self.loss_mask:
-            made[LOSS_MASK] = "bool[*]"
+        has_mask = self._chat is not None and self.loss_mask
+        types = (f"{smallest_dtype(self.vocab_size).name}[*]", "bool[*]")
+        made = {name: types[number % 2] for number, name in enumerate(self._made) if has_mask or number % 2 == 0}
         return {**made, **self._types}
 
     def before_run(self, sample: Iterable[Records]) -> Tokenize:
@@ -245,24 +268,26 @@ class Tokenize:
     def _read_texts(self, records: Records) -> Ragged:
         """Documents of the good rows, as they will be tokenized."""
         bad = BadRows(records)
-        if self._template is None:
-            rows = read_text(records, self.column, bad)
-            if self._guard is not None:
-                self._guard.check_documents(rows, bad)
-        else:
-            with self._template.open() as renderer:
-                rendered = render_rows(records, self.column, self.tools_column, renderer, False, bad)
-            rows = join_texts([conversation.text if conversation else "" for conversation in rendered])
+        if self._chat is not None:
+            return self._read_conversations(self._chat, records, bad)
+        rows = read_text(records, self.column, bad)
+        if self._guard is not None:
+            self._guard.check_documents(rows, bad)
         return rows.take(bad.good_places())
+
+    def _read_conversations(self, chat: ChatSettings, records: Records, bad: BadRows) -> Ragged:
+        with dataclasses.replace(chat, loss_on=None).open() as reader:
+            rendered = [each for side in chat.layout.sides for each in reader.read(records, side, bad)]
+        return join_texts([conversation.text for conversation in rendered if conversation])
 
     def open(self) -> OpenTransform:
         """Load the tokenizer. Without `before_run`, the engines are compared on the battery first."""
         chosen = self._chosen or choose_engine(self._engine_source, self.engine, _NOTHING)
         maker = TokenMaker(self._engine_source, chosen, self.bos_id, self.eos_id, smallest_dtype(self.vocab_size))
         keep = check_keep(self.keep, ())
-        if self._template is None:
+        if self._chat is None:
             return OpenTokenize(maker, self.column, keep, self._types, self._guard)
-        return OpenChat(maker, self.column, keep, self._types, self._template, self.tools_column, self.loss_mask)
+        return OpenChat(maker, self._chat, keep, self._types)
 
 
 _CHARACTER_BYTES = 4

@@ -19,8 +19,7 @@ from penstock.errors import FormatError, TokenizerMismatch
 from penstock.schema import Ragged
 from penstock.sources import Records
 from penstock.transforms._byte_rows import read_text
-from penstock.transforms._chat_template import ChatTemplate
-from penstock.transforms._conversations import Conversation, render_rows
+from penstock.transforms._conversations import ChatSettings, Conversation
 from penstock.transforms._engine_choice import ChosenEngine, check_document, choose_checked, join_texts
 from penstock.transforms._kept import infer_types, read_kept, take_kept
 from penstock.transforms._special_tokens import MARK, SPELLED, Guard
@@ -59,39 +58,45 @@ class OpenTokenize:
 
 
 class OpenChat(OpenTokenize):
-    """Conversations to `tokens` and `loss_mask`."""
+    """Conversations to `tokens` and `loss_mask`; pairs of them to `chosen`, `rejected` and a mask for each."""
 
-    def __init__(
-        self,
-        maker: TokenMaker,
-        column: str,
-        keep: Pairs,
-        types: dict[str, str] | None,
-        template: ChatTemplate,
-        tools_column: str | None,
-        with_mask: bool,
-    ) -> None:
-        super().__init__(maker, column, keep, types, template.guard)
-        self._renderer, self._tools_column, self._with_mask = template.open(), tools_column, with_mask
+    def __init__(self, maker: TokenMaker, settings: ChatSettings, keep: Pairs, types: dict[str, str] | None) -> None:
+        super().__init__(maker, settings.layout.column, keep, types, settings.guard)
+        self._settings, self._reader = settings, settings.open()
         maker.check_controls()
 
     def __call__(self, records: Records) -> Output:
-        """Tokens of these conversations, and which of them the assistant said."""
+        """Tokens of these conversations, and which of them to learn from."""
         bad = BadRows(records)
         kept = self._read_kept(records, bad)
-        rendered = render_rows(records, self._column, self._tools_column, self._renderer, self._with_mask, bad)
+        sides = {side: self._reader.read(records, side, bad) for side in self._settings.layout.sides}
         places = bad.good_places()
-        said = [conversation for place in places if (conversation := rendered[place]) is not None]
-        rows = join_texts([conversation.text for conversation in said])
-        ids, offsets = self._maker.encode(rows, records, places)
-        columns: dict[str, Any] = {"tokens": self._maker.frame(ids, offsets)}
-        noticed = self._notice(said)
-        if self._with_mask:
-            columns["loss_mask"] = mask = self._make_mask(said, ids, offsets)
-            num_empty = _count_empty(mask)
-            noticed |= {WITHOUT_TARGETS: num_empty} if num_empty else {}
+        columns: dict[str, Any] = {}
+        noticed: dict[str, int] = {}
+        for side, rendered in sides.items():
+            said = [conversation for place in places if (conversation := rendered[place]) is not None]
+            columns |= self._tokenize(side, said, records, places, noticed)
         columns |= take_kept(kept, places, records.num_rows)
         return Output(columns, places, bad.errors(), noticed)
+
+    def _tokenize(
+        self,
+        side: str,
+        said: list[Conversation],
+        records: Records,
+        places: NDArray[np.int64],
+        noticed: dict[str, int],
+    ) -> dict[str, Any]:
+        tokens, loss_mask = made_columns(side)
+        rows = join_texts([conversation.text for conversation in said])
+        ids, offsets = self._maker.encode(rows, records, places)
+        columns: dict[str, Any] = {tokens: self._maker.frame(ids, offsets)}
+        _add(noticed, self._notice(said))
+        if self._settings.loss_on is not None:
+            columns[loss_mask] = mask = self._make_mask(said, ids, offsets)
+            num_empty = _count_empty(mask)
+            _add(noticed, {WITHOUT_TARGETS: num_empty} if num_empty else {})
+        return columns
 
     def _notice(self, said: list[Conversation]) -> dict[str, int]:
         is_counted = self._guard is not None and self._guard.policy == "count"
@@ -105,6 +110,16 @@ class OpenChat(OpenTokenize):
         ]
         is_last = np.array([conversation.ends_with_assistant for conversation in said], bool)
         return self._maker.frame_mask(np.concatenate([np.empty(0, bool), *masks]), offsets, is_last)
+
+
+def made_columns(side: str) -> tuple[str, str]:
+    """Names of the columns of tokens and of the loss mask; `side` is "" for the only conversation of a row."""
+    return (side, f"{side}_loss_mask") if side else ("tokens", "loss_mask")
+
+
+def _add(counts: dict[str, int], more: dict[str, int]) -> None:
+    for word, count in more.items():
+        counts[word] = counts.get(word, 0) + count
 
 
 class TokenMaker:

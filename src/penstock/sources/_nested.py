@@ -1,0 +1,75 @@
+"""Columns inside columns: "conversation.turns" is the field `turns` of the column `conversation`.
+
+A column that is called exactly so comes first: CSV files have `sepal.length`, and tars have members `seg.png`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.errors import SchemaError
+from penstock.sources._arrow import arrow
+
+
+def top_level(name: str, known: Iterable[str]) -> str:
+    """The column that a name is in: one of the `known`, or the name itself if it is in none."""
+    root = name.partition(".")[0]
+    return root if name not in known and root in known else name
+
+
+def with_roots(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, and every column that they may be in."""
+    return tuple(dict.fromkeys(each for name in names for each in (name, name.partition(".")[0])))
+
+
+def value_at(item: Mapping[str, Any], name: str) -> Any:
+    """A value of a record; None where it has none.
+
+    >>> value_at({"a": {"b": 1}, "c.d": 2}, "a.b"), value_at({"c.d": 2}, "c.d"), value_at({"a": 3}, "a.b")
+    (1, 2, None)
+    """
+    if name in item or "." not in name:
+        return item.get(name)
+    found: Any = item
+    for field in name.split("."):
+        found = found.get(field) if isinstance(found, Mapping) else None
+    return found
+
+
+def select_nested(batch: Any, names: Sequence[str], path: str) -> Any:
+    """An Arrow batch with these columns, which it has or which are in those that it has."""
+    columns = [dig(batch.column(top_level(name, batch.schema.names)), name, path, batch.schema.names) for name in names]
+    return arrow().RecordBatch.from_arrays(columns, names=list(names))
+
+
+def check_fields(schema: Any, names: Sequence[str] | None, path: str) -> None:
+    """Refuse names of fields that an Arrow schema does not have.
+
+    Raises:
+        SchemaError: saying which is missing where.
+    """
+    for name in names or ():
+        if name not in schema.names:
+            _walk(schema.field(top_level(name, schema.names)).type, name, path)
+
+
+def _walk(kind: Any, name: str, path: str) -> None:
+    for field in name.split(".")[1:]:
+        if not arrow().types.is_struct(kind) or kind.get_field_index(field) < 0:
+            raise SchemaError(f"{path}: no column {name!r}: there is no field {field!r} in values of type {kind}.")
+        kind = kind.field(field).type
+
+
+def dig(column: Any, name: str, path: str, known: Iterable[str]) -> Any:
+    """The column called `name`, out of the one that it is in.
+
+    Raises:
+        SchemaError: there is no such field.
+    """
+    if name in known:
+        return column
+    _walk(column.type, name, path)
+    for field in name.split(".")[1:]:
+        column = arrow("compute").struct_field(column, field)
+    return column
