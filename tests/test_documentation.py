@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,12 +109,26 @@ def test_one_line(raw: Path) -> None:
 
 
 def test_preparing_by_command_and_by_function_is_the_same(raw: Path) -> None:
-    (command,) = snippets("docs/preparation.md", kind="")
+    command, *_ = snippets("docs/preparation.md", kind="")
     assert main(shlex.split(command)[1:]) == 0
     prepared = penstock.open("data/corpus").fingerprint
     run(snippets("docs/preparation.md")[0])  # finds that all is done
     assert penstock.open("data/corpus").fingerprint == prepared
     assert main(["verify", "data/corpus"]) == main(["inspect", "data/corpus"]) == 0
+
+
+def test_fine_tuning_data_and_parts(raw: Path) -> None:
+    _, chats, parts = snippets("docs/preparation.md", kind="")
+    Path("models/mine").mkdir(parents=True)
+    shutil.copy("tokenizer.json", "models/mine")
+    template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    Path("models/mine/tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    Path("chats.jsonl").write_text(json.dumps({"data": {"conversations": turns}}) + "\n")
+    for command in (chats, parts):
+        assert main(shlex.split(command)[1:]) == 0
+    assert len(penstock.open("data/chats")) == 1
+    assert len(penstock.open("data/parts/train")) > len(penstock.open("data/parts/val"))
 
 
 def test_plans_and_mixtures(corpus: penstock.Dataset) -> None:
