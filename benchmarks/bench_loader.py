@@ -3,7 +3,8 @@
 1. 100 MB of tokens in the page cache, shuffled batches of 32 x 2048 int64: the bare gather in the caller's
    thread, Penstock with threads and with two processes, torch's DataLoader with 0, 1 and 2 workers.
 2. A training step of 20 ms that leaves a core free: what the loader adds to it.
-3. Time to the first batch with 8 worker processes, Penstock's from a fork server against torch's forked and spawned.
+3. Time to the first batch with 8 worker processes, Penstock's from a fork server against torch's forked and spawned:
+   of the only loader, of one made beside another, and of one that was made a second before its loop.
 4. What the statistics cost.
 5. Small batches, 8 x 128 int64, where all that surrounds a batch weighs more than its gather: in a thread and in
    two processes, as they are, with one batch per item (no bundles), and with every layout sent anew.
@@ -232,29 +233,44 @@ def statistics_cost(folder: Path, rounds: int) -> dict[str, float]:
 
 def first_batch(folder: Path, rounds: int) -> dict[str, float]:
     plan = penstock.open(folder / "rows").cast(tokens="int64").shuffle(seed=7).batch(BATCH)
-    times: dict[str, list[float]] = {"penstock": [], "fork": [], "spawn": []}
+    rows = TokenRows(folder / "rows.bin")
+
+    def make() -> penstock.DataLoader:
+        return penstock.DataLoader(plan, workers="process", num_workers=8)
+
+    def make_torchs(method: str) -> Any:
+        return torch.utils.data.DataLoader(rows, BATCH, shuffle=True, num_workers=8, multiprocessing_context=method)
+
+    times: dict[str, list[float]] = {}
     for _ in range(rounds):
-        begin = time.perf_counter()
-        with penstock.DataLoader(plan, workers="process", num_workers=8) as loader:
-            next(iter(loader))
-            times["penstock"].append(time.perf_counter() - begin)
+        times.setdefault("penstock", []).append(time_to_first(make))
+        with make() as other:
+            next(iter(other))
+            times.setdefault("penstock, beside another loader", []).append(time_to_first(make))
+        early = make()
+        time.sleep(1)  # a model is built
+        times.setdefault("penstock, made 1 s before", []).append(time_to_first(lambda made=early: made))
         for method in ("fork", "spawn"):
-            begin = time.perf_counter()
-            loader = torch.utils.data.DataLoader(
-                TokenRows(folder / "rows.bin"), BATCH, shuffle=True, num_workers=8, multiprocessing_context=method
-            )
-            batches = iter(loader)
-            next(batches)
-            times[method].append(time.perf_counter() - begin)
-            del batches
-    ours, forked, spawned = (statistics.median(times[name]) for name in ("penstock", "fork", "spawn"))
-    return {
-        "first batch, 8 processes, penstock, s": ours,
-        "first batch, 8 processes, torch fork, s": forked,
-        "first batch, 8 processes, torch spawn, s": spawned,
-        "penstock over torch fork": ours / forked,
-        "times sooner than spawn": spawned / ours,
-    }
+            times.setdefault(f"torch {method}", []).append(time_to_first(lambda method=method: make_torchs(method)))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    figures = {f"first batch, 8 processes, {name}, s": value for name, value in medians.items()}
+    forked = medians["torch fork"]
+    figures |= {f"{name}, over torch fork": value / forked for name, value in medians.items() if "torch" not in name}
+    figures["times sooner than spawn"] = medians["torch spawn"] / medians["penstock"]
+    return figures
+
+
+def time_to_first(make: Callable[[], Any]) -> float:
+    """Seconds until a loader has handed over its first batch; then it is closed."""
+    begin = time.perf_counter()
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    seconds = time.perf_counter() - begin
+    del batches
+    if isinstance(loader, penstock.DataLoader):
+        loader.close()
+    return seconds
 
 
 def decode_and_crop(row: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -435,3 +435,32 @@ def test_a_sigterm_to_the_group_lets_the_trainer_save_and_go_on(tmp_path: Path) 
     code, out, err = script.finish(40)
     assert (code, out, err) == (0, "True\n", "")
     script.assert_nothing_left()
+
+
+def test_a_loader_that_was_made_and_not_used_leaves_no_fork_server(tmp_path: Path) -> None:
+    """It has one started when it is made; whoever closes, forgets or never uses the loader ends it."""
+    script = Script(
+        tmp_path,
+        """
+        import psutil
+        def servers():
+            return len(psutil.Process().children())
+        make = lambda: penstock.DataLoader(plan.batch(4), workers="process", num_workers=1)
+        closed, forgotten = make(), make()
+        counts = [servers()]
+        closed.close()
+        counts.append(servers())
+        del forgotten
+        counts.append(servers())
+        used = make()
+        next(iter(used))
+        counts.append(servers())
+        used.close()
+        counts.append(servers())
+        never = make()
+        print(*counts, flush=True)
+        """,
+    )
+    script.wait_for("1 1 0 1 0")
+    assert script.finish()[0] == 0
+    script.assert_nothing_left()

@@ -23,7 +23,7 @@ from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagge
 from penstock.loader._memory import Arena, PrivateSlot, SlotPool, private_slot
 from penstock.loader._pipeline import InFlight, LoaderStatistics, Pipeline, count_computed, count_handed_over
 from penstock.loader._plan_work import Bundle, Item, PlanWork, has_batches, plan_items, steps_per_bundle
-from penstock.loader._processes import ProcessEngine
+from penstock.loader._processes import ProcessEngine, start_early
 from penstock.loader._work import Work
 
 __all__ = [
@@ -55,5 +55,6 @@ __all__ = [
     "make_engine",
     "plan_items",
     "private_slot",
+    "start_early",
     "steps_per_bundle",
 ]

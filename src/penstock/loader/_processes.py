@@ -22,7 +22,7 @@ from penstock.loader._work import Computed, Work
 from penstock.loader._worker_process import ComputeItems, ItemWorker
 from penstock.plan import from_arrays
 from penstock.schema import Ragged
-from penstock.workers import Crew, StartMethod, describe_death
+from penstock.workers import Crew, ServerLease, StartMethod, describe_death, lease_early
 
 _MAX_DEATHS = 3
 """Deaths over one item until it is taken for the cause."""
@@ -31,6 +31,9 @@ _OTHERWISE = (
     "do without worker processes: num_workers=0, or for a plan workers='thread' with functions marked @penstock.pure."
 )
 """What else can be done about work that cannot be sent to workers."""
+
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""As in torch's workers, whatever the trainer has."""
 
 _Waiting = tuple[int, Any, int | None]
 """(ticket, item, worker it is assigned to)"""
@@ -43,7 +46,7 @@ class ProcessEngine:
         self._crew = Crew(
             ComputeItems(work),
             start_method,
-            environment={"OMP_NUM_THREADS": "1"},  # as in torch's workers, whatever the trainer has
+            environment=_ENVIRONMENT,
             warm_up=getattr(work, "warm_up", _warm_up),
             otherwise=_OTHERWISE,
         )
@@ -247,6 +250,11 @@ class ProcessEngine:
                 self._done[ticket] = (None, None, WorkerDied(_explain_death(worker, code, item, _MAX_DEATHS)))
                 lost = lost[1:]
         self._waiting.extendleft((ticket, item, None) for ticket, item in reversed(lost))
+
+
+def start_early() -> ServerLease | None:
+    """Have the fork server start that the next engine's workers will come from, as long as the lease is kept."""
+    return lease_early(_ENVIRONMENT, _warm_up)
 
 
 def _explain_death(worker: ItemWorker, code: int | None, item: Any, num_before: int = 0) -> str:

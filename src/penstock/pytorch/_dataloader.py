@@ -143,6 +143,7 @@ class DataLoader(TorchDataLoader[BatchType]):
             if self.kind == "process":
                 warn_too_many_workers(self._run.num_workers)
             tell_of_runs(self._run.plan, rank)
+            self._run.start_early()
         if self.batch_size is not None:
             log_odd_batch_size(self.batch_size)
 

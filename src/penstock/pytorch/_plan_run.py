@@ -21,6 +21,7 @@ from penstock.loader import (
     has_batches,
     make_engine,
     plan_items,
+    start_early,
     steps_per_bundle,
 )
 from penstock.pytorch._arguments import LoaderSettings
@@ -30,6 +31,7 @@ from penstock.pytorch._feed import take
 from penstock.pytorch._plan_source import PlanSource
 from penstock.pytorch._ranks import check_rank, find_rank
 from penstock.service import RemoteEngine, requests_in_flight
+from penstock.workers import ServerLease
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,9 +72,16 @@ class PlanRun:
         self._statistics = LoaderStatistics()
         self._pipeline: Pipeline | None = None
         self._engine: Engine | None = None
+        self._fork_server: ServerLease | None = None
+        """The one that workers will come from, until they do."""
         self._loop: _Loop | None = None
         self._is_unfinished = False
         self._num_steps = 1
+
+    def start_early(self) -> None:
+        """Have what takes longest before the first batch begin now, beside what the program does until then."""
+        if self.kind == "process" and self.settings.start_method == "forkserver":
+            self._fork_server = start_early()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Batches from where the state stands to the end of the epoch."""
@@ -209,6 +218,7 @@ class PlanRun:
             pipeline.close()
             statistics = self._statistics
             statistics.num_workers = statistics.num_buffers = statistics.num_buffers_in_use = 0
+        self._give_back_server()
 
     def __reduce__(self) -> tuple[Callable[..., PlanRun], tuple[Any, ...]]:
         """A copy, in this process or another, has not begun."""
@@ -310,7 +320,13 @@ class PlanRun:
                 in_order=self.settings.in_order,
                 timeout=self.settings.timeout,
             )
+            self._give_back_server()
         return self._pipeline
+
+    def _give_back_server(self) -> None:
+        lease, self._fork_server = self._fork_server, None
+        if lease is not None:
+            lease.close()
 
     def _make_engine(self, work: PlanWork) -> Engine:
         settings = self.settings

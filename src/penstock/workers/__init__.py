@@ -3,7 +3,7 @@
     owner                                            worker process
     -----                                            --------------
     Crew(program, start_method)
-      .start()    fork server: asks it for a fork -> _fork_server.py ─┐
+      .start()    fork server: asks it for a fork -> _fork_server.py ─┐      one for all crews: _running_servers.py
                   spawn: an interpreter -----------> _entry.py        ├─> _worker.run_program
                   fork: this process, as it is ------------------------┘
                                                        1. holds the life-line; the program guards it
@@ -21,8 +21,8 @@
 What the messages say is the program's business: nothing here knows plans, batches, tasks or shards.
 
 May import: `cgroups`, `errors`. Imported by: `diagnosis`, `loader`, `metrics`, `preparation`, `pytorch`, `service`,
-`trials`. Holds state: the crews and parcels of this process, weakly, for the hook that lets go of them in forked
-children.
+`trials`. Holds state: the fork servers that run; the crews and parcels of this process, weakly, for the hook that lets
+go of them in forked children.
 """
 
 from penstock.workers._channel import Channel
@@ -33,6 +33,7 @@ from penstock.workers._entry import guard_life_line
 from penstock.workers._failures import PackedError, describe_death, describe_ending
 from penstock.workers._forks import abandon_in_forks
 from penstock.workers._packed import Packed
+from penstock.workers._running_servers import ServerLease, lease_early
 from penstock.workers._shared_memory import create_shared_memory, grow_shared_memory
 from penstock.workers._silence import Patience, describe_silence
 from penstock.workers._starting import StartMethod, WorkerProcess
@@ -46,6 +47,7 @@ __all__ = [
     "PackedError",
     "Patience",
     "Program",
+    "ServerLease",
     "StartMethod",
     "WorkerProcess",
     "abandon_in_forks",
@@ -58,6 +60,7 @@ __all__ = [
     "flush_printed",
     "grow_shared_memory",
     "guard_life_line",
+    "lease_early",
     "thread_settings",
     "usable_cpus",
 ]

@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from multiprocessing import util
 
-from penstock.workers._fork_server import ForkServerStarter
 from penstock.workers._forks import abandon_in_forks
 from penstock.workers._packed import check_not_importing_script
 from penstock.workers._parcel import Parcel
+from penstock.workers._server_starter import ForkServerStarter
 from penstock.workers._starting import (
     ForkStarter,
     SpawnStarter,

@@ -48,9 +48,14 @@ class Packed:
         return pickle.loads(self.data, buffers=buffers)  # noqa: S301 - sent by the owner of this process
 
 
+def is_importing_script() -> bool:
+    """Whether this process is a worker that is importing the user's script."""
+    return _is_importing_script
+
+
 def check_not_importing_script() -> None:
     """Refuse to start workers from a script that a worker is importing: there would be no end to it."""
-    if _is_importing_script:
+    if is_importing_script():
         raise RuntimeError(
             "This script starts worker processes while a worker imports it, because a function of it is used there. "
             "Put what the script does under `if __name__ == '__main__':`, or the function into a module of its own."

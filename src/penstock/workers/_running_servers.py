@@ -1,0 +1,214 @@
+"""Fork servers of this process: one for all who want the same, started with the first of them and ended with the last.
+
+Until a server forks, it spends 0.6 s of a processor on importing numpy, numba and what workers run; a fork takes
+milliseconds. So crews that are open at the same time share a server, and who will need one soon can have it started.
+What workers inherit from their server is part of what "the same" means: a program that changes its environment,
+its import path or the processors it may use gets another server for its next worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import resource
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from penstock.workers._channel import Channel
+from penstock.workers._fork_server import ForkServer
+from penstock.workers._forks import abandon_in_forks
+from penstock.workers._packed import is_importing_script
+from penstock.workers._parcel import Parcel
+from penstock.workers._starting import END_SECONDS, occupy_standard_descriptors, start_interpreter, wait_for
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a server is to be; those who wish for the same share one."""
+
+    warm_up: Callable[[], None]
+    environment: tuple[tuple[str, str], ...]
+    inherited: tuple[object, ...]
+    """What else its forks have from it."""
+
+    @classmethod
+    def now(cls, environment: Mapping[str, str], warm_up: Callable[[], None]) -> _Wish:
+        """A server that is like this process at this moment."""
+        files: tuple[str | int, ...] = (".", 1, 2)
+        inherited = (
+            tuple(sys.path),
+            *map(_describe_file, files),
+            tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None,
+            *map(resource.getrlimit, (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)),
+        )
+        return cls(warm_up, tuple(sorted({**os.environ, **environment}.items())), inherited)
+
+
+def _describe_file(file: str | int) -> tuple[int, int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class RunningServer:
+    """The owner's end of a server. Any thread may ask, and a finaliser in the middle of anything."""
+
+    def __init__(self, wish: _Wish) -> None:
+        self.wish = wish
+        self.num_leases = 0
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._pids: dict[int, int] = {}
+        self._codes: dict[int, int] = {}
+        self._is_closed = False
+        occupy_standard_descriptors()
+        program = Parcel(ForkServer(wish.warm_up), otherwise="use a function of one.")
+        reader, self._life_line = os.pipe()
+        self._channel, self._process = start_interpreter(reader, dict(wish.environment), program)
+        os.close(reader)
+        program.close()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it goes on after one of its leases ends."""
+        return self.num_leases > 1
+
+    def fork(self, channel: Channel, life_line: int) -> int:
+        """Ask for a worker with this channel and this life-line; return its number among the server's.
+
+        Raises:
+            ConnectionError: the server is dead.
+        """
+        with self._lock:
+            self._read_news()
+            number = next(self._numbers)
+            self._channel.send(number, (channel.fileno(), life_line))
+        return number
+
+    def find_pid(self, number: int) -> int | None:
+        """The process id of a worker, as far as the server has told."""
+        with self._lock:
+            self._read_news()
+            return self._pids.get(number)
+
+    def wait_for_end(self, number: int, seconds: float) -> bool:
+        """Whether the server has seen a worker end, waiting so long for it."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            while number not in self._codes and time.monotonic() < deadline:
+                if not self._read_news(0.05):
+                    break
+            return number in self._codes
+
+    def kill(self, number: int) -> None:
+        """Have a worker killed."""
+        with self._lock, contextlib.suppress(ConnectionError):
+            self._channel.send(number)  # without a channel
+
+    def forget(self, number: int) -> tuple[int | None, int | None]:
+        """(process id, exit code) of a worker that nobody will ask for again, as far as they are known."""
+        with self._lock:
+            return self._pids.pop(number, None), self._codes.pop(number, None)
+
+    def close(self) -> None:
+        """End it, and wait for it."""
+        if self._let_go():
+            wait_for(self._process, END_SECONDS)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of it without ending it."""
+        self._let_go()
+
+    def _let_go(self) -> bool:
+        """Close what belongs to it; whether that was still to be done."""
+        if self._is_closed:
+            return False
+        self._is_closed = True
+        os.close(self._life_line)
+        self._channel.close()
+        return True
+
+    def _read_news(self, seconds: float = 0.0) -> bool:
+        """Read what the server says, waiting at most so long for the first word; False when it is gone."""
+        while not self._is_closed and self._channel.has_news(seconds):
+            try:
+                (kind, number, value), _ = self._channel.receive()
+            except (EOFError, ConnectionError):
+                return False
+            (self._pids if kind == "started" else self._codes)[number] = value
+            seconds = 0.0
+        return not self._is_closed
+
+
+class _RunningServers:
+    """All of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._servers: dict[_Wish, RunningServer] = {}
+        abandon_in_forks(self)
+
+    def lend(self, wish: _Wish) -> RunningServer:
+        """The server that is wished for, started if it does not run yet."""
+        with self._lock:
+            server = self._servers.get(wish)
+            if server is None:
+                server = self._servers[wish] = RunningServer(wish)
+            server.num_leases += 1
+            return server
+
+    def take_back(self, server: RunningServer) -> None:
+        """One who had the server needs it no longer."""
+        with self._lock:
+            server.num_leases -= 1
+            if server.num_leases > 0:
+                return
+            self.drop(server)
+        server.close()
+
+    def drop(self, server: RunningServer) -> None:
+        """Lend this one to nobody else: it is dead, or about to end."""
+        with self._lock:
+            if self._servers.get(server.wish) is server:
+                del self._servers[server.wish]
+
+    def abandon(self) -> None:
+        """In a forked child, where another thread may hold the lock for ever."""
+        for server in self._servers.values():
+            server.abandon()
+        self._lock, self._servers = threading.RLock(), {}
+
+
+_running_servers = _RunningServers()
+
+
+class ServerLease:
+    """The use of a fork server: it runs at least until this is closed or forgotten.
+
+    Args:
+        environment: Variables that the server's workers get beside those of this process.
+        warm_up: What the server does before it forks: a function of a module.
+    """
+
+    def __init__(self, environment: Mapping[str, str], warm_up: Callable[[], None]) -> None:
+        self.server = _running_servers.lend(_Wish.now(environment, warm_up))
+        self.close = weakref.finalize(self, _running_servers.take_back, self.server)
+        """Give it back; twice is as good."""
+
+    def report_dead(self) -> None:
+        """Have the next lease get another server."""
+        _running_servers.drop(self.server)
+
+
+def lease_early(environment: Mapping[str, str], warm_up: Callable[[], None]) -> ServerLease | None:
+    """Have a server start that will be needed soon; not where a spawned process only imports the user's script."""
+    is_importing = is_importing_script() or getattr(multiprocessing.current_process(), "_inheriting", False)
+    return None if is_importing else ServerLease(environment, warm_up)
