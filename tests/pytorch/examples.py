@@ -30,6 +30,17 @@ def documents(num_documents: int = 90) -> Dataset:
     return penstock.from_arrays({"tokens": penstock.Ragged(values, np.concatenate([[0], np.cumsum(lengths)]))})
 
 
+def fine_tuning_loader(kind: str, world_size: int, rank: int | None = None) -> penstock.DataLoader[Any]:
+    """Batches of four rows over all ranks, as a model of transformers takes them; without a rank, this process's."""
+    ranks: dict[str, Any] = {} if rank is None else {"rank": rank, "world_size": world_size}
+    if kind == "packed":
+        plan = documents(64).shuffle(seed=1).pack(32, labels="same").batch(4)
+        return penstock.DataLoader(plan, num_workers=1, **ranks)
+    tokens = np.arange(24 * 8).reshape(24, 8)
+    rows = penstock.from_arrays({"input_ids": tokens, "labels": tokens, "attention_mask": np.ones_like(tokens)})
+    return penstock.DataLoader(rows, batch_size=4 // world_size, shuffle=True, num_workers=0, **ranks)
+
+
 def plans() -> dict[str, Plan]:
     """A plan of every sort that any worker can run."""
     ds, docs = numbers(), documents()

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.plan import Plan
-from pytorch.examples import documents, expected, numbers, plain_batch, received
+from pytorch.examples import documents, expected, fine_tuning_loader, numbers, plain_batch, received
 
-TRAINER = Path(__file__).parent / "scripts" / "trainer.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 LOADERS: dict[str, Any] = {
     "carried": lambda: penstock.DataLoader(numbers(26).shuffle(seed=1).batch(4), num_workers=1),
     "short": lambda: penstock.DataLoader(numbers(26).shuffle(seed=1).batch(4, tail="short"), num_workers=0),
@@ -121,12 +121,40 @@ def test_transformers_resumes_on_two_processes(tmp_path: Path) -> None:
 def trained(folder: Path, num_ranks: int, kinds: list[str]) -> dict[str, list[list[list[int]]]]:
     """What scripts/trainer.py noted, by kind and rank."""
     (folder / "numbers.jsonl").write_text("".join(f'{{"x": {number}}}\n' for number in range(24)))
-    port = str(29500 + os.getpid() % 2000)
-    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={num_ranks}", "--master_port", port]
-    command = [sys.executable, *(launch if num_ranks > 1 else []), TRAINER, Path(__file__).parents[1], folder, *kinds]
-    done = subprocess.run(command, timeout=590, capture_output=True, text=True)
+    done = run("trainer.py", num_ranks, folder, *kinds)
     assert done.returncode == 0, done.stderr
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+def run(script: str, num_ranks: int, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    port = str(29500 + os.getpid() % 2000)
+    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={num_ranks}", "--master_port", port]
+    tests = str(Path(__file__).parents[1])
+    command = [sys.executable, *(launch if num_ranks > 1 else []), str(SCRIPTS / script), tests, str(folder), *words]
+    return subprocess.run(command, timeout=590, capture_output=True, text=True)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("kind", ["packed", "dataset"])
+@pytest.mark.parametrize("script", ["sft.py", "fit.py"], ids=["TRL", "Lightning"])
+def test_a_killed_training_resumes_at_the_batch_after_its_checkpoint(
+    script: str, kind: str, num_ranks: int, tmp_path: Path
+) -> None:
+    killed, resumed = (run(script, num_ranks, tmp_path, kind, phase) for phase in ("killed", "resumed"))
+    assert killed.returncode != 0
+    assert resumed.returncode == 0, resumed.stderr
+    for rank in range(num_ranks):
+        first, second = (notes(tmp_path / f"{kind}-{phase}-{rank}.jsonl") for phase in ("killed", "resumed"))
+        loader = fine_tuning_loader(kind, num_ranks, rank)
+        straight = [batch["input_ids"].tolist() for _ in range(2) for batch in loader]
+        assert len(first) == 10, "it was killed two batches after its checkpoint"
+        assert first[:8] + second == straight
+
+
+def notes(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_plans_answer_to_anything_else_than_a_whole_batch_is_an_error() -> None:
