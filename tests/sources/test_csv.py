@@ -158,6 +158,13 @@ HEADERLESS = {
     "a long text": b"word " * 60 + b",good\nshort,bad\n",
     "missing numbers": b"1,a\n,b\n3,c\n",
     "a byte order mark": b"\xef\xbb\xbf1,a\r\n2,b\r\n",
+    "years above years": b"Ann,1990,1991\nBob,1985,1999\n",
+    "years that come unevenly": b"Ann,1990,1991,2005\nBob,3,4,5\n",
+    "years that fall": b"Ann,1991,1990\nBob,3,4\n",
+    "years beside no name": b"1990,1991\n3,4\n",
+    "years beside another number": b"Ann,7,1990,1991\nBob,8,3,4\n",
+    "one year": b"Ann,1990\nBob,3\n",
+    "years and no rows": b"Ann,1990,1991\n",
 }
 WITH_HEADER = {
     "names above numbers": b"x,y\n1,2\n3,4\n",
@@ -166,6 +173,8 @@ WITH_HEADER = {
     "the index that pandas writes": b",x\n0,a\n1,b\n",
     "a name that is a value, beside one above numbers": b"n,y\n1,y\n2,n\n",
     "no rows": b"x,y\n",
+    "years": b"country,code,1990,1991,1992\nFrance,FR,58.2,,58.9\nMali,ML,8.4,8.6,1987\n",
+    "years, five apart": b"country,1990,1995\nFrance,58,59\nMali,8,9\n",
     "only text": b"text,label\na fine film,positive\na bad one,negative\n",
 }
 

@@ -296,9 +296,8 @@ class TestDatasets:
         self.write(tmp_path / "a.jsonl", f"a{EOS}b")
         self.prepare(tmp_path, special_tokens="allow")  # what every dataset was made with before there was a choice
         self.write(tmp_path / "b.jsonl", f"c{EOS}d")
-        with pytest.raises(
-            DatasetExists, match=r"special tokens in a text became control tokens, as 'allow' still does"
-        ):
+        told = '"allow", which makes control tokens of special tokens in a text'
+        with pytest.raises(DatasetExists, match=f'special_tokens was {told}, is now "text"'):
             self.prepare(tmp_path)
         assert self.prepare(tmp_path, special_tokens="allow").num_samples == 2
 

@@ -35,10 +35,8 @@ _WORDS = {
     "limit": "limit",
 }
 _SHOWN = 80
-_BEFORE = {
-    "special_tokens": "not a choice yet: special tokens in a text became control tokens, as 'allow' still does",
-}
-"""For fields that older versions did not have: what they did instead."""
+_UNWRITTEN = {"special_tokens": '"allow", which makes control tokens of special tokens in a text'}
+"""What a transform does where it does not write the field: older versions had no other choice."""
 _SIZE = range(1, 1 << 48)
 _SHAPE = {
     "transform": {str: object},
@@ -135,13 +133,13 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
 def _describe(words: str, found: Any, wanted: Any) -> str:
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
         changed = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
-        details = (f"{key} was {_was(found, key)}, is now {_shorten(wanted.get(key))}" for key in changed)
+        details = (f"{key} was {_value(found, key)}, is now {_value(wanted, key)}" for key in changed)
         return f"{words} ({'; '.join(details)})"
     return f"{words} (was {_shorten(found)}, is now {_shorten(wanted)})"
 
 
-def _was(found: Mapping[str, Any], key: str) -> str:
-    return _BEFORE[key] if key in _BEFORE and key not in found else _shorten(found.get(key))
+def _value(fields: Mapping[str, Any], key: str) -> str:
+    return _UNWRITTEN[key] if key in _UNWRITTEN and key not in fields else _shorten(fields.get(key))
 
 
 def _shorten(value: Any) -> str:

@@ -2,11 +2,13 @@
 
 A file does not say whether its first line names the columns. Taking data for names loses a record in silence, and
 taking names for data adds one. So where nobody said which it is, the first record is compared with the rows below
-it, column by column: a number above numbers is data, and text above nothing but numbers is a name.
+it, column by column: a number above numbers is data, and text above nothing but numbers is a name. Numbers that are
+names all the same are the years of a table that has a column for each: `country,1990,1991`.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -18,6 +20,8 @@ _KINDS = {
     "a URL": re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE),
     "a truth value": re.compile("true|false", re.IGNORECASE),
 }
+_YEAR = re.compile(r"[12]\d{3}")
+_MOST_YEARS_APART = 10
 _LONGEST_NAME = 200
 _WAYS_OUT = (
     "If it is a record, pass reading=SourceOptions(header=False) (--no-header), or names= (--names) for the columns; "
@@ -53,8 +57,9 @@ def check_is_data(first: Record, rows: Sequence[Record], names: Sequence[str], p
 def _signs_of_data(first: Record, rows: Sequence[Record]) -> Iterator[str]:
     columns = list(_columns(first, rows))
     has_names = any(_stands_above_numbers(name, values) for name, values in columns)
+    years = _years_in(columns)
     for name, values in columns:
-        kind = _kind_of(name)
+        kind = None if name in years else _kind_of(name)
         if kind and (not rows or _share_of_kind(kind, values) > 0.5):
             yield f"{name!r:.40} is {kind}{', as are the values below it' if rows else ''}"
         elif name and name in values and not has_names:
@@ -72,6 +77,17 @@ def _signs_of_names(first: Record, rows: Sequence[Record], names: Sequence[str])
     for name, values in _columns(first, rows):
         if _stands_above_numbers(name, values):
             yield f"{name!r:.40} stands above numbers"
+
+
+def _years_in(columns: Sequence[tuple[str, list[str]]]) -> set[str]:
+    """The names that are years; none unless they come evenly, beside a name, and above what is no years."""
+    years = [name for name, _ in columns if _YEAR.fullmatch(name)]
+    steps = {int(later) - int(earlier) for earlier, later in itertools.pairwise(years)}
+    come_evenly = len(steps) == 1 and 0 < min(steps) <= _MOST_YEARS_APART
+    beside_name = any(name and _kind_of(name) is None and values for name, values in columns)
+    below = [value for name, values in columns if name in years for value in values]
+    above_others = bool(below) and sum(bool(_YEAR.fullmatch(value)) for value in below) <= len(below) / 4
+    return set(years) if come_evenly and beside_name and above_others else set()
 
 
 def _stands_above_numbers(name: str, values: Sequence[str]) -> bool:
