@@ -109,9 +109,10 @@ class RunningServer:
             return number in self._codes
 
     def kill(self, number: int) -> None:
-        """Have a worker killed."""
+        """Have a worker killed; a server that is dead cannot."""
         with self._lock, contextlib.suppress(ConnectionError):
-            self._channel.send(number)  # without a channel
+            if not self._is_closed:
+                self._channel.send(number)  # without a channel
 
     def forget(self, number: int) -> tuple[int | None, int | None]:
         """(process id, exit code) of a worker that nobody will ask for again, as far as they are known."""
