@@ -44,6 +44,22 @@ class Echo:
         return message
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Holds a lock for as many seconds as it is told to."""
+
+    lock: Any
+
+    def run(self, channel: Channel, life_line: int) -> None:
+        guard_life_line(life_line)
+        while True:
+            message, _ = channel.receive()
+            if message != "begin":
+                with self.lock:
+                    time.sleep(message)
+            channel.send(message)
+
+
 class Unloadable:
     """Cannot be loaded in a worker."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from penstock.workers import Crew, WorkerProcess
 from waiting import wait_until
-from workers.programs import Echo, Faulty, Unloadable, nothing
+from workers.programs import Echo, Faulty, Holding, Unloadable, nothing
 
 METHODS = ["forkserver", "spawn", "fork"]
 
@@ -87,12 +88,40 @@ def test_closing_ends_every_process_whatever_it_is_doing(method: str) -> None:
     begin = time.monotonic()
     crew.close()
     crew.close()
-    # A fork has every lock that this process ever made, so it may first finish what it is doing, for 5 s.
+    # A fork has every lock that this process ever made, and one may be held: then it may first finish, for 5 s.
     assert time.monotonic() - begin < (8 if method == "fork" else 3)
     assert crew.is_closed
     assert wait_until(lambda: {child.pid for child in psutil.Process().children(recursive=True)} <= before, seconds=10)
     del worker, workers
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_forks_that_hold_no_lock_need_not_finish_what_they_are_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.workers._crew._FINISH_SECONDS", 55.0)
+    lock, one_of_many = multiprocessing.Lock(), multiprocessing.BoundedSemaphore(3)
+    crew = make("fork")
+    workers = [crew.start() for _ in range(2)]
+    pids = [ask(crew, worker, 0)[2] for worker in workers]
+    for worker in workers:
+        worker.send("sleep")
+    begin = time.monotonic()
+    with lock:  # held by this process, which goes on
+        crew.close()
+    assert time.monotonic() - begin < 50
+    assert not any(map(psutil.pid_exists, pids))
+    assert one_of_many.acquire(timeout=1)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_fork_that_holds_a_lock_is_let_finish(count: int) -> None:
+    lock = multiprocessing.BoundedSemaphore(count)
+    crew = make("fork", Holding(lock))
+    worker = crew.start()
+    ask(crew, worker, "begin")
+    worker.send(0.5)
+    assert wait_until(lambda: lock.get_value() == count - 1)  # type: ignore[attr-defined]
+    crew.close()
+    assert lock.get_value() == count, "it was given back"  # type: ignore[attr-defined]
 
 
 def test_a_released_worker_ends_and_the_rest_of_the_crew_does_not(crew: Crew) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from multiprocessing import util
 
 from penstock.workers._forks import abandon_in_forks
+from penstock.workers._held_locks import find_locks, stop_without_locks
 from penstock.workers._packed import check_not_importing_script
 from penstock.workers._parcel import Parcel
 from penstock.workers._server_starter import ForkServerStarter
@@ -26,6 +25,8 @@ from penstock.workers._worker import Program
 
 _FINISH_SECONDS = 5.0
 """Of torch's loader, too."""
+_LOOK_SECONDS = 0.1
+"""How often forked workers are looked at meanwhile."""
 
 
 class Crew:
@@ -116,9 +117,10 @@ class Crew:
         """Cut the life-line: every process ends at once, whatever it is doing. Any thread may, twice is as good.
 
         If workers have locks of `multiprocessing`, one may hold one, and nobody else would ever get it: then they may
-        first finish what they are doing, for as long as torch's may.
+        first finish what they are doing, for as long as torch's may. Forked ones are looked at: where none holds a
+        lock, they end at once.
         """
-        if not self.is_closed and (_has_locks() if self._parcel is None else self._parcel.has_locks):
+        if not self.is_closed and (bool(find_locks()) if self._parcel is None else self._parcel.has_locks):
             self._let_finish()
         self._let_go()
         self._end()
@@ -146,6 +148,10 @@ class Crew:
         for worker in self._workers:
             worker.channel.finish()
         while self._workers and (seconds := deadline - time.monotonic()) > 0:
+            if self._parcel is None:
+                if stop_without_locks(worker.pid for worker in self._workers if worker.pid is not None):
+                    return
+                seconds = min(seconds, _LOOK_SECONDS)
             for worker in self.wait(seconds):
                 if worker.channel.has_ended():
                     self.release(worker)
@@ -155,13 +161,6 @@ class Crew:
         for worker in self._workers:
             worker.channel.close()
         self._workers.clear()
-
-
-def _has_locks() -> bool:
-    """Whether this process, and so a fork of it, has locks of `multiprocessing`, which remembers them for its forks."""
-    synchronize = sys.modules.get("multiprocessing.synchronize")
-    registry = getattr(util, "_afterfork_registry", {})
-    return synchronize is not None and any(isinstance(one, synchronize.SemLock) for one in list(registry.values()))
 
 
 def _end(life_line: int, reader: int, starter: Starter) -> None:
