@@ -81,6 +81,16 @@ class Counting(Numbers):
         self.count = state["count"]
 
 
+class KeepsGenerator(Numbers):
+    """Its state is that of the global generator."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["generator"])
+
+
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -392,6 +402,27 @@ def test_an_epoch_that_begins_after_a_loaded_state_is_the_one_that_would_have_be
         torch.manual_seed(77)
         again.load_state_dict(json.loads(json.dumps(state)))
         assert plain(again) == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_four_epochs_are_the_same_with_a_new_loader_in_between(num_workers: int) -> None:
+    """Also where the dataset's own state is the generator that the sampler draws from, as in torchdata's tests."""
+
+    def make() -> penstock.DataLoader[Any]:
+        return penstock.DataLoader(KeepsGenerator(), shuffle=True, num_workers=num_workers)
+
+    def epochs(loader: penstock.DataLoader[Any], count: int) -> list[Any]:
+        return [plain(loader) for _ in range(count)]
+
+    torch.manual_seed(0)
+    straight = epochs(make(), 4)
+    torch.manual_seed(0)
+    loader = make()
+    first = epochs(loader, 2)
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert first + epochs(again, 2) == straight
+    assert straight[2] != straight[3]
 
 
 def test_workers_that_each_had_a_state_cannot_become_more() -> None:
