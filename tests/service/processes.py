@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ class ServeProcess:
     def __init__(self, plan: Path, *options: str) -> None:
         self._plan, self._options = plan, options
         self.address = "127.0.0.1:0"
+        self.tls: ssl.SSLContext | None = None
+        """What its clients need, if it speaks TLS."""
         self._process: subprocess.Popen[str] | None = None
         self.start()
 

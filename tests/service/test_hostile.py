@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.service import make_certificates
 from penstock.service._server import Server
 
 from .processes import ServeProcess, written_plan
@@ -30,24 +32,39 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written_plan(tmp_path_factory.mktemp("plan"))
 
 
-@pytest.fixture(scope="module")
-def server(plan_file: Path) -> Iterator[ServeProcess]:
-    """With a token, over plain TCP on loopback; keeps nothing for others, so that its memory is that of requests."""
+@pytest.fixture(scope="module", params=["tcp", pytest.param("tls", marks=pytest.mark.stress)])
+def server(request: pytest.FixtureRequest, plan_file: Path) -> Iterator[ServeProcess]:
+    """With a token, on loopback; keeps nothing for others, so that its memory is that of requests."""
     token = plan_file.parent / "token"
     token.write_text(TOKEN)
-    with ServeProcess(plan_file, "--token-file", os.fspath(token), "--share-mb", "0") as server:
+    options = ["--token-file", os.fspath(token), "--share-mb", "0"]
+    if request.param == "tls":
+        files = make_certificates(plan_file.parent / "keys", ["127.0.0.1"])
+        certificate, key = map(os.fspath, files.server)
+        options += ["--certificate", certificate, "--key", key]
+    with ServeProcess(plan_file, *options) as server:
+        if request.param == "tls":
+            server.tls = ssl.create_default_context(cafile=files.authority)
         for _ in range(3):
             assert_serves(server, plan_file)
         yield server
 
 
 def connect(server: ServeProcess | Server, seconds: float = 60) -> socket.socket:
+    raw = knock(server, seconds)
+    tls = getattr(server, "tls", None)
+    return raw if tls is None else tls.wrap_socket(raw, server_hostname="127.0.0.1")
+
+
+def knock(server: ServeProcess | Server, seconds: float = 60) -> socket.socket:
+    """A connection on which nothing was said yet, not even of TLS."""
     host, _, port = server.address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=seconds)
 
 
 def get(server: ServeProcess, path: str, token: str = TOKEN) -> tuple[int, bytes]:
     with contextlib.closing(http.client.HTTPConnection(server.address, timeout=60)) as connection:
+        connection.sock = connect(server)
         connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
         response = connection.getresponse()
         return response.status, response.read()
@@ -156,6 +173,17 @@ def test_half_open_connections_keep_nobody_out(server: ServeProcess, plan_file: 
         for _ in range(1000):
             with contextlib.suppress(OSError):
                 stack.enter_context(connect(server)).sendall(b"GET /v1/plan HTTP/1.1\r\nHost: ")
+        begin = time.monotonic()
+        assert_serves(server, plan_file)
+        print(f"served within {time.monotonic() - begin:.2f} s")
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01"])
+def test_connections_that_say_nothing_keep_nobody_out(said: bytes, server: ServeProcess, plan_file: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(500):
+            with contextlib.suppress(OSError):
+                stack.enter_context(knock(server)).sendall(said)
         begin = time.monotonic()
         assert_serves(server, plan_file)
         print(f"served within {time.monotonic() - begin:.2f} s")

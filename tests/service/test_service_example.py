@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -35,8 +36,7 @@ def test_training_with_a_server_and_without(folder):
     assert "steps a second" in subprocess.run(short, check=True, capture_output=True, text=True).stdout
     command = ["penstock", "serve", "plan.toml", "--allow-code", "augmentation", "--bind", "127.0.0.1:0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        said = "".join(iter(server.stdout.readline, "}\n")) + "}"
-        address = next(word for word in said.split('"') if word.startswith("127.0.0.1:"))
+        address = json.loads(server.stdout.readline())["address"]
         fed = subprocess.run([*short, "--remote", address], check=True, capture_output=True, text=True)
         server.terminate()
         assert server.wait() == 0

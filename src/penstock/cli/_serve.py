@@ -7,6 +7,7 @@ makes them. SIGTERM lets those who wait have their answer first.
 from __future__ import annotations
 
 import argparse
+import resource
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.service import Security
 
 _DRAIN_SECONDS = 10.0
+_MAX_FILES = 8192
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,9 +82,18 @@ def run(arguments: argparse.Namespace) -> int:
     return (_serve_here if arguments.ray is None else _serve_on_ray)(arguments, plan, security, ended)
 
 
+def _allow_many_connections() -> None:
+    """As many open files as an ordinary user may have: strangers may hold connections for some seconds each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _serve_here(arguments: argparse.Namespace, plan: Plan, security: Security, ended: threading.Event) -> int:
     from penstock.service import serve
 
+    _allow_many_connections()
     server = serve(
         plan,
         arguments.bind or "127.0.0.1:8815",

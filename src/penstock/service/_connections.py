@@ -15,7 +15,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-_HEADER_SECONDS = 3.0
+HEADER_SECONDS = 3.0
+"""Time for a header, and before it for the handshake of TLS."""
 _MAX_PER_ADDRESS = 128
 
 
@@ -60,7 +61,7 @@ class GuardedConnection(web.RequestHandler):
             silent = next((mate for mate in mates if not mate.is_proven), None)
             if silent is not None:
                 silent.cut()
-        self._deadline = asyncio.get_running_loop().call_later(_HEADER_SECONDS, self._close_unless_proven)
+        self._deadline = asyncio.get_running_loop().call_later(HEADER_SECONDS, self._close_unless_proven)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give the place back."""

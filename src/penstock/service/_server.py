@@ -30,7 +30,7 @@ from penstock._version import __version__
 from penstock.errors import printable
 from penstock.plan import Plan
 from penstock.service._addresses import split_address
-from penstock.service._connections import Connections, GuardedConnection
+from penstock.service._connections import HEADER_SECONDS, Connections, GuardedConnection
 from penstock.service._dispatcher import Answer, Dispatcher
 from penstock.service._metrics import ServerStatistics, metrics_page
 from penstock.service._security import Security, is_token
@@ -140,7 +140,13 @@ class Server:
             max_field_size=4096,
         )
         listener = await self._loop.create_server(
-            self._connections, self._host, self._port, ssl=self._tls, backlog=1024, reuse_address=True
+            self._connections,
+            self._host,
+            self._port,
+            ssl=self._tls,
+            ssl_handshake_timeout=HEADER_SECONDS if self._tls else None,
+            backlog=1024,
+            reuse_address=True,
         )
         self._port = listener.sockets[0].getsockname()[1]
         self._begun.set()
