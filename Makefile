@@ -1,21 +1,25 @@
-# The two commands of the README are `make demo` and `make test`; each installs what it needs, once.
+# The commands of the README are `make demo`, `make test` and `make docs`; each installs what it needs, once.
 
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test check chromium stress floors release bench clean
+.PHONY: setup demo docs test check chromium stress floors release bench clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,docs]'
 	touch $(READY)
 
 demo: setup
 	$(BIN)/penstock demo
+
+# The site, into site/; open site/index.html. A link that leads nowhere is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 test: check chromium
 	$(BIN)/pytest
@@ -60,4 +64,4 @@ bench: setup
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(FLOORS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FLOORS) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

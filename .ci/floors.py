@@ -28,7 +28,9 @@ _FLOOR = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)")
 
 def floors(project: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Name and oldest allowed version of every dependency that users install."""
-    extras = {name: each for name, each in project["optional-dependencies"].items() if name not in ("all", "dev")}
+    extras = {
+        name: each for name, each in project["optional-dependencies"].items() if name not in ("all", "dev", "docs")
+    }
     for requirement in (*project["dependencies"], *(each for extra in extras.values() for each in extra)):
         found = _FLOOR.fullmatch(requirement)
         if found is None:

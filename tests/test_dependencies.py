@@ -23,6 +23,7 @@ OTHER_WORDS = {
     "BSD-3-Clause": ("BSD",),
     "Apache-2.0": ("Apache 2.0", "Apache Software License"),
     "MIT": ("MIT License",),
+    "ISC": (),
     "LGPL-2.1-or-later": (),
     "MIT-CMU": (),
 }

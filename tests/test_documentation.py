@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -16,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
+from markdown.extensions.toc import slugify
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import TensorDataset
 
@@ -24,7 +27,8 @@ from penstock.cli import main
 from penstock.service import make_certificates
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+GENERATED = {"reference/python.md", "reference/cli.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"}
 
 
 def snippets(page: str, kind: str = "python") -> list[str]:
@@ -226,13 +230,39 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(run(use, dataset=torch.arange(128))["loader"]) == 2
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_paths_lead_somewhere(page: Path) -> None:
-    text = page.read_text()
-    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
-    paths = re.findall(r"\b(?:tests|benchmarks|examples|src|docs)/[\w./-]+\b", text)
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def without_blocks(page: Path) -> str:
+    """The page's text beside its fenced blocks, where a `#` is a heading."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a page may end in: its headings as the site writes them."""
+    headings = re.findall(r"^#+ (.+)$", without_blocks(page), re.MULTILINE)
+    return {slugify(re.sub(r"[`*]", "", heading), "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_anchors_and_paths_lead_somewhere(page: Path) -> None:
+    text = without_blocks(page)
+    links = [link for link in re.findall(r"\]\(([^)\s]+)", text) if "://" not in link]
+    files = [(link, (page.parent / link.partition("#")[0]).resolve() if link[0] != "#" else page) for link in links]
+    there = {ROOT / "docs" / name for name in GENERATED}
+    assert [link for link, file in files if not file.exists() and file not in there] == []
+    pointed = [(link, file) for link, file in files if "#" in link and file.suffix == ".md" and file.exists()]
+    assert [link for link, file in pointed if link.partition("#")[2] not in anchors(file)] == []
+    paths = re.findall(r"(?<![\w./])(?:tests|benchmarks|examples|src|docs)/[\w./-]+\b", page.read_text())
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_site_has_every_page_and_no_other() -> None:
+    def pages(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [page for each in (entry.values() if isinstance(entry, dict) else entry) for page in pages(each)]
+
+    listed = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    written = {page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md")}
+    assert sorted(listed) == sorted(written | GENERATED)
 
 
 def test_the_tests_that_the_table_of_arguments_names_are_there() -> None:
@@ -248,7 +278,7 @@ def test_commands_in_running_text_are_ones_that_the_program_takes(capsys: pytest
     assert len(commands) > 3
     for command in commands:
         with pytest.raises(SystemExit) as stopped:
-            main([*command, "--help"])
+            main([*itertools.takewhile(lambda word: word != "--", command), "--help"])
         assert stopped.value.code == 0, command
 
 

@@ -71,7 +71,9 @@ def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(tmp_path, 
 
 def test_every_extra_is_used_by_the_code():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    packages = [re.split("[<>=\\[]", line)[0] for name, lines in extras.items() if name != "dev" for line in lines]
+    packages = [
+        re.split("[<>=\\[]", line)[0] for name, lines in extras.items() if name not in ("dev", "docs") for line in lines
+    ]
     code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     imported = {"pillow": "PIL", "penstock": "penstock", "s3fs": "s3"}
     assert [name for name in packages if not re.search(rf"\b{imported.get(name, name)}\b", code)] == []
@@ -106,15 +108,15 @@ def test_constraints_pin_everything_exactly_and_torch_to_one_version():
 
 def test_the_extras_that_the_documentation_names_are_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras) == {"torch", "text", "images", "ray", "s3", "service", "all", "dev"}
+    assert set(extras) == {"torch", "text", "images", "ray", "s3", "service", "docs", "all", "dev"}
 
 
 def test_what_names_the_version_names_the_same_one():
     assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_workflow_runs_the_two_commands_of_the_readme_on_every_python_that_is_supported():
+def test_the_workflow_runs_the_commands_of_the_readme_on_every_python_that_is_supported():
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
-    assert re.findall(r"- run: make (\w+)", workflow) == ["demo", "test"]
+    assert re.findall(r"- run: make (\w+)", workflow) == ["demo", "test", "docs"]
     supported = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
     assert re.findall(r'"(3\.\d+)"', workflow) == supported

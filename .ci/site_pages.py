@@ -1,0 +1,123 @@
+"""Pages of the site that are made when it is built: the reference of names and of verbs, and the files beside README.
+
+A hook of mkdocs (`hooks:` in mkdocs.yml). Nothing it makes is checked in, so nothing can be out of date: names come
+from `penstock.__all__`, verbs from the parser behind `penstock --help`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+BESIDE_README = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+# What the rooms of public names are for, in the order in which someone meets them.
+ROOMS = {
+    "preparation": "Preparing data",
+    "transforms": "What becomes of a row",
+    "sources": "Reading raw files",
+    "plan": "Datasets and plans",
+    "pytorch": "Loading",
+    "masks": "Masks",
+    "diagnosis": "Watching",
+    "tuning": "Settings",
+    "service": "Servers",
+    "shards": "Writing and checking shards",
+    "schema": "Columns",
+    "errors": "Errors",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to those in docs/."""
+    pages = {"reference/python.md": python_page(), "reference/cli.md": cli_page()}
+    pages |= {name: from_docs((ROOT / name).read_text()) for name in BESIDE_README}
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links to the files beside README, which the site has a level below."""
+    names = "|".join(map(re.escape, BESIDE_README))
+    return re.sub(rf"\]\(\.\./((?:\.\./)*)({names})", r"](\1\2", markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Pictures as part of the page, where they take its colours; their own style is for other viewers."""
+    return re.sub(r'<img alt="([^"]*)" src="[^"]*images/([\w-]+\.svg)" ?/?>', picture, html)
+
+
+def picture(found: re.Match[str]) -> str:
+    """A picture of docs/images, to be read out as its description."""
+    drawn = re.sub(r"<style>.*?</style>", "", (ROOT / "docs/images" / found[2]).read_text(), flags=re.DOTALL)
+    return f'<span class="picture" role="img" aria-label="{found[1]}">{drawn}</span>'
+
+
+def from_docs(text: str) -> str:
+    """A page that stood beside docs/, with links as they are from within."""
+    return re.sub(r"\]\(docs/", "](", text).replace("](README.md", "](index.md")
+
+
+def public_names() -> dict[str, list[tuple[str, str]]]:
+    """Each room's public names, with the names that they have there."""
+    tree = ast.parse((ROOT / "src/penstock/__init__.py").read_text())
+    branch = next(node for node in tree.body if isinstance(node, ast.If)).body
+    found: dict[str, list[tuple[str, str]]] = {}
+    for node in branch:
+        assert isinstance(node, ast.ImportFrom)
+        for name in node.names:
+            room = name.name if node.module == "penstock" else str(node.module).removeprefix("penstock.")
+            found.setdefault(room, []).append((name.asname or name.name, f"{node.module}.{name.name}"))
+    return found
+
+
+def python_page() -> str:
+    """Every public name with its docstring, by room."""
+    lines = ["# Python", "", "What `import penstock` offers. Anything else is private and may change at any time."]
+    names = public_names()
+    for room in [*ROOMS, *(room for room in names if room not in ROOMS)]:
+        if room in names:
+            lines += ["", f"## {ROOMS.get(room, room.capitalize())}", ""]
+            lines += [entry(name, home) for name, home in sorted(names[room])]
+    return "\n".join(lines) + "\n"
+
+
+def entry(name: str, home: str) -> str:
+    """The directive that mkdocstrings replaces by a name's docstring."""
+    members = "\n      members: true" if home in ("penstock.masks", "penstock.errors") else ""
+    return f"::: {home}\n    options:\n      heading: penstock.{name}\n      toc_label: {name}{members}\n"
+
+
+def cli_page() -> str:
+    """The output of `--help` of the command and of each verb."""
+    parts = ["# Command line", "", "As `penstock --help` and `penstock VERB --help` print it.", "", block(help_of())]
+    for verb in verbs():
+        parts += ["", f"## penstock {verb}", "", block(help_of(verb))]
+    return "\n".join(parts) + "\n"
+
+
+def verbs() -> Iterable[str]:
+    """The verbs in the order of the table of contents."""
+    return re.findall(r"^  ([a-z]+) {2,}\S", help_of(), re.MULTILINE)
+
+
+def help_of(*verb: str) -> str:
+    """What the command prints, 100 columns wide and without colours."""
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "penstock.cli", *verb, "--help"]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout  # noqa: S603
+
+
+def block(text: str) -> str:
+    """Text to be shown as it is."""
+    return f"```text\n{text.rstrip()}\n```"

@@ -1,0 +1,79 @@
+"""The data that pages of the documentation take for granted, made in the current folder."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+import penstock
+
+
+@cache
+def some_texts() -> list[str]:
+    """Documents of many lengths: the first modules of the standard library."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
+    return [file.read_text(errors="replace")[:20_000] for file in files]
+
+
+def texts() -> None:
+    """`texts/`: a text file for each document."""
+    Path("texts").mkdir()
+    for number, text in enumerate(some_texts()):
+        Path(f"texts/{number:03}.txt").write_text(text)
+
+
+def corpus() -> None:
+    """`corpus/*.parquet`, with text, source and language; `corpus/a.jsonl` with labels."""
+    Path("corpus").mkdir()
+    for name, part in (("a", some_texts()[:30]), ("b", some_texts()[30:])):
+        columns = {"text": part, "source": [name] * len(part), "lang": ["en", "fr"] * (len(part) // 2)}
+        pq.write_table(pa.table(columns), f"corpus/{name}.parquet")
+    lines = [json.dumps({"label": number, "text": f"line {number}"}) + "\n" for number in range(500)]
+    Path("corpus/a.jsonl").write_text("".join(lines))
+
+
+@cache
+def _tokenizer() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|eos|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(some_texts()[:5], trainer)
+    text: str = tokenizer.to_str()
+    return text
+
+
+def tokenizer() -> None:
+    """`tokenizer.json`: a small BPE with an EOS token and those of ChatML."""
+    Path("tokenizer.json").write_text(_tokenizer())
+
+
+def photos() -> None:
+    """`photos/cat`, `photos/dog`: JPEGs of several sizes."""
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        Path("photos", name).mkdir(parents=True)
+        for number in range(40):
+            height, width = rng.integers(70, 120, 2)
+            pixels = rng.integers(0, 255, (height // 10, width // 10, 3), dtype=np.uint8)
+            Image.fromarray(pixels).resize((int(width), int(height))).save(f"photos/{name}/{number:03}.jpg")
+
+
+def tokens() -> None:
+    """`data/corpus`: a prepared dataset of tokens."""
+    rng = np.random.default_rng(0)
+    with penstock.DatasetWriter("data/corpus", {"tokens": "uint16[*]"}) as writer:
+        writer.write_batch({"tokens": [rng.integers(1, 300, length) for length in rng.integers(20, 800, 800)]})
+
+
+GIVEN: dict[str, Callable[[], None]] = {each.__name__: each for each in (texts, corpus, tokenizer, photos, tokens)}

@@ -1,0 +1,45 @@
+"""Pages that readers follow from top to bottom work when they are followed."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from given import GIVEN
+from pages import blocks_of, follow, given_by
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("start", "guide", "how-to")
+PAGES = sorted(page for folder in FOLDERS for page in (ROOT / "docs" / folder).glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    for name in given_by(text):
+        GIVEN[name]()
+    follow(text)
+
+
+def test_what_pages_install_is_there_to_be_installed() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = "\n".join(page.read_text() for page in [*PAGES, ROOT / "README.md"])
+    asked = [name for each in re.findall(r"penstock\[([\w,]+)\]", text) for name in each.split(",")]
+    assert asked
+    assert set(asked) <= set(extras)
+
+
+def test_blocks_are_read_as_a_reader_sees_them() -> None:
+    fences = ["```python\na", "<!-- not run: it is late -->\n```sh\nb", '```toml title="x.toml"\nc', "```text\nd"]
+    text = "\n\n".join(f"{fence}\n```" for fence in fences) + "\n"
+    found = [(block.language, block.title, block.reason, block.is_run) for block in blocks_of(text)]
+    assert found == [
+        ("python", None, None, True),
+        ("sh", None, "it is late", False),
+        ("toml", "x.toml", None, True),
+        ("text", None, None, False),
+    ]
