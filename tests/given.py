@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import struct
 import sysconfig
+import tarfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -76,4 +79,45 @@ def tokens() -> None:
         writer.write_batch({"tokens": [rng.integers(1, 300, length) for length in rng.integers(20, 800, 800)]})
 
 
-GIVEN: dict[str, Callable[[], None]] = {each.__name__: each for each in (texts, corpus, tokenizer, photos, tokens)}
+def chats() -> None:
+    """`chats.jsonl`: conversations of two turns."""
+    turns = [(f"What is {number} + 1?", f"It is {number + 1}.") for number in range(60)]
+    said = [[{"role": "user", "content": one}, {"role": "assistant", "content": two}] for one, two in turns]
+    Path("chats.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in said))
+
+
+def table() -> None:
+    """`table.csv`: numbers and text, and a few missing values."""
+    lines = [f"{20 + number % 40},Paris,{'' if number % 50 == 3 else number / 7:.4}\n" for number in range(200)]
+    Path("table.csv").write_text("age,city,score\n" + "".join(lines))
+
+
+def tars() -> None:
+    """`tars/*.tar`: an image, a class and a caption for each key."""
+    Path("tars").mkdir()
+    for shard in range(2):
+        with tarfile.open(f"tars/{shard:03}.tar", "w") as tar:
+            for number in range(12):
+                pixels = io.BytesIO()
+                Image.fromarray(np.full((40, 50, 3), number * 9, np.uint8)).save(pixels, "JPEG")
+                caption = json.dumps({"caption": f"picture {number}"}).encode()
+                members = {"jpg": pixels.getvalue(), "cls": str(number % 3).encode(), "json": caption}
+                for extension, data in members.items():
+                    member = tarfile.TarInfo(f"{shard}{number:04}.{extension}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+
+
+def megatron() -> None:
+    """`corpus_text_document.bin` and `.idx`: 300 documents of uint16."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(20, 200, 300).astype("<i4")
+    rng.integers(1, 300, lengths.sum()).astype("<u2").tofile("corpus_text_document.bin")
+    starts = ((np.cumsum(lengths) - lengths) * 2).astype("<i8")
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(lengths), len(lengths) + 1)
+    documents = np.arange(len(lengths) + 1, dtype="<i8")
+    Path("corpus_text_document.idx").write_bytes(header + lengths.tobytes() + starts.tobytes() + documents.tobytes())
+
+
+_ALL = (texts, corpus, tokenizer, photos, tokens, chats, table, tars, megatron)
+GIVEN: dict[str, Callable[[], None]] = {each.__name__: each for each in _ALL}

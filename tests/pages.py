@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -56,21 +57,27 @@ def given_by(text: str) -> list[str]:
     return [name.strip() for line in re.findall(r"<!-- given: (.+) -->", text) for name in line.split(",")]
 
 
-def follow(text: str) -> dict[str, Any]:
-    """Do what a page says, in the current folder; the names that its Python blocks leave behind."""
-    space: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks_of(text):
-        if not block.is_run:
-            continue
-        if block.title is not None:
-            Path(block.title).parent.mkdir(parents=True, exist_ok=True)
-            Path(block.title).write_text(block.text)
-        elif block.language == "python":
-            exec(compile(block.text, "<page>", "exec"), space)
-        else:
-            for line in block.text.replace("\\\n", "").splitlines():
-                type_in(line)
-    return space
+def follow(text: str) -> None:
+    """Do what a page says, in the current folder."""
+    session = ModuleType("session")  # a module, so that what is defined in it can be pickled
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "session", session)
+        patch.syspath_prepend(Path.cwd())
+        for block in blocks_of(text):
+            if block.is_run:
+                do(block, vars(session))
+
+
+def do(block: Block, names: dict[str, Any]) -> None:
+    """Save a block that is a file; run a Python block with these names; type in what is for the shell."""
+    if block.title is not None:
+        Path(block.title).parent.mkdir(parents=True, exist_ok=True)
+        Path(block.title).write_text(block.text)
+    elif block.language == "python":
+        exec(compile(block.text, "<page>", "exec"), names)
+    else:
+        for line in block.text.replace("\\\n", "").splitlines():
+            type_in(line)
 
 
 def type_in(line: str) -> None:

@@ -43,6 +43,25 @@ def test_going_on_from_the_state_at_any_record_equals_not_stopping(
         assert handed_out + list(rest) == whole
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"types": {"value": "float32", "label": "int64"}, "names": ("value", "label"), "quote": None},
+        {"types": "infer", "header": False, "names": ("value", "label")},
+        {"header": False, "null_values": ("", "NA"), "missing": "nan", "types": {"f0": "float32"}},
+    ],
+    ids=str,
+)
+def test_a_state_fits_however_the_files_are_read(tmp_path: Path, options: dict[str, Any]) -> None:
+    (tmp_path / "numbers.csv").write_text("".join(f"{number},{number % 2}\n" for number in range(20)))
+    recipe = recipe_of(tmp_path / "numbers.csv", reading=dict(options))
+    run = PartRun(recipe, part=0, num_parts=1, epoch=0)
+    first = list(itertools.islice(run, 7))
+    state = json.loads(json.dumps(run.state()))
+    check_state(state, recipe)
+    assert first + list(PartRun(recipe, part=0, num_parts=1, epoch=0, state=state)) == read_all(recipe)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 40), st.lists(st.integers(0, 60), min_size=2, max_size=6))
 def test_stopping_again_and_again_changes_nothing(

@@ -15,7 +15,8 @@ STATE_VERSION = 1
 _FIELDS = {"version", "facts", "writing", "part", "num_parts", "epoch", "num_records", "num_read", "from"}
 _START = {"record": 0, "skipped": 0, "piece": 0, "split": 0, "place": None}
 _PLAIN = Either(str, int, float, bool, None, [Either(str, int)])
-_FACTS = {str: Either(_PLAIN, {str: _PLAIN})}
+_READING = {str: Either(_PLAIN, {str: str})}  # an option by its name: one of them, `types`, names columns
+_FACTS = {str: Either(_PLAIN, _READING)}
 _SHAPE = {
     "writing": str,
     "part": Either(None, COUNT),
