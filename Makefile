@@ -17,9 +17,10 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/penstock demo
 
-# The site, into site/; open site/index.html. A link that leads nowhere is an error.
+# The site, into site/. A link that leads nowhere is an error.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --quiet
+	@echo "The site is in site/: open site/index.html, or, for the search, $(BIN)/python -m http.server -d site"
 
 test: check chromium
 	$(BIN)/pytest

@@ -66,6 +66,9 @@ def follow(text: str) -> None:
         for block in blocks_of(text):
             if block.is_run:
                 do(block, vars(session))
+    for name, module in list(sys.modules.items()):  # another page may have a file of the same name
+        if Path(getattr(module, "__file__", None) or "/").parent == Path.cwd():
+            del sys.modules[name]
 
 
 def do(block: Block, names: dict[str, Any]) -> None:
