@@ -9,9 +9,11 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from penstock.errors import PenstockError, printable
 
 _MEMORY_BYTES = 1 << 30
 _PROCESSOR_SECONDS = (
@@ -57,6 +59,25 @@ def guarded(*folders: Path) -> Iterator[None]:
     assert asked == []
     for folder, held in zip(folders, before, strict=True):
         assert snapshot(folder) == held
+
+
+def use_or_refuse(use: Callable[[], object]) -> None:
+    """Use what a stranger made; an error must be Penstock's, and safe to print."""
+    try:
+        use()
+    except PenstockError as error:
+        message = str(error)
+        assert printable(message, keep="\n\t") == message
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Have errors say which example it was."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(what)
+        raise
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:

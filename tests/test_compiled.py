@@ -7,7 +7,8 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -182,3 +183,87 @@ print("numba.np.linalg" in sys.modules)
     command = [sys.executable, "-c", script]
     subprocess.run(command, check=True, timeout=200)  # so that they are kept
     assert subprocess.run(command, check=True, timeout=100, capture_output=True).stdout == b"False\n"
+
+
+ATTACKER, VICTIM = 54_321, 54_322
+"""Users without a name, a home or anything else."""
+BECOME = """
+import ctypes, os, struct
+libc, read_all = ctypes.CDLL(None), 1 << 2  # CAP_DAC_READ_SEARCH: this interpreter may be in root's home
+libc.prctl(8, 1, 0, 0, 0)  # keep capabilities over a change of user
+os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, user, user)
+libc.capset(struct.pack("<Ii", 0x20080522, 0), struct.pack("<6I", read_all, read_all, 0, 0, 0, 0))
+os.umask(0o022)
+"""
+"""Makes a program of root's one of another user, who can read all files and write none but its own."""
+
+
+class SharedMachine:
+    """A folder that everybody can write to, as `/tmp`, and a package that only root can."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.chmod(0o755)
+        self.shared, self.package = folder / "tmp", folder / "site"
+        self.shared.mkdir()
+        self.shared.chmod(0o1777)
+        self.proof = self.shared / "proof"
+
+    def run(self, user: int, code: str, *, home: Path | None) -> str:
+        """What a program of a user prints; it stands in the shared folder."""
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.package), "TMPDIR": str(self.shared)}
+        environment |= {} if home is None else {"HOME": str(home)}
+        command = [sys.executable, "-c", f"user = {user}\n{BECOME}\n{code}"]
+        done = subprocess.run(
+            command, cwd=self.shared, env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def plant(self, folder: Path) -> None:
+        """Have the attacker put payloads in place of all kernels under a folder, which others may use as theirs."""
+        payload = pickle.dumps(Payload(self.proof))
+        code = f"""
+import pathlib
+planted = [path for path in pathlib.Path({str(folder)!r}).rglob("*.nb?")]
+for path in planted:
+    path.write_bytes({payload!r})
+    path.parent.chmod(0o777)
+print(len(planted))
+"""
+        assert int(self.run(ATTACKER, code, home=None)) >= 2
+
+
+@pytest.fixture
+def machine(read_only_package: dict[str, str]) -> Iterator[SharedMachine]:
+    if os.getuid() != 0:
+        pytest.skip("only root can run programs as other users")
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users
+        machine = SharedMachine(Path(name))
+        shutil.copytree(read_only_package["PYTHONPATH"], machine.package)
+        try:
+            machine.run(VICTIM, "import numba", home=None)
+        except (AssertionError, PermissionError):
+            pytest.skip(f"other users cannot run {sys.executable}")
+        yield machine
+
+
+def test_kernels_that_another_user_planted_are_not_run_with_a_shared_home_or_without_one(
+    machine: SharedMachine,
+) -> None:
+    """They lie wherever they could be looked for: in the home, the current folder, and where temporary files are."""
+    expected = machine.run(ATTACKER, CODE, home=machine.shared)
+    lay_out = f"""
+import pathlib, shutil
+kept = next(pathlib.Path(".cache/numba").glob("order_*"))
+for place in ("~/.cache/numba", "__pycache__", "penstock-kernels-{VICTIM}"):
+    shutil.copytree(kept, pathlib.Path(place) / kept.name)
+    shutil.copytree(kept, place, dirs_exist_ok=True)
+"""
+    machine.run(ATTACKER, lay_out, home=None)
+    machine.plant(machine.shared)
+    for home in (machine.shared, None):
+        assert machine.run(VICTIM, CODE, home=home) == expected
+        assert not machine.proof.exists()
+    closed = "import pathlib\nfor path in pathlib.Path('.cache/numba').glob('order_*'): path.chmod(0o755)\n"
+    machine.run(ATTACKER, f"{closed}try:\n  {CODE}\nexcept Exception: pass", home=machine.shared)
+    assert machine.proof.exists()  # whoever trusts such a place runs what is there

@@ -24,7 +24,7 @@ import crc32c
 import pytest
 
 import penstock
-from guarding import guarded, listening
+from guarding import guarded, listening, naming, use_or_refuse
 from mutating import mutate
 from penstock.cli._description import describe, print_description
 from penstock.errors import FormatError, printable
@@ -33,7 +33,7 @@ from penstock.plan._toml import write_toml
 from penstock.preparation import Progress, find_unfinished, is_stale
 from penstock.preparation._engines import InlineTaskEngine
 from preparation.corpora import write_jsonl
-from shards.forging import error_of, manifest_of, put_manifest
+from shards.forging import manifest_of, put_manifest
 
 
 @dataclass(frozen=True)
@@ -230,20 +230,6 @@ def test_a_forged_dataset_is_used_or_refused_by_an_error_of_ours(
         for number, use in enumerate(uses(place, example.raw)):
             with naming(f"{kind}, seed {seed}, use {number}"), guarded(example.precious, example.raw):
                 use_or_refuse(use)
-
-
-def use_or_refuse(use: Callable[[], object]) -> None:
-    message = error_of(use) or ""
-    assert printable(message, keep="\n\t") == message
-
-
-@contextlib.contextmanager
-def naming(what: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(what)
-        raise
 
 
 def plan_texts(example: Example) -> list[str]:

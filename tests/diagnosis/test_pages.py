@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import json
+from dataclasses import replace
 
+import pytest
+from rich.console import Console
+
+from penstock.diagnosis import diagnose, make_page
 from penstock.diagnosis._page import long_waits
-from penstock.report import StepTimes
+from penstock.diagnosis._recording import Recording
+from penstock.diagnosis._run import ScriptRun
+from penstock.diagnosis._usage import Usage
+from penstock.errors import printable
+from penstock.metrics import describe_machine
+from penstock.report import StepTimes, render_html, render_terminal, to_perfetto
+from report.pages import HOSTILE
+from report.test_html import Tags
+
+from .test_findings import recorded, steps
 
 
 @pytest.mark.parametrize(
@@ -21,3 +36,41 @@ def test_the_steps_of_a_finding_are_those_that_waited(
     wait: tuple[float, ...], step: float, expected: tuple[tuple[int, int], ...]
 ) -> None:
     assert long_waits(StepTimes(wait=wait, step=(step,) * len(wait), first=7)) == expected
+
+
+def hostile_run(recording: Recording) -> ScriptRun:
+    """A run whose script, loader and errors have names that an enemy chose."""
+    notes = [
+        {"fact": "failed", "pid": 1, "trial": 2, "reason": HOSTILE},
+        {"fact": "not-saved", "pid": 1, "function": HOSTILE, "target": HOSTILE},
+        {"fact": "blind", "pid": 1, "reason": HOSTILE},
+    ]
+    recording = replace(recording, facts=[*recording.facts, *notes])
+    usage = Usage(machine=describe_machine(), history=None, job_cores=0.5, other_cores=0.0)
+    return ScriptRun(
+        command=(f"{HOSTILE}.py", HOSTILE),
+        exit_code=0,
+        was_stopped=True,
+        was_interrupted=False,
+        seconds=1.0,
+        recording=recording,
+        usage=usage,
+    )
+
+
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_what_a_script_is_called_and_says_is_text_on_the_page_and_in_the_terminal(has_loader: bool) -> None:
+    trials = [{"trial": 2, "name": HOSTILE, "kind": "rebuild", "changes": {"num_workers": 3}}]
+    recording = recorded(steps(slow=0.2), trials, {1: 1.5, 2: 1.4}, where=HOSTILE, context=HOSTILE)
+    if not has_loader:
+        recording = replace(recording, facts=[])
+    page = make_page(diagnose(hostile_run(recording)))
+    text = render_html(page)
+    assert "document.title" in text  # as text: the names are told
+    assert [tag for tag, _ in Tags(text).found if tag in ("img", "a", "iframe", "object")] == []
+    assert [given.get("type") for tag, given in Tags(text).found if tag == "script"] == ["application/json", None]
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(render_terminal(page))
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert printable(told, keep="\n") == told
+    json.loads(to_perfetto(page))

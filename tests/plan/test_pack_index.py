@@ -204,6 +204,25 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(
     assert "Row counts are not kept" in caplog.text
 
 
+@pytest.mark.parametrize("exposed", [".", ".."])
+def test_a_cache_that_others_can_write_to_is_neither_read_nor_written(
+    cache: Path, built: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture, exposed: str
+) -> None:
+    """They could have put links there, over which something precious would be written."""
+    expected = tokens_dataset(LENGTHS).shuffle(1).pack(8).batch(4).read(1)
+    precious = tmp_path / "thesis.tex"
+    precious.write_text("irreplaceable")
+    for path in [*cache.iterdir()]:
+        path.unlink()
+        path.symlink_to(precious)
+    (cache / exposed).chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        assert_same(tokens_dataset(LENGTHS).shuffle(1).pack(8).batch(4).read(1), expected)
+    assert precious.read_text() == "irreplaceable"
+    assert "Others can write to" in caplog.text
+    assert len(built) == 2
+
+
 def test_small_data_is_counted_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pack_cache, "cache_folder", lambda: tmp_path / "cache")
     tokens_dataset(LENGTHS).pack(8)

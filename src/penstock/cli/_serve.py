@@ -7,6 +7,7 @@ makes them. SIGTERM lets those who wait have their answer first.
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import signal
 import sys
@@ -68,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.plan import load_plan
     from penstock.service import Security
 
-    sys.path.insert(0, "")  # functions of the current folder, as `python -m` finds them
+    if arguments.allow_code:
+        sys.path.insert(0, os.getcwd())  # as for `python -m`; otherwise nothing of a stranger's folder is imported
     plan = load_plan(arguments.plan, allow_code=arguments.allow_code)
     security = Security(
         token_file=arguments.token_file,

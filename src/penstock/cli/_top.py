@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     readings = read_servers(arguments.servers, security)
     if arguments.json:
-        print_json([{"server": each.server, "problem": each.problem, **each.metrics} for each in readings])
+        print_json([{**each.metrics, "server": each.server, "problem": each.problem} for each in readings])
         return 0 if readings and all(each.problem is None for each in readings) else 1
     from rich.live import Live
 

@@ -1,8 +1,8 @@
 """Where row counts come from: the dataset, the user's cache folder, or counting now.
 
 A dataset prepared with `pack=` has them in its manifest. Otherwise they are counted when a plan is packed, and above
-4 M documents kept in the user's cache folder: one small file per dataset and packing, written once, under a lock,
-and checked by its digest when read.
+4 M documents kept in the user's cache folder, if nobody else can write to it: one small file per dataset and packing,
+written once, under a lock, and checked by its digest when read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.compiled import check_trusted
 from penstock.errors import FormatError
 from penstock.identity import digest
 from penstock.packing import PACKING_VERSION, PackIndex, PackingSettings, ReadLengths, build_pack_index, index_name
@@ -47,7 +48,7 @@ def find_pack_index(
     if num_documents < _WORTH_KEEPING:
         return build_pack_index(read_lengths, num_documents, settings)
     key = digest(f"{fingerprint} {name} {PACKING_VERSION}")
-    path = (cache or cache_folder()) / f"{key}.json"
+    path = Path(os.path.realpath(cache or cache_folder())) / f"{key}.json"
 
     def count() -> PackIndex:
         logger.info("Counting rows of %d tokens in %d documents; kept in %s", settings.length, num_documents, path)
@@ -63,6 +64,17 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("penstock")) / "packing"
 
 
+def _make_folder(folder: Path) -> None:
+    """Make the cache folder.
+
+    Raises:
+        PermissionError: others could have put there what is read, or links over which something else is written.
+    """
+    check_trusted(folder, Path(__file__))
+    folder.mkdir(parents=True, exist_ok=True)
+    check_trusted(folder, Path(__file__))
+
+
 def _from_dataset(fields: Any, num_documents: int, name: str) -> PackIndex:
     try:
         return PackIndex.from_json(fields, num_documents)
@@ -75,17 +87,15 @@ def _from_dataset(fields: Any, num_documents: int, name: str) -> PackIndex:
 
 def _from_cache(path: Path, num_documents: int, build: Callable[[], PackIndex]) -> PackIndex:
     """One process of the machine builds, the others wait for it; a damaged file is built again."""
-    try:
-        return _load(path, num_documents)
-    except (OSError, ValueError):
-        pass
     with contextlib.ExitStack() as stack:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
+            with contextlib.suppress(OSError, ValueError):
+                return _load(path, num_documents)
             lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
-            logger.warning("Row counts are not kept, %s cannot be written: %s", path.parent, error)
+            logger.warning("Row counts are not kept, %s cannot be used: %s", path.parent, error)
             return build()
         try:
             return _load(path, num_documents)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import FormatError
 from penstock.loader import Batch, BatchLayout, Bundle, Item, PlacedArray, PlacedRagged
 from penstock.schema import dtype_name
 from penstock.service._wire import Arrangement, SentArray, SentRagged, decode
@@ -36,6 +37,7 @@ class Arrived:
             values, arrangement = decode(body)
             parts = {name: _part(value, body) for name, value in values.items()}
         num_batches = len(item.items()) if isinstance(item, Bundle) else 1
+        _check_arrangement(arrangement, parts, num_batches)
         layout = BatchLayout(parts, num_pieces=num_batches if arrangement == "stacked" else 1)
         return cls(slot, layout, arrangement, num_batches, seconds)
 
@@ -48,6 +50,21 @@ class Arrived:
             place, _, key = name.partition("/")
             separate[int(place)][key] = value
         return separate
+
+
+def _check_arrangement(arrangement: Arrangement, parts: dict[str, Any], num_batches: int) -> None:
+    """Refuse an answer that is not cut into the batches that were asked for."""
+    match arrangement:
+        case "one":
+            is_cut = num_batches == 1
+        case "stacked":
+            shapes = [part.shape for part in parts.values() if isinstance(part, PlacedArray)]
+            is_cut = len(shapes) == len(parts) and all(shape and shape[0] % num_batches == 0 for shape in shapes)
+        case "separate":
+            places = {name.partition("/")[0] for name in parts}
+            is_cut = places <= set(map(str, range(num_batches)))
+    if not is_cut:
+        raise FormatError(f"The server's answer, {arrangement!r}, does not hold the {num_batches} batches asked for.")
 
 
 def _part(value: Any, body: memoryview) -> Any:

@@ -9,24 +9,27 @@ import mmap
 import socket
 import ssl
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
-from penstock.errors import RemoteFailed
+from penstock.errors import CorruptionError, RemoteFailed, printable
 from penstock.service._addresses import Address
+from penstock.service._security import is_loopback
 from penstock.service._wire import CHECKSUM_HEADER
 from penstock.shards import checksum
 
 _CONNECT_SECONDS = 3.0
 _MAX_BODY_BYTES = 4 << 30
-_MAX_ERROR_BYTES = 1 << 20
+_MAX_PAGE_BYTES = 1 << 20
+_MAX_REASON, _MAX_TRACE = 500, 20_000
+"""Characters of what a server says that are told to people."""
 
 
 class Refused(Exception):
     """The server is there and will not serve us."""
 
 
-class Damaged(Exception):
+class Damaged(CorruptionError):
     """The body is not the one that the server sent."""
 
 
@@ -41,18 +44,14 @@ class Connection:
 
     def get_json(self, path: str) -> dict[str, Any]:
         """A small page, as JSON."""
-        response = self._get(path)
-        try:
-            page = json.loads(response.read(_MAX_ERROR_BYTES))
-        except ValueError as error:
-            raise Refused(f"answers {path} with something else than JSON: {error}") from None
-        if not isinstance(page, dict):
-            raise Refused(f"answers {path} with something else than an object")
+        page = _parse(self._read_page(self._get(path)))
+        if page is None:
+            raise Refused(f"answers {path} with something else than a JSON object")
         return page
 
     def get_text(self, path: str) -> str:
         """A small page, as text."""
-        return self._get(path).read(_MAX_ERROR_BYTES).decode("utf-8", "replace")
+        return self._read_page(self._get(path)).decode("utf-8", "replace")
 
     def get_body(self, path: str, memory: Callable[[int], mmap.mmap]) -> int:
         """Read a body into the memory that `memory(size)` gives; return its size.
@@ -64,10 +63,10 @@ class Connection:
             Damaged: the checksum is not that of the bytes.
         """
         response = self._get(path)
-        size = response.length or 0
-        if size > _MAX_BODY_BYTES:
+        size = response.length
+        if size is None or size > _MAX_BODY_BYTES:
             self._drop()
-            raise Refused(f"wants to send {size:,} bytes")
+            raise Refused("does not say how much it sends" if size is None else f"wants to send {size:,} bytes")
         with memoryview(memory(max(size, 1))) as whole, whole[:size] as body:
             self._read(response, body)
             if response.headers.get(CHECKSUM_HEADER) != f"{checksum(body):08x}":
@@ -102,18 +101,15 @@ class Connection:
 
     def _ask(self, path: str) -> http.client.HTTPResponse:
         connection = self._http = self._http or self._open()
-        try:
+        with self._dropped_on_error():
             if self._is_closed:
                 raise ConnectionError("the connection was closed")
             connection.request("GET", path, headers=self._headers)
             return connection.getresponse()
-        except BaseException as error:
-            self._drop()
-            if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
-                raise ConnectionError(f"answers with something else than HTTP: {type(error).__name__}") from error
-            raise
 
     def _open(self) -> http.client.HTTPConnection:
+        if self._headers and self._tls is None and not is_loopback(self._address.host):
+            raise Refused("would be shown the token for all to read; give authority=, so that it goes through TLS")
         raw = socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
@@ -129,7 +125,7 @@ class Connection:
         return connection
 
     def _read(self, response: http.client.HTTPResponse, body: memoryview) -> None:
-        try:
+        with self._dropped_on_error():
             done = response.readinto(body[: len(response.peek())])  # what came with the header
             while done < len(body):
                 count = self._receive(response, body[done:])
@@ -138,8 +134,20 @@ class Connection:
                 done += count
             response.length = 0
             response.read()  # the end of the message, so that the connection can be used again
-        except BaseException:
+
+    def _read_page(self, response: http.client.HTTPResponse) -> bytes:
+        with self._dropped_on_error():
+            return response.read(_MAX_PAGE_BYTES)
+
+    @contextlib.contextmanager
+    def _dropped_on_error(self) -> Iterator[None]:
+        """Let go of the socket when something breaks; what breaks HTTP is a broken connection, too."""
+        try:
+            yield
+        except BaseException as error:
             self._drop()
+            if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+                raise ConnectionError(f"answers with something else than HTTP: {type(error).__name__}") from error
             raise
 
     def _receive(self, response: http.client.HTTPResponse, memory: memoryview) -> int:
@@ -157,16 +165,22 @@ class Connection:
         finally:
             sock.settimeout(self._seconds)
 
-    def _raise_refusal(self, response: http.client.HTTPResponse) -> None:
-        try:
-            page = json.loads(response.read(_MAX_ERROR_BYTES))
-            said = str(page.get("error", ""))
-        except (ValueError, AttributeError, OSError):
-            page, said = {}, "no reason given"
+    def _raise_refusal(self, response: http.client.HTTPResponse) -> NoReturn:
+        page = _parse(self._read_page(response)) or {}
+        said = printable(str(page.get("error", "no reason given"))[:_MAX_REASON], keep="\n\t")
         self._drop()
         if response.status == 500:
-            trace = page.get("traceback", "")
+            trace = str(page.get("traceback", ""))[:_MAX_TRACE]
             raise RemoteFailed(f"Computing on {self._address} failed: {said}\n\nThere:\n{trace}")
         if response.status == 503:
             raise ConnectionError(said)
         raise Refused(f"{response.status}: {said}")
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    """A JSON object, if it is one."""
+    try:
+        page = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return page if isinstance(page, dict) else None

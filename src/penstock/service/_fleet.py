@@ -18,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import FormatError, RemoteFailed, ServiceError
+from penstock.errors import FormatError, RemoteFailed, ServiceError, printable
 from penstock.loader import Bundle, Item, SlotPool, private_slot
 from penstock.plan import Plan
 from penstock.service._addresses import Address, Servers, resolve
 from penstock.service._arrivals import Arrived
-from penstock.service._fetch import Connection, Damaged, Refused
+from penstock.service._fetch import Connection, Refused
 from penstock.service._health import Health
 from penstock.service._jobs import Job, Jobs
 from penstock.service._security import Security
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 _TICK_SECONDS = 0.05
 _RESOLVE_SECONDS = 2.0
 _MAX_CONNECTIONS = 16
+_MAX_WORKERS = 4096
+_MAX_STEP_BYTES = 1 << 40
 _MAX_FAILURES = 2
 """Servers on which computing a batch may fail until the batch is at fault."""
 _MAX_DAMAGED = 5
@@ -219,8 +221,10 @@ class Fleet:
         """Find out where servers are; begin with those that are new, let go of those that are gone."""
         try:
             found = resolve(self._remote.servers)
-        except OSError as error:
-            logger.warning("The list of servers cannot be read; the last one holds: %s", error)
+        except (OSError, ValueError) as error:
+            if not self._threads and isinstance(error, ValueError):
+                raise  # whoever starts with something else than addresses is told so
+            logger.warning("The list of servers cannot be read; the last one holds: %s", printable(str(error)))
             return
         with self.changed:
             gone = [link for address, link in self._links.items() if address not in found]
@@ -279,14 +283,15 @@ class Fleet:
         return connection
 
     def _check(self, said: dict[str, Any]) -> None:
-        if said.get("version") != VERSION:
-            raise Refused(f"speaks version {said.get('version')!r}, this Penstock speaks {VERSION}")
-        if said.get("fingerprint") != self._plan.fingerprint:
+        version, fingerprint = (str(said.get(name))[:64] for name in ("version", "fingerprint"))
+        if version != str(VERSION):
+            raise Refused(f"speaks version {version}, this Penstock speaks {VERSION}")
+        if fingerprint != self._plan.fingerprint:
             raise Refused(
-                f"serves the plan {said.get('fingerprint')}, not {self._plan.fingerprint}; its data, stages or "
-                "functions differ"
+                f"serves the plan {fingerprint}, not {self._plan.fingerprint}; its data, stages or functions differ"
             )
-        if not all(type(said.get(name)) is int and said[name] > 0 for name in ("workers", "step_bytes")):
+        most = {"workers": _MAX_WORKERS, "step_bytes": _MAX_STEP_BYTES}
+        if not all(type(said.get(name)) is int and 0 < said[name] <= limit for name, limit in most.items()):
             raise Refused("does not say how many workers it has")
 
     def _work(self, link: Link, connection: Connection) -> None:
@@ -343,10 +348,11 @@ class Fleet:
             self.pool.give_back(slot)
             link.num_asked -= 1
             job.asked.pop(link.address, None)
-            if isinstance(error, (Damaged, FormatError)):
+            if isinstance(error, FormatError):
                 self.num_damaged += 1
                 job.num_damaged += 1
                 logger.warning("%s: %s; asking again.", link.address, error)
+                error.add_note(f"This is what {link.address} sent.")
             elif isinstance(error, RemoteFailed):
                 job.failures[link.address] = error
             elif not (link.is_gone or self._is_closed):
@@ -376,4 +382,4 @@ def _reason(error: Exception) -> str:
         return "nothing listens there"
     if isinstance(error, TimeoutError):
         return "does not answer"
-    return str(error) or type(error).__name__
+    return printable(str(error)) or type(error).__name__

@@ -288,5 +288,5 @@ def _refuse(request: web.BaseRequest, status: int, reason: str) -> web.Response:
 
 def _failure(error: Exception) -> web.Response:
     trace = printable("".join(traceback.format_exception(error))[-20_000:], keep="\n\t")
-    logger.warning("A batch could not be computed: %s", error)
+    logger.warning("A batch could not be computed: %s", printable(str(error), keep="\n\t"))
     return web.json_response({"error": f"{type(error).__name__}: {error}", "traceback": trace}, status=500)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from penstock.errors import printable
 from penstock.service._addresses import Address, Servers, resolve
 from penstock.service._fetch import Connection, Refused
 from penstock.service._security import Security
@@ -44,12 +46,19 @@ def _read(address: Address, security: Security) -> Reading:
         metrics = parse_metrics(connection.get_text("/metrics"))
         return Reading(str(address), time.monotonic(), metrics)
     except (OSError, Refused, ValueError) as error:
-        return Reading(str(address), time.monotonic(), {}, str(error) or type(error).__name__)
+        return Reading(str(address), time.monotonic(), {}, printable(str(error)) or type(error).__name__)
     finally:
         connection.close()
 
 
 def parse_metrics(page: str) -> dict[str, float]:
-    """The values in a page for Prometheus, of metrics without labels."""
+    """The values in a page for Prometheus, of metrics without labels.
+
+    Raises:
+        ValueError: it has other lines, or values that are no numbers.
+    """
     lines = (line.split() for line in page.splitlines() if line.startswith(_PREFIX))
-    return {name.removeprefix(_PREFIX): float(value) for name, value in lines}
+    found = {name.removeprefix(_PREFIX): float(value) for name, value in lines}
+    if not all(map(math.isfinite, found.values())):
+        raise ValueError("Some metrics are no numbers.")
+    return found

@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import operator
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -205,13 +206,21 @@ def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
     header, start = _read_header(body)
     try:
         said = header.pop("__metadata__")
-        tensors = {name: _sent_array(entry, start, len(body)) for name, entry in header.items()}
+        tensors = {name: _sent_array(entry, start, body) for name, entry in header.items()}
         form, arrangement = json.loads(said[_FORM]), said[_ARRANGEMENT]
         check_choice("arrangement", arrangement, get_args(Arrangement))
         return {name: _build(each, tensors, body) for name, each in form.items()}, arrangement
     except FormatError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        StopIteration,
+    ) as error:
         raise FormatError(f"The server's answer makes no batch ({type(error).__name__}: {error}).") from error
 
 
@@ -232,14 +241,26 @@ def _read_header(body: memoryview) -> tuple[dict[str, Any], int]:
     return header, start
 
 
-def _sent_array(entry: dict[str, Any], start: int, size: int) -> SentArray:
+def _sent_array(entry: dict[str, Any], start: int, body: memoryview) -> SentArray:
     dtype = dtype_from_tag(entry["dtype"])
-    shape = tuple(int(length) for length in entry["shape"])
-    begin, end = entry["data_offsets"]
-    fits = 0 <= begin <= end <= size - start and end - begin == math.prod(shape) * dtype.itemsize
+    shape = tuple(map(operator.index, entry["shape"]))
+    begin, end = map(operator.index, entry["data_offsets"])
+    fits = 0 <= begin <= end <= len(body) - start and end - begin == math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or not fits:
         raise FormatError(f"A tensor of the server's answer lies at {begin} to {end}, with the shape {shape}.")
-    return SentArray(start + begin, shape, dtype)
+    array = SentArray(start + begin, shape, dtype)
+    array.view(body)  # refuses what numpy cannot have: too many dimensions, or too long ones beside an empty one
+    return array
+
+
+def _sent_ragged(values: SentArray, offsets: SentArray, is_bytes: bool, body: memoryview) -> SentRagged:
+    """Rows that lie within their values."""
+    places = offsets.view(body)
+    is_rising = places.dtype == np.int64 and places.ndim == 1 and bool((places[1:] >= places[:-1]).all())
+    is_within = is_rising and len(places) and places[0] >= 0 and places[-1] <= values.shape[0]
+    if not is_within or (is_bytes and values.dtype != np.uint8):
+        raise FormatError("Rows of uneven length in the server's answer do not lie within their values.")
+    return SentRagged(values, offsets, is_bytes)
 
 
 def _build(form: dict[str, Any], tensors: dict[str, SentArray], body: memoryview) -> Any:
@@ -249,7 +270,7 @@ def _build(form: dict[str, Any], tensors: dict[str, SentArray], body: memoryview
             return tensors[form["tensor"]]
         case "ragged":
             name = form["ragged"]
-            return SentRagged(tensors[f"{name}.values"], tensors[f"{name}.offsets"], bool(form["bytes"]))
+            return _sent_ragged(tensors[f"{name}.values"], tensors[f"{name}.offsets"], bool(form["bytes"]), body)
         case "raw":
             return tensors[form["raw"]].view(body).tobytes()
         case "dict":

@@ -1,0 +1,286 @@
+"""Servers that lie: whatever one answers, a loader gets batches, or an error of ours that is safe to print."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import random
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import penstock
+from guarding import naming, use_or_refuse
+from mutating import mutate
+from penstock.cli import main
+from penstock.cli._top import table_of
+from penstock.errors import CorruptionError, ServiceError, printable
+from penstock.loader import Bundle, Item, SlotPool, private_slot
+from penstock.schema import Ragged
+from penstock.service import Remote, Security, read_servers
+from penstock.service._addresses import Servers
+from penstock.service._arrivals import Arrived
+from penstock.service._server import Server
+from penstock.service._wire import CHECKSUM_HEADER
+from penstock.shards import checksum
+from waiting import wait_until
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+Answer = Callable[[str], bytes]
+"""What is sent for a path, status line and all."""
+
+
+def http(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    lines = (f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers)
+    return "".join(f"{line}\r\n" for line in lines).encode() + b"\r\n" + body
+
+
+def as_json(value: Any, status: str = "200 OK") -> bytes:
+    return http(json.dumps(value).encode(), status)
+
+
+@contextlib.contextmanager
+def liar(answer: Answer) -> Iterator[str]:
+    """The address of a server that answers like this, once for each connection."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            path = self.rfile.readline(4096).split()[1].decode()
+            with contextlib.suppress(OSError):
+                while self.rfile.readline(4096).strip():
+                    pass
+                self.wfile.write(answer(path))
+
+    class LiarServer(socketserver.ThreadingTCPServer):
+        daemon_threads = allow_reuse_address = True
+
+    with LiarServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def plan() -> penstock.Plan:
+    columns = {"x": np.arange(600).reshape(100, 6), "y": Ragged.from_lengths(np.arange(300), [3] * 100)}
+    return penstock.from_arrays(columns).shuffle(seed=1).batch(10)
+
+
+@pytest.fixture(scope="module")
+def honest(plan: penstock.Plan) -> Iterator[Server]:
+    with Server(plan, "127.0.0.1:0", num_workers=1) as server:
+        yield server
+
+
+def asked(server: Server, path: str) -> bytes:
+    with contextlib.closing(HTTPConnection(server.address, timeout=60)) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+
+
+def load(plan: penstock.Plan, servers: Servers, seconds: float = 0.4) -> list[Any]:
+    with penstock.DataLoader(plan, remote=Remote(servers=servers, timeout_seconds=seconds)) as loader:
+        return list(itertools.islice(loader, 3))
+
+
+PAGES: dict[str, bytes] = {
+    "nothing": b"",
+    "no HTTP": b"\x00\xff" * 100,
+    "no JSON": http(b"<html>"),
+    "JSON too deep": http(b"[" * 500_000),
+    "no object": as_json([1, 2]),
+    "no version": as_json({}),
+    "breaks off": http(b"{}" + b" " * 100)[:-50],
+    "chunks that are none": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n" + b"x" * 100,
+    "control characters": as_json({"error": ESCAPE}, "403 Forbidden"),
+    "a long reason": as_json({"error": "x" * 500_000}, "403 Forbidden"),
+    "a reason too deep": http(b"[" * 500_000, "403 Forbidden"),
+    "another fingerprint": as_json({"version": 1, "fingerprint": ESCAPE}),
+    "elsewhere": http(b"", "302 Found", "Location: http://127.0.0.1:9/"),
+}
+
+
+def reasons_given(plan: penstock.Plan, pages: Sequence[bytes]) -> list[str]:
+    """What a loader says of servers that answer whatever they are asked with these pages."""
+    with contextlib.ExitStack() as stack:
+        addresses = [stack.enter_context(liar(lambda _, page=page: page)) for page in pages]
+        with pytest.raises(ServiceError) as raised:
+            load(plan, addresses)
+    message = str(raised.value)
+    assert printable(message, keep="\n") == message
+    lines = message.splitlines()
+    return [next(line for line in lines if line.startswith(f"  {address}: ")) for address in addresses]
+
+
+def test_servers_that_make_no_sense_are_named_with_reasons_that_are_safe_to_print(plan: penstock.Plan) -> None:
+    for name, reason in zip(PAGES, reasons_given(plan, [*PAGES.values()]), strict=True):
+        assert "not asked yet" not in reason, name
+        assert len(reason) < 600, name
+
+
+def test_servers_that_claim_more_than_there_can_be_are_refused(plan: penstock.Plan, honest: Server) -> None:
+    page = json.loads(asked(honest, "/v1/plan"))
+    claims = ({"workers": 10**9}, {"workers": True}, {"step_bytes": 2**62}, {"workers": -1})
+    for reason in reasons_given(plan, [as_json(page | claim) for claim in claims]):
+        assert "does not say how many workers it has" in reason
+
+
+def bodies_of(honest: Server, lie: Callable[[bytes], bytes]) -> Answer:
+    """Answers like the honest server, but for the bodies of batches."""
+    return lambda path: lie(asked(honest, path)) if path.startswith("/v1/batch/") else http(asked(honest, path))
+
+
+def signed(body: bytes) -> bytes:
+    return http(body, "200 OK", f"{CHECKSUM_HEADER}: {checksum(body):08x}")
+
+
+def test_a_proxy_that_tells_the_truth_is_believed(plan: penstock.Plan, honest: Server) -> None:
+    with liar(bodies_of(honest, signed)) as address:
+        assert len(load(plan, address)) == 3
+
+
+def test_bodies_that_are_always_damaged_are_an_error_of_ours(plan: penstock.Plan, honest: Server) -> None:
+    with liar(bodies_of(honest, lambda body: http(body[:-1] + b"!"))) as address:
+        with pytest.raises(CorruptionError, match="bytes arrived damaged") as raised:
+            load(plan, address, seconds=30)
+        assert raised.value.__notes__ == [f"This is what {address} sent."]
+
+
+def test_an_endless_body_is_not_read(plan: penstock.Plan, honest: Server) -> None:
+    endless = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(1 << 20)
+    with liar(bodies_of(honest, lambda _: endless)) as address, pytest.raises(ServiceError, match="how much it sends"):
+        load(plan, address)
+
+
+def test_what_failed_on_a_server_is_safe_to_print(plan: penstock.Plan, honest: Server) -> None:
+    failure = as_json({"error": ESCAPE, "traceback": [ESCAPE] * 100_000}, "500 Internal Server Error")
+    with liar(bodies_of(honest, lambda _: failure)) as address, pytest.raises(penstock.errors.RemoteFailed) as raised:
+        load(plan, address)
+    message = str(raised.value)
+    assert printable(message, keep="\n\t") == message
+    assert len(message) < 100_000
+
+
+def forged(body: bytes, generator: random.Random) -> bytes:
+    """A body with one or two places of its header changed."""
+    end = 8 + int.from_bytes(body[:8], "little")
+    header = json.loads(body[8:end])
+    if generator.random() < 0.5:
+        form = json.loads(header["__metadata__"]["penstock.form"])
+        header["__metadata__"]["penstock.form"] = json.dumps(mutate(form, generator, FORMS))
+    else:
+        header = mutate(header, generator, [[0, 2**62], [0.0, 48.0], "stacked", "separate", "one", [1] * 80])
+    text = json.dumps(header).encode()
+    values = bytearray(body[end:])
+    if generator.random() < 0.2:
+        values[generator.randrange(len(values))] ^= 1 << generator.randrange(8)  # an offset, perhaps
+    return len(text).to_bytes(8, "little") + text + values
+
+
+FORMS = [{"tensor": "x"}, {"tensor": "y.offsets"}, {"ragged": "x"}, {"raw": "x"}, {"dict": {"a": {"tensor": "x"}}}]
+
+
+def use(body: bytes, item: Item | Bundle) -> None:
+    """What the client does with a body, and a training loop with its batches."""
+    pool = SlotPool(private_slot)
+    slot = pool.take()
+    slot.memory(len(body))[: len(body)] = body
+    arrived = Arrived.read(slot, len(body), item, 0.0)
+    batches = arrived.cut(pool.hand_over(slot, arrived.layout))
+    assert len(batches) == arrived.num_batches
+    for value in itertools.chain.from_iterable(batch.values() for batch in batches):
+        if isinstance(value, np.ndarray):
+            value.sum()
+        elif isinstance(value, Ragged):
+            assert sum(map(len, value)) <= len(value.values)
+
+
+@pytest.mark.parametrize(
+    "num_examples", [pytest.param(200, id="short"), pytest.param(20_000, id="long", marks=pytest.mark.stress)]
+)
+@pytest.mark.parametrize("arrangement", ["one", "stacked", "separate"])
+@pytest.mark.timeout(900)
+def test_a_forged_answer_is_used_or_refused_by_an_error_of_ours(
+    arrangement: str, num_examples: int, plan: penstock.Plan, honest: Server
+) -> None:
+    if arrangement == "stacked":
+        rectangular = penstock.from_arrays({"x": np.arange(600).reshape(100, 6)}).batch(10)
+        with Server(rectangular, "127.0.0.1:0", num_workers=1) as server:
+            body = asked(server, f"/v1/batch/{rectangular.fingerprint}/0/3/0/1/0/1")
+    else:
+        body = asked(honest, f"/v1/batch/{plan.fingerprint}/0/{1 if arrangement == 'one' else 3}/0/1/0/1")
+    item = Item(0) if arrangement == "one" else Bundle(0, 0, 1, 1, 3, 10, 30)
+    use(body, item)
+    for seed in range(num_examples):
+        body_of_seed = forged(body, random.Random(f"{arrangement} {seed}"))
+        with naming(f"{arrangement}, seed {seed}"):
+            use_or_refuse(lambda body=body_of_seed: use(body, item))
+
+
+def test_a_token_is_not_shown_without_tls_beyond_loopback(plan: penstock.Plan, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a secret of many characters")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"0.0.0.0:{listener.getsockname()[1]}"  # this machine, though no address of its loopback
+        security = Security(token_file=tmp_path / "token")
+        with pytest.raises(ServiceError, match=r"would be shown the token .* authority="):
+            penstock.DataLoader(plan, remote=Remote(servers=address, security=security)).__iter__()
+        (reading,) = read_servers([address], security)
+        assert "authority=" in str(reading.problem)
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_a_list_of_servers_that_makes_no_sense_for_a_while_leaves_the_last_one(
+    plan: penstock.Plan, honest: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("penstock.service._fleet._RESOLVE_SECONDS", 0.05)
+    listed = tmp_path / "servers"
+    listed.write_text(honest.address)
+    with penstock.DataLoader(plan, remote=listed) as loader, caplog.at_level(logging.WARNING):
+        batches = iter(loader)
+        next(batches)
+        listed.write_text(f"no address {ESCAPE}")
+        assert wait_until(lambda: len(caplog.records) > 1)
+        assert len(list(batches)) == 9
+    assert ESCAPE not in caplog.text
+    with pytest.raises(ValueError, match="is not an address"):
+        penstock.DataLoader(plan, remote=listed).__iter__()
+
+
+def test_what_a_server_says_is_safe_to_print_in_a_table() -> None:
+    with liar(lambda _: as_json({"error": ESCAPE}, "403 Forbidden")) as address:
+        readings = read_servers([address], Security())
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table_of(readings, []))
+    assert "\\x1b" in captured.get()
+    assert "\x1b" not in captured.get()
+
+
+@pytest.mark.parametrize("page", [b"penstock_workers nan\n", b"penstock_workers\n", b"penstock_a{b=1} 5 6\n"])
+def test_metrics_that_make_no_sense_are_a_problem_of_that_server(
+    page: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with liar(lambda _: http(page)) as address:
+        assert main(["top", address, "--json"]) == 1
+    (reading,) = json.loads(capsys.readouterr().out)
+    assert reading["problem"]
+
+
+def test_metrics_do_not_stand_for_the_server_that_sent_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with liar(lambda _: http(b"penstock_server 1\npenstock_problem 2\n")) as address:
+        assert main(["top", address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"server": address, "problem": None}]
