@@ -52,6 +52,7 @@ def hostile_run(recording: Recording) -> ScriptRun:
         exit_code=0,
         was_stopped=True,
         was_interrupted=False,
+        is_observed=False,
         seconds=1.0,
         recording=recording,
         usage=usage,

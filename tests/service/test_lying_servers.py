@@ -90,7 +90,7 @@ def asked(server: Server, path: str) -> bytes:
         return connection.getresponse().read()
 
 
-def load(plan: penstock.Plan, servers: Servers, seconds: float = 0.4) -> list[Any]:
+def load(plan: penstock.Plan, servers: Servers, seconds: float = 60.0) -> list[Any]:
     with penstock.DataLoader(plan, remote=Remote(servers=servers, timeout_seconds=seconds)) as loader:
         return list(itertools.islice(loader, 3))
 
@@ -117,7 +117,7 @@ def reasons_given(plan: penstock.Plan, pages: Sequence[bytes]) -> list[str]:
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(liar(lambda _, page=page: page)) for page in pages]
         with pytest.raises(ServiceError) as raised:
-            load(plan, addresses)
+            load(plan, addresses, seconds=3.0)
     message = str(raised.value)
     assert printable(message, keep="\n") == message
     lines = message.splitlines()
@@ -154,7 +154,7 @@ def test_a_proxy_that_tells_the_truth_is_believed(plan: penstock.Plan, honest: S
 def test_bodies_that_are_always_damaged_are_an_error_of_ours(plan: penstock.Plan, honest: Server) -> None:
     with liar(bodies_of(honest, lambda body: http(body[:-1] + b"!"))) as address:
         with pytest.raises(CorruptionError, match="bytes arrived damaged") as raised:
-            load(plan, address, seconds=30)
+            load(plan, address)
         assert raised.value.__notes__ == [f"This is what {address} sent."]
 
 

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -373,3 +374,26 @@ def test_gaps_between_ids_are_fine() -> None:
     content = json.loads(tokenizer_json())
     content["model"]["vocab"]["zz"] = 70_000
     assert Tokenize(Tokenizer.from_str(json.dumps(content))).columns() == {"tokens": "uint32[*]"}
+
+
+class Ended(BaseException):
+    """As a signal raises it: a wish to stop, whatever is going on."""
+
+
+class PanicException(BaseException):
+    """As Rust libraries raise it."""
+
+
+@pytest.mark.parametrize(("raised", "arrives"), [(Ended, Ended), (PanicException, FormatError)])
+def test_a_panic_is_a_bad_tokenizer_and_a_wish_to_stop_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: type[BaseException], arrives: type[BaseException]
+) -> None:
+    def from_str(_: str) -> None:
+        raise raised("now")
+
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
+    library = SimpleNamespace(Tokenizer=SimpleNamespace(from_str=from_str))
+    monkeypatch.setattr("penstock.transforms._tokenizer_source.import_text", lambda _: library)
+    with pytest.raises(arrives, match="now"):
+        Tokenize(path).open()

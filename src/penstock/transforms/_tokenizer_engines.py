@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import EngineFailed, FormatError, PenstockError
 from penstock.schema import offsets_of
-from penstock.transforms._tokenizer_source import TokenizerSource, import_text
+from penstock.transforms._tokenizer_source import TokenizerSource, import_text, is_panic
 
 Ids = tuple[NDArray[Any], NDArray[np.int64]]
 """Ids of all documents side by side, and offsets from 0."""
@@ -255,8 +255,10 @@ def _wrap_panics(library: str, tokenizer: str) -> Iterator[None]:
     """Turn whatever a Rust library raises, panics included (they are no `Exception`), into `EngineFailed`."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, MemoryError, PenstockError):
+    except (MemoryError, PenstockError):
         raise
     except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         reason = _RUST_PLACE.sub("", str(error)).strip()
         raise EngineFailed(f"{library} failed with the tokenizer {tokenizer}: {reason}") from error

@@ -204,14 +204,21 @@ def _load_transformers(tokenizer: Any) -> TokenizerSource:
     return _load_json(str(tokenizer.name_or_path), tokenizer.backend_tokenizer.to_str().encode(), declared)
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a Rust library gave up; whatever else is no `Exception` is a wish to stop, and not about a tokenizer."""
+    return type(error).__name__ == "PanicException"
+
+
 def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> TokenizerSource:
     try:
         content = json.loads(data)
         _check_ids(name, _ids_in(content))
         loaded = import_text("tokenizers").Tokenizer.from_str(data.decode())
-    except (MissingExtra, FormatError, KeyboardInterrupt, SystemExit, MemoryError):
+    except (MissingExtra, FormatError, MemoryError):
         raise
-    except BaseException as error:  # noqa: BLE001 (the library raises bare Exception, and panics are not even that)
+    except BaseException as error:  # the library raises bare Exception, and panics are not even that
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise FormatError(f"{name} is not a tokenizer.json that `tokenizers` can load: {error}") from None
     if (content.get("model") or {}).get("dropout"):
         raise FormatError(
