@@ -74,7 +74,7 @@ def liar(answer: Answer) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def plan() -> penstock.Plan:
-    columns = {"x": np.arange(600).reshape(100, 6), "y": Ragged.from_lengths(np.arange(300), [3] * 100)}
+    columns = {"x": np.arange(60_000).reshape(100, 600), "y": Ragged.from_lengths(np.arange(300), [3] * 100)}
     return penstock.from_arrays(columns).shuffle(seed=1).batch(10)
 
 
@@ -142,12 +142,13 @@ def bodies_of(honest: Server, lie: Callable[[bytes], bytes]) -> Answer:
     return lambda path: lie(asked(honest, path)) if path.startswith("/v1/batch/") else http(asked(honest, path))
 
 
-def signed(body: bytes) -> bytes:
-    return http(body, "200 OK", f"{CHECKSUM_HEADER}: {checksum(body):08x}")
+def signed(body: bytes, *headers: str) -> bytes:
+    return http(body, "200 OK", f"{CHECKSUM_HEADER}: {checksum(body):08x}", *headers)
 
 
-def test_a_proxy_that_tells_the_truth_is_believed(plan: penstock.Plan, honest: Server) -> None:
-    with liar(bodies_of(honest, signed)) as address:
+@pytest.mark.parametrize("header", ["Connection: keep-alive", "Connection: close"])
+def test_a_proxy_that_tells_the_truth_is_believed(header: str, plan: penstock.Plan, honest: Server) -> None:
+    with liar(bodies_of(honest, lambda body: signed(body, header))) as address:
         assert len(load(plan, address)) == 3
 
 

@@ -152,10 +152,10 @@ class Connection:
 
     def _receive(self, response: http.client.HTTPResponse, memory: memoryview) -> int:
         """Read on; without TLS the kernel is asked once for all of it, instead of once for each packet or so."""
-        sock = self._http.sock if self._http is not None else None
-        if sock is None:
+        if self._http is None:
             raise ConnectionError("the connection was closed")
-        if isinstance(sock, ssl.SSLSocket):
+        sock = self._http.sock
+        if sock is None or isinstance(sock, ssl.SSLSocket):  # None: the answer has it, and it ends with the answer
             return response.readinto(memory)
         sock.setblocking(True)
         try:
