@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.compiled import check_trusted
 from penstock.errors import FormatError
 from penstock.identity import digest
 from penstock.packing import PACKING_VERSION, PackIndex, PackingSettings, ReadLengths, build_pack_index, index_name
@@ -70,6 +69,8 @@ def _make_folder(folder: Path) -> None:
     Raises:
         PermissionError: others could have put there what is read, or links over which something else is written.
     """
+    from penstock.compiled import check_trusted  # with numba, which opening a dataset does not need
+
     check_trusted(folder, Path(__file__))
     folder.mkdir(parents=True, exist_ok=True)
     check_trusted(folder, Path(__file__))
