@@ -57,9 +57,10 @@ def given_by(text: str) -> list[str]:
     return [name.strip() for line in re.findall(r"<!-- given: (.+) -->", text) for name in line.split(",")]
 
 
-def follow(text: str) -> None:
-    """Do what a page says, in the current folder."""
+def follow(text: str, **names: Any) -> dict[str, Any]:
+    """Do what a page says, in the current folder, with these names known from the start; all names afterwards."""
     session = ModuleType("session")  # a module, so that what is defined in it can be pickled
+    vars(session).update(names)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "session", session)
         patch.syspath_prepend(Path.cwd())
@@ -69,6 +70,7 @@ def follow(text: str) -> None:
     for name, module in list(sys.modules.items()):  # another page may have a file of the same name
         if Path(getattr(module, "__file__", None) or "/").parent == Path.cwd():
             del sys.modules[name]
+    return vars(session)
 
 
 def do(block: Block, names: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import TensorDataset
 
 import penstock
+from pages import follow
 from penstock.cli import main
 from penstock.service import make_certificates
 
@@ -92,24 +93,17 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> penstock.Dataset:
     return penstock.open("data/corpus")
 
 
-def test_twenty_lines(raw: Path) -> None:
-    model = Model()
-    space = run(snippets("README.md")[0], model=model)
-    assert len(model.given) == space["plan"].num_batches() > 1
+def test_the_six_snippets_of_the_readme(raw: Path) -> None:
+    model, rows = Model(), TensorDataset(torch.arange(128))
+    space = follow((ROOT / "README.md").read_text(), torch=torch, torch_dataset=rows, model=model)
+    batches = space["plan"].num_batches()
     ids, positions, mask, labels = model.given[0]
     assert ids.shape == positions.shape == labels.shape == (32, 4096)
     assert mask.shape[-2:] == (4096, 4096)
-    assert next(iter(space["loader"]))["input_ids"].equal(model.given[1][0])  # the checkpoint was made after step 0
-
-
-@pytest.mark.filterwarnings("ignore:'pin_memory' argument")
-def test_one_line(raw: Path) -> None:
-    rows = torch.arange(128)
-    lines = snippets("README.md")[1].splitlines()
-    space = run("\n".join(line for line in lines if "stream" not in line), torch_dataset=TensorDataset(rows))
-    assert torch.cat([batch for (batch,) in space["loader"]]).sort().values.equal(rows)
-    space = run("\n".join(lines), torch_dataset=TensorDataset(rows))
-    assert sorted(x for batch in space["loader"] for x in batch["x"].tolist()) == list(range(500))
+    assert len(parts := space["parts"]) == 2 and min(map(len, parts.values())) > 0  # noqa: PT018
+    (resumed,) = model.given[batches]
+    assert resumed.equal(model.given[1][0])  # the checkpoint was made after step 0
+    assert space["watched"].summary().num_steps == batches - 1
 
 
 def test_preparing_by_command_and_by_function_is_the_same(raw: Path) -> None:
