@@ -18,15 +18,13 @@ import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from _machine import describe_machine
 
-from penstock.diagnosis import DoctorSettings, recording_folder, run_script
+from penstock.diagnosis import DoctorSettings, diagnose, make_excerpt, recording_folder, run_script
 from penstock.metrics import EventKind
 
 GALLERY = Path(__file__).parents[1] / "examples" / "doctor"
@@ -56,13 +54,6 @@ HELD_OUT = {
 }
 _SKIPPED_SECONDS = 1.5
 """In which workers start, and queues find their level."""
-
-
-def diagnose(name: str, seconds: float) -> dict[str, Any]:
-    command = [sys.executable, "-m", "penstock.cli", "doctor", "--json", "--seconds", str(seconds), "--"]
-    done = subprocess.run([*command, str(GALLERY / f"{name}.py")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def fix_of(change: str) -> dict[str, Any]:
@@ -118,10 +109,16 @@ class Results:
         return next((row for row in self.rows if all(row.get(name) == value for name, value in fields.items())), None)
 
 
-def examine(name: str, repetition: int, seconds: float, expected: str | None) -> dict[str, Any]:
+def examine(name: str, repetition: int, seconds: float, expected: str | None, keep: Path | None) -> dict[str, Any]:
+    """One run under the doctor."""
     begin = time.monotonic()
-    found = diagnose(name, seconds)
+    with recording_folder() as folder:
+        settings = DoctorSettings(seconds=seconds)
+        run = run_script([str(GALLERY / f"{name}.py")], settings, folder=folder, output_to_stderr=True)
+    found = diagnose(run).to_json()
     first = found["findings"][0] if found["findings"] else {"id": None, "measured_gain": None, "error": None}
+    if keep is not None and first["id"] == expected:
+        (keep / f"{Path(name).name}.json").write_text(make_excerpt(run.recording))
     return {
         "script": name,
         "repetition": repetition,
@@ -166,6 +163,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40)
     parser.add_argument("--by-hand-seconds", type=float, default=6)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after this time")
+    parser.add_argument("--keep", type=Path, help="a folder for recordings of runs that were diagnosed rightly")
     parser.add_argument("--results", type=Path, help="where rows are written, and found again")
     arguments = parser.parse_args()
     known = SCRIPTS | HELD_OUT
@@ -179,7 +177,7 @@ def main() -> None:
                 continue
             row = results.find(script=name, repetition=repetition)
             if row is None:
-                results.add(row := examine(name, repetition, arguments.seconds, expected))
+                results.add(row := examine(name, repetition, arguments.seconds, expected, arguments.keep))
             fix = fix_of(row["change"]) if row["gain"] is not None else None
             if fix is not None and results.find(script=name, fix=fix) is None and time.monotonic() < end:
                 results.add({"script": name, "fix": fix} | gain_by_hand(name, fix, arguments.by_hand_seconds))

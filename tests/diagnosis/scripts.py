@@ -16,7 +16,8 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": f"{SRC}{os.pathsep}{os.environ.get('PY
 def doctor(*words: str, options: tuple[str, ...] = (), cwd: Path | None = None, **more: Any) -> Any:
     """`penstock doctor` as users run it."""
     command = [sys.executable, "-m", "penstock.cli", "doctor", *options, "--", *words]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, **more)
+    environment = more.pop("env", ENVIRONMENT)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **more)
 
 
 def diagnose(*words: str, options: tuple[str, ...] = (), cwd: Path | None = None, **more: Any) -> dict[str, Any]:

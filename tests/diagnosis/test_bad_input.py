@@ -113,6 +113,57 @@ def wait_until_gone(pid: int) -> None:
     raise AssertionError(f"process {pid} lives on")
 
 
+FORKS = """
+import os
+child = os.fork()
+if child == 0:
+    for number, batch in enumerate(DataLoader(Slow(), batch_size=8)):
+        if number == 5:
+            os._exit(3)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+for batch in DataLoader(Slow(), batch_size=8):
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    step(batch)
+"""
+
+
+@pytest.mark.stress
+def test_a_script_that_forks_is_seen(tmp_path: Path) -> None:
+    found = diagnose(write(tmp_path, HEAD + FORKS), options=("--seconds", "3"), cwd=tmp_path)
+    assert "child 3" in found["stderr"]
+    assert "Traceback" not in found["stderr"]
+    assert found["ceiling"] is not None
+    assert found["script_exit_code"] == 0
+
+
+REFUSED = """
+import builtins, os
+
+def refusing(call):
+    def refuse(path, *arguments, **options):
+        if str(path).startswith("/proc/") and {pattern!r} in str(path):
+            raise PermissionError(13, "Permission denied", path)
+        return call(path, *arguments, **options)
+    return refuse
+
+os.open, os.listdir, builtins.open = refusing(os.open), refusing(os.listdir), refusing(builtins.open)
+"""
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("pattern", ["schedstat", "/proc/"])
+def test_what_the_kernel_does_not_tell_is_left_out(pattern: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(REFUSED.format(pattern=pattern))
+    script = write(tmp_path, HEAD + "for batch in DataLoader(Slow(), batch_size=8, num_workers=1):\n    step(batch)\n")
+    environment = ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
+    found = diagnose(script, options=("--seconds", "3", "--html", "r.html"), cwd=tmp_path, env=environment)
+    assert "Traceback" not in found["stderr"], found["stderr"]
+    assert found["ceiling"] is not None
+    assert (tmp_path / "r.html").stat().st_size < 500_000
+
+
 @pytest.mark.stress
 def test_with_full_the_script_runs_to_its_end(tmp_path: Path) -> None:
     text = HEAD + "for batch in DataLoader(Slow(), batch_size=8):\n    step(batch)\nprint('the end')\n"

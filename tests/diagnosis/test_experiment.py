@@ -88,9 +88,15 @@ def test_a_gain_counts_when_its_whole_interval_does(rates: tuple[float, ...], is
     assert not is_clear or found.gain.ratio - found.gain.error > 1
 
 
+def test_a_gain_that_is_clear_needs_no_more_rounds() -> None:
+    rates = {0: 10.0, 1: 20.0, 2: 18.0}
+    turns = conduct(lambda trial, place: rates[trial.number] * (1 + 0.001 * (place % 3)), [FAST])
+    assert sum(each.trial == 2 for each in turns) == 3
+
+
 def test_a_change_that_makes_it_slower_drops_out_after_one_turn() -> None:
     rates = {0: 10.0, 1: 20.0, 2: 18.0, 3: 5.0}
-    turns = conduct(lambda trial, place: rates[trial.number], [SLOW, FAST])
+    turns = conduct(lambda trial, place: rates[trial.number] * 1.3 ** (place % 2), [SLOW, FAST])
     assert sum(each.trial == 3 for each in turns) == 1
     assert sum(each.trial == 2 for each in turns) == 5
 

@@ -158,7 +158,7 @@ def test_workers_that_keep_growing_are_found_and_those_that_grew_once_are_not(gr
     readings = [
         event(EventKind.MEMORY, float(second), 0.0, worker=worker, value=50e6 * (second > 0) + growth * second)
         for worker in (0, 1)
-        for second in range(8)
+        for second in range(12)
     ]
     recording = recorded(np.concatenate([steps(), *readings]), [], {1: 1.0})
     assert [each.id for each in find(Case(recording=recording, cores=2))] == found

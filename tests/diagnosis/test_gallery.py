@@ -16,15 +16,19 @@ pytest.importorskip("torch")
 GALLERY = Path(__file__).parents[2] / "examples" / "doctor"
 ILL = {
     "no_workers": "no-workers",
+    "too_many_workers": "too-many-workers",
     "small_prefetch": "small-prefetch",
     "heavy_collate": "heavy-collate",
     "slow_samples": "slow-samples",
     "padding": "padding",
     "workers_restart": "workers-restart",
+    "gil_threads": "gil-threads",
+    "cold_reads": "cold-reads",
     "hand_over": "hand-over",
     "odd_batch": "odd-batch-size",
     "growing_workers": "growing-workers",
 }
+HEALTHY = ("healthy_compute", "healthy_fed", "healthy_tiny")
 
 
 @pytest.mark.stress
@@ -38,7 +42,7 @@ def test_the_illness_is_named_first(name: str) -> None:
 
 @pytest.mark.stress
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ["healthy_compute", "healthy_fed", "healthy_tiny"])
+@pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_said_of_a_healthy_script(name: str) -> None:
     found = diagnose(str(GALLERY / f"{name}.py"), options=("--seconds", "40"))
     assert found["findings"] == [], found

@@ -15,6 +15,7 @@ the doctor, the loaders that it made.
 """
 
 from penstock.diagnosis._diagnosis import Diagnosis, diagnose
+from penstock.diagnosis._excerpt import make_excerpt, read_excerpt
 from penstock.diagnosis._page import make_page
 from penstock.diagnosis._run import DoctorSettings, ScriptRun, recording_folder, run_script
 from penstock.diagnosis._watch import Watch, watch
@@ -27,7 +28,9 @@ __all__ = [
     "Watch",
     "WatchSummary",
     "diagnose",
+    "make_excerpt",
     "make_page",
+    "read_excerpt",
     "recording_folder",
     "run_script",
     "watch",

@@ -18,9 +18,9 @@ _LEAST_GAIN = 1.05
 """Less is not worth a change, nor a reader's time."""
 _WIDE = 1.5
 """An interval that ends above this is no sign of health."""
-_SETTLED_READINGS = 2
-_LEAST_GROWTH = 0.5e6
-"""Bytes from one reading, of one a second, to the next."""
+_SETTLED_READINGS = 4
+_LEAST_GROWTH = 0.25e6
+"""Bytes from one reading, of two a second, to the next."""
 
 
 class Tried(NamedTuple):
@@ -103,7 +103,7 @@ class Case:
             mine = events[events["worker"] == worker]
             seconds, values = mine["start"] / 1e9, mine["value"].astype(np.float64)
             later = np.diff(values[_SETTLED_READINGS:])
-            if len(later) >= 3 and (later > _LEAST_GROWTH).mean() > 0.6:
+            if len(later) >= 4 and (later > _LEAST_GROWTH).mean() > 0.6:
                 growths.append(later.sum() / (seconds[-1] - seconds[_SETTLED_READINGS]))
         return float(np.mean(growths)) if growths else 0.0
 

@@ -51,6 +51,7 @@ class Conductor:
         """Batches of other loops since the last one of the loop that trains."""
         self._is_stopped = False
         self._unfed: UnfedTraining | None = None
+        self._doctor = self._find_doctor()
         self._doctor_seen_at = time.monotonic()
         self._clocks = time.perf_counter(), time.process_time()
 
@@ -239,13 +240,18 @@ class Conductor:
             return self._turns.is_time_to_stop()
         return self._unfed is not None and not self._watched and self._unfed.is_time_to_stop()
 
+    def _find_doctor(self) -> list[int] | None:
+        """The doctor's process, if it can be seen from here."""
+        doctor: list[int] | None = self._settings["doctor"]
+        return doctor if doctor is not None and name_process(doctor[0]) == doctor else None
+
     def _is_doctor_gone(self) -> bool:
-        """Whether nobody is there to read what is recorded, nor to stop what goes on."""
-        now, doctor = time.monotonic(), self._settings["doctor"]
-        if doctor is None or now < self._doctor_seen_at + _DOCTOR_EVERY_SECONDS:
+        """Whether nobody is there any more to read what is recorded."""
+        now = time.monotonic()
+        if self._doctor is None or now < self._doctor_seen_at + _DOCTOR_EVERY_SECONDS:
             return False
         self._doctor_seen_at = now
-        return bool(name_process(doctor[0]) != doctor)
+        return self._find_doctor() is None
 
 
 def _go_together(one: Watched, other: Watched) -> bool:

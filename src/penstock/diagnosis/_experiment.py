@@ -24,6 +24,7 @@ _STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.2
 CEILING_ROUNDS, MOST_CEILING_ROUNDS, RACE_ROUNDS = 3, 6, 5
 FEWEST_ROUNDS = 3
 """Fewer are no evidence."""
+_NARROW = 0.05
 HEALTHY_BELOW = 1.15
 """Replayed batches are warm in caches, and no worker competes for cores: jobs that never wait read 1.07 to 1.19."""
 
@@ -133,6 +134,8 @@ def experiment(
         if not alive:
             return
         yield from take(AS_IS)
+        if done >= FEWEST_ROUNDS and all(is_narrow(estimate(turns, trial.number)) for trial in alive):
+            return
 
 
 def is_clear(ceiling: Estimate | None) -> bool:
@@ -141,6 +144,11 @@ def is_clear(ceiling: Estimate | None) -> bool:
         return True
     distance = abs(math.log(ceiling.ratio / HEALTHY_BELOW))
     return distance > 2 * ceiling.error or ceiling.error < 0.02
+
+
+def is_narrow(gain: Estimate | None) -> bool:
+    """Whether more rounds would hardly change a gain."""
+    return gain is not None and gain.num_rounds >= FEWEST_ROUNDS and gain.gain.error < _NARROW * gain.ratio
 
 
 def survivors(trials: Sequence[Trial], turns: Sequence[TurnResult], done: int) -> list[Trial]:

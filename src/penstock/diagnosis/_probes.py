@@ -20,7 +20,7 @@ from penstock.metrics import EventKind, ThreadMeter
 
 _QUICK_NS = 30_000
 _EVERY = 16
-_MEMORY_EVERY_NS = 1_000_000_000
+_MEMORY_EVERY_NS = 500_000_000
 
 
 def time_fetchers(fetch: Any) -> None:

@@ -1,0 +1,38 @@
+"""A recording of a real run as one small JSON file: what findings are made from, and nothing of the machine's paths.
+
+    {"facts": [{"fact": "loader", …}, …], "events": "<records, deflated, in base64>"}
+
+Kept beside the tests, where findings are checked on them without running anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+
+import numpy as np
+
+from penstock.diagnosis._recording import Recording
+from penstock.metrics import no_events
+
+_MOST_OF_A_KIND = 1000
+_LEFT_OUT = ("process", "not-saved")
+
+
+def make_excerpt(recording: Recording) -> str:
+    """The facts, and the first events of each kind of the loader as it is."""
+    events, loader = recording.events, recording.loader
+    mine = events[(events["trial"] == 0) & (events["loader"] == (0 if loader is None else loader["loader"]))]
+    kept = [mine[mine["kind"] == kind][:_MOST_OF_A_KIND] for kind in np.unique(mine["kind"])]
+    chosen = np.concatenate(kept) if kept else no_events()
+    facts = [fact for fact in recording.facts if fact["fact"] not in _LEFT_OUT]
+    packed = zlib.compress(chosen[np.argsort(chosen["start"], kind="stable")].tobytes(), 9)
+    return json.dumps({"facts": facts, "events": base64.b64encode(packed).decode()}) + "\n"
+
+
+def read_excerpt(text: str) -> Recording:
+    """The recording that an excerpt was made from, as far as it was kept."""
+    saved = json.loads(text)
+    events = np.frombuffer(zlib.decompress(base64.b64decode(saved["events"])), no_events().dtype)
+    return Recording(facts=saved["facts"], events=events)
