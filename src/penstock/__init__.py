@@ -25,6 +25,7 @@ __all__ = [
     "SourceOptions",
     "Tokenize",
     "__version__",
+    "concat",
     "errors",
     "from_arrays",
     "is_stale",
@@ -44,7 +45,7 @@ __all__ = [
 if TYPE_CHECKING:
     from penstock import errors, masks
     from penstock.diagnosis import watch
-    from penstock.plan import Dataset, Plan, from_arrays, load_plan, mix, pure
+    from penstock.plan import Dataset, Plan, concat, from_arrays, load_plan, mix, pure
     from penstock.plan import open_dataset as open
     from penstock.preparation import is_stale, prepare
     from penstock.pytorch import DataLoader, stream
@@ -71,6 +72,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "Security": "penstock.service",
         "SourceOptions": "penstock.sources",
         "Tokenize": "penstock.transforms",
+        "concat": "penstock.plan",
         "from_arrays": "penstock.plan",
         "is_stale": "penstock.preparation",
         "load_plan": "penstock.plan",

@@ -1,6 +1,7 @@
 """Datasets and what is built on them: which samples, in which order, make which batch.
 
     Location + selections -> Samples -> Dataset                     _location, _samples, _dataset, _open
+    several of them -> one Dataset                                  _join, _joined
     Dataset, or a Mix of plans, + stages -> Plan                    _stages, _stage_rules, _verbs, _plan, _mix
         the stages decide the RowSource: what row i of the run is   _rows; _sample_rows, _token_window_rows,
                                                                     _packed_rows, _mixed_rows over _epochs;
@@ -17,7 +18,7 @@ changes a batch.
 """
 
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger
-from penstock.plan._dataset import Dataset
+from penstock.plan._dataset import Dataset, concat
 from penstock.plan._mapping import pure
 from penstock.plan._mix import mix
 from penstock.plan._open import from_arrays, open_dataset
@@ -33,6 +34,7 @@ __all__ = [
     "Plan",
     "SourceLedger",
     "WholeBatch",
+    "concat",
     "from_arrays",
     "load_plan",
     "mix",

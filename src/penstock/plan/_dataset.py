@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import SchemaError, StageError, counted
+from penstock.plan._filters import Condition, find_samples
+from penstock.plan._join import JoinedLocation, check_concat, check_zip
 from penstock.plan._location import ArraysLocation, Location
 from penstock.plan._pack_cache import find_pack_index
 from penstock.plan._packed_rows import PackedRows
@@ -135,10 +137,28 @@ class Dataset(Verbs[Plan]):
         len(taken)  # an index out of range is an error here, not at the first read
         return taken
 
-    def filter(self, mask: ArrayLike) -> Dataset:
-        """Only the samples for which `mask`, one bool per sample, is true."""
+    def filter(self, mask: ArrayLike | None = None, /, **columns: Condition) -> Dataset:
+        """Only the samples for which `mask`, one bool per sample, is true, or that fulfil conditions on columns.
+
+        Args:
+            mask: As in `ds.filter(ds.lengths("tokens") > 16)`.
+            columns: For each column a value, a list of values, or a function of an array of values that gives a bool
+                for each. Only these columns are read.
+
+        >>> import numpy as np, penstock
+        >>> ds = penstock.from_arrays({"x": np.arange(6), "label": np.array([0, 1, 2, 0, 1, 2])})
+        >>> ds.filter(label=[0, 2], x=lambda x: x > 2)[:]["x"].tolist()
+        [3, 5]
+        """
+        if (mask is None) == (not columns):
+            raise TypeError("filter() takes either a mask or conditions on columns, as in ds.filter(label=3).")
+        if columns:
+            return self._derive(selection=Take(find_samples(self.samples, columns)))
         if callable(mask):
-            raise TypeError("filter() takes a mask, one bool per sample, as in ds.filter(ds.lengths('tokens') > 16).")
+            raise TypeError(
+                "filter() takes a mask, one bool per sample, as in ds.filter(ds.lengths('tokens') > 16); a function "
+                "needs the name of its column, as in ds.filter(score=lambda score: score > 0.5)."
+            )
         kept = np.asarray(mask)
         if kept.dtype != np.bool_ or kept.shape != (len(self),):
             raise ValueError(f"The mask must be {len(self):,} bools; it is {kept.dtype} of shape {list(kept.shape)}.")
@@ -166,6 +186,27 @@ class Dataset(Verbs[Plan]):
         for part in parts.values():
             self.samples.keys.check(part.by)
         return {name: self._derive(selection=part) for name, part in parts.items()}
+
+    def zip(self, other: Dataset, *, on: str | Sequence[str] = ()) -> Dataset:
+        """The same samples with the columns of both: image and mask, tokens and features. Nothing is copied.
+
+        Args:
+            other: As many samples, in the same order.
+            on: Columns that both have, and that must be equal in every sample; they are read once to compare them.
+
+        Raises:
+            SchemaError: both have a column that is not compared.
+            ValueError: the numbers of samples differ, or a column that is compared does.
+
+        >>> import numpy as np, penstock
+        >>> x, y = penstock.from_arrays({"x": np.arange(3)}), penstock.from_arrays({"y": np.arange(3) * 2})
+        >>> {name: int(value) for name, value in x.zip(y)[2].items()}
+        {'x': 2, 'y': 4}
+        """
+        names = (on,) if isinstance(on, str) else tuple(on)
+        check_zip(self, other, names)
+        rest = [name for name in other.schema if name not in names]
+        return Dataset(JoinedLocation("zip", (self, other.select_columns(rest)))) if rest else self
 
     def in_memory(self) -> Dataset:
         """The same samples, loaded into RAM now."""
@@ -239,7 +280,8 @@ class Dataset(Verbs[Plan]):
     def to_json(self) -> dict[str, Any]:
         """The dataset in a plan file; `ValueError` for arrays in RAM and lists of indices."""
         location = self._location.to_json()
-        fields = {"path": location.pop("path"), "fingerprint": self.fingerprint, "columns": list(self.schema)}
+        path = {"path": location.pop("path")} if "path" in location else {}
+        fields = {**path, "fingerprint": self.fingerprint, "columns": list(self.schema)}
         return {**fields, **location, "splits": [selection.to_json() for selection in self.samples.selections]}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -270,6 +312,29 @@ class Dataset(Verbs[Plan]):
         selections = self.samples.selections if selection is None else (*self.samples.selections, selection)
         names = tuple(self.schema) if columns is None else columns
         return Dataset(self._location, selections, names, storage=self.storage, keys=self.samples.keys)
+
+
+def concat(*datasets: Dataset, different_tokenizers: bool = False) -> Dataset:
+    """The samples of several datasets with the same columns, one dataset after the other. Nothing is copied.
+
+    Args:
+        datasets: In the order of their samples. For fixed shares of each, use `mix`.
+        different_tokenizers: Take datasets whose token ids mean different things, which is refused otherwise.
+
+    Raises:
+        SchemaError: they have different columns.
+        ValueError: tokens or labels mean different things in them.
+
+    >>> import numpy as np, penstock
+    >>> a, b = (penstock.from_arrays({"x": np.arange(size)}) for size in (3, 2))
+    >>> penstock.concat(a, b)[:]["x"].tolist()
+    [0, 1, 2, 0, 1]
+    """
+    for number, dataset in enumerate(datasets):
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"concat(): argument {number} is {type(dataset).__name__}; give datasets.")
+    check_concat(datasets, different_tokenizers)
+    return Dataset(JoinedLocation("concat", datasets))
 
 
 def build_rows(samples: Samples, stages: Stages) -> RowSource:

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
 from penstock.filesystem import local_path
 from penstock.identity import import_function
-from penstock.plan._dataset import Dataset
+from penstock.plan._dataset import Dataset, concat
 from penstock.plan._mix import mix
 from penstock.plan._open import open_dataset
 from penstock.plan._plan import FILE_VERSION, Plan
@@ -73,23 +73,37 @@ def _load(fields: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
 
 
 def _load_dataset(source: dict[str, Any], where: Path) -> Dataset:
-    names = ("io", "check", "format", "column", "dtype", "shape")
-    try:
-        dataset = open_dataset(source["path"], **{name: source[name] for name in names if name in source})
-    except PenstockError:
-        raise
-    except OSError as error:
-        raise StorageError(f"{where}: {_short(source['path'])} cannot be opened: {_short(error)}") from error
+    dataset = _join(source, where) if {"concat", "zip"} & source.keys() else _open(source, where)
     for recipe in source.get("splits", []):
         dataset = dataset.select(SplitPart.from_json(*recipe))
     if all(name in dataset.schema for name in source["columns"]):
         dataset = dataset.select_columns(source["columns"])
     if dataset.fingerprint != source["fingerprint"]:
+        data = source.get("path", "data that is joined")
         raise DatasetChanged(
-            f"{where}: the plan was made for {source['path']} with the fingerprint {_short(source['fingerprint'])}; "
+            f"{where}: the plan was made for {data} with the fingerprint {_short(source['fingerprint'])}; "
             f"it now has {dataset.fingerprint}. Make the plan again, or restore the data."
         )
     return dataset
+
+
+def _join(source: dict[str, Any], where: Path) -> Dataset:
+    if "concat" in source:
+        return concat(*(_load_dataset(part, where) for part in source["concat"].values()), different_tokenizers=True)
+    first, *others = (_load_dataset(part, where) for part in source["zip"].values())
+    for other in others:
+        first = first.zip(other)
+    return first
+
+
+def _open(source: dict[str, Any], where: Path) -> Dataset:
+    names = ("io", "check", "format", "column", "dtype", "shape")
+    try:
+        return open_dataset(source["path"], **{name: source[name] for name in names if name in source})
+    except PenstockError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{where}: {_short(source['path'])} cannot be opened: {_short(error)}") from error
 
 
 def _load_stage(plan: Plan, stage: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,15 @@ _CHUNK_BYTES = 64 << 20
 _WORTH_TELLING = 1 << 30
 
 _log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class KeyedStorage(Protocol):
+    """A storage that knows what tells its samples apart."""
+
+    def sample_keys(self) -> SampleKeys:
+        """The keys of its samples."""
+        ...
 
 
 class SampleKeys:
@@ -56,6 +65,10 @@ class SampleKeys:
         if by not in self._computed:
             self._computed[by] = self._hash(content_columns(schema) if by == "content" else by)
         return self._computed[by][indices]
+
+    def origin(self, index: int) -> str | None:
+        """File and row that a stored sample was prepared from; None when the dataset does not say."""
+        return self.provenance.origin(index)
 
     def check(self, by: By) -> None:
         """Refuse what there are no keys by, before anything is read.
@@ -98,3 +111,8 @@ class SampleKeys:
             indices = np.arange(begin, min(begin + step, len(hashes)))
             hashes[begin : begin + step] = hash_samples([read_samples(storage, each, indices) for each in columns])
         return hashes
+
+
+def keys_of(storage: Storage) -> SampleKeys:
+    """What tells the samples of a storage apart."""
+    return storage.sample_keys() if isinstance(storage, KeyedStorage) else SampleKeys(storage)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.identity import digest
-from penstock.plan._sample_keys import SampleKeys
+from penstock.plan._sample_keys import SampleKeys, keys_of
 from penstock.schema import Column, Schema
 from penstock.shards import Storage
 
@@ -77,7 +77,7 @@ class Samples:
         self.selections = selections
         self.schema = schema
         """The columns that the dataset shows."""
-        self.keys = keys if keys is not None else SampleKeys(storage)
+        self.keys = keys if keys is not None else keys_of(storage)
         """What tells stored samples apart; shared by all datasets over one storage."""
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class Samples:
 
     def origin(self, index: int) -> str | None:
         """File and row that a sample was prepared from; None when the dataset does not say."""
-        return self.keys.provenance.origin(self.locate_one(index))
+        return self.keys.origin(self.locate_one(index))
 
     def lengths(self, column: Column) -> NDArray[np.int64]:
         """Lengths of all samples of a ragged column."""
