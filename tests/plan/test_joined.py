@@ -68,10 +68,7 @@ def test_samples_of_joined_datasets_are_those_of_their_parts(sizes: list[int], d
     whole = penstock.from_arrays(columns) if sum(sizes) else None
     edges = np.cumsum([0, *sizes])
     base = penstock.from_arrays({"x": np.arange(9), "r": ragged(make_documents([n % 4 for n in range(9)]))})
-    parts = [
-        base.take([]) if whole is None else whole.take(np.arange(a, b))
-        for a, b in itertools.pairwise(edges)
-    ]
+    parts = [base.take([]) if whole is None else whole.take(np.arange(a, b)) for a, b in itertools.pairwise(edges)]
     joined = penstock.concat(*parts)
     assert len(joined) == sum(sizes)
     if whole is None:

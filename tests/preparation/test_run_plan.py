@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "max_skipped": None,
     "overwrite": False,
     "remove": False,
+    "append": False,
     "limit": None,
     "origins": "auto",
 }

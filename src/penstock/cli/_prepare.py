@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
                 on_error=arguments.on_error,
                 max_skipped=arguments.max_skipped,
                 overwrite=arguments.overwrite,
+                append=arguments.append,
                 remove=arguments.remove,
                 split=arguments.split,
                 split_seed=arguments.split_seed,

@@ -77,6 +77,9 @@ def _add_writing_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset made with different settings")
     parser.add_argument(
+        "--append", action="store_true", help="add the sources to those of the dataset, which need not be given again"
+    )
+    parser.add_argument(
         "--remove", action="store_true", help="remove the samples of source files that are no longer given"
     )
 

@@ -38,6 +38,8 @@ def wrong_usage(arguments: argparse.Namespace) -> str | None:
         return "--image-size changes images, which --image-mode keep and --image-store as_is leave as they are."
     if arguments.max_skipped is not None and arguments.on_error != "skip":
         return "--max-skipped needs --on-error skip."
+    if arguments.append and (arguments.overwrite or arguments.remove):
+        return "--append keeps every sample that is there; it does not go with --overwrite or --remove."
     if arguments.address and arguments.engine != "ray":
         return "--address needs --engine ray."
     if arguments.origins == "manifest" and type(arguments.shuffle) is int:

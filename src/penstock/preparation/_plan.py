@@ -107,7 +107,7 @@ def plan_run(survey: Survey) -> RunPlan:
         specification=specification,
         transform=rows.transform if rows is not None else request.transform,
         reading=request.reading,
-        patterns=_patterns_of(request.sources),
+        patterns=_patterns(survey),
         files=tuple(survey.files),
         to_read=tuple(survey.to_read),
         kept=tuple(survey.kept),
@@ -157,6 +157,13 @@ def _check_packable(schema: Schema, pack: Sequence[int]) -> None:
         raise SchemaError(f"pack={list(pack)} counts rows of a ragged column 'tokens'; the columns are {schema}.")
     for length in pack:
         PackingSettings(length=length)
+
+
+def _patterns(survey: Survey) -> tuple[str, ...]:
+    """Where to look for the sources; those that are added come after those that were there."""
+    given = _patterns_of(survey.request.sources)
+    before = survey.previous.patterns if survey.previous is not None and survey.request.settings.append else ()
+    return tuple(dict.fromkeys((*before, *given)))
 
 
 def _patterns_of(sources: Any) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ def prepare(
     on_error: OnError = "raise",
     max_skipped: int | float | None = None,
     overwrite: bool = False,
+    append: bool = False,
     remove: bool = False,
     split: Mapping[str, float] | None = None,
     split_seed: int = 0,
@@ -67,6 +68,7 @@ def prepare(
         on_error: "raise" stops at the first bad row, "skip" leaves bad rows out and counts them.
         max_skipped: Most rows to skip: a number, or a share such as 0.5; None is a tenth, and ten rows in any case.
         overwrite: Replace a dataset made with different settings.
+        append: Add the sources to those that the dataset was made of, which need not be given, nor be there any more.
         remove: Remove the samples of source files that are no longer given, rather than stop.
         split: Name and share of each part, as in {"val": 0.02}: each becomes a dataset in a folder of its own in
             `destination`. What the shares leave is "train". A sample stays in its part in later runs, too.
@@ -95,6 +97,7 @@ def prepare(
         on_error=on_error,
         max_skipped=max_skipped,
         overwrite=overwrite,
+        append=append,
         remove=remove,
         limit=limit,
         origins=origins,

@@ -65,6 +65,11 @@ class Previous:
         lost = (task for task in self.tasks if not self.lost.isdisjoint(shard.name for shard in task.shards))
         return {path for task in lost for path in task.paths}
 
+    def sources_beside(self, files: Sequence[SourceFile]) -> list[SourceFile]:
+        """The sources of the dataset that are not among these files, as they were when they were read."""
+        given = {file.path for file in files}
+        return [SourceFile(*source) for source in self.sources if source[0] not in given]
+
     def gone(self, files: Sequence[SourceFile]) -> list[str]:
         """Paths of the dataset's sources that are no longer given."""
         given = {file.path for file in files}
@@ -229,7 +234,8 @@ def _refuse_removal(destination: Path, previous: Previous, files: Sequence[Sourc
     samples = counted(previous.num_samples_of(frozenset(gone)), "sample")
     raise DatasetExists(
         f"{destination}: {what} {'is' if len(gone) == 1 else 'are'} no longer given ({shown}), and {samples} would go. "
-        "To add to a dataset, give all sources, old and new. To remove those samples, pass remove=True (--remove); to "
+        "To add to a dataset, give all sources, old and new, or pass append=True (--append) with the new ones. To "
+        "remove those samples, pass remove=True (--remove); to "
         "keep the dataset as it is, choose another destination."
     )
 

@@ -47,6 +47,8 @@ class Settings:
     """Whether to replace a dataset, or an unfinished one, that was made with different settings."""
     remove: bool
     """Whether samples may go whose source files are no longer given; `overwrite` allows that, too."""
+    append: bool
+    """Whether the sources come on top of those that the dataset was made of, which are then left alone."""
     limit: int | None
     """Samples after which to stop, for a trial; None makes all of them."""
     origins: Origins
@@ -63,6 +65,8 @@ class Settings:
         self._check_max_skipped()
         if self.limit is not None and (type(self.limit) is not int or self.limit < 1):
             raise ValueError(f"limit={self.limit!r}; give a number of samples, at least 1, or None for all of them.")
+        if self.append and (self.overwrite or self.remove):
+            raise ValueError("append=True keeps every sample that is there; it does not go with overwrite= or remove=.")
         if self.address is not None and self.engine != "ray":
             raise ValueError(f"address={self.address!r} is the address of a Ray cluster; it needs engine='ray'.")
         if any(type(length) is not int or length < 1 for length in self.pack):

@@ -20,7 +20,7 @@ from penstock.errors import SchemaError
 from penstock.preparation._committed import CommittedTask
 from penstock.preparation._first_rows import FirstRows, read_first_rows
 from penstock.preparation._parts import Part
-from penstock.preparation._previous import Previous, find_previous
+from penstock.preparation._previous import Previous, find_previous, read_previous
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_kept, check_skipped, sum_counts
 from penstock.preparation._specification import Specification, asked_for
@@ -154,22 +154,41 @@ def survey(
         FormatError: tasks that would be kept have skipped rows, and that is not allowed.
         SchemaError: the columns have changed, and `overwrite` is not given.
     """
-    files = glance.files
-    request = dataclasses.replace(request, reading=pin_reading(request.reading, request.transform, files))
+    request = dataclasses.replace(request, reading=pin_reading(request.reading, request.transform, glance.files))
+    appended_to = read_previous(request.destination, manifest) if request.settings.append else None
+    if appended_to is not None:
+        request = dataclasses.replace(request, reading=_read_alike(request.reading, appended_to))
+    files = [*(appended_to.sources_beside(glance.files) if appended_to is not None else ()), *glance.files]
     unfinished = work.specification()
     wanted = asked_for(request.transform, request.reading, request.settings, request.part)
     previous = find_previous(request.destination, manifest, unfinished, wanted, files, request.settings)
-    found = _begin(request, glance, manifest, previous)
+    found = _begin(request, files, glance, manifest, previous)
     if found.is_up_to_date:
         return found
     found = _look(found, glance, unfinished, work, on_groups)
     if _has_new_columns(found):
-        return _look(_begin(request, glance, manifest, None), glance, unfinished, work, on_groups)
+        return _look(_begin(request, files, glance, manifest, None), glance, unfinished, work, on_groups)
     return found
 
 
-def _begin(request: Request, glance: Glance, manifest: Manifest | None, previous: Previous | None) -> Survey:
-    files = glance.files
+def _read_alike(reading: SourceOptions, previous: Previous) -> SourceOptions:
+    """The options with classes and inferred types as the dataset has them, whatever the new sources show."""
+    then = previous.specification.reading
+    classes, types = then.get("classes"), then.get("types")
+    if classes and reading.classes is not None and set(reading.classes) <= set(classes):
+        reading = dataclasses.replace(reading, classes=tuple(classes))
+    if types and isinstance(reading.types, Mapping) and reading.types.keys() == types.keys():
+        reading = dataclasses.replace(reading, types=types)
+    return reading
+
+
+def _begin(
+    request: Request,
+    files: Sequence[SourceFile],
+    glance: Glance,
+    manifest: Manifest | None,
+    previous: Previous | None,
+) -> Survey:
     kept = previous.kept(files) if previous is not None else ()
     settings, skipped = request.settings, sum_counts(task.skipped for task in kept)
     check_skipped(skipped, settings.most_skipped_rows)
@@ -203,7 +222,7 @@ def _look(
         on_groups(groups)
     request = found.request
     rows = glance.first_rows(request, _first_splits(found))
-    return dataclasses.replace(found, first_rows=rows, numbers_as_text=_numbers_as_text(request, found.files))
+    return dataclasses.replace(found, first_rows=rows, numbers_as_text=_numbers_as_text(request, to_read))
 
 
 def _numbers_as_text(request: Request, files: Sequence[SourceFile]) -> tuple[str, ...]:
@@ -251,8 +270,13 @@ def _find_finished(
 
 
 def _first_splits(found: Survey) -> list[Split]:
-    """Splits to read first rows from: always those of the first source, so that a rerun sees the same."""
+    """Splits to read first rows from: always those of the first source, so that a rerun sees the same.
+
+    Where sources are added to a dataset, its own may be gone: only the new ones are looked at.
+    """
     splits = [split for group in found.groups for split in group]
+    if found.request.settings.append and splits:
+        return splits
     if not splits or splits[0].path != found.files[0].path:
         splits = _cut(found, found.files[:1]) + splits
     return splits
