@@ -355,7 +355,7 @@ def test_a_file_that_is_not_there_is_no_dataset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"dtype": "uint16"}, {"shape": (-1,)}])
 def test_a_type_is_not_given_to_a_file_that_has_one(options: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="dtype= and shape= are for raw files"):
+    with pytest.raises(ValueError, match="dtype=, shape= and offset= are for raw files"):
         penstock.open(save_npy(tmp_path / "x.npy", np.arange(3)), **options)
 
 
@@ -448,3 +448,44 @@ def test_a_foreign_file_that_shrank_is_an_error_never_a_signal(kind: str, tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert issubclass(StorageError, OSError)
+
+
+@pytest.mark.parametrize("header", ["2IH", "I", "<Q", "3s"])
+def test_numbers_behind_a_header_made_with_struct_are_read_wherever_they_begin(tmp_path, header):
+    values = np.arange(60, dtype=np.float32).reshape(12, 5)
+    size = struct.calcsize(header)
+    (tmp_path / "data.mmap").write_bytes(b"\xff" * size + values.tobytes())
+    ds = penstock.open(tmp_path / "data.mmap", format="raw", dtype="float32", shape=(-1, 5), offset=size)
+    assert np.array_equal(ds[:]["data"], values)
+    assert np.array_equal(ds.read([7, 0, -1])["data"], values[[7, 0, -1]])
+    assert np.array_equal(ds[3]["data"], values[3])
+    batch = ds.cast(data="float64").shuffle(seed=1).batch(12).read(0)["data"]
+    assert sorted(batch[:, 0].tolist()) == values[:, 0].tolist()
+    again = pickle.loads(pickle.dumps(ds))
+    assert np.array_equal(again[11]["data"], values[11])
+
+
+def test_token_windows_of_a_file_with_a_header_are_those_of_one_without(tmp_path):
+    tokens = np.arange(1000, dtype=np.uint16)
+    tokens.tofile(tmp_path / "plain.bin")
+    (tmp_path / "header.bin").write_bytes(b"\x00" * 1025 + tokens.tobytes())
+    plain = penstock.open(tmp_path / "plain.bin", dtype="uint16", column="tokens")
+    behind = penstock.open(tmp_path / "header.bin", dtype="uint16", column="tokens", offset=1025)
+    assert behind.fingerprint != plain.fingerprint
+    two = penstock.open(tmp_path / "plain.bin", dtype="uint16", column="tokens", offset=2)
+    assert two.fingerprint != plain.fingerprint
+    plans = [each.shuffle(seed=3).window(16).batch(8) for each in (plain, behind)]
+    assert np.array_equal(plans[0].read(2)["input_ids"], plans[1].read(2)["input_ids"])
+    (tmp_path / "plan.toml").write_text(plans[1].to_toml())
+    assert penstock.load_plan(tmp_path / "plan.toml").fingerprint == plans[1].fingerprint
+
+
+def test_offsets_that_do_not_fit_are_refused(tmp_path):
+    (tmp_path / "a.bin").write_bytes(bytes(10))
+    with pytest.raises(FormatError, match="8 bytes behind its header of 2 are not a whole number of rows of 16"):
+        penstock.open(tmp_path / "a.bin", dtype="float64", shape=(-1, 2), offset=2)
+    with pytest.raises(FormatError, match="offset=11, but the file has 10 bytes"):
+        penstock.open(tmp_path / "a.bin", dtype="uint8", offset=11)
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    with pytest.raises(ValueError, match="offset= are for raw files"):
+        penstock.open(tmp_path / "a.npy", offset=4)

@@ -67,6 +67,8 @@ class ForeignLocation:
     column: str
     dtype: str | None
     shape: tuple[int, ...] | None
+    offset: int = 0
+    """Bytes of a raw file before its numbers."""
 
     def open(self, fingerprint: str | None = None) -> ArrayStorage:
         """The file, mapped as it is."""
@@ -75,7 +77,7 @@ class ForeignLocation:
         elif self.format == "megatron":
             storage = open_megatron(self.path, self.column)
         else:
-            storage = open_raw(self.path, self.column, self.dtype, self.shape)
+            storage = open_raw(self.path, self.column, self.dtype, self.shape, self.offset)
         if fingerprint is not None and storage.fingerprint != fingerprint:
             raise DatasetChanged(f"{self.path}: the file changed since it was opened. Open it again.")
         return storage
@@ -85,6 +87,7 @@ class ForeignLocation:
         fields: dict[str, Any] = {"path": str(self.path), "format": self.format, "column": self.column}
         fields |= {"dtype": self.dtype} if self.dtype is not None else {}
         fields |= {"shape": list(self.shape)} if self.shape is not None else {}
+        fields |= {"offset": self.offset} if self.offset else {}
         return fields
 
     def __str__(self) -> str:

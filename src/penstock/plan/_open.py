@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from penstock.errors import FormatError
 from penstock.filesystem import local_path
-from penstock.plan._arguments import name_of_dtype
+from penstock.plan._arguments import name_of_dtype, whole_number
 from penstock.plan._dataset import Dataset
 from penstock.plan._location import ArraysLocation, FolderLocation, ForeignLocation
 from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
@@ -28,6 +28,7 @@ def open_dataset(
     dtype: DTypeLike | None = None,
     shape: Sequence[int] | None = None,
     column: str | None = None,
+    offset: int = 0,
 ) -> Dataset:
     """Open a dataset folder, or adopt a `.npy`, raw `.bin` or Megatron `.bin/.idx` file as it is.
 
@@ -40,6 +41,7 @@ def open_dataset(
         format: What is at `path`, when its name does not tell.
         dtype: Type of the numbers in a raw file, as in "uint16" or np.uint16.
         shape: Shape of a raw file, as in (-1, 1024); without it every number is a sample.
+        offset: Bytes of a raw file before its numbers, such as a header made with `struct`.
         column: Name for the one column of a foreign file; "tokens" for Megatron, else "data".
 
     Raises:
@@ -57,19 +59,21 @@ def open_dataset(
     absolute = local_path(path, "a dataset").absolute()
     kind = _resolve_format(absolute, format)
     if kind == "penstock":
-        if dtype is not None or shape is not None or column is not None:
+        if dtype is not None or shape is not None or column is not None or offset:
             raise ValueError(
-                f"{absolute} is a dataset that describes itself; dtype=, shape= and column= are for raw files."
+                f"{absolute} is a dataset that describes itself; dtype=, shape=, offset= and column= are for raw files."
             )
         return Dataset(FolderLocation(path=absolute, io=io, check=check))
-    if kind != "raw" and (dtype is not None or shape is not None):
-        raise ValueError(f"{absolute} says itself what it holds; dtype= and shape= are for raw files.")
+    if kind != "raw" and (dtype is not None or shape is not None or offset):
+        raise ValueError(f"{absolute} says itself what it holds; dtype=, shape= and offset= are for raw files.")
     if io == "pread":
         raise ValueError(f"io='pread' is for dataset folders; {absolute} is adopted as a memory map.")
     name = column or ("tokens" if kind == "megatron" else "data")
     sizes = tuple(shape) if shape is not None else None
     number = None if dtype is None else name_of_dtype(dtype)
-    return Dataset(ForeignLocation(path=absolute, format=kind, column=name, dtype=number, shape=sizes))
+    skipped = whole_number("open", "offset", offset)
+    location = ForeignLocation(path=absolute, format=kind, column=name, dtype=number, shape=sizes, offset=skipped)
+    return Dataset(location)
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> Dataset:

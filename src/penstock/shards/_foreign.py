@@ -1,7 +1,7 @@
 """Files of other programs, adopted where they lie: nothing is copied, nothing is converted.
 
     .npy            numpy's own header; a sample is one row of the first dimension
-    raw (.bin)      no header: dtype and shape are given, as nanoGPT's readers are told them
+    raw (.bin)      dtype and shape are given, as nanoGPT's readers are told them; a header is skipped
     Megatron        `name.bin` with tokens and `name.idx` with lengths; a sample is one document
 
 They carry no checksums, so only their sizes and their index can be checked. Layouts: numpy's
@@ -82,8 +82,8 @@ def _read_npy_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[
     return shape, is_fortran, dtype
 
 
-def open_raw(path: Path, column: str, dtype: str | None, shape: Sequence[int] | None) -> ArrayStorage:
-    """A file of nothing but numbers; the first size of `shape` may be -1, for as many as there are."""
+def open_raw(path: Path, column: str, dtype: str | None, shape: Sequence[int] | None, offset: int = 0) -> ArrayStorage:
+    """A file of numbers behind a header of `offset` bytes; the first size of `shape` may be -1, for all there are."""
     if dtype is None:
         raise FormatError(
             f"{path}: a raw file does not say what it holds. Give dtype= and, unless each number is a sample, shape=, "
@@ -93,12 +93,17 @@ def open_raw(path: Path, column: str, dtype: str | None, shape: Sequence[int] | 
     sizes = tuple(shape) if shape is not None else (-1,)
     if not sizes or any(size < 0 for size in sizes[1:]) or sizes[0] < -1:
         raise ValueError(f"shape={sizes}: sizes are not negative, except -1 for the first.")
-    row_bytes = math.prod(sizes[1:]) * kind.itemsize
+    if not 0 <= offset <= file.size:
+        raise FormatError(f"{path}: offset={offset:,}, but the file has {file.size:,} bytes.")
+    row_bytes, num_bytes = math.prod(sizes[1:]) * kind.itemsize, file.size - offset
     if sizes[0] == -1:
-        if row_bytes == 0 or file.size % row_bytes:
-            raise FormatError(f"{path}: {file.size:,} bytes are not a whole number of rows of {row_bytes:,} bytes.")
-        sizes = (file.size // row_bytes, *sizes[1:])
-    return _map_array(file, column, kind, sizes, 0)
+        if row_bytes == 0 or num_bytes % row_bytes:
+            behind = f" behind its header of {offset:,}" if offset else ""
+            raise FormatError(
+                f"{path}: {num_bytes:,} bytes{behind} are not a whole number of rows of {row_bytes:,} bytes."
+            )
+        sizes = (num_bytes // row_bytes, *sizes[1:])
+    return _map_array(file, column, kind, sizes, offset, mark=f" from {offset}" if offset else "")
 
 
 def open_megatron(path: Path, column: str) -> ArrayStorage:
@@ -152,7 +157,10 @@ def _map(path: Path) -> MappedFile:
     return MappedFile(path.resolve())
 
 
-def _map_array(file: MappedFile, column: str, dtype: np.dtype[Any], shape: tuple[int, ...], begin: int) -> ArrayStorage:
+def _map_array(
+    file: MappedFile, column: str, dtype: np.dtype[Any], shape: tuple[int, ...], begin: int, *, mark: str = ""
+) -> ArrayStorage:
+    """The numbers from byte `begin` on; `mark` tells readings of one file apart that its content does not."""
     if not shape:
         raise FormatError(f"{file.path}: holds one number, not samples.")
     end = begin + math.prod(shape) * dtype.itemsize
@@ -164,10 +172,11 @@ def _map_array(file: MappedFile, column: str, dtype: np.dtype[Any], shape: tuple
         raise FormatError(f"{file.path}: {error}") from None
     schema = Schema((Column.parse(column, spec),))
     values = np.ndarray(shape, dtype, buffer=file.bytes, offset=begin) if file.size else np.empty(shape, dtype)
-    return ArrayStorage(schema, {column: values}, file=file, identity=functools.partial(_sampled_identity, file))
+    identity = functools.partial(_sampled_identity, file, mark=mark)
+    return ArrayStorage(schema, {column: values}, file=file, identity=identity)
 
 
-def _sampled_identity(*files: MappedFile) -> str:
+def _sampled_identity(*files: MappedFile, mark: str = "") -> str:
     """Sizes, and checksums of up to 64 blocks spread over each file: all of a 100 GB file would take a minute."""
     parts = []
     for file in files:
@@ -175,4 +184,4 @@ def _sampled_identity(*files: MappedFile) -> str:
         starts = np.linspace(0, max(0, file.size - BLOCK_BYTES), 64, dtype=np.int64)
         sums = [checksum(file.read(start, min(start + BLOCK_BYTES, file.size))) for start in np.unique(starts).tolist()]
         parts.append(f"{file.size} {sums}")
-    return " ".join(parts)
+    return " ".join(parts) + mark
