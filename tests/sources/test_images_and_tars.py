@@ -3,14 +3,19 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import wave
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock
+from penstock.cli import main
 from penstock.errors import FormatError
-from penstock.sources import SourceOptions, class_names, list_files, plan_splits
+from penstock.sources import SourceOptions, Split, class_names, list_files, plan_splits, read_split
 
 from .gathering import gather, values
 
@@ -68,7 +73,7 @@ def test_a_glob_takes_the_class_from_the_folder_and_a_flat_folder_has_none(tmp_p
     assert values(gather(str(tmp_path / "[cd]*"))[0], "class") == ["cat", "cat", "dog"]
     assert gather(tmp_path / "cat")[0][0].keys() == {"image", "path"}
     write(tmp_path / "stray.png", b"x")
-    with pytest.raises(ValueError, match=r"stray\.png: this image is in no class folder"):
+    with pytest.raises(ValueError, match=r"stray\.png: this file is in no class folder"):
         gather(tmp_path)
 
 
@@ -154,3 +159,75 @@ def test_a_damaged_header_and_joined_tars_are_errors_and_not_the_end(tmp_path: P
     write(tmp_path / "b.tar", whole + whole)
     with pytest.raises(FormatError, match="more data follows its end mark"):
         gather(tmp_path / "b.tar")
+
+
+def npy(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array, allow_pickle=True)
+    return out.getvalue()
+
+
+def test_typed_members_are_numbers_and_arrays_and_the_key_is_kept(tmp_path: Path) -> None:
+    boxes = [np.arange(4.0 * count).reshape(count, 4) for count in range(3)]
+    members = [
+        member
+        for row in range(3)
+        for member in (
+            (f"dir/{row}.jpg", b"pixels %d" % row),
+            (f"dir/{row}.seg.png", b"mask %d" % row),
+            (f"dir/{row}.cls", b"%d\n" % (row * 10)),
+            (f"dir/{row}.boxes.npy", npy(boxes[row])),
+        )
+    ]
+    write(tmp_path / "a.tar", tar_of(members))
+    assert main(["prepare", str(tmp_path / "a.tar"), str(tmp_path / "data"), "--typed-members", "--workers", "1"]) == 0
+    ds = penstock.open(tmp_path / "data")
+    assert ds.schema.to_json() == {
+        "key": "bytes",
+        "jpg": "bytes",
+        "seg_png": "bytes",
+        "cls": "int64",
+        "boxes_npy": "float64[*,4]",
+    }
+    assert [sample["key"] for sample in ds] == [b"dir/0", b"dir/1", b"dir/2"]
+    assert [int(sample["cls"]) for sample in ds] == [0, 10, 20]
+    assert [sample["boxes_npy"].tolist() for sample in ds] == [each.tolist() for each in boxes]
+    assert ds[1]["seg_png"] == b"mask 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.cls", b"cat", "is no decimal number"),
+        ("a.npy", b"nonsense", "is no .npy file of numbers"),
+        ("a.npy", npy(np.array([{}], dtype=object)), "is no .npy file of numbers"),
+    ],
+)
+def test_members_that_are_not_what_they_say_are_bad_rows(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    write(tmp_path / "a.tar", tar_of([(name, content), ("b.cls", b"1")]))
+    options = SourceOptions(typed_members=True)
+    split = Split("webdataset", str(tmp_path / "a.tar"), 0, -1, 0)
+    [records] = read_split(split, options)
+    assert [error.reason for error in records.errors] == ["wrong_type"]
+    assert message in records.errors[0].message
+    assert records.columns["key"] == ["b"]
+
+
+def test_sounds_are_bytes_with_the_class_of_their_folder(tmp_path: Path) -> None:
+    for kind in ("bark", "meow"):
+        (tmp_path / "raw" / kind).mkdir(parents=True)
+        for number in range(2):
+            with wave.open(str(tmp_path / "raw" / kind / f"{number}.wav"), "wb") as sound:
+                sound.setnchannels(1)
+                sound.setsampwidth(2)
+                sound.setframerate(8000)
+                sound.writeframes(bytes(2 * (number + 1)))
+    penstock.prepare(tmp_path / "raw", tmp_path / "data", workers=1)
+    ds = penstock.open(tmp_path / "data")
+    assert ds.classes == ("bark", "meow")
+    assert sorted(ds[:]["label"].tolist()) == [0, 0, 1, 1]
+    for sample in ds:
+        with wave.open(io.BytesIO(sample["audio"])) as sound:
+            assert sound.getnframes() == 1 + int(sample["path"].decode()[-5])

@@ -143,7 +143,7 @@ def _add_chat_arguments(chat: Any) -> None:
 
 def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to read the sources")
-    how.add_argument("--format", metavar="NAME", help="parquet, jsonl, csv, text, images, webdataset, arrow")
+    how.add_argument("--format", metavar="NAME", help="parquet, jsonl, csv, text, images, audio, webdataset, arrow")
     how.add_argument("--text-unit", choices=("file", "line", "separator"), help="what is one document of a text file")
     how.add_argument("--separator", metavar="TEXT", help="text between two documents of a text file")
     how.add_argument(
@@ -175,4 +175,10 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         help="CSV fields that mean a missing number, beside empty ones",
     )
     how.add_argument("--missing", choices=("null", "nan"), help="what a missing number is: a bad row (null), or NaN")
+    how.add_argument(
+        "--typed-members",
+        action="store_true",
+        default=None,
+        help="take .cls members of tars as numbers and .npy members as arrays, and keep the key of a sample",
+    )
     how.add_argument("--encoding", metavar="NAME", help="encoding of text and CSV files (default: utf-8)")

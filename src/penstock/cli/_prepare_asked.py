@@ -94,7 +94,18 @@ def reading_of(arguments: argparse.Namespace) -> SourceOptions:
     """How to read the sources."""
     from penstock.sources import SourceOptions
 
-    names = ("format", "text_unit", "separator", "delimiter", "header", "names", "types", "missing", "encoding")
+    names = (
+        "format",
+        "text_unit",
+        "separator",
+        "delimiter",
+        "header",
+        "names",
+        "types",
+        "missing",
+        "encoding",
+        "typed_members",
+    )
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.null_values is not None:
         given["null_values"] = ("", *arguments.null_values)

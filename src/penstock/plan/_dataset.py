@@ -175,7 +175,7 @@ class Dataset(Verbs[Plan]):
         Args:
             fractions: Name and share of each part.
             seed: Another one gives another split.
-            by: "content" (its `tokens`, else its `image`, else its `text`, else all columns), a column or several,
+            by: "content" (its `tokens`, `image`, `audio` or `text`, the first there is, else all columns), columns,
                 "file" (the path it was prepared from), or "index", by which removing one sample moves those after it.
 
         Raises:

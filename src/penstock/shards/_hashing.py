@@ -1,6 +1,6 @@
 """A hash of each sample's content: what tells one sample from another wherever it is stored.
 
-    content of a sample    its `tokens`; without those its `image`; without that its `text`; else all of its columns
+    content of a sample    its `tokens`, else its `image`, else its `audio`, else its `text`, else all of its columns
     its hash               XXH64 of the content's bytes; of several columns, XXH64 of their hashes side by side
 
 So a sample keeps its hash when data around it is added, removed, reordered, shuffled or cut into other shards, and when
@@ -22,7 +22,7 @@ from penstock.schema import Ragged, Schema
 from penstock.shards._provenance import ORIGIN_COLUMN, ORIGIN_SPEC
 
 Hashes = NDArray[np.uint64]
-_CONTENT = ("tokens", "image", "text")
+_CONTENT = ("tokens", "image", "audio", "text")
 
 
 @functools.cache

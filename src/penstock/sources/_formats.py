@@ -34,12 +34,20 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {
     ".bmp": "images",
     ".tif": "images",
     ".tiff": "images",
+    ".wav": "audio",
+    ".flac": "audio",
+    ".mp3": "audio",
+    ".ogg": "audio",
+    ".opus": "audio",
+    ".m4a": "audio",
     ".tar": "webdataset",
     ".tgz": "webdataset",
     ".arrow": "arrow",
     ".feather": "arrow",
     ".ipc": "arrow",
 }
+COLUMN_OF_FILES = {"images": "image", "audio": "audio"}
+"""Formats in which a file is one record, as it is, and its folder may be its class; and the column it becomes."""
 _COMPRESSION_OF_SUFFIX = {
     ".gz": "gzip",
     ".gzip": "gzip",

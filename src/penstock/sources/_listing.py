@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import printable
-from penstock.sources._formats import format_of
+from penstock.sources._formats import COLUMN_OF_FILES, format_of
 from penstock.sources._listing_local import expand_local, first_folder, is_wanted_folder, is_wanted_name, passed_over
 from penstock.sources._model import SourceFile
 from penstock.sources._objects import IterableSource, is_table, list_object
@@ -107,7 +107,7 @@ def _expand(source: str, options: SourceOptions) -> list[SourceFile]:
         brackets = " A bracket in a name is written [[] in a glob." if "[" in source else ""
         raise FileNotFoundError(f"{source}: no file matches. Check the spelling, and quote globs in a shell.{brackets}")
     _check_formats(source, files, options)
-    if format_of(files[0].path, options) == "images":
+    if format_of(files[0].path, options) in COLUMN_OF_FILES:
         return files
     return [dataclasses.replace(file, class_name="") if file.class_name else file for file in files]
 

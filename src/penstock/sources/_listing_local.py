@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import FormatError
 from penstock.filesystem import open_regular
-from penstock.sources._formats import is_data_name
+from penstock.sources._formats import COLUMN_OF_FILES, is_data_name
 from penstock.sources._model import SourceFile
 from penstock.sources._options import SourceOptions
 
@@ -74,14 +74,14 @@ def is_wanted_name(name: str, options: SourceOptions) -> bool:
 
 def is_visible_name(name: str, options: SourceOptions) -> bool:
     """Whether a file found in a folder is more than what tools write beside data."""
-    if name.startswith(".") or (name.startswith("_") and options.format != "images"):
+    if name.startswith(".") or (name.startswith("_") and options.format not in COLUMN_OF_FILES):
         return False
     return options.format is not None or name.lower().split(".", 1)[0] not in _NOT_DATA
 
 
 def is_wanted_folder(name: str, options: SourceOptions) -> bool:
     """Whether a folder inside a folder may hold data."""
-    return not name.startswith(".") and (options.format == "images" or not name.startswith("_"))
+    return not name.startswith(".") and (options.format in COLUMN_OF_FILES or not name.startswith("_"))
 
 
 def _is_dataset(folder: str) -> bool:

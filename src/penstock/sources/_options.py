@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-Format = Literal["parquet", "jsonl", "csv", "text", "images", "webdataset", "arrow"]
+Format = Literal["parquet", "jsonl", "csv", "text", "images", "audio", "webdataset", "arrow"]
 TextUnit = Literal["file", "line", "separator"]
 FieldType = Literal[
     "text", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"
@@ -20,7 +20,14 @@ Missing = Literal["null", "nan"]
 FORMATS: tuple[str, ...] = get_args(Format)
 _ASCII = bytes(range(128))
 _ALL_BYTES = bytes(range(256))
-_BEFORE: dict[str, Any] = {"header": None, "names": None, "types": None, "null_values": [""], "missing": "null"}
+_BEFORE: dict[str, Any] = {
+    "header": None,
+    "names": None,
+    "types": None,
+    "null_values": [""],
+    "missing": "null",
+    "typed_members": False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +65,11 @@ class SourceOptions:
     """CSV fields that mean a missing value, in columns that have a type. A text is never missing."""
     missing: Missing = "null"
     """What a missing value of a CSV column is: null, which `prepare` takes for a bad row, or NaN where floats are."""
+    typed_members: bool = False
+    """Whether members of WebDataset tars become numbers (.cls) and arrays (.npy), dots in their names underscores, and
+    the key of a sample a column `key`; else all are bytes, by their extensions."""
     classes: tuple[str, ...] | None = None
-    """Names of all image classes in the order of their numbers; None sorts the folders that are there."""
+    """Names of all classes of images or sounds in the order of their numbers; None sorts the folders that are there."""
     batch_bytes: int = 4 << 20
     """Raw data per batch of records. Also how much is asked of a remote store at once."""
     max_record_bytes: int = 1 << 30
@@ -113,6 +123,7 @@ class SourceOptions:
             "types": dict(self.types) if isinstance(self.types, Mapping) else self.types,
             "null_values": list(self.null_values),
             "missing": self.missing,
+            "typed_members": self.typed_members,
         }
 
 

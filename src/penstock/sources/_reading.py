@@ -21,7 +21,7 @@ from penstock.sources._objects import peek_object, read_object
 from penstock.sources._options import SourceOptions
 from penstock.sources._text import read_text, read_text_rows
 from penstock.sources._webdataset import read_webdataset
-from penstock.sources._whole_files import read_images
+from penstock.sources._whole_files import read_files
 
 _Batch = TypeVar("_Batch", Records, Rows)
 ReadColumns = Callable[[Split, SourceOptions], Iterator[Records]]
@@ -42,7 +42,8 @@ class _Reader:
 _READERS = {
     "arrow": _Reader(read_ipc),
     "csv": _Reader(read_csv, read_csv_rows),
-    "images": _Reader(read_images),
+    "audio": _Reader(read_files),
+    "images": _Reader(read_files),
     "jsonl": _Reader(read_jsonl, read_jsonl_rows),
     "object": _Reader(read_object, peek=peek_object),
     "parquet": _Reader(read_parquet, read_parquet_rows),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from penstock.errors import FormatError
 from penstock.sources._columnar import split_ipc, split_parquet
 from penstock.sources._csv import has_line_records
-from penstock.sources._formats import compression_of, format_of
+from penstock.sources._formats import COLUMN_OF_FILES, compression_of, format_of
 from penstock.sources._model import SourceFile, Split, byte_ranges, runs
 from penstock.sources._objects import split_object
 from penstock.sources._options import SourceOptions
@@ -66,7 +66,7 @@ def _split_or_keep(file: SourceFile, options: SourceOptions, target_bytes: int, 
 
 def _is_one_record(file: SourceFile, options: SourceOptions) -> bool:
     kind = format_of(file.path, options)
-    return kind == "images" or (kind == "text" and options.text_unit == "file")
+    return kind in COLUMN_OF_FILES or (kind == "text" and options.text_unit == "file")
 
 
 def _split_file(file: SourceFile, options: SourceOptions, target_bytes: int) -> list[Split]:
@@ -117,14 +117,14 @@ def _split_of_group(files: list[SourceFile], labels: dict[str, int], options: So
 
 
 def _labels(files: Sequence[SourceFile], options: SourceOptions) -> dict[str, int]:
-    """Number of each class; none when no image is in a class folder."""
+    """Number of each class; none when no file is in a class folder."""
     found = class_names(files)
     if not found:
         return {}
-    images = (file for file in files if format_of(file.path, options) == "images")
-    stray = next((file.path for file in images if not file.class_name), None)
+    own = (file for file in files if format_of(file.path, options) in COLUMN_OF_FILES)
+    stray = next((file.path for file in own if not file.class_name), None)
     if stray is not None:
-        raise ValueError(f"{stray}: this image is in no class folder, and others are. Move it, or pass a glob.")
+        raise ValueError(f"{stray}: this file is in no class folder, and others are. Move it, or pass a glob.")
     classes = found if options.classes is None else options.classes
     for name in found:
         if name not in classes:

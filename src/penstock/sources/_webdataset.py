@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock.errors import FormatError
 from penstock.sources._files import ByteStream, open_stream
+from penstock.sources._members import KEY, column_of, value_of
 from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
 
@@ -46,7 +47,8 @@ class _Sample:
     """Members with one key, and what is wrong with them."""
 
     key: str
-    values: dict[str, bytes] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    num_bytes: int = 0
     reason: str = ""
     problem: str = ""
 
@@ -64,6 +66,7 @@ class _Batch:
         self.num_bytes = 0
         self._path = path
         self._names = options.columns
+        self._is_typed = options.typed_members
         self._samples: list[_Sample] = []
         self._rows: list[int] = []
         self._errors: list[RowError] = []
@@ -76,15 +79,16 @@ class _Batch:
         else:
             self._samples.append(sample)
             self._rows.append(self.next_row)
-        self.num_bytes += sum(map(len, sample.values.values()))
+        self.num_bytes += sample.num_bytes
         self.next_row += 1
 
     def records(self) -> Records:
         """The batch, with None where a sample has no member of an extension."""
-        names = self._names or ("__key__", *dict.fromkeys(name for each in self._samples for name in each.values))
+        key = KEY if self._is_typed else "__key__"
+        names = self._names or (key, *dict.fromkeys(name for each in self._samples for name in each.values))
         columns: dict[str, Any] = {name: [each.values.get(name) for each in self._samples] for name in names}
-        if "__key__" in columns:
-            columns["__key__"] = [each.key for each in self._samples]
+        if key in names:
+            columns[key] = [each.key for each in self._samples]
         rows = np.array(self._rows, np.int64) if self._errors else None
         return Records(columns, self.first_row, len(self._rows), tuple(self._errors), rows, self.num_bytes)
 
@@ -196,11 +200,21 @@ def _read_member(
         sample.blame("not_a_file", f"has the member {name!r}, which is a link or a device, not a file")
     elif member.size > options.max_record_bytes:
         sample.blame("too_long", f"has {member.size:,} bytes in {name!r}, more than max_record_bytes")
-    elif extension in sample.values:
+    elif (column := column_of(extension) if options.typed_members else extension) in sample.values:
         sample.blame("duplicate", f"has the member {name!r} twice")
-    elif options.columns is None or extension in options.columns:
-        file = archive.extractfile(member)
-        assert file is not None
-        sample.values[extension] = file.read()
-        if len(sample.values[extension]) != member.size:
-            raise EOFError(f"{name!r} has {len(sample.values[extension]):,} of its {member.size:,} bytes")
+    elif options.columns is None or column in options.columns:
+        content = _content_of(archive, member)
+        sample.num_bytes += len(content)
+        try:
+            sample.values[column] = value_of(extension, content) if options.typed_members else content
+        except ValueError as error:
+            sample.blame("wrong_type", f"has the member {name!r}, but {error}")
+
+
+def _content_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file is not None
+    content = file.read()
+    if len(content) != member.size:
+        raise EOFError(f"{member.name!r} has {len(content):,} of its {member.size:,} bytes")
+    return content

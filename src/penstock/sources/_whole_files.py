@@ -1,6 +1,6 @@
-"""Groups of files that are one record each: text documents, and images as they are stored.
+"""Groups of files that are one record each: text documents, and images and sounds as they are stored.
 
-A damaged file is one bad row, like any other; the rest of its group is read all the same. An image's class is the
+A damaged file is one bad row, like any other; the rest of its group is read all the same. A file's class is the
 folder it is in. Decoding is a transform's work.
 """
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError
 from penstock.sources._arrow import arrow
 from penstock.sources._files import open_stream, read_exactly
+from penstock.sources._formats import COLUMN_OF_FILES
 from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
 
@@ -51,8 +52,8 @@ def batches_of_files(split: Split, options: SourceOptions, clean: Clean) -> Iter
         yield batch
 
 
-def read_images(split: Split, options: SourceOptions) -> Iterator[Records]:
-    """Images of a group, about `batch_bytes` at a time."""
+def read_files(split: Split, options: SourceOptions) -> Iterator[Records]:
+    """Images or sounds of a group, about `batch_bytes` at a time."""
     for batch in batches_of_files(split, options, lambda content, path: content):
         columns = _columns(batch, split)
         yield Records(
@@ -67,7 +68,8 @@ def read_images(split: Split, options: SourceOptions) -> Iterator[Records]:
 
 def _columns(batch: FileBatch, split: Split) -> dict[str, Any]:
     pa = arrow()
-    columns: dict[str, Any] = {"image": batch.contents, "path": pa.array([split.paths[row] for row in batch.rows])}
+    paths = pa.array([split.paths[row] for row in batch.rows])
+    columns: dict[str, Any] = {COLUMN_OF_FILES[split.format]: batch.contents, "path": paths}
     if split.labels:
         columns["label"] = pa.array([split.labels[row] for row in batch.rows], pa.int64())
         columns["class"] = pa.array([split.class_names[row] for row in batch.rows])
