@@ -1,7 +1,7 @@
 """Datasets and what is built on them: which samples, in which order, make which batch.
 
     Location + selections -> Samples -> Dataset                     _location, _samples, _dataset, _open
-    several of them -> one Dataset                                  _join, _joined
+    several of them -> one Dataset; windows of one -> another       _join, _joined; _unfolded
     Dataset, or a Mix of plans, + stages -> Plan                    _stages, _stage_rules, _verbs, _plan, _mix
         the stages decide the RowSource: what row i of the run is   _rows; _sample_rows, _token_window_rows,
                                                                     _packed_rows, _mixed_rows over _epochs;

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import SchemaError, StageError, counted
+from penstock.plan._arguments import whole_number
 from penstock.plan._filters import Condition, find_samples
 from penstock.plan._join import JoinedLocation, check_concat, check_zip
 from penstock.plan._location import ArraysLocation, Location
@@ -30,6 +31,7 @@ from penstock.plan._stage_rules import order_facts, with_groups
 from penstock.plan._stages import Cast, Pack, Shuffle, Stage, Window
 from penstock.plan._token_window_rows import TokenWindowRows
 from penstock.plan._tokens import packed_column
+from penstock.plan._unfolded import UnfoldedLocation
 from penstock.plan._verbs import Verbs
 from penstock.plan._whole_batch import WholeBatch
 from penstock.schema import Column, Ragged, Schema
@@ -207,6 +209,24 @@ class Dataset(Verbs[Plan]):
         check_zip(self, other, names)
         rest = [name for name in other.schema if name not in names]
         return Dataset(JoinedLocation("zip", (self, other.select_columns(rest)))) if rest else self
+
+    def unfold(self, length: int, stride: int = 1) -> Dataset:
+        """Windows of time series as samples: `length` consecutive steps, beginning every `stride` steps.
+
+        Where columns are ragged, each sample is a series, and no window leaves its own; else each sample is a step.
+        Splits keep the windows of a series together.
+
+        Raises:
+            SchemaError: ragged columns whose steps do not belong together, or byte strings beside steps.
+            ValueError: `length` or `stride` is less than 1.
+
+        >>> import numpy as np, penstock
+        >>> ds = penstock.from_arrays({"t": np.arange(7.0)})
+        >>> ds.unfold(3, stride=2)[:]["t"].tolist()
+        [[0.0, 1.0, 2.0], [2.0, 3.0, 4.0], [4.0, 5.0, 6.0]]
+        """
+        length = whole_number("unfold", "length", length, at_least=1)
+        return Dataset(UnfoldedLocation(self, length, whole_number("unfold", "stride", stride, at_least=1)))
 
     def in_memory(self) -> Dataset:
         """The same samples, loaded into RAM now."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.errors import DatasetChanged, SchemaError
-from penstock.plan._joined import ConcatStorage, ZipStorage
+from penstock.plan._joined import AnyDataset, ConcatStorage, ZipStorage
 from penstock.shards import classes_of, read_samples
-
-if TYPE_CHECKING:
-    from penstock.plan._dataset import Dataset
 
 _CHUNK = 1 << 16
 
@@ -23,7 +20,7 @@ class JoinedLocation:
     """The datasets that are joined, each with its own location."""
 
     kind: Literal["concat", "zip"]
-    parts: tuple[Dataset, ...]
+    parts: tuple[AnyDataset, ...]
 
     def open(self, fingerprint: str | None = None) -> ConcatStorage | ZipStorage:
         """The parts as one storage."""
@@ -40,7 +37,7 @@ class JoinedLocation:
         return f"{self.kind} of {len(self.parts)} datasets"
 
 
-def check_concat(parts: Sequence[Dataset], different_tokenizers: bool) -> None:
+def check_concat(parts: Sequence[AnyDataset], different_tokenizers: bool) -> None:
     """Refuse datasets whose samples do not mean the same.
 
     Raises:
@@ -72,7 +69,7 @@ def check_concat(parts: Sequence[Dataset], different_tokenizers: bool) -> None:
         )
 
 
-def check_zip(one: Dataset, other: Dataset, on: Sequence[str]) -> None:
+def check_zip(one: AnyDataset, other: AnyDataset, on: Sequence[str]) -> None:
     """Refuse datasets that cannot have the same samples.
 
     Raises:
@@ -91,10 +88,12 @@ def check_zip(one: Dataset, other: Dataset, on: Sequence[str]) -> None:
         _compare(one, other, name)
 
 
-def _compare(one: Dataset, other: Dataset, name: str) -> None:
+def _compare(one: AnyDataset, other: AnyDataset, name: str) -> None:
     for begin in range(0, len(one), _CHUNK):
         indices = np.arange(begin, min(begin + _CHUNK, len(one)))
-        columns = [read_samples(each.storage, each.schema[name], each.samples.locate(indices)) for each in (one, other)]
+        columns = [
+            read_samples(each.samples.storage, each.schema[name], each.samples.locate(indices)) for each in (one, other)
+        ]
         for number, (left, right) in enumerate(zip(*columns, strict=True)):
             if not np.array_equal(left, right):
                 raise ValueError(

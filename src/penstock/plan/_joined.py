@@ -13,7 +13,7 @@ import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,29 @@ from penstock.shards import Spans
 Int64 = NDArray[np.int64]
 _SHARED = ("tokenizer", "classes")
 """What is known beside the data that still holds when datasets are joined."""
+
+
+class AnyDataset(Protocol):
+    """What is asked of a `Dataset`, which stands above this module."""
+
+    samples: Samples
+    schema: Schema
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """What is known beside the data."""
+        ...
+
+    @property
+    def tokenizers(self) -> dict[str, str]:
+        """The tokenizer of its tokens, name by digest."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """The dataset in a plan file."""
+        ...
+
+    def __len__(self) -> int: ...
 
 
 class JoinedStorage(ABC):

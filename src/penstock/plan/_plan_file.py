@@ -73,7 +73,7 @@ def _load(fields: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
 
 
 def _load_dataset(source: dict[str, Any], where: Path) -> Dataset:
-    dataset = _join(source, where) if {"concat", "zip"} & source.keys() else _open(source, where)
+    dataset = _join(source, where) if {"concat", "zip", "unfold"} & source.keys() else _open(source, where)
     for recipe in source.get("splits", []):
         dataset = dataset.select(SplitPart.from_json(*recipe))
     if all(name in dataset.schema for name in source["columns"]):
@@ -88,6 +88,9 @@ def _load_dataset(source: dict[str, Any], where: Path) -> Dataset:
 
 
 def _join(source: dict[str, Any], where: Path) -> Dataset:
+    if "unfold" in source:
+        cut = source["unfold"]
+        return _load_dataset(cut["steps"], where).unfold(cut["length"], cut["stride"])
     if "concat" in source:
         return concat(*(_load_dataset(part, where) for part in source["concat"].values()), different_tokenizers=True)
     first, *others = (_load_dataset(part, where) for part in source["zip"].values())
