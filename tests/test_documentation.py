@@ -145,6 +145,18 @@ def test_plans_and_mixtures(corpus: penstock.Dataset) -> None:
     assert run(lengths.replace("1000", "10"))["budget"].num_rows == 300_000_000_000 // 4096
 
 
+def test_columns_beside_tokens_padding_and_weights(corpus: penstock.Dataset) -> None:
+    beside, padding, drawn = (snippet_with("docs/plans.md", text) for text in ('"text"]', ".pad(", ".balance("))
+    columns = {"tokens": corpus[:]["tokens"], "domain": np.arange(len(corpus)) % 3, "text": [b"x"] * len(corpus)}
+    lengths = columns["tokens"].lengths
+    columns["weight"] = penstock.Ragged.from_lengths(np.ones(lengths.sum(), np.float32), lengths)
+    told = run(beside.replace('penstock.open("data/corpus")', "rich"), rich=penstock.from_arrays(columns))
+    assert told["domain_of_token"].shape == (8, 4096)
+    assert run(padding)["batch"]["input_ids"].shape[1] % 8 == 0
+    images = {"images": np.zeros((99, 2)), "labels": np.arange(99) % 4, "scores": np.ones(99)}
+    assert np.bincount(run(drawn, **images)["balanced"].read(0)["label"]).tolist() == [16] * 4
+
+
 def test_loading(corpus: penstock.Dataset) -> None:
     plan = corpus.shuffle(seed=7).pack(4096).batch(4)
     space = run(snippets("docs/loading.md")[0], plan=plan)

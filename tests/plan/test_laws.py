@@ -49,7 +49,12 @@ def row_source(draw: st.DrawFn, kind: str, first: int = 1) -> Example:
     if kind == "samples":
         columns = {"x": np.arange(first, first + len(lengths)), "tokens": ragged(documents)}
         return Example(shuffled(penstock.from_arrays(columns), draw), list(range(first, first + len(lengths))))
+    if kind in ("sample", "balance"):
+        return Example(shuffled(drawn(draw, kind, len(lengths)), draw), None)
     dataset = shuffled(penstock.from_arrays({"tokens": ragged(documents)}), draw)
+    if kind == "pad":
+        bucket = {"bucket": draw(st.sampled_from([None, 1, 5])), "run": draw(st.integers(1, 3))}
+        return Example(dataset.pad(multiple=4, side="left", **bucket), tokens)
     length = draw(st.sampled_from([1, 3, 8]))
     if kind == "window":
         return Example(dataset.window(length), tokens[: len(tokens) // length * length])
@@ -61,6 +66,15 @@ def row_source(draw: st.DrawFn, kind: str, first: int = 1) -> Example:
         ),
         tokens,
     )
+
+
+def drawn(draw: st.DrawFn, kind: str, count: int) -> Any:
+    """Samples by weight or by class."""
+    columns = {"x": np.arange(count), "kind": np.array([draw(st.integers(1, 4)) for _ in range(count)])}
+    dataset, replacement = penstock.from_arrays(columns), draw(st.booleans())
+    if kind == "balance":
+        return dataset.balance("kind", replacement=replacement)
+    return dataset.sample("kind", rows=draw(st.integers(1, count)), replacement=replacement)
 
 
 @st.composite
@@ -85,7 +99,11 @@ def stretched(plan: Plan, verb: str, draw: st.DrawFn) -> Plan:
 @st.composite
 def unstretched(draw: st.DrawFn) -> Example:
     """Epochs of one pass, or as long as a mixture says."""
-    kind = draw(st.sampled_from(["samples", "window", "pack", "pack", "mix", "packed mix"]))
+    kind = draw(
+        st.sampled_from(
+            ["samples", "window", "pack", "pack", "pad", "sample", "balance", "mix", "packed mix", "padded mix"]
+        )
+    )
     if kind == "mix":
         sources = {name: row_source(draw, "samples", first).stages for name, first in (("a", 1), ("b", 1000))}
         return _mixed(draw, sources)
@@ -95,6 +113,9 @@ def unstretched(draw: st.DrawFn) -> Example:
             lengths = [length + 1 for length in draw(lengths_lists)]
             documents = penstock.from_arrays({"tokens": ragged(make_documents(lengths, first=first))})
             sources[name] = shuffled(documents, draw).pack(8, max_documents=4)
+        return _mixed(draw, sources)
+    if kind == "padded mix":
+        sources = {name: row_source(draw, "pad", first).stages for name, first in (("a", 1), ("b", 1000))}
         return _mixed(draw, sources)
     return row_source(draw, kind)
 
@@ -114,6 +135,9 @@ def rows_of(batch: dict[str, Any]) -> list[tuple[Any, ...]]:
     found = []
     for row in range(count):
         values = {key: np.asarray(value[row]) for key, value in arrays.items()}
+        if "attention_mask" in values:  # how wide a row is depends on the others
+            is_token = values["attention_mask"] != 0
+            values = {key: value[is_token] if value.shape == is_token.shape else value for key, value in values.items()}
         if "document_ids" in values:
             ids = values["document_ids"]
             values["document_ids"] = np.where(ids < 0, -1, ids - ids[0])
@@ -125,7 +149,11 @@ def tokens_of(batch: dict[str, Any]) -> list[int]:
     if "x" in batch:
         keep = ~batch["is_repeated"] if "is_repeated" in batch else np.ones(len(batch["x"]), bool)
         return batch["x"][keep].tolist()
-    is_token = batch["document_ids"] >= 0 if "document_ids" in batch else np.ones(batch["input_ids"].shape, bool)
+    is_token = np.ones(batch["input_ids"].shape, bool)
+    if "document_ids" in batch:
+        is_token = batch["document_ids"] >= 0
+    if "attention_mask" in batch:
+        is_token = batch["attention_mask"] != 0
     if "is_repeated" in batch:
         is_token = is_token & ~batch["is_repeated"][:, None]
     return batch["input_ids"][is_token].tolist()
@@ -217,7 +245,8 @@ def test_padded_rows_are_marked_repeat_the_epoch_and_are_no_targets(example: Exa
         original = epoch * plan.num_rows + (place - (size - num_repeated)) % plan.num_rows
         if "labels" in last:
             assert (last["labels"][place] == IGNORED).all()
-            assert last["input_ids"][place].tolist() == plain.read_at(original)["input_ids"][0].tolist()
+            found, expected = (dict(rows_of(batch)[at]) for batch, at in ((last, place), (plain.read_at(original), 0)))
+            assert found["input_ids"] == expected["input_ids"]
         else:
             assert last["x"][place] == plain.read_at(original)["x"][0]
 

@@ -16,7 +16,8 @@ from penstock.plan import Dataset, Plan
 from .examples import make_documents, ragged, tokens_dataset, write_tokens
 
 LEGAL_ORDER = (
-    "select_columns, cast -> shuffle -> window or pack -> (mix) -> take, skip, repeat -> map, map, ... -> batch"
+    "select_columns, cast -> sample or balance -> shuffle -> window, pack or pad -> (mix) -> take, skip, repeat -> "
+    "map, map, ... -> batch"
 )
 
 

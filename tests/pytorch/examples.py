@@ -44,6 +44,7 @@ def fine_tuning_loader(kind: str, world_size: int, rank: int | None = None) -> p
 def plans() -> dict[str, Plan]:
     """A plan of every sort that any worker can run."""
     ds, docs = numbers(), documents()
+    kinds = penstock.from_arrays({"x": np.arange(NUM_ROWS), "kind": np.arange(NUM_ROWS) % 3})
     return {
         "plain": ds.shuffle(seed=7).batch(4),
         "packed": docs.shuffle(seed=7).pack(32).batch(4),
@@ -54,6 +55,9 @@ def plans() -> dict[str, Plan]:
         "pad": docs.pack(32).batch(8, tail="pad"),
         "drop": ds.batch(8, tail="drop"),
         "ragged": docs.shuffle(seed=9).batch(4),
+        "padded": docs.shuffle(seed=9).pad(24, multiple=8, bucket=32, run=4).batch(4),
+        "balanced": kinds.balance("kind").shuffle(seed=5).batch(4, tail="short"),
+        "sampled": kinds.sample("kind", rows=30).shuffle(seed=5).batch(4),
         "stretched": docs.shuffle(seed=9).pack(32).skip(rows=3).take(rows=25).repeat(2).batch(4),
     }
 

@@ -1,4 +1,4 @@
-"""Which row comes next: keyed permutations, the order of an epoch, mixtures of sources, and parts of a split.
+"""Which row comes next: keyed permutations, the order of an epoch, draws by weight, mixtures, and parts of a split.
 
 Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torch.
 Kernels are compiled by numba at the first call.
@@ -6,6 +6,8 @@ Kernels are compiled by numba at the first call.
 May import: `compiled`, `splitmix`. Imported by: `plan`, `preparation`, `streams`. Holds no state.
 """
 
+from penstock.order._deal import ClassDeal
+from penstock.order._draw import WeightedDraw
 from penstock.order._keys import ORDER_VERSION, derive_key
 from penstock.order._mixture import Mixture
 from penstock.order._orders import FullOrder, Order, SequentialOrder
@@ -15,11 +17,13 @@ from penstock.order._windowed import WindowedOrder
 
 __all__ = [
     "ORDER_VERSION",
+    "ClassDeal",
     "FullOrder",
     "Mixture",
     "Order",
     "Permutation",
     "SequentialOrder",
+    "WeightedDraw",
     "WindowedOrder",
     "derive_key",
     "draw_shares",

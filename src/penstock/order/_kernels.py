@@ -176,3 +176,24 @@ def deal_evenly(quotas: Int64, out: Int64) -> None:
         out[slot] = chosen
         dealt[chosen] += 1
         deadlines[chosen] = -(-(dealt[chosen] + 1) * out.size // quotas[chosen])
+
+
+@compiled
+def deal_classes(
+    rows: Int64, out: Int64, size: int, key: np.uint64, is_shuffled: bool, sizes: Int64, starts: Int64, used: Int64
+) -> int:
+    """Row -> member: permute the classes of the round, then the members of the class in its pass; see `_deal.py`."""
+    num_classes = sizes.size
+    round_shape, round_key, pass_key = _shape(num_classes), child_key(key, 0), child_key(key, 1)
+    for i in range(rows.size):
+        if not 0 <= rows[i] < size:
+            return i
+        turn, number = rows[i] // num_classes, rows[i] % num_classes
+        if is_shuffled:
+            number = _permuted(number, round_shape, child_key(round_key, turn))
+        place = turn % used[number]
+        if is_shuffled:
+            own_key = child_key(child_key(pass_key, number), turn // used[number])
+            place = _permuted(place, _shape(sizes[number]), own_key)
+        out[i] = starts[number] + place
+    return _ALL_OK

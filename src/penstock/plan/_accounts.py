@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.packing import PackingLedger
 from penstock.plan._samples import Samples
 
@@ -48,6 +51,23 @@ def trace_document(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """How often samples come in an epoch, where that is not once each."""
+
+    num_samples: int
+    """Different samples."""
+    num_absent: int
+    """Samples that do not come at all."""
+    most: int
+    """How often the most frequent one comes."""
+
+    @classmethod
+    def of(cls, counts: NDArray[np.int64]) -> Drawn:
+        """From how often each sample comes."""
+        return cls(int(np.count_nonzero(counts)), int(np.count_nonzero(counts == 0)), int(counts.max(initial=0)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """What an epoch holds and what it leaves out."""
@@ -62,6 +82,10 @@ class Ledger:
     """Rows of these passes that are not in the epoch, by take() and skip()."""
     tokens_left_over: int = 0
     """Tokens after the last whole window, by window()."""
+    tokens_truncated: int = 0
+    """Tokens cut off, by pad(length=...)."""
+    drawn: Drawn | None = None
+    """How often samples come in one pass, by sample() and balance()."""
     packing: PackingLedger | None = None
     """Tokens, pieces, padding and cuts of one pass, by pack(). A mixture has those of its `sources`."""
     sources: Mapping[str, SourceLedger] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.plan._beside import compose_beside
 from penstock.plan._rows import Batch, Filling, Pieces, TokenColumns, kernels, offered
 from penstock.plan._stages import Pack
 from penstock.plan._tokens import check_mask_lengths
@@ -29,7 +30,8 @@ def compose(fillings: Sequence[Filling], num_rows: int, stage: Pack, out: Mappin
     shape = (num_rows, stage.settings.length)
     arrays = {key: offered(out, key, shape, np.int64) for key in ("input_ids", "labels", "position_ids")}
     document_ids = offered(out, "document_ids", shape, np.int32)
-    mask = _read_tokens(fillings, arrays["input_ids"])
+    spans = [_spans(filling, stage.settings.length) for filling in fillings]
+    mask = _read_tokens(fillings, spans, arrays["input_ids"])
     row_offsets, sizes, starts = _in_row_order(fillings, num_rows)
     borders = np.empty(len(sizes) + num_rows + 1, np.int32)
     bases = starts if stage.positions == "continue" else np.zeros(len(sizes), np.int64)
@@ -43,6 +45,7 @@ def compose(fillings: Sequence[Filling], num_rows: int, stage: Pack, out: Mappin
         "cu_seqlens": _pad_borders(borders[: num_segments + 1], num_rows, max_documents),
         "max_seqlen": int(longest),
         "num_documents": len(sizes),
+        **compose_beside(fillings, spans, shape, out),
         ROW_TARGETS: row_targets,
     }
 
@@ -51,7 +54,7 @@ def count_targets(columns: TokenColumns, pieces: Pieces, num_rows: int) -> NDArr
     """Tokens of each row that are predicted: all but the first of each piece, less what a loss mask hides."""
     per_piece = np.maximum(pieces.sizes - 1, 0)
     if columns.mask is not None:
-        _check_mask(columns, columns.mask, pieces)
+        check_mask(columns, columns.mask, pieces)
         flat = np.zeros(int(pieces.sizes.sum()), np.uint8)
         begins = np.cumsum(pieces.sizes) - pieces.sizes
         columns.samples.storage.read_spans(
@@ -63,22 +66,29 @@ def count_targets(columns: TokenColumns, pieces: Pieces, num_rows: int) -> NDArr
     return np.bincount(pieces.rows, weights=per_piece, minlength=num_rows).astype(np.int64)
 
 
-def _read_tokens(fillings: Sequence[Filling], input_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _spans(filling: Filling, length: int) -> Spans:
+    """Where each piece of a source goes in the flat batch."""
+    _, rows, pieces = filling
+    targets = kernels().find_targets(pieces.row_offsets, pieces.sizes, rows, length)
+    return Spans(pieces.stored, pieces.starts, pieces.sizes, targets)
+
+
+def _read_tokens(
+    fillings: Sequence[Filling], spans: Sequence[Spans], input_ids: NDArray[np.int64]
+) -> NDArray[np.uint8]:
     """Copy every piece's tokens to its place; return the loss mask of the batch, empty if there is none."""
-    num_rows, length = input_ids.shape
     has_mask = any(columns.mask is not None for columns, _, _ in fillings)
-    mask = np.ones(num_rows * length, np.uint8) if has_mask else _NO_MASK
-    for columns, rows, pieces in fillings:
-        targets = kernels().find_targets(pieces.row_offsets, pieces.sizes, rows, length)
-        spans = Spans(pieces.stored, pieces.starts, pieces.sizes, targets)
-        columns.samples.storage.read_spans(columns.tokens, spans, input_ids.reshape(-1))
+    mask = np.ones(input_ids.size, np.uint8) if has_mask else _NO_MASK
+    for (columns, _, pieces), where in zip(fillings, spans, strict=True):
+        columns.samples.storage.read_spans(columns.tokens, where, input_ids.reshape(-1))
         if columns.mask is not None:
-            _check_mask(columns, columns.mask, pieces)
-            columns.samples.storage.read_spans(columns.mask, spans, mask)
+            check_mask(columns, columns.mask, pieces)
+            columns.samples.storage.read_spans(columns.mask, where, mask)
     return mask
 
 
-def _check_mask(columns: TokenColumns, mask: Column, pieces: Pieces) -> None:
+def check_mask(columns: TokenColumns, mask: Column, pieces: Pieces) -> None:
+    """Refuse documents whose loss mask differs in length."""
     storage = columns.samples.storage
     tokens, masked = (storage.lengths_of(column, pieces.stored) for column in (columns.tokens, mask))
     check_mask_lengths(tokens, masked, pieces.documents)
@@ -89,8 +99,6 @@ def _in_row_order(fillings: Sequence[Filling], num_rows: int) -> tuple[NDArray[n
     if len(fillings) == 1:
         pieces = fillings[0].pieces
         return pieces.row_offsets, pieces.sizes, pieces.starts
-    if not fillings:
-        return np.zeros(num_rows + 1, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
     rows = np.concatenate([rows[pieces.rows] for _, rows, pieces in fillings])
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=num_rows)

@@ -21,14 +21,16 @@ from penstock.plan._join import JoinedLocation, check_concat, check_zip
 from penstock.plan._location import ArraysLocation, Location
 from penstock.plan._pack_cache import find_pack_index
 from penstock.plan._packed_rows import PackedRows
+from penstock.plan._padded_rows import PaddedRows
 from penstock.plan._plan import Plan, Stages
 from penstock.plan._rows import RowSource
 from penstock.plan._sample_keys import SampleKeys
+from penstock.plan._sample_orders import make_order
 from penstock.plan._sample_rows import SampleRows, is_cheap_at_random
 from penstock.plan._samples import Samples, Selection, Take, as_indices
 from penstock.plan._splits import split_parts
 from penstock.plan._stage_rules import order_facts, with_groups
-from penstock.plan._stages import Cast, Pack, Shuffle, Stage, Window
+from penstock.plan._stages import Balanced, Cast, Pack, Pad, Shuffle, Stage, Weighted, Window
 from penstock.plan._token_window_rows import TokenWindowRows
 from penstock.plan._tokens import packed_column
 from penstock.plan._unfolded import UnfoldedLocation
@@ -367,11 +369,19 @@ def build_rows(samples: Samples, stages: Stages) -> RowSource:
     stages = with_groups(stages)
     casts = tuple(stage for stage in stages if isinstance(stage, Cast))
     shuffle = next((stage for stage in stages if isinstance(stage, Shuffle)), None)
-    cut = next((stage for stage in stages if isinstance(stage, (Window, Pack))), None)
+    cut = next((stage for stage in stages if isinstance(stage, (Window, Pack, Pad))), None)
     if cut is None:
-        return SampleRows(samples, casts, shuffle)
+        return SampleRows(samples, casts, make_order(samples, samples.schema.columns, stages))
     if casts:
         raise StageError(f"cast() has no effect before {cut.verb}(): its rows are int64 already. Leave it out.")
+    if isinstance(cut, Pad):
+        return PaddedRows(samples, cut, make_order(samples, (samples.schema[cut.column],), stages))
+    drawn = next((stage.verb for stage in stages if isinstance(stage, (Weighted, Balanced))), None)
+    if drawn is not None:
+        raise StageError(
+            f"{cut.verb}() cannot follow {drawn}(): its rows would be other ones, and another number of them, in every "
+            "epoch. Use pad(), or give each kind of document its share with penstock.mix()."
+        )
     if isinstance(cut, Window):
         return TokenWindowRows(samples, cut, shuffle)
     column = packed_column(samples.schema, cut.column)

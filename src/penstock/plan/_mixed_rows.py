@@ -17,9 +17,10 @@ from penstock.errors import SchemaError
 from penstock.order import Mixture
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger
 from penstock.plan._compose import compose
-from penstock.plan._rows import Batch, Filling, OutputArrays, PackedSource, Rows, RowSource, offered
-from penstock.plan._stages import Pack
-from penstock.schema import Ragged
+from penstock.plan._compose_padded import compose_padded
+from penstock.plan._rows import Batch, Filling, OutputArrays, PieceSource, Rows, RowSource, offered
+from penstock.plan._stages import Pack, Pad
+from penstock.schema import Column, Ragged
 
 
 class MixedRows(RowSource):
@@ -142,35 +143,45 @@ class MixedRows(RowSource):
                 )
 
 
-class MixedPackedRows(MixedRows, PackedSource):
-    """Packed rows of several sources: each copies its own tokens, one pass writes the rest for all of them."""
+class MixedPieceRows(MixedRows, PieceSource):
+    """Rows of pieces from several sources: each copies its own tokens, one pass writes the rest for all of them."""
 
-    def __init__(self, sources: Mapping[str, tuple[PackedSource, float]], *, seed: int, epoch: int | str) -> None:
-        self._packed_sources = tuple(source for source, _ in sources.values())
-        self.stage = self._packed_sources[0].stage
+    def __init__(self, sources: Mapping[str, tuple[PieceSource, float]], *, seed: int, epoch: int | str) -> None:
+        self._piece_sources = tuple(source for source, _ in sources.values())
+        self.stage = self._piece_sources[0].stage
         super().__init__(sources, seed=seed, epoch=epoch)
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
-        """A packed batch of these rows."""
-        return compose(self.fill(rows, np.arange(len(rows))), len(rows), self.stage, out)
+        """A batch of these rows, packed or padded."""
+        fillings = self.fill(rows, np.arange(len(rows)))
+        if isinstance(self.stage, Pad):
+            return compose_padded(fillings, len(rows), self.stage, out)
+        return compose(fillings, len(rows), self.stage, out)
+
+    @property
+    def kept(self) -> Mapping[str, Column]:
+        """What any of the sources has: they are alike."""
+        return self._piece_sources[0].kept
 
     def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
         """The pieces of these rows, from each source that has a turn."""
+        if not len(rows):
+            return self._piece_sources[0].fill(rows, batch_rows)
         return [
             filling
             for number, places, own in self._turns(rows)
-            for filling in self._packed_sources[number].fill(own, batch_rows[places])
+            for filling in self._piece_sources[number].fill(own, batch_rows[places])
         ]
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each row, counted by its source."""
         counts = np.zeros(len(rows), np.int64)
         for number, places, own in self._turns(rows):
-            counts[places] = self._packed_sources[number].count_targets(own)
+            counts[places] = self._piece_sources[number].count_targets(own)
         return counts
 
     def _check_alike(self) -> None:
-        self._check_same("pack settings", [_row_settings(source.stage) for source in self._packed_sources])
+        self._check_same("pack settings", [_row_settings(source) for source in self._piece_sources])
 
 
 def mix_rows(sources: Mapping[str, tuple[RowSource, float]], *, seed: int, epoch: int | str) -> MixedRows:
@@ -179,11 +190,12 @@ def mix_rows(sources: Mapping[str, tuple[RowSource, float]], *, seed: int, epoch
     Raises:
         SchemaError: their rows are not alike.
     """
-    packed = {name: (source.packed, weight) for name, (source, weight) in sources.items() if source.packed}
-    if len(packed) == len(sources):
-        return MixedPackedRows(packed, seed=seed, epoch=epoch)
-    if packed:
-        raise SchemaError("mix(): either all sources are packed or none is.")
+    pieces = {name: (source.as_pieces, weight) for name, (source, weight) in sources.items() if source.as_pieces}
+    kinds = {source.stage.verb for source, _ in pieces.values()}
+    if len(pieces) == len(sources) and len(kinds) == 1:
+        return MixedPieceRows(pieces, seed=seed, epoch=epoch)
+    if pieces:
+        raise SchemaError("mix(): either all sources are packed or none is, and padded likewise.")
     return MixedRows(sources, seed=seed, epoch=epoch)
 
 
@@ -204,10 +216,16 @@ def _interleave(
     return whole
 
 
-def _row_settings(stage: Pack) -> dict[str, Any]:
-    """What decides how a packed row looks; which column it is and what becomes of long documents does not."""
-    settings = {"length": stage.settings.length, "max_documents": stage.settings.max_documents}
-    return settings | {"labels": stage.labels, "positions": stage.positions, "pad": stage.pad}
+def _row_settings(source: PieceSource) -> dict[str, Any]:
+    """What decides how a row looks; which column it is and what becomes of long documents does not."""
+    stage = source.stage
+    settings: dict[str, Any] = {"labels": stage.labels, "pad": stage.pad}
+    if isinstance(stage, Pack):
+        settings |= {"length": stage.settings.length, "max_documents": stage.settings.max_documents}
+        settings |= {"positions": stage.positions}
+    else:
+        settings |= {"multiple": stage.multiple, "side": stage.side}
+    return settings | ({"keep": {name: column.spec for name, column in source.kept.items()}} if source.kept else {})
 
 
 def _spec(value: Any) -> str:

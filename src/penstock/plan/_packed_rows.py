@@ -19,24 +19,29 @@ from penstock.errors import FormatError
 from penstock.order import Permutation, derive_key
 from penstock.packing import PACKING_VERSION, PackIndex, Packing, PackingLedger, make_ledger, pack
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, trace_document
+from penstock.plan._beside import kept_columns
 from penstock.plan._compose import compose, count_targets
 from penstock.plan._epochs import Epochs, ReadAhead
 from penstock.plan._mixing import measure_mixing
 from penstock.plan._packed_blocks import PackedBlock, PackedBlocks, reorder
-from penstock.plan._rows import Batch, Filling, PackedSource, Pieces, Rows, TokenColumns
+from penstock.plan._rows import Batch, Filling, Pieces, PieceSource, Rows, TokenColumns
 from penstock.plan._samples import Samples
 from penstock.plan._stages import Pack, Shuffle
 from penstock.plan._tokens import mask_column, packed_column
+from penstock.schema import Column
 
 
-class PackedRows(PackedSource):
+class PackedRows(PieceSource):
     """Rows of packed documents."""
+
+    stage: Pack
 
     def __init__(self, samples: Samples, stage: Pack, shuffle: Shuffle | None, index: PackIndex) -> None:
         self.samples, self.stage, self.index = samples, stage, index
         self.column = packed_column(samples.schema, stage.column)
         mask = mask_column(samples.schema, self.column)
-        self._columns = TokenColumns(samples, self.column, mask)
+        kept = kept_columns(samples.schema, stage, self.column)
+        self._columns = TokenColumns(samples, self.column, mask, kept)
         self.epochs = Epochs(index.rows_per_window, shuffle)
         self.num_rows = self.epochs.num_rows
         columns = (self.column,) if mask is None else (self.column, mask)
@@ -49,6 +54,11 @@ class PackedRows(PackedSource):
         settings = self.stage.settings
         how = [self.stage.column, settings.length, settings.long, settings.max_documents, PACKING_VERSION]
         return ["pack", self.samples.fingerprint, how, self.epochs.identity]
+
+    @property
+    def kept(self) -> Mapping[str, Column]:
+        """As the stage says."""
+        return self._columns.kept
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """A packed batch of these rows."""

@@ -37,7 +37,21 @@ from penstock.plan._stage_rules import (
     with_groups,
     without_groups,
 )
-from penstock.plan._stages import Batch, Cast, Map, Pack, Repeat, Skip, Stage, TakeRows, Window
+from penstock.plan._stages import (
+    Balanced,
+    Batch,
+    Cast,
+    Map,
+    Pack,
+    Pad,
+    Repeat,
+    SampleWeights,
+    Skip,
+    Stage,
+    TakeRows,
+    Weighted,
+    Window,
+)
 from penstock.plan._steps import Steps, checked_epoch
 from penstock.plan._stretched_rows import stretch
 from penstock.plan._toml import write_toml
@@ -181,7 +195,7 @@ class Plan(Verbs["Plan"]):
             vars(plan)["row_source"] = self.row_source  # neither changes the rows, and counting packed ones takes time
         if isinstance(stage, (TakeRows, Skip, Repeat)):
             vars(plan)["row_source"] = stretch(self.row_source, stage)
-        if isinstance(stage, (Cast, Window, Pack)):
+        if isinstance(stage, (Cast, Weighted, Balanced, Window, Pack, Pad)):
             plan.row_source  # noqa: B018 - a column that does not fit is an error here, not at the first batch
         return plan
 
@@ -360,6 +374,8 @@ class Plan(Verbs["Plan"]):
 
 def _stage_json(stage: Stage) -> dict[str, Any]:
     arguments: dict[str, Any] = {"dtypes": dict(stage.dtypes)} if isinstance(stage, Cast) else stage_arguments(stage)
+    if isinstance(arguments.get("weights"), SampleWeights):
+        raise ValueError("A plan over sample(weights=<an array>) holds a number per sample; make them a column first.")
     if isinstance(stage, Map):
         arguments["function"] = importable_name(stage.function)
     return {"verb": stage.verb, **arguments}

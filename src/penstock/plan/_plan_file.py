@@ -25,7 +25,7 @@ from penstock.plan._splits import SplitPart
 _SHOWN = 300
 _GROUP_BEFORE = 16
 """What a file means that names no group: the default when such files were written."""
-_VERBS = ("cast", "shuffle", "window", "pack", "take", "skip", "repeat", "map", "batch")
+_VERBS = ("cast", "sample", "balance", "shuffle", "window", "pack", "pad", "take", "skip", "repeat", "map", "batch")
 
 
 def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ()) -> Plan:

@@ -7,6 +7,7 @@ stands at which position of an epoch is decided in `_epochs.py`; what the row ho
     SampleRows        each sample (`_sample_rows.py`)
     TokenWindowRows   fixed windows of all tokens (`_token_window_rows.py`)
     PackedRows        whole documents side by side (`_packed_rows.py`)
+    PaddedRows        one document each, padded to the longest of a batch (`_padded_rows.py`)
     MixedRows         rows of several of these (`_mixed_rows.py`)
     StretchedRows     another number of them in an epoch (`_stretched_rows.py`)
 """
@@ -17,7 +18,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +26,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
 from penstock.plan._samples import Samples
-from penstock.plan._stages import Pack
-from penstock.schema import Column, offsets_of
+from penstock.plan._stages import Pack, Pad
+from penstock.schema import Column, dtype_name, offsets_of
 
 Batch = dict[str, Any]
 Rows = NDArray[np.int64]
@@ -101,25 +102,25 @@ class RowSource(ABC):
         return []
 
     @property
-    def packed(self) -> PackedSource | None:
-        """This source if its rows are packed documents, else None."""
+    def as_pieces(self) -> PieceSource | None:
+        """This source if its rows are made of pieces of documents, else None."""
         return None
 
 
-class PackedSource(RowSource):
-    """Rows of packed documents. They can be mixed piece by piece, and count their targets."""
+class PieceSource(RowSource):
+    """Rows made of pieces of documents, packed or padded. They can be mixed piece by piece, and count their targets."""
 
     makes_labels = True
     is_rectangular = False
-    stage: Pack
+    stage: Pack | Pad
 
     @property
     def row_length(self) -> int | None:
-        """As many as pack() says."""
-        return self.stage.settings.length
+        """As many as pack() says; padded rows are as long as their batch needs."""
+        return self.stage.settings.length if isinstance(self.stage, Pack) else None
 
     @property
-    def packed(self) -> PackedSource:
+    def as_pieces(self) -> PieceSource:
         """Itself."""
         return self
 
@@ -131,12 +132,23 @@ class PackedSource(RowSource):
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Tokens in each row that the loss is taken over."""
 
+    @property
+    @abstractmethod
+    def kept(self) -> Mapping[str, Column]:
+        """The columns beside the tokens that a batch has, too, by name."""
+
     def output_arrays(self, num_rows: int) -> OutputArrays:
-        """The arrays that have a place for every token."""
-        shape = (num_rows, self.stage.settings.length)
+        """The arrays that have a place for every token, where it is known how many there are."""
+        if self.row_length is None:
+            return {}
+        shape = (num_rows, self.row_length)
+        per_token = {
+            name: (shape, dtype_name(column.dtype)) for name, column in self.kept.items() if column.kind == "ragged"
+        }
         return {
             **dict.fromkeys(("input_ids", "labels", "position_ids"), (shape, "int64")),
             "document_ids": (shape, "int32"),
+            **per_token,
         }
 
 
@@ -167,11 +179,12 @@ class Pieces:
 
 
 class TokenColumns(NamedTuple):
-    """Where the tokens of pieces are, and the mask of those that may be predicted, if there is one."""
+    """Where the tokens of pieces are, the mask of those that may be predicted, if there is one, and what is kept."""
 
     samples: Samples
     tokens: Column
     mask: Column | None
+    kept: Mapping[str, Column] = MappingProxyType({})
 
 
 class Filling(NamedTuple):

@@ -125,6 +125,11 @@ class Samples:
         """File and row that a sample was prepared from; None when the dataset does not say."""
         return self.keys.origin(self.locate_one(index))
 
+    def describe(self, row: int, index: int) -> str:
+        """A row that is a sample, in words, for errors."""
+        origin = self.origin(index)
+        return f"row {row:,} (sample {index:,}{f', from {origin}' if origin else ''})"
+
     def lengths(self, column: Column) -> NDArray[np.int64]:
         """Lengths of all samples of a ragged column."""
         lengths = self.storage.lengths(column, 0, self.storage.num_samples)

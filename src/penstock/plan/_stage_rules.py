@@ -12,10 +12,24 @@ from typing import Any
 
 from penstock.errors import StageError
 from penstock.identity import function_identity
-from penstock.plan._stages import Cast, Map, Pack, Repeat, Shuffle, Skip, Stage, TakeRows, Window
+from penstock.plan._stages import (
+    Cast,
+    Map,
+    Pack,
+    Pad,
+    Repeat,
+    SampleWeights,
+    Shuffle,
+    Skip,
+    Stage,
+    TakeRows,
+    Weighted,
+    Window,
+)
 
 LEGAL_ORDER = (
-    "select_columns, cast -> shuffle -> window or pack -> (mix) -> take, skip, repeat -> map, map, ... -> batch"
+    "select_columns, cast -> sample or balance -> shuffle -> window, pack or pad -> (mix) -> take, skip, repeat -> "
+    "map, map, ... -> batch"
 )
 _REPEATABLE = (Cast, TakeRows, Skip, Repeat, Map)
 
@@ -61,6 +75,9 @@ def without_groups(stages: Sequence[Stage]) -> tuple[Stage, ...]:
 
 
 _DECIDING = {
+    "sample": ("weights", "rows", "replacement"),
+    "balance": ("column", "rows", "replacement"),
+    "pad": ("column", "bucket", "run"),
     "shuffle": ("seed", "mode", "group"),
     "window": ("length", "column"),
     "pack": ("length", "long", "max_documents", "column"),
@@ -88,7 +105,12 @@ def stage_identity(stage: Stage) -> Any:
     if isinstance(stage, Map):
         ragged = [sorted(stage.ragged)] if stage.ragged else []
         return ["map", function_identity(stage.function), stage.batched, *ragged]
-    return [stage.verb, dataclasses.asdict(stage)]
+    settings = dataclasses.asdict(stage)
+    if isinstance(stage, Pack) and not stage.keep:
+        del settings["keep"]  # plans from before there was one keep their fingerprints
+    if isinstance(stage, Weighted) and isinstance(stage.weights, SampleWeights):
+        settings["weights"] = [stage.weights.identity]
+    return [stage.verb, settings]
 
 
 def describe_stage(stage: Stage) -> str:
@@ -117,6 +139,6 @@ def stage_arguments(stage: Stage) -> dict[str, Any]:
 
 
 def _advice(stage: Stage, last: Stage) -> str:
-    if isinstance(stage, (Pack, Window)) and isinstance(last, Map):
+    if isinstance(stage, (Pack, Pad, Window)) and isinstance(last, Map):
         return " Lengths must come from the index: do what the map does when the data is prepared."
     return ""

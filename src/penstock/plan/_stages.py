@@ -2,8 +2,8 @@
 
 A stage's level is where it may come (`_stage_rules.py`):
 
-    level   0       1          2                 3                     4      5
-            cast -> shuffle -> window or pack -> take, skip, repeat -> map -> batch
+    level   0       1                    2          3                       4                     5      6
+            cast -> sample or balance -> shuffle -> window, pack or pad -> take, skip, repeat -> map -> batch
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from penstock.identity import digest
 from penstock.packing import PackingSettings
 from penstock.plan._arguments import whole_number
 
@@ -19,6 +23,7 @@ Mode = Literal["windows", "full"]
 Tail = Literal["carry", "short", "even", "pad", "drop"]
 Labels = Literal["next", "same"]
 Positions = Literal["restart", "continue"]
+Side = Literal["right", "left"]
 
 IGNORED = -100
 """The label where nothing is predicted; torch's losses leave it out."""
@@ -33,12 +38,71 @@ class Cast:
     dtypes: tuple[tuple[str, str], ...]
 
 
+class SampleWeights:
+    """One number per sample, compared and told apart by a digest."""
+
+    __slots__ = ("identity", "values")
+
+    def __init__(self, values: ArrayLike) -> None:
+        self.values = np.array(values)
+        self.identity = digest(f"{self.values.dtype} {self.values.shape}".encode() + self.values.tobytes())
+
+    def __deepcopy__(self, memo: object) -> SampleWeights:
+        return self  # nobody changes it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SampleWeights) and other.identity == self.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __repr__(self) -> str:
+        return f"<{self.values.size:,} numbers {self.identity[:8]}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighted:
+    """Draw samples by weight, each as often as its share says, rounded up or down."""
+
+    verb: ClassVar[str] = "sample"
+    level: ClassVar[int] = 1
+    weights: str | SampleWeights
+    """A column, or one number per sample."""
+    rows: int | None = None
+    """Rows in an epoch; None is as many as there are samples."""
+    replacement: bool = True
+    """Whether a sample may come more than once in an epoch."""
+
+    def __post_init__(self) -> None:
+        if self.rows is not None:
+            _make_whole(self, "rows", at_least=1, at_most=2**32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balanced:
+    """Deal classes in turn, each as often as every other."""
+
+    verb: ClassVar[str] = "balance"
+    level: ClassVar[int] = 1
+    column: str
+    """The column whose values are the classes."""
+    rows: int | None = None
+    """Rows in an epoch; None is as many as there are samples, in whole rounds of all classes."""
+    replacement: bool = True
+    """Whether a sample may come more than once in an epoch; without it, one has as many rounds as the smallest class
+    has samples."""
+
+    def __post_init__(self) -> None:
+        if self.rows is not None:
+            _make_whole(self, "rows", at_least=1, at_most=2**62)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shuffle:
     """Another order in each epoch, computed on the fly."""
 
     verb: ClassVar[str] = "shuffle"
-    level: ClassVar[int] = 1
+    level: ClassVar[int] = 2
     seed: int
     """Decides the order; any integer."""
     mode: Mode = "windows"
@@ -61,7 +125,7 @@ class Window:
     """Rows are fixed windows of all documents, one after the other."""
 
     verb: ClassVar[str] = "window"
-    level: ClassVar[int] = 2
+    level: ClassVar[int] = 3
     length: int
     """Tokens in a row."""
     column: str = "tokens"
@@ -76,7 +140,7 @@ class Pack:
     """Rows are whole documents side by side, chosen so that next to nothing is padding."""
 
     verb: ClassVar[str] = "pack"
-    level: ClassVar[int] = 2
+    level: ClassVar[int] = 3
     settings: PackingSettings
     column: str = "tokens"
     """The column that is packed."""
@@ -87,13 +151,49 @@ class Pack:
     """Where the positions of the later pieces of a split document begin: at 0, or where the piece lies."""
     pad: int = 0
     """Token id in places that hold no token; attention and loss never see it."""
+    keep: tuple[str, ...] = ()
+    """Columns to have beside the tokens."""
 
     def __post_init__(self) -> None:
         _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
-        if self.labels not in ("next", "same"):
-            raise ValueError(f"pack(labels={self.labels!r}): the choices are 'next' and 'same'.")
-        if self.positions not in ("restart", "continue"):
-            raise ValueError(f"pack(positions={self.positions!r}): the choices are 'restart' and 'continue'.")
+        _check_choice(self, "labels", Labels)
+        _check_choice(self, "positions", Positions)
+        _check_names(self, "keep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pad:
+    """Rows are single documents, padded to the longest of a batch."""
+
+    verb: ClassVar[str] = "pad"
+    level: ClassVar[int] = 3
+    length: int | None = None
+    """Documents longer than this are cut off there; None keeps them whole."""
+    multiple: int = 1
+    """Rows are a multiple of this many tokens long; with multiple=length, always `length`."""
+    column: str = "tokens"
+    """The column that holds the tokens."""
+    labels: Labels = "next"
+    """As for pack()."""
+    pad: int = 0
+    """Token id in places that hold no token."""
+    side: Side = "right"
+    """Where the padding is: "left" is for models that generate."""
+    keep: tuple[str, ...] = ()
+    """Columns to have beside the tokens."""
+    bucket: int | None = None
+    """Rows that are sorted by length among each other, so that those of a batch are alike; None sorts none."""
+    run: int = 32
+    """Rows of like length that then stay together; the batch size, or a multiple of it, pads least."""
+
+    def __post_init__(self) -> None:
+        for name, most in (("length", 2**40), ("multiple", 2**40), ("bucket", 2**24), ("run", 2**24)):
+            if getattr(self, name) is not None:
+                _make_whole(self, name, at_least=1, at_most=most)
+        _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
+        _check_choice(self, "labels", Labels)
+        _check_choice(self, "side", Side)
+        _check_names(self, "keep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +201,7 @@ class TakeRows:
     """An epoch is its first rows; or more than all of them, in several passes."""
 
     verb: ClassVar[str] = "take"
-    level: ClassVar[int] = 3
+    level: ClassVar[int] = 4
     rows: int | None = None
     """Rows in an epoch."""
     tokens: float | None = None
@@ -120,7 +220,7 @@ class Skip:
     """An epoch is all but its first rows."""
 
     verb: ClassVar[str] = "skip"
-    level: ClassVar[int] = 3
+    level: ClassVar[int] = 4
     rows: int
     """Rows left out at the start of every epoch."""
 
@@ -133,7 +233,7 @@ class Repeat:
     """An epoch is several passes."""
 
     verb: ClassVar[str] = "repeat"
-    level: ClassVar[int] = 3
+    level: ClassVar[int] = 4
     times: int
     """Passes in an epoch; each is shuffled anew."""
 
@@ -146,7 +246,7 @@ class Map:
     """A function of each row, or of each batch of rows."""
 
     verb: ClassVar[str] = "map"
-    level: ClassVar[int] = 4
+    level: ClassVar[int] = 5
     function: Callable[..., Any]
     batched: bool = False
     """Give the function a whole batch, as arrays, instead of one row."""
@@ -156,8 +256,7 @@ class Map:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"map({self.function!r}): a function is needed.")
-        if not all(isinstance(name, str) for name in self.ragged):
-            raise TypeError(f"map(ragged={self.ragged!r}): the names of columns are needed.")
+        _check_names(self, "ragged")
         if self.ragged and self.batched:
             raise ValueError("map(ragged=..., batched=True): a function of a batch returns `Ragged` columns itself.")
 
@@ -167,7 +266,7 @@ class Batch:
     """Cut the endless sequence of rows into batches."""
 
     verb: ClassVar[str] = "batch"
-    level: ClassVar[int] = 5
+    level: ClassVar[int] = 6
     global_size: int
     """Rows per step over all ranks."""
     tail: Tail = "carry"
@@ -182,9 +281,20 @@ class Batch:
             raise ValueError(f"batch(tail={self.tail!r}): the tails are {', '.join(map(repr, get_args(Tail)))}.")
 
 
-Stage = Cast | Shuffle | Window | Pack | TakeRows | Skip | Repeat | Map | Batch
+Stage = Cast | Weighted | Balanced | Shuffle | Window | Pack | Pad | TakeRows | Skip | Repeat | Map | Batch
 
 
 def _make_whole(stage: Stage, name: str, *, at_least: int | None = None, at_most: int | None = None) -> None:
     number = whole_number(stage.verb, name, getattr(stage, name), at_least=at_least, at_most=at_most)
     object.__setattr__(stage, name, number)
+
+
+def _check_choice(stage: Stage, name: str, choices: Any) -> None:
+    if getattr(stage, name) not in (allowed := get_args(choices)):
+        told = " and ".join(map(repr, allowed))
+        raise ValueError(f"{stage.verb}({name}={getattr(stage, name)!r}): the choices are {told}.")
+
+
+def _check_names(stage: Stage, name: str) -> None:
+    if not all(isinstance(each, str) for each in getattr(stage, name)):
+        raise TypeError(f"{stage.verb}({name}={getattr(stage, name)!r}): the names of columns are needed.")

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from penstock.errors import StageError
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
-from penstock.plan._rows import Batch, Filling, OutputArrays, PackedSource, Rows, RowSource
+from penstock.plan._rows import Batch, Filling, OutputArrays, PieceSource, Rows, RowSource
 from penstock.plan._stages import Repeat, Skip, TakeRows
+from penstock.schema import Column
 
 
 class StretchedRows(RowSource):
@@ -130,20 +131,25 @@ class StretchedRows(RowSource):
         return epoch * self.num_rows + min(max(place - self.begin, 0), self.num_rows)
 
 
-class StretchedPackedRows(StretchedRows, PackedSource):
-    """The same over packed rows."""
+class StretchedPieceRows(StretchedRows, PieceSource):
+    """The same over rows made of pieces."""
 
-    def __init__(self, inner: PackedSource, *, begin: int, num_rows: int, num_passes: int) -> None:
+    def __init__(self, inner: PieceSource, *, begin: int, num_rows: int, num_passes: int) -> None:
         super().__init__(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
-        self._packed_inner, self.stage = inner, inner.stage
+        self._inner_pieces, self.stage = inner, inner.stage
+
+    @property
+    def kept(self) -> Mapping[str, Column]:
+        """The source's."""
+        return self._inner_pieces.kept
 
     def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
         """The pieces of these rows of the source."""
-        return self._packed_inner.fill(self._find(rows), batch_rows)
+        return self._inner_pieces.fill(self._find(rows), batch_rows)
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         """Targets in each of these rows of the source."""
-        return self._packed_inner.count_targets(self._find(rows))
+        return self._inner_pieces.count_targets(self._find(rows))
 
 
 def stretch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> StretchedRows:
@@ -164,9 +170,9 @@ def stretch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> StretchedRows:
             num_passes = max(1, -(-num_rows // max(1, inner.num_rows)))
     if num_rows <= 0 or not inner.num_rows:
         raise ValueError(f"{stage.verb}(): nothing would be left; an epoch has {inner.num_rows:,} rows.")
-    if inner.packed is None:
+    if inner.as_pieces is None:
         return StretchedRows(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
-    return StretchedPackedRows(inner.packed, begin=begin, num_rows=num_rows, num_passes=num_passes)
+    return StretchedPieceRows(inner.as_pieces, begin=begin, num_rows=num_rows, num_passes=num_passes)
 
 
 def _rows_taken(inner: RowSource, stage: TakeRows) -> int:

@@ -16,8 +16,8 @@ LOSS_MASK = "loss_mask"
 _CHUNK = 1 << 20
 
 
-def packed_column(schema: Schema, name: str) -> Column:
-    """The column that pack() takes documents from."""
+def packed_column(schema: Schema, name: str, *, verb: str = "pack") -> Column:
+    """The column that pack() or pad() takes documents from."""
     column = schema[name]
     if column.kind == "ragged" and _holds_tokens(column):
         return column
@@ -25,7 +25,7 @@ def packed_column(schema: Schema, name: str) -> Column:
     if column.kind == "fixed" and len(column.shape) == 1:
         hint = "Its documents are all of one length: batch() alone takes them as they are, a Ragged makes them uneven."
     raise SchemaError(
-        f"pack() takes documents of uneven length, as in 'uint16[*]'; column {name!r} is {column.spec}. {hint}"
+        f"{verb}() takes documents of uneven length, as in 'uint16[*]'; column {name!r} is {column.spec}. {hint}"
     )
 
 

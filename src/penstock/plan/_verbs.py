@@ -6,23 +6,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from penstock.packing import PackingSettings
 from penstock.plan._arguments import name_of_dtype
 from penstock.plan._stages import (
+    Balanced,
     Batch,
     Cast,
     Labels,
     Map,
     Mode,
     Pack,
+    Pad,
     Positions,
     Repeat,
+    SampleWeights,
     Shuffle,
+    Side,
     Skip,
     Stage,
     Tail,
+    Weighted,
     Window,
 )
 
@@ -45,6 +50,30 @@ class Verbs(ABC, Generic[PlanType]):
         """Read columns in a wider dtype, as in `cast(x="int64")` or `cast(x=np.int64)`; it costs no second pass."""
         names = tuple((column, name_of_dtype(dtype)) for column, dtype in dtypes.items())
         return self.with_stage(Cast(dtypes=names))
+
+    def sample(self, weights: str | ArrayLike, *, rows: int | None = None, replacement: bool = True) -> PlanType:
+        """Draw samples by weight: in every epoch each as often as its share of the rows says, rounded up or down.
+
+        Args:
+            weights: A column, or one number per sample; only their proportions count.
+            rows: Rows in an epoch; as many as there are samples by default.
+            replacement: Whether a sample may come more than once in an epoch.
+        """
+        held = weights if isinstance(weights, str) else SampleWeights(weights)
+        return self.with_stage(Weighted(weights=held, rows=rows, replacement=replacement))
+
+    def balance(self, column: str, *, rows: int | None = None, replacement: bool = True) -> PlanType:
+        """Deal the classes of a column in turn: as many consecutive rows as there are classes hold each once.
+
+        The samples of a class come in passes of their own: none again before all have come.
+
+        Args:
+            column: Its values are the classes.
+            rows: Rows in an epoch; about as many as there are samples by default.
+            replacement: Whether a sample may come more than once in an epoch; if not, it ends when the smallest
+                class does.
+        """
+        return self.with_stage(Balanced(column=column, rows=rows, replacement=replacement))
 
     def shuffle(self, seed: int, mode: Mode = "windows", group: int | None = None) -> PlanType:
         """Another order in each epoch. "windows" keeps reads local, "full" permutes everything.
@@ -70,6 +99,7 @@ class Verbs(ABC, Generic[PlanType]):
         labels: Labels = "next",
         positions: Positions = "restart",
         pad: int = 0,
+        keep: str | Sequence[str] = (),
     ) -> PlanType:
         """Rows of whole documents side by side, so that next to nothing is padding.
 
@@ -81,9 +111,40 @@ class Verbs(ABC, Generic[PlanType]):
             labels: "next" for labels that are shifted already, "same" for models that shift, as Hugging Face's do.
             positions: Whether the later pieces of a split document start at position 0 or continue.
             pad: Token id of the few places that hold no token.
+            keep: Columns to have beside the tokens: one value per document, one per token, or byte strings.
         """
         settings = PackingSettings(length=length, long=long, max_documents=max_documents)
-        return self.with_stage(Pack(settings=settings, column=column, labels=labels, positions=positions, pad=pad))
+        shown: dict[str, Any] = {"labels": labels, "positions": positions, "pad": pad}
+        return self.with_stage(Pack(settings=settings, column=column, keep=_names(keep), **shown))
+
+    def pad(
+        self,
+        length: int | None = None,
+        *,
+        multiple: int = 1,
+        column: str = "tokens",
+        labels: Labels = "next",
+        pad: int = 0,
+        side: Side = "right",
+        keep: str | Sequence[str] = (),
+        bucket: int | None = None,
+        run: int = 32,
+    ) -> PlanType:
+        """Rows of one document each, padded to the longest of a rank's batch: for fine-tuning and evaluation.
+
+        Args:
+            length: Cut documents off after this many tokens; the ledger counts what that costs.
+            multiple: Rows are a multiple of this many tokens long. With `multiple=length`, always as long.
+            column: The column that holds the tokens.
+            labels: "next" for labels that are shifted already, "same" for models that shift, as Hugging Face's do.
+            pad: Token id of the places that hold no token.
+            side: Where the padding is.
+            keep: Columns to have beside the tokens: one value per document, one per token, or byte strings.
+            bucket: Sort this many rows of the order at a time by length, so that the rows of a batch are alike.
+            run: Rows of like length that then stay together: the batch size, or a multiple of it, pads least.
+        """
+        shown: dict[str, Any] = {"labels": labels, "pad": pad, "side": side, "keep": _names(keep)}
+        return self.with_stage(Pad(length=length, multiple=multiple, column=column, bucket=bucket, run=run, **shown))
 
     def skip(self, *, rows: int) -> PlanType:
         """Epochs without their first `rows` rows."""
@@ -103,8 +164,7 @@ class Verbs(ABC, Generic[PlanType]):
             ragged: Columns that the function returns in any length: they are `Ragged` in every batch. Others are
                 only where their lengths differ, and arrays where they do not; "target.boxes" is one in a dict.
         """
-        names = (ragged,) if isinstance(ragged, str) else tuple(ragged)
-        return self.with_stage(Map(function=function, batched=batched, ragged=names))
+        return self.with_stage(Map(function=function, batched=batched, ragged=_names(ragged)))
 
     def batch(self, global_size: int, *, tail: Tail = "carry") -> PlanType:
         """Cut the rows into batches of `global_size`, counted over all ranks.
@@ -114,3 +174,7 @@ class Verbs(ABC, Generic[PlanType]):
                 "even" gives every rank as many of them, one at least, for evaluation; see docs/plans.md for the rest.
         """
         return self.with_stage(Batch(global_size=global_size, tail=tail))
+
+
+def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
+    return (columns,) if isinstance(columns, str) else tuple(columns)

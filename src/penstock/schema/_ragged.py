@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,56 @@ class Ragged:
         offsets = offsets_of(lengths[indices])
         places = np.repeat(self.offsets[indices] - offsets[:-1], lengths[indices]) + np.arange(offsets[-1])
         return Ragged(self.values[places], offsets, self.is_bytes)
+
+    def padded(self, value: float = 0, *, multiple: int = 1, side: Literal["right", "left"] = "right") -> NDArray[Any]:
+        """One array, or tensor, as wide as the longest sample; `value` stands where a sample has ended.
+
+        Args:
+            value: What it is filled up with.
+            multiple: The width is a multiple of this.
+            side: Where it is filled up.
+
+        >>> Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3])).padded(-1).tolist()
+        [[5, 6], [-1, -1], [7, -1]]
+        """
+        if self.is_bytes:
+            raise TypeError("Byte strings are not padded; they are a list of `bytes`.")
+        is_value = self.mask(multiple=multiple, side=side)
+        values: Any = self.values[self.offsets[0] : self.offsets[-1]]
+        shape = (*is_value.shape, *values.shape[1:])
+        padded: NDArray[Any]
+        padded = values.new_full(shape, value) if self._is_of_tensors else np.full(shape, value, values.dtype)
+        padded[is_value] = values
+        return padded
+
+    def mask(self, *, multiple: int = 1, side: Literal["right", "left"] = "right") -> NDArray[np.bool_]:
+        """Where `padded` has the samples' own values.
+
+        >>> Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3])).mask(side="left").tolist()
+        [[True, True], [False, False], [False, True]]
+        """
+        if multiple < 1 or side not in ("right", "left"):
+            raise ValueError(f"multiple={multiple!r}, side={side!r}: a number from 1 on, and 'right' or 'left'.")
+        lengths: Any = self.lengths
+        width = -(-(int(lengths.max()) if len(self) else 0) // multiple) * multiple
+        places = lengths.new_ones(width).cumsum(0) - 1 if self._is_of_tensors else np.arange(width)
+        left = width - lengths[:, None] if side == "left" else 0 * lengths[:, None]
+        is_value: NDArray[np.bool_] = (places >= left) & (places < left + lengths[:, None])
+        return is_value
+
+    def nested(self) -> Any:
+        """The same memory as torch's nested tensor in jagged layout, of a `Ragged` whose values are tensors.
+
+        Raises:
+            TypeError: the values are arrays, or byte strings.
+        """
+        if self.is_bytes or not self._is_of_tensors:
+            raise TypeError("nested() is for a Ragged of tensors, as a DataLoader hands over; this one has arrays.")
+        return sys.modules["torch"].nested.nested_tensor_from_jagged(self.values, self.offsets)
+
+    @property
+    def _is_of_tensors(self) -> bool:
+        return not isinstance(self.values, np.ndarray)
 
     @property
     def lengths(self) -> NDArray[np.int64]:

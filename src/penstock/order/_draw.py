@@ -1,0 +1,110 @@
+"""Samples drawn by weight, each epoch with exact quotas, any place of an epoch alone.
+
+Drawing every row at random misses the weights by chance and cannot be continued without its state. Here an epoch of n
+rows is a line of n equal slots. The samples share the line in proportion to their weights, and slot k belongs to the
+sample that holds its mark, k + u:
+
+    samples    |  0  |    1     | 2 |       3       |      lengths: expected number of rows in the epoch
+    slots      '....:....'....:....'....:....'           marks (:) at u = 0.5
+                     1         1         3
+
+A sample of expected number m holds floor(m) or ceil(m) marks, never another number: **the quota is exact**. Over the
+epochs u moves by the golden ratio, so that what was rounded down comes up soon after, and the mean over epochs is m. If
+no length is above 1, no sample comes twice in an epoch: drawing without replacement is the same line with the lengths
+capped at 1 and the others raised in proportion. Lengths are whole numbers of 2**-30 slots, so places are exact.
+
+Slots are in the order of samples, so whoever shuffles slots by storage windows reads those windows.
+
+Price: 8 bytes per sample and a few passes to build; a binary search per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from penstock.order._border import Int64, checked_number
+from penstock.order._keys import derive_key
+
+_UNIT_BITS = 30
+_UNIT = 1 << _UNIT_BITS
+_MAX_DRAWN = 1 << 32
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightedDraw:
+    """Epochs of `num_rows` slots over weighted samples.
+
+    >>> draw = WeightedDraw(np.array([1.0, 2.0, 0.0, 1.0]), num_rows=4, seed=7)
+    >>> draw.samples(0, range(4)).tolist()
+    [0, 1, 1, 3]
+
+    Raises:
+        ValueError: weights that are no list of finite numbers of at least 0 with one above it; or, without
+            replacement, more rows than there are samples to draw.
+    """
+
+    weights: NDArray[np.floating] | NDArray[np.integer]
+    num_rows: int
+    seed: int
+    replacement: bool = True
+    """Whether a sample may come more than once in an epoch."""
+
+    _ends: Int64 = field(init=False, repr=False)  # sample -> where its part of the line ends, in units
+
+    def __post_init__(self) -> None:
+        weights = _checked_weights(self.weights)
+        num_rows = checked_number("num_rows", self.num_rows, at_least=1, at_most=_MAX_DRAWN)
+        if not self.replacement and num_rows > (available := int(np.count_nonzero(weights))):
+            raise ValueError(f"{num_rows:,} rows without replacement, but {available:,} samples have a weight above 0")
+        most = _MAX_DRAWN if self.replacement else 1
+        units = np.floor(_expected(weights, num_rows, most) * _UNIT).astype(np.int64)
+        _spread(units, np.flatnonzero(weights > 0), num_rows * _UNIT - int(units.sum()), most * _UNIT)
+        object.__setattr__(self, "_ends", np.cumsum(units))
+
+    def samples(self, epoch: int, slots: ArrayLike) -> Int64:
+        """The sample of each slot; slots are trusted to be in [0, num_rows)."""
+        marks = np.asarray(slots, np.int64) * _UNIT + self._offset(epoch)
+        return np.searchsorted(self._ends, marks, side="right").astype(np.int64, copy=False)
+
+    def _offset(self, epoch: int) -> int:
+        return ((derive_key(self.seed, "draw") + epoch * _GOLDEN) % 2**64) >> (64 - _UNIT_BITS)
+
+
+def _spread(units: Int64, weighted: Int64, missing: int, most: int) -> None:
+    """Make up for rounding: `missing` units more or fewer in all, hardly more than one a sample."""
+    step = 1 if missing > 0 else -1
+    while missing:
+        changed = units[weighted] + step
+        chosen = weighted[(changed > 0) & (changed <= most)][: abs(missing)]
+        units[chosen] += step
+        missing -= step * len(chosen)
+
+
+def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
+    given = np.asarray(weights)
+    if given.ndim != 1 or given.dtype.kind not in "buif":
+        raise ValueError(f"weights are one number per sample, not {given.dtype} of shape {list(given.shape)}")
+    found = given.astype(np.float64)
+    wrong = ~np.isfinite(found) | (found < 0)
+    if wrong.any():
+        sample = int(np.flatnonzero(wrong)[0])
+        raise ValueError(f"the weight of sample {sample:,} is {found[sample]}: weights are finite, and at least 0")
+    if not found.any():
+        raise ValueError("all weights are 0: there is nothing to draw")
+    return found
+
+
+def _expected(weights: NDArray[np.float64], num_rows: int, most: int) -> NDArray[np.float64]:
+    """How often each sample is expected: in proportion to its weight, but at most `most` times."""
+    expected: NDArray[np.float64] = weights * (num_rows / weights.sum())
+    is_full = np.zeros(len(weights), np.bool_)
+    while (expected > most).any():  # what the full ones have too much goes to the others, which may fill them
+        is_full |= expected >= most
+        rest = np.where(is_full, 0.0, weights)
+        left = num_rows - most * np.count_nonzero(is_full)
+        expected = np.where(is_full, most, rest * (left / max(rest.sum(), np.finfo(np.float64).tiny)))
+    return expected
