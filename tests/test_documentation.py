@@ -140,6 +140,8 @@ def test_plans_and_mixtures(corpus: penstock.Dataset) -> None:
     scenes = penstock.from_arrays({"image": np.zeros((9, 2, 2)), **objects})
     target = run(uneven, ds=scenes)["plan"].read(0)["target"]
     assert target["boxes"].lengths.tolist() == target["labels"].lengths.tolist()
+    scheduled = run(snippet_with("docs/plans.md", "schedule="), web=corpus, math=corpus)["plan"]
+    assert "from row 1,200,000 on: web 0/65536" in repr(scheduled)
     plan = run(mixture, web=corpus, code=corpus)["plan"]
     assert plan.read(0)["input_ids"].shape == (32, 4096)
     assert run(lengths.replace("1000", "10"))["budget"].num_rows == 300_000_000_000 // 4096

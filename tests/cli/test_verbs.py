@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 
 import penstock
 from penstock.cli import main
@@ -43,6 +44,26 @@ def test_inspect_shows_columns_counts_attributes_lengths_and_samples(dataset, ca
     ):
         assert part in shown
     assert "b'document [1]'" in shown
+
+
+def test_inspect_shows_tokens_as_text(dataset, tmp_path, capsys):
+    vocabulary = {chr(97 + number): number for number in range(20)}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    assert main(["inspect", str(dataset), "--samples", "4", "--decode", str(tmp_path / "tokenizer.json")]) == 0
+    assert "a b c (3 tokens)" in capsys.readouterr().out
+    with penstock.DatasetWriter(tmp_path / "numbers", {"x": "int64"}):
+        pass
+    assert main(["inspect", str(tmp_path / "numbers"), "--decode", str(tmp_path / "tokenizer.json")]) != 0
+    assert "no column of tokens to decode" in capsys.readouterr().err
+
+
+def test_inspect_says_when_tokens_were_made_with_another_tokenizer(tmp_path, capsys):
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    facts = {"tokenizer": {"name": "theirs", "sha256": "0" * 64}}
+    with penstock.DatasetWriter(tmp_path / "data", {"tokens": "uint16[*]"}, attributes=facts) as writer:
+        writer.write({"tokens": [0, 0]})
+    assert main(["inspect", str(tmp_path / "data"), "--decode", str(tmp_path / "tokenizer.json")]) == 0
+    assert "[made with another tokenizer: theirs]" in capsys.readouterr().out
 
 
 def test_inspect_tells_what_is_known_beside_the_data_in_words(tmp_path, capsys):

@@ -124,7 +124,8 @@ def _mixed(draw: st.DrawFn, sources: dict[str, Any]) -> Example:
     weights = [draw(st.integers(1, 5)) for _ in sources]
     epoch = {"rows": draw(st.integers(1, 40))} if draw(st.booleans()) else {"epoch": "b"}
     parts = {name: (stages, weight) for (name, stages), weight in zip(sources.items(), weights, strict=True)}
-    return Example(penstock.mix(parts, seed=draw(st.integers(0, 9)), **epoch), None)
+    schedule = {32: {"a": 1}, 64: {"a": 1, "b": 3}} if draw(st.booleans()) else None
+    return Example(penstock.mix(parts, seed=draw(st.integers(0, 9)), schedule=schedule, **epoch), None)
 
 
 def rows_of(batch: dict[str, Any]) -> list[tuple[Any, ...]]:

@@ -215,7 +215,6 @@ def test_an_epoch_or_seed_that_makes_no_sense_is_refused(arguments: dict[str, An
     ("sources", "message"),
     [
         ([(numbers(3, 0), 1)], r"the sources are \{name: \(stages, weight\)\}, not list"),
-        ({"a": numbers(3, 0)}, r"'a' must be \(stages, weight\)"),
         ({"a": ([1, 2, 3], 1)}, "'a' is list; a source is a Penstock dataset or plan"),
         ({0: (numbers(3, 0), 1)}, "0 cannot name a source"),
     ],

@@ -12,6 +12,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="DEST", help="the dataset's folder")
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="how many samples to show (default: 3)")
     parser.add_argument(
+        "--decode",
+        metavar="TOKENIZER",
+        help="show tokens as text, by this tokenizer.json (a warning if it is another one)",
+    )
+    parser.add_argument(
         "--sources",
         action="store_true",
         help="also look whether the source files have changed, wherever the dataset says they are: only for datasets "
@@ -24,9 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.cli._description import describe, print_description
     from penstock.filesystem import local_path
 
-    description = describe(
-        local_path(arguments.path, "a dataset"), num_samples=arguments.samples, looks_at_sources=arguments.sources
-    )
+    path = local_path(arguments.path, "a dataset")
+    description = describe(path, num_samples=arguments.samples, looks_at_sources=arguments.sources)
+    if arguments.decode is not None:
+        from penstock.cli._decoding import with_texts
+
+        description = with_texts(description, local_path(arguments.decode, "a tokenizer"), arguments.samples)
     if arguments.json:
         print_json(description.to_json())
     else:

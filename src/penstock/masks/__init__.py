@@ -1,4 +1,4 @@
-"""Who may look at whom: attention masks from a packed batch, for each attention backend.
+"""Who may look at whom: attention masks from a packed batch, for each attention backend, and slices of its rows.
 
 Everything follows from the batch's own boundaries, on the device where the batch is. Training code calls it.
 
@@ -13,7 +13,8 @@ except ModuleNotFoundError as error:
     raise MissingExtra("penstock.masks needs PyTorch: pip install 'penstock[torch]'") from error
 
 from penstock.masks._block import block_mask
+from penstock.masks._context import context_slice
 from penstock.masks._dense import dense, from_token
 from penstock.masks._kwargs import check_isolation, hugging_face_kwargs, varlen
 
-__all__ = ["block_mask", "check_isolation", "dense", "from_token", "hugging_face_kwargs", "varlen"]
+__all__ = ["block_mask", "check_isolation", "context_slice", "dense", "from_token", "hugging_face_kwargs", "varlen"]

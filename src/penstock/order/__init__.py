@@ -9,19 +9,22 @@ May import: `compiled`, `splitmix`. Imported by: `plan`, `preparation`, `streams
 from penstock.order._deal import ClassDeal
 from penstock.order._draw import WeightedDraw
 from penstock.order._keys import ORDER_VERSION, derive_key
-from penstock.order._mixture import Mixture
+from penstock.order._mixture import BLOCK, Mixture
 from penstock.order._orders import FullOrder, Order, SequentialOrder
 from penstock.order._parts import draw_shares, share_ranges
 from penstock.order._permutation import Permutation
+from penstock.order._schedule import ScheduledMixture
 from penstock.order._windowed import WindowedOrder
 
 __all__ = [
+    "BLOCK",
     "ORDER_VERSION",
     "ClassDeal",
     "FullOrder",
     "Mixture",
     "Order",
     "Permutation",
+    "ScheduledMixture",
     "SequentialOrder",
     "WeightedDraw",
     "WindowedOrder",

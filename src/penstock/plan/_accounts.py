@@ -90,6 +90,8 @@ class Ledger:
     """Tokens, pieces, padding and cuts of one pass, by pack(). A mixture has those of its `sources`."""
     sources: Mapping[str, SourceLedger] = field(default_factory=dict)
     """What each source of a mixture gives."""
+    schedule: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Where they change: shares of the sources by the row of the run from which on they hold, to this epoch's end."""
 
     @property
     def fill(self) -> float:

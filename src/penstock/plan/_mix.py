@@ -6,40 +6,55 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from penstock.errors import StageError
 from penstock.identity import digest
 from penstock.order import derive_key
 from penstock.plan._arguments import whole_number
-from penstock.plan._dataset import Dataset
-from penstock.plan._mixed_rows import MixedRows, mix_rows
+from penstock.plan._mix_arguments import (
+    Parts,
+    Schedule,
+    Sources,
+    checked_part,
+    checked_schedule,
+    is_number,
+    schedule_unit,
+)
+from penstock.plan._mixed_rows import Deal, MixedRows, mix_rows
 from penstock.plan._plan import Plan, Stages
 from penstock.plan._stage_rules import LEGAL_ORDER, order_facts
-from penstock.plan._stages import Batch, Map, Stage, TakeRows
+from penstock.plan._stages import Stage, TakeRows
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
     """Several plans, each with its share."""
 
-    sources: tuple[tuple[str, Plan, float], ...]
+    sources: Parts
     seed: int
     epoch: int | str
     """Rows in an epoch, or the source whose pass is one."""
     different_tokenizers: bool = False
     """Whether the sources may hold tokens of different tokenizers."""
+    temperature: float = 1.0
+    """Weights are raised to 1 / temperature: the higher, the more alike they are."""
+    schedule: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """(row, weights from there on)"""
+    source_ids: bool = False
+    """Whether a batch says which source each row is from."""
 
     @classmethod
     def of(
         cls,
-        sources: Mapping[str, tuple[Plan | Dataset, float]],
+        sources: Sources,
         *,
         seed: int,
         rows: int | None,
         epoch: str | None,
-        different_tokenizers: bool,
+        schedule: Schedule | None,
+        schedule_in: Literal["rows", "tokens"],
+        **options: Any,
     ) -> Mix:
         """A mixture from what `penstock.mix` was given."""
         if not isinstance(sources, Mapping):
@@ -51,8 +66,10 @@ class Mix:
         if epoch is not None and epoch not in sources:
             raise ValueError(f"mix(epoch={epoch!r}): the sources are {', '.join(map(repr, sources))}.")
         length = epoch if epoch is not None else whole_number("mix", "rows", rows, at_least=1, at_most=2**62)
-        parts = tuple(_checked_part(name, source) for name, source in sources.items())
-        mixture = cls(parts, whole_number("mix", "seed", seed), length, different_tokenizers)
+        parts = tuple(checked_part(name, source) for name, source in sources.items())
+        changes = checked_schedule(schedule or {}, parts, schedule_unit(parts, schedule_in))
+        mixture = cls(parts, whole_number("mix", "seed", seed), length, schedule=changes, **options)
+        mixture.check_temperature()
         mixture.check_tokenizers()
         mixture.build_rows()  # weights and columns that do not fit are an error here
         return mixture
@@ -76,10 +93,26 @@ class Mix:
             "Prepare them with one tokenizer, or pass different_tokenizers=True if that is what you want."
         )
 
+    def check_temperature(self) -> None:
+        """Refuse one that is no positive number."""
+        if not is_number(self.temperature) or not 0 < self.temperature < math.inf:
+            raise ValueError(f"mix(temperature={self.temperature!r}): a positive, finite number is needed.")
+
     def build_rows(self, stages: Stages = ()) -> MixedRows:
         """What the mixture reads from; the stages that may follow change no row."""
-        parts = {name: (plan.row_source, weight) for name, plan, weight in self.sources}
-        return mix_rows(parts, seed=self.seed, epoch=self.epoch)
+        deal = Deal(
+            weights=self._tempered(tuple(weight for _, _, weight in self.sources)),
+            seed=self.seed,
+            epoch=self.epoch,
+            changes=tuple((row, self._tempered(weights)) for row, weights in self.schedule),
+            source_ids=self.source_ids,
+        )
+        return mix_rows({name: plan.row_source for name, plan, _ in self.sources}, deal)
+
+    def _tempered(self, weights: tuple[float, ...]) -> tuple[float, ...]:
+        if self.temperature == 1:
+            return weights
+        return tuple((weight / max(weights)) ** (1 / self.temperature) if weight else 0.0 for weight in weights)
 
     def check_stage(self, stage: Stage) -> None:
         """Only take(), skip(), repeat(), map() and batch() can follow."""
@@ -96,7 +129,8 @@ class Mix:
 
     def order_facts(self, stages: Stages) -> dict[str, str]:
         """How sources are dealt, and the order of each."""
-        shares = ", ".join(f"{name} {quota}/65536" for name, quota in self.quotas.items())
+        quotas = list(self.quotas.items())
+        shares = "; ".join(f"{_from_row(row)}{_told(shares)}" for row, shares in quotas)
         parts = {f"source {name}": plan.order_fingerprint[:16] for name, plan, _ in self.sources}
         return {"mix": f"seed={self.seed}, epoch={self.epoch!r}, {shares}", **parts, **order_facts(stages)}
 
@@ -104,45 +138,60 @@ class Mix:
         """The mixture in a plan file."""
         parts = {name: {"weight": weight, **plan.to_json()} for name, plan, weight in self.sources}
         length = {"rows" if isinstance(self.epoch, int) else "epoch": self.epoch}
-        said = {"different_tokenizers": True} if self.different_tokenizers else {}
-        return {"seed": self.seed, **length, **said, "mix": parts}
+        names = [name for name, _, _ in self.sources]
+        changes = {str(row): dict(zip(names, weights, strict=True)) for row, weights in self.schedule}
+        said = {"different_tokenizers": self.different_tokenizers, "source_ids": self.source_ids, "schedule": changes}
+        said |= {"temperature": self.temperature} if self.temperature != 1 else {}
+        return {"seed": self.seed, **length, **{name: value for name, value in said.items() if value}, "mix": parts}
 
     @property
-    def quotas(self) -> dict[str, int]:
-        """Rows of each source in every 65,536."""
-        return dict(zip((name for name, _, _ in self.sources), self.build_rows().mixture.quotas, strict=True))
+    def quotas(self) -> dict[int, dict[str, int]]:
+        """Rows of each source in every 65,536, by the row from which on that holds."""
+        names = [name for name, _, _ in self.sources]
+        return {row: dict(zip(names, found, strict=True)) for row, found in self.build_rows().schedule.items()}
 
     @property
     def fingerprint(self) -> str:
         """Identity of the parts and how they are dealt."""
         parts = [[name, plan.fingerprint, weight] for name, plan, weight in self.sources]
-        return digest(json.dumps([parts, self.seed, self.epoch]))
+        added = {"temperature": self.temperature, "schedule": self.schedule, "source_ids": self.source_ids}
+        used = [added] if self.temperature != 1 or self.schedule or self.source_ids else []
+        return digest(json.dumps([parts, self.seed, self.epoch, *used]))
 
     def __repr__(self) -> str:
         lines = [f"mix(seed={self.seed}, {'rows' if isinstance(self.epoch, int) else 'epoch'}={self.epoch!r})"]
-        quotas = self.quotas
+        first, *changes = self.quotas.items()
         for name, plan, _ in self.sources:
             inner = repr(plan).replace("\n", "\n    ")
-            lines.append(f"  {name}: {quotas[name]}/65536 of {inner}")
-        return "\n".join(lines)
+            lines.append(f"  {name}: {first[1][name]}/65536 of {inner}")
+        return "\n".join([*lines, *(f"  {_from_row(row)}{_told(shares)}" for row, shares in changes)])
 
 
 def mix(
-    sources: Mapping[str, tuple[Plan | Dataset, float]],
+    sources: Sources,
     *,
     seed: int,
     rows: int | None = None,
     epoch: str | None = None,
+    temperature: float = 1.0,
+    schedule: Schedule | None = None,
+    schedule_in: Literal["rows", "tokens"] = "rows",
+    source_ids: bool = False,
     different_tokenizers: bool = False,
 ) -> Plan:
-    """Rows of several plans in fixed shares.
+    """Rows of several plans in fixed shares, or in shares that change at given rows.
 
     Args:
-        sources: `{name: (stages, weight)}`; the stages end with shuffle, window or pack. Weights are any
-            positive numbers; they are rounded to 1/65,536.
+        sources: `{name: (stages, weight)}`; the stages end with shuffle, window, pack or pad. Weights are any
+            positive numbers; they are rounded to 1/65,536. Stages alone weigh as much as they have rows.
         seed: Decides whose turn it is.
         rows: Rows in an epoch of the mixture.
-        epoch: Or the name of a source: an epoch is one pass over it.
+        epoch: Or the name of a source: an epoch is one pass over it, by the first weights.
+        temperature: Weights are raised to 1 / temperature: above 1 the small sources gain, below 1 the large ones.
+        schedule: `{row: {name: weight}}`: other weights from a row of the run on, rounded up to a multiple of 32. A
+            source that is not named gives nothing from there on. States from before a change go on when it is added.
+        schedule_in: "tokens" if the numbers of the schedule are tokens; rows must then have a fixed number of them.
+        source_ids: Say in `batch["source_ids"]` which source each row is from, counted as in `sources`.
         different_tokenizers: Take sources whose token ids mean different things, which is refused otherwise.
 
     >>> import numpy as np, penstock
@@ -151,23 +200,15 @@ def mix(
     >>> int(plan.read(0)["x"].sum())
     24
     """
-    return Plan(Mix.of(sources, seed=seed, rows=rows, epoch=epoch, different_tokenizers=different_tokenizers))
+    options: dict[str, Any] = {"temperature": temperature, "source_ids": source_ids}
+    options["different_tokenizers"] = different_tokenizers
+    mixture = Mix.of(sources, seed=seed, rows=rows, epoch=epoch, schedule=schedule, schedule_in=schedule_in, **options)
+    return Plan(mixture)
 
 
-def _checked_part(name: object, source: object) -> tuple[str, Plan, float]:
-    if not isinstance(name, str):
-        raise TypeError(f"mix(): {name!r} cannot name a source; names are text.")
-    if not isinstance(source, tuple | list) or len(source) != 2:
-        raise TypeError(f"mix(): {name!r} must be (stages, weight), as in (ds.shuffle(seed=1).pack(4096), 0.7).")
-    stages, weight = source
-    if not isinstance(stages, Dataset | Plan):
-        raise TypeError(f"mix(): {name!r} is {type(stages).__name__}; a source is a Penstock dataset or plan.")
-    if not isinstance(weight, Real) or not 0 < float(weight) < math.inf:
-        raise ValueError(f"mix(): the weight of {name!r} is {weight!r}; weights are positive, finite numbers.")
-    plan = stages.as_plan()
-    for stage in plan.stages:
-        if isinstance(stage, (Map, Batch)):
-            raise StageError(
-                f"mix(): {name!r} ends with {stage.verb}(), which comes after mix. The order is {LEGAL_ORDER}."
-            )
-    return name, plan, float(weight)
+def _from_row(row: int) -> str:
+    return f"from row {row:,} on: " if row else ""
+
+
+def _told(quotas: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {quota}/65536" for name, quota in quotas.items())

@@ -1,20 +1,22 @@
 """Rows from several sources, each in its exact share, in one sequence that any row number opens.
 
 Every source runs through its own epochs, each exactly once, at its own pace; the mixture only says
-whose turn it is. `penstock.order.Mixture` decides that and bounds how far any stretch is off.
+whose turn it is. `penstock.order.Mixture` decides that and bounds how far any stretch is off; `ScheduledMixture` is one
+whose weights change on the way.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.order import Mixture
+from penstock.order import BLOCK, Mixture, ScheduledMixture
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger
 from penstock.plan._compose import compose
 from penstock.plan._compose_padded import compose_padded
@@ -22,17 +24,38 @@ from penstock.plan._rows import Batch, Filling, OutputArrays, PieceSource, Rows,
 from penstock.plan._stages import Pack, Pad
 from penstock.schema import Column, Ragged
 
+SOURCE_IDS = "source_ids"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """How the sources of a mixture are dealt."""
+
+    weights: tuple[float, ...]
+    seed: int
+    epoch: int | str
+    """Rows in an epoch, or the source whose pass is one."""
+    changes: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """(row, weights from there on)"""
+    source_ids: bool = False
+    """Whether a batch says which source each row is from."""
+
+    def make(self) -> Mixture | ScheduledMixture:
+        """The arithmetic of it."""
+        if not self.changes:
+            return Mixture(self.weights, self.seed)
+        return ScheduledMixture(self.weights, self.seed, dict(self.changes))
+
 
 class MixedRows(RowSource):
     """Rows of several sources by their shares."""
 
-    def __init__(self, sources: Mapping[str, tuple[RowSource, float]], *, seed: int, epoch: int | str) -> None:
+    def __init__(self, sources: Mapping[str, RowSource], deal: Deal) -> None:
         self.names = tuple(sources)
-        self.sources = tuple(source for source, _ in sources.values())
-        self.weights = tuple(float(weight) for _, weight in sources.values())
-        self.seed, self.epoch = seed, epoch
+        self.sources = tuple(sources.values())
+        self.deal, self.seed = deal, deal.seed
         try:
-            self.mixture = Mixture(self.weights, seed)
+            self.mixture = deal.make()
         except ValueError as error:
             raise ValueError(f"mix() of {', '.join(map(repr, self.names))}, in this order: {error}") from None
         for name, source in zip(self.names, self.sources, strict=True):
@@ -41,13 +64,29 @@ class MixedRows(RowSource):
         self._check_alike()
         self.makes_labels = self.sources[0].makes_labels
         self.is_rectangular = all(source.is_rectangular for source in self.sources)
-        self.num_rows = epoch if isinstance(epoch, int) else self._rows_of_one_pass(epoch)
+        self.num_rows = deal.epoch if isinstance(deal.epoch, int) else self._rows_of_one_pass(deal.epoch)
 
     @property
     def order_identity(self) -> Any:
         """The sources, their quotas, and the seed that deals them."""
+        return self._order_with(list(self.schedule.items())[1:])
+
+    def earlier_orders(self) -> Iterator[tuple[Any, int]]:
+        """The same with fewer changes of weights, up to the first that they lack."""
+        changes = list(self.schedule.items())[1:]
+        for number, (row, _) in enumerate(changes):
+            yield self._order_with(changes[:number]), row
+
+    @property
+    def schedule(self) -> Mapping[int, tuple[int, ...]]:
+        """Quotas by the row from which on they hold."""
+        mixture = self.mixture
+        return mixture.schedule if isinstance(mixture, ScheduledMixture) else {0: mixture.quotas}
+
+    def _order_with(self, changes: list[tuple[int, tuple[int, ...]]]) -> Any:
         parts = [[name, source.run_identity] for name, source in zip(self.names, self.sources, strict=True)]
-        return ["mix", parts, list(self.mixture.quotas), self.seed, self.num_rows]
+        told = [[[row, list(quotas)] for row, quotas in changes]] if changes else []
+        return ["mix", parts, list(self.mixture.quotas), self.seed, self.num_rows, *told]
 
     @property
     def row_length(self) -> int | None:
@@ -58,13 +97,23 @@ class MixedRows(RowSource):
         """These rows, each from the source whose turn it is."""
         parts = [(places, self.sources[number].read(own, None)) for number, places, own in self._turns(rows)]
         if not parts:
-            return self.sources[0].read(rows, out)
+            return self.sources[0].read(rows, out) | self._source_ids(rows, out)
         columns = {key: [(places, part[key]) for places, part in parts] for key in parts[0][1]}
-        return {key: _interleave(values, len(rows), key, out) for key, values in columns.items()}
+        batch = {key: _interleave(values, len(rows), key, out) for key, values in columns.items()}
+        return batch | self._source_ids(rows, out)
+
+    def _source_ids(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
+        """Which source each row is from, if that is asked for."""
+        if not self.deal.source_ids:
+            return {}
+        source_ids = offered(out, SOURCE_IDS, (len(rows),), np.int32)
+        source_ids[:] = self.mixture.locate(rows)[0]
+        return {SOURCE_IDS: source_ids}
 
     def output_arrays(self, num_rows: int) -> OutputArrays:
         """What any of the sources has: they are alike."""
-        return self.sources[0].output_arrays(num_rows)
+        own: OutputArrays = {SOURCE_IDS: ((num_rows,), "int32")} if self.deal.source_ids else {}
+        return self.sources[0].output_arrays(num_rows) | own
 
     def announce(self, row: int) -> None:
         """What each source's next row needs."""
@@ -103,7 +152,14 @@ class MixedRows(RowSource):
             name: SourceLedger(num_rows=counts[name], one_pass=source.ledger(position // source.num_rows))
             for name, source, position in zip(self.names, self.sources, positions, strict=True)
         }
-        return Ledger(num_rows=self.num_rows, sources=sources)
+        return Ledger(num_rows=self.num_rows, sources=sources, schedule=self.schedule_until(end))
+
+    def schedule_until(self, end: int) -> Mapping[int, Mapping[str, float]]:
+        """As dealt."""
+        if len(self.schedule) == 1:
+            return {}
+        shares = {row: [quota / BLOCK for quota in quotas] for row, quotas in self.schedule.items() if row < end}
+        return {row: dict(zip(self.names, found, strict=True)) for row, found in shares.items()}
 
     def rows_of_sources(self, begin: int, end: int) -> Mapping[str, int]:
         """By arithmetic."""
@@ -116,15 +172,15 @@ class MixedRows(RowSource):
         return [(number, np.flatnonzero(turn == number), own[turn == number]) for number in np.unique(turn).tolist()]
 
     def _rows_of_one_pass(self, name: str) -> int:
-        """The fewest rows that hold one epoch of a source."""
-        number = self.names.index(name)
+        """The fewest rows that hold one epoch of a source, by the first weights: a later change moves no epoch."""
+        number, mixture = self.names.index(name), Mixture(self.deal.weights, self.seed)
         needed = self.sources[number].num_rows
         low, high = 0, 1
-        while self.mixture.counts(high)[number] < needed:
+        while mixture.counts(high)[number] < needed:
             high *= 2
         while low < high:
             middle = (low + high) // 2
-            if self.mixture.counts(middle)[number] < needed:
+            if mixture.counts(middle)[number] < needed:
                 low = middle + 1
             else:
                 high = middle
@@ -146,17 +202,21 @@ class MixedRows(RowSource):
 class MixedPieceRows(MixedRows, PieceSource):
     """Rows of pieces from several sources: each copies its own tokens, one pass writes the rest for all of them."""
 
-    def __init__(self, sources: Mapping[str, tuple[PieceSource, float]], *, seed: int, epoch: int | str) -> None:
-        self._piece_sources = tuple(source for source, _ in sources.values())
+    def __init__(self, sources: Mapping[str, PieceSource], deal: Deal) -> None:
+        self._piece_sources = tuple(sources.values())
         self.stage = self._piece_sources[0].stage
-        super().__init__(sources, seed=seed, epoch=epoch)
+        super().__init__(sources, deal)
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> Batch:
         """A batch of these rows, packed or padded."""
         fillings = self.fill(rows, np.arange(len(rows)))
         if isinstance(self.stage, Pad):
-            return compose_padded(fillings, len(rows), self.stage, out)
-        return compose(fillings, len(rows), self.stage, out)
+            return compose_padded(fillings, len(rows), self.stage, out) | self._source_ids(rows, None)
+        return compose(fillings, len(rows), self.stage, out) | self._source_ids(rows, None)
+
+    def output_arrays(self, num_rows: int) -> OutputArrays:
+        """The arrays that have a place for every token."""
+        return PieceSource.output_arrays(self, num_rows)
 
     @property
     def kept(self) -> Mapping[str, Column]:
@@ -184,19 +244,19 @@ class MixedPieceRows(MixedRows, PieceSource):
         self._check_same("pack settings", [_row_settings(source) for source in self._piece_sources])
 
 
-def mix_rows(sources: Mapping[str, tuple[RowSource, float]], *, seed: int, epoch: int | str) -> MixedRows:
+def mix_rows(sources: Mapping[str, RowSource], deal: Deal) -> MixedRows:
     """The mixture of these sources.
 
     Raises:
         SchemaError: their rows are not alike.
     """
-    pieces = {name: (source.as_pieces, weight) for name, (source, weight) in sources.items() if source.as_pieces}
-    kinds = {source.stage.verb for source, _ in pieces.values()}
+    pieces = {name: source.as_pieces for name, source in sources.items() if source.as_pieces is not None}
+    kinds = {source.stage.verb for source in pieces.values()}
     if len(pieces) == len(sources) and len(kinds) == 1:
-        return MixedPieceRows(pieces, seed=seed, epoch=epoch)
+        return MixedPieceRows(pieces, deal)
     if pieces:
         raise SchemaError("mix(): either all sources are packed or none is, and padded likewise.")
-    return MixedRows(sources, seed=seed, epoch=epoch)
+    return MixedRows(sources, deal)
 
 
 def _interleave(

@@ -28,6 +28,7 @@ from penstock.plan._mapping import is_marked_pure, is_pure
 from penstock.plan._reading import BatchReader
 from penstock.plan._rows import Batch as BatchArrays
 from penstock.plan._rows import OutputArrays, RowSource
+from penstock.plan._show import Decode, Tokenizer, show_batch
 from penstock.plan._stage_rules import (
     LEGAL_ORDER,
     check_next,
@@ -292,6 +293,28 @@ class Plan(Verbs["Plan"]):
         """What a batch was made of: every document with its place in the batch, its file and its row in it."""
         rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch))
         return self.row_source.trace(self.steps.share(rows, rank, world_size))
+
+    def show(
+        self,
+        step: int,
+        tokenizer: Tokenizer | Decode | None = None,
+        *,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> str:
+        """A batch as text: row by row, where each document begins, where it is from, and how much of it is predicted.
+
+        Args:
+            tokenizer: What has a `decode`, or a function from token ids to text; without one, the ids are shown.
+            step, epoch, rank, world_size: As for `read`.
+
+        Raises:
+            StageError: the rows are not tokens.
+        """
+        rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch))
+        batch = self.row_source.read(self.steps.share(rows, rank, world_size), None)
+        return show_batch(batch, self.documents(step, epoch, rank, world_size), tokenizer)
 
     def mixing(self) -> list[Mixing]:
         """How far batches are from those of a full shuffle, for each dataset stored in runs of a label or source.

@@ -62,9 +62,16 @@ def _load(fields: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
     source = fields["source"]
     if "mix" in source:
         parts = {name: (_load(part, where, allowed), part["weight"]) for name, part in source["mix"].items()}
-        length = {"rows": source.get("rows"), "epoch": source.get("epoch")}
-        said = bool(source.get("different_tokenizers", False))
-        plan = mix(parts, seed=source["seed"], **length, different_tokenizers=said)
+        plan = mix(
+            parts,
+            seed=source["seed"],
+            rows=source.get("rows"),
+            epoch=source.get("epoch"),
+            temperature=source.get("temperature", 1.0),
+            schedule={int(row): weights for row, weights in source.get("schedule", {}).items()},
+            source_ids=bool(source.get("source_ids", False)),
+            different_tokenizers=bool(source.get("different_tokenizers", False)),
+        )
     else:
         plan = _load_dataset(source, where).as_plan()
     for stage in fields.get("stages", []):

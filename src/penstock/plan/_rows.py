@@ -89,6 +89,10 @@ class RowSource(ABC):
         """How many of rows `begin` to `end` each source of a mixture gives; nothing for other rows."""
         return {}
 
+    def schedule_until(self, end: int) -> Mapping[int, Mapping[str, float]]:
+        """Shares of a mixture's sources by the row from which on they hold, before row `end`; empty if they stay."""
+        return {}
+
     @abstractmethod
     def announce(self, row: int) -> None:
         """Tell the kernel which data this row and those after it need."""

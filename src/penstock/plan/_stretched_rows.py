@@ -100,8 +100,14 @@ class StretchedRows(RowSource):
             num_rows=self.num_rows,
             num_passes=self.num_passes * inner.num_passes,
             rows_left_out=self.num_passes * inner.rows_left_out + self._period - self.num_rows,
+            schedule=self.schedule_until((epoch + 1) * self.num_rows),
             sources={name: dataclasses.replace(one, num_rows=counts[name]) for name, one in inner.sources.items()},
         )
+
+    def schedule_until(self, end: int) -> Mapping[int, Mapping[str, float]]:
+        """The source's, in rows of this."""
+        found = self.inner.schedule_until(self._find_one(end - 1) + 1) if end else {}
+        return {self._num_rows_before(row): shares for row, shares in found.items()}
 
     def rows_of_sources(self, begin: int, end: int) -> Mapping[str, int]:
         """Counted epoch by epoch."""

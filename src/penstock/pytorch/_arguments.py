@@ -55,6 +55,7 @@ ARGUMENTS: Mapping[str, Argument] = {
         False, with_torch="samples of a torch dataset are computed in processes", also_allowed=("process",)
     ),
     "prefetch": Argument(False, with_torch="with a torch dataset use prefetch_factor, per worker"),
+    "mesh": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...) of mesh['dp']"),
     "rank": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...)"),
     "world_size": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...)"),
     "micro_batch": Argument(False, with_torch="with a torch dataset use batch_size"),

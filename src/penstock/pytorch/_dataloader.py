@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler
@@ -27,6 +28,7 @@ from penstock.pytorch._arguments import (
     with_settings,
 )
 from penstock.pytorch._device import find_device
+from penstock.pytorch._mesh import find_data_rank
 from penstock.pytorch._mixing import tell_of_runs
 from penstock.pytorch._pinning import wants_pinning
 from penstock.pytorch._plan_run import PlanRun
@@ -57,6 +59,8 @@ class DataLoader(TorchDataLoader[BatchType]):
             processors that this job may use.
         workers: For plans: "thread", "process", "inline", or "auto".
         prefetch: For plans: batches computed ahead; two per worker by default.
+        mesh: For plans: the device mesh of a job that is parallel in several ways; ranks that share a data-parallel
+            rank get the same batch.
         rank, world_size: For plans: this training process among all; by default from torch.distributed, torchrun
             or Slurm.
         micro_batch: For plans: hand a step's rows out in pieces of this many.
@@ -103,6 +107,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         in_order: bool = True,
         workers: Workers = "auto",
         prefetch: int | None = None,
+        mesh: DeviceMesh | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         micro_batch: int | None = None,
@@ -118,13 +123,16 @@ class DataLoader(TorchDataLoader[BatchType]):
         given = with_settings({name: value for name, value in locals().items() if name in ARGUMENTS}, _DEFAULTS)
         num_workers, workers, prefetch, pin_memory = (given[name] for name in _TUNED)
         start_method, drop_consumed = given["start_method"], given["drop_consumed"]
-        if (rank is None) != (world_size is None):
-            raise ValueError("Give both rank and world_size, or neither.")
+        self.mesh = mesh
+        if (rank is None) != (world_size is None) or (rank is not None and mesh is not None):
+            raise ValueError("Give both rank and world_size, or mesh, or none of them.")
         self.workers, self.prefetch, self.rank, self.world_size = workers, prefetch, rank, world_size
         self.micro_batch, self.epochs, self.start_method = micro_batch, epochs, start_method
         self.drop_consumed, self.device, self.snapshot_every_n_steps = drop_consumed, device, snapshot_every_n_steps
         self.remote, self.local_workers = remote, local_workers
         find_device(device)  # one that is not there is an error here, not at the first batch
+        if mesh is not None:
+            given["rank"], given["world_size"] = find_data_rank(mesh)
         rebuilt = find_run(given)
         self._source = source = find_plan(dataset, given, _DEFAULTS) if rebuilt is None else rebuilt.source
         if source is None:
@@ -134,7 +142,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         else:
             how = LoaderSettings.for_plan(source.make(), given) if rebuilt is None else rebuilt.settings
             pins = device is None and wants_pinning(pin_memory, pin_memory_device)
-            ranks = None if rank is None or world_size is None else (rank, world_size)
+            ranks = None if given["rank"] is None else (given["rank"], given["world_size"])
             self._run = PlanRun(source, how, ranks, device=find_device(device), pin_memory=pins)
             size = micro_batch or self._run.rows_per_rank
             shown = shown_arguments(torchs_arguments(given, is_plan=True), device)
@@ -215,7 +223,7 @@ class DataLoader(TorchDataLoader[BatchType]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, in this process or another, is a loader that has not begun."""
-        state = vars(self) | {"_iterator": None}
+        state = vars(self) | {"_iterator": None, "mesh": None}  # the run knows its rank; a mesh is of this process
         if isinstance(self._run, TorchRun):
             del state["_run"]
         return state

@@ -1,0 +1,66 @@
+"""A batch as text with its borders: what a model reads, for people to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import StageError, printable
+from penstock.plan._accounts import DocumentTrace
+from penstock.plan._stages import IGNORED
+
+
+class Tokenizer(Protocol):
+    """Anything that turns token ids into text: of tokenizers, transformers, tiktoken."""
+
+    def decode(self, ids: list[int], /) -> str:
+        """The text of some tokens."""
+        ...
+
+
+Decode = Callable[[list[int]], str]
+
+
+def show_batch(batch: Mapping[str, Any], traces: Sequence[DocumentTrace], tokenizer: Tokenizer | Decode | None) -> str:
+    """Row by row, document by document.
+
+    Raises:
+        StageError: the rows are not tokens.
+    """
+    if "input_ids" not in batch or "labels" not in batch:
+        raise StageError("show() prints rows of tokens: window(), pack() or pad() makes them.")
+    decode: Decode = getattr(tokenizer, "decode", None) or tokenizer or _as_numbers  # type: ignore[assignment]
+    input_ids = batch["input_ids"]
+    lines = [f"{len(input_ids):,} rows of {input_ids.shape[1]:,} places"]
+    for row, ids in enumerate(input_ids):
+        own = [trace for trace in traces if trace.row == row]
+        left = _left_padding(batch, row)
+        lines.append(f"row {row}")
+        for trace in own:
+            here = slice(left + trace.column, left + trace.column + trace.size)
+            lines += _lines_of(trace, ids[here], batch["labels"][row, here], decode)
+        if padding := input_ids.shape[1] - sum(trace.size for trace in own):
+            lines.append(f"  ┆ {padding:,} places of padding{' before it' if left else ''}")
+    return "\n".join(lines)
+
+
+def _lines_of(trace: DocumentTrace, ids: NDArray[Any], labels: NDArray[Any], decode: Decode) -> Iterator[str]:
+    source = f"{trace.source}: " if trace.source else ""
+    part = f" from token {trace.start:,} on" if trace.start else ""
+    origin = f", {printable(trace.origin)}" if trace.origin else ""
+    targets = int(np.count_nonzero(labels != IGNORED))
+    yield f"  ├ {source}document {trace.document:,}{part}: {trace.size:,} tokens, {targets:,} predicted{origin}"
+    for line in decode(ids.tolist()).split("\n"):
+        yield f"  │ {printable(line)}"
+
+
+def _left_padding(batch: Mapping[str, Any], row: int) -> int:
+    mask = batch.get("attention_mask")
+    return 0 if mask is None or not mask[row].any() else int(mask[row].argmax())
+
+
+def _as_numbers(ids: list[int]) -> str:
+    return " ".join(map(str, ids))
