@@ -16,7 +16,7 @@ ROW, ROWS = 16_384, 65_536
 
 class Rows(Dataset):
     def __init__(self, path):
-        self.rows = np.memmap(path, np.float32, "r", shape=(ROWS, ROW // 4))
+        self.rows = np.memmap(path, np.int32, "r", shape=(ROWS, ROW // 4))
         self.rows._mmap.madvise(mmap.MADV_RANDOM)  # no read-ahead: what is next to a row is not needed next
         if FIX:
             self.rows = np.array(self.rows)
@@ -25,7 +25,7 @@ class Rows(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index):
-        return self.rows[index] * 2
+        return self.rows[index] + 1
 
 
 def prepare(path):
