@@ -164,6 +164,15 @@ def test_workers_that_keep_growing_are_found_and_those_that_grew_once_are_not(gr
     assert [each.id for each in find(Case(recording=recording, cores=2))] == found
 
 
+@pytest.mark.parametrize(("cpu", "is_proposed"), [(0.03, True), (0.002, False)])
+def test_fewer_workers_are_proposed_when_more_are_ready_to_run_than_can(cpu: float, is_proposed: bool) -> None:
+    events = steps()
+    events["cpu"][events["kind"] == EventKind.FETCH] = cpu
+    recording = recorded(events, [], {1: 2.0}, options={"num_workers": 8})
+    names = [trial.name for trial in choose_trials(recording, recording.turns, whole_epochs=False, cores=2)]
+    assert ("num_workers=2" in names) is is_proposed
+
+
 def test_workers_are_proposed_to_a_loop_that_has_none_and_nothing_to_one_that_does_not_wait() -> None:
     waiting = recorded(steps(), [], {1: 2.0}, options={"num_workers": 0})
     assert "num_workers=2" in [

@@ -14,9 +14,9 @@ from penstock.diagnosis._experiment import TurnResult
 _ENOUGH_STEPS, _FEWEST_STEPS = 8, 3
 _LONG = 4
 """A turn that takes this many times as long as it should ends after the fewest steps."""
-_RUNS_DOWN = 0.08
+_RUNS_DOWN = 0.12
 """Batches by which a queue falls for each one handed over, from which on that is no chance."""
-_MOST_REPEATS = 4
+_MOST_REPEATS = 3
 _EMPTY_STEPS = 3
 """So many steps in a row with an empty queue, and nothing is left of the pause."""
 
