@@ -178,7 +178,7 @@ def test_state_in_place_of_torchs_loader() -> None:
 def test_masks(corpus: penstock.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     # Compiling takes half a minute, and is done in `tests/masks`.
     monkeypatch.setattr(torch, "compile", lambda function: lambda q, k, v, block_mask: q + block_mask.shape[-1])
-    flex, hugging_face, check = snippets("docs/masks.md")
+    flex, hugging_face, check, context = snippets("docs/masks.md")
     loader = penstock.DataLoader(corpus.pack(256).batch(2), workers="inline")
     values = torch.randn(3, 2, 1, 256, 16)
     space = run(flex, loader=loader, **dict(zip("qkv", values, strict=True)))
@@ -186,6 +186,7 @@ def test_masks(corpus: penstock.Dataset, monkeypatch: pytest.MonkeyPatch) -> Non
     known = {name: space[name] for name in ("masks", "batch")}
     table = torch.randn(1000, 8)
     model = lambda **inputs: SimpleNamespace(loss=inputs, logits=table[inputs["input_ids"]])  # noqa: E731
+    assert run(context, **known)["part"]["input_ids"].shape == (2, 64)
     given = run(hugging_face, model=model, **known)["loss"]
     assert given["input_ids"].shape == (1, 2 * 256)
     run(check, batch=space["batch"], vocab_size=1000, model=lambda batch: table[batch["input_ids"]])

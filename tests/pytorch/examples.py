@@ -13,7 +13,7 @@ import torch
 
 import penstock
 from penstock.plan import Dataset, Plan
-from pytorch.functions import draw_from_rng, negate
+from pytorch.functions import draw_from_rng, fail_at_some, negate
 
 NUM_ROWS = 43
 
@@ -58,6 +58,7 @@ def plans() -> dict[str, Plan]:
         "padded": docs.shuffle(seed=9).pad(24, multiple=8, bucket=32, run=4).batch(4),
         "balanced": kinds.balance("kind").shuffle(seed=5).batch(4, tail="short"),
         "sampled": kinds.sample("kind", rows=30).shuffle(seed=5).batch(4),
+        "skipping": ds.shuffle(seed=2).map(fail_at_some, on_error="skip").batch(4),
         "stretched": docs.shuffle(seed=9).pack(32).skip(rows=3).take(rows=25).repeat(2).batch(4),
     }
 

@@ -13,6 +13,13 @@ import numpy as np
 import penstock
 
 
+def fail_at_some(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Fails at every third sample."""
+    if int(row["x"]) % 3 == 0:
+        raise ValueError("a third sample")
+    return {"x": row["x"], "draw": rng.integers(0, 1000)}
+
+
 def draw_from_rng(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"x": row["x"], "noise": rng.random(3)}
 

@@ -26,6 +26,8 @@ class LoaderStatistics:
 
     num_batches: int = 0
     """Batches handed over."""
+    num_replaced: int = 0
+    """Rows in them that stand in for others, at which a function of map(on_error="skip") failed."""
     num_ready: int = 0
     """Batches that were ready when they were asked for: no waiting."""
     num_bytes: int = 0

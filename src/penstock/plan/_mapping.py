@@ -64,12 +64,22 @@ def takes_generator(function: Callable[..., Any]) -> bool:
     return len(needed) >= 2 or (len(positional) >= 2 and positional[1].name == "rng")
 
 
+Replace = Callable[[int, Exception], dict[str, Any]]
+"""Gives what stands in place of a row, from its place in the batch and what went wrong; or raises that."""
+
+
 def run_map(
-    stage: Map, batch: Mapping[str, Any], rows: NDArray[np.int64], seed: int, describe: Callable[[int], str]
+    stage: Map,
+    batch: Mapping[str, Any],
+    rows: NDArray[np.int64],
+    seed: int,
+    describe: Callable[[int], str],
+    replace: Replace,
 ) -> dict[str, Any]:
     """`batch` after one map stage.
 
-    `rows` are the absolute numbers of its rows, `seed` is the stage's own; `describe` says what a row at fault is.
+    `rows` are the absolute numbers of its rows, `seed` is the stage's own; `describe` says what a row at fault is, and
+    `replace` what stands in its place.
     """
     if stage.batched:
         first = int(rows[0]) if len(rows) else 0
@@ -81,12 +91,12 @@ def run_map(
     samples, results = list(_samples(batch, len(rows))), []
     given = [_copied(sample) for sample in samples]  # the function may change the one that it gets
     with _calling(stage.function, seed) as call:
-        for sample, row in zip(samples, rows.tolist(), strict=True):
+        for place, (sample, row) in enumerate(zip(samples, rows.tolist(), strict=True)):
             try:
                 results.append(_checked(stage, call(sample, row)))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - `replace` raises it, or puts another row here
                 error.add_note(f"in {_name(stage)}, at {describe(row)}")
-                raise
+                results.append(replace(place, error))
     return RowResults(_name(stage), stage.ragged).join(results, given, batch)
 
 
@@ -152,6 +162,11 @@ def _has_rows(value: Any, num_rows: int) -> bool:
         return all(_has_rows(inner, num_rows) for inner in value.values())
     is_column = isinstance(value, Ragged | list) or (isinstance(value, np.ndarray) and value.ndim > 0)
     return is_column and len(value) == num_rows
+
+
+def first_row(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The first row of a batch of rows."""
+    return next(_samples(batch, 1))
 
 
 def _row(column: Any, row: int) -> Any:

@@ -169,6 +169,11 @@ class Plan(Verbs["Plan"]):
         return any(not is_pure(stage.function) for stage in self._maps)
 
     @property
+    def replaces_rows(self) -> bool:
+        """Whether a mapped function may fail at a row, which another then stands in for."""
+        return any(stage.on_error == "skip" for stage in self._maps)
+
+    @property
     def is_rectangular(self) -> bool:
         """Whether several batches side by side are one batch of more rows: nothing in one is about the batch."""
         return (

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from penstock.order import derive_key
 from penstock.plan._compose import ROW_TARGETS
 from penstock.plan._mapping import run_map
+from penstock.plan._replacing import Replacing
 from penstock.plan._rows import Batch, Rows, RowSource
 from penstock.plan._stages import IGNORED, Map
 from penstock.plan._steps import Steps
 
 IS_REPEATED = "is_repeated"
+IS_REPLACED, NUM_REPLACED = "is_replaced", "num_replaced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,40 @@ class BatchReader:
             places = self.steps.part(self.steps.share(np.arange(len(rows)), rank, world_size), part, num_parts)
             is_hidden = is_repeated if self.steps.tail == "pad" else None
             self._account(batch, rows, places, is_hidden)
-        for number, stage in enumerate(self.maps):
-            batch = run_map(stage, batch, own, derive_key(self.seed, "map", number), self.rows.describe)
+        if self.maps:
+            batch = self._map(batch, own)
         if is_repeated is not None:
             batch[IS_REPEATED] = is_repeated[places]
+        return batch
+
+    def _map(self, batch: Batch, rows: Rows) -> Batch:
+        """The rows after all maps; where one may skip, with what was replaced."""
+        replacing = Replacing(self.seed, self.rows.num_rows)
+        for number in range(len(self.maps)):
+            batch = self._run_stage(number, batch, rows, replacing)
+        if any(stage.on_error == "skip" for stage in self.maps):
+            is_replaced = np.zeros(len(rows), np.bool_)
+            is_replaced[list(replacing.places)] = True
+            batch |= {IS_REPLACED: is_replaced, NUM_REPLACED: len(replacing.places)}
+        return batch
+
+    def _run_stage(self, number: int, batch: Batch, rows: Rows, replacing: Replacing | None) -> Batch:
+        """The rows after one map; nothing is replaced without a place to count it."""
+        stage = self.maps[number]
+
+        def replace(place: int, error: Exception) -> dict[str, Any]:
+            if replacing is None or stage.on_error == "raise":
+                raise error
+            return replacing.stand_in(place, int(rows[place]), error, lambda row: self._alone(row, number))
+
+        return run_map(stage, batch, rows, derive_key(self.seed, "map", number), self.rows.describe, replace)
+
+    def _alone(self, row: int, last: int) -> Batch:
+        """One row after the maps up to the last; whatever fails is an error."""
+        rows = np.array([row])
+        batch = self.rows.read(rows, None)
+        for number in range(last + 1):
+            batch = self._run_stage(number, batch, rows, None)
         return batch
 
     def _account(self, batch: Batch, rows: Rows, places: Rows, is_hidden: NDArray[np.bool_] | None) -> None:

@@ -104,7 +104,8 @@ def stage_identity(stage: Stage) -> Any:
     """JSON of a stage's settings."""
     if isinstance(stage, Map):
         ragged = [sorted(stage.ragged)] if stage.ragged else []
-        return ["map", function_identity(stage.function), stage.batched, *ragged]
+        skips = ["skip"] if stage.on_error == "skip" else []
+        return ["map", function_identity(stage.function), stage.batched, *ragged, *skips]
     settings = dataclasses.asdict(stage)
     if isinstance(stage, Pack) and not stage.keep:
         del settings["keep"]  # plans from before there was one keep their fingerprints
@@ -118,7 +119,8 @@ def describe_stage(stage: Stage) -> str:
     if isinstance(stage, Map):
         name = getattr(stage.function, "__qualname__", repr(stage.function))
         ragged = f", ragged={list(stage.ragged)!r}" if stage.ragged else ""
-        return f"map({name}{', batched=True' if stage.batched else ''}{ragged})"
+        skips = ", on_error='skip'" if stage.on_error == "skip" else ""
+        return f"map({name}{', batched=True' if stage.batched else ''}{ragged}{skips})"
     if isinstance(stage, Cast):
         return f"cast({', '.join(f'{name}={dtype!r}' for name, dtype in stage.dtypes)})"
     return f"{stage.verb}({', '.join(f'{name}={value!r}' for name, value in stage_arguments(stage).items())})"

@@ -24,6 +24,7 @@ Tail = Literal["carry", "short", "even", "pad", "drop"]
 Labels = Literal["next", "same"]
 Positions = Literal["restart", "continue"]
 Side = Literal["right", "left"]
+OnError = Literal["raise", "skip"]
 
 IGNORED = -100
 """The label where nothing is predicted; torch's losses leave it out."""
@@ -252,11 +253,16 @@ class Map:
     """Give the function a whole batch, as arrays, instead of one row."""
     ragged: tuple[str, ...] = ()
     """Columns that are `Ragged` in every batch, also where their rows happen to be of one length."""
+    on_error: OnError = "raise"
+    """"skip" puts another row of the epoch where the function fails, always the same one, and counts it."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"map({self.function!r}): a function is needed.")
         _check_names(self, "ragged")
+        _check_choice(self, "on_error", OnError)
+        if self.on_error == "skip" and self.batched:
+            raise ValueError("map(on_error='skip', batched=True): only a function of single rows can be given another.")
         if self.ragged and self.batched:
             raise ValueError("map(ragged=..., batched=True): a function of a batch returns `Ragged` columns itself.")
 

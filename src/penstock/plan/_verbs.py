@@ -17,6 +17,7 @@ from penstock.plan._stages import (
     Labels,
     Map,
     Mode,
+    OnError,
     Pack,
     Pad,
     Positions,
@@ -154,7 +155,14 @@ class Verbs(ABC, Generic[PlanType]):
         """Epochs of `times` passes, each shuffled anew: one `for` loop runs through all of them."""
         return self.with_stage(Repeat(times=times))
 
-    def map(self, function: Callable[..., Any], *, batched: bool = False, ragged: str | Sequence[str] = ()) -> PlanType:
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        batched: bool = False,
+        ragged: str | Sequence[str] = (),
+        on_error: OnError = "raise",
+    ) -> PlanType:
         """Apply `function(row, rng)` or `function(row)` to every row, or to every batch.
 
         The generator is derived from seed and row, so a row comes out the same wherever it is computed.
@@ -163,8 +171,11 @@ class Verbs(ABC, Generic[PlanType]):
             batched: Give the function a batch, as a dict of columns, and not a row.
             ragged: Columns that the function returns in any length: they are `Ragged` in every batch. Others are
                 only where their lengths differ, and arrays where they do not; "target.boxes" is one in a dict.
+            on_error: "skip" replaces a row for which the function fails by another of the epoch, and says so in
+                `is_replaced` and `num_replaced` of the batch.
         """
-        return self.with_stage(Map(function=function, batched=batched, ragged=_names(ragged)))
+        stage = Map(function=function, batched=batched, ragged=_names(ragged), on_error=on_error)
+        return self.with_stage(stage)
 
     def batch(self, global_size: int, *, tail: Tail = "carry") -> PlanType:
         """Cut the rows into batches of `global_size`, counted over all ranks.

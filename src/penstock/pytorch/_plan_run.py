@@ -239,6 +239,8 @@ class PlanRun:
                 self._hand_over(found[0], loop)
                 batch = found[1]
                 del found
+                if self.plan.replaces_rows:
+                    self._statistics.num_replaced += batch["num_replaced"]
                 yield batch
                 del batch
             if loop.end is not None:
