@@ -112,8 +112,8 @@ def verbs() -> Iterable[str]:
 
 
 def help_of(*verb: str) -> str:
-    """What the command prints, 100 columns wide and without colours."""
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src")}
+    """What the command prints, 90 columns wide and without colours."""
+    environment = {**os.environ, "COLUMNS": "90", "NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "penstock.cli", *verb, "--help"]
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
