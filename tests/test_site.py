@@ -1,0 +1,68 @@
+"""What the site makes by itself when it is built is complete: the reference of names and of verbs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import penstock
+from penstock.cli._verbs import VERBS
+
+ROOT = Path(__file__).parent.parent
+
+
+def load(name: str) -> ModuleType:
+    """A script of `.ci`, which is no package."""
+    found = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
+    assert found is not None and found.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    names = re.findall(r"heading: penstock\.(\w+)$", load("site_pages").python_page(), re.MULTILINE)
+    assert sorted(names) == sorted(set(penstock.__all__) - {"__version__"})
+
+
+def test_the_reference_has_every_verb_with_its_help() -> None:
+    page = load("site_pages").cli_page()
+    assert re.findall(r"^## penstock (\w+)$", page, re.MULTILINE) == list(VERBS)
+    assert page.count("usage: penstock ") == len(VERBS) + 1
+
+
+def test_a_picture_is_part_of_the_page_and_takes_its_colours() -> None:
+    html = '<p><img alt="A mask" src="../images/mask.svg" /></p>'
+    drawn = load("site_pages").on_page_content(html, None, None, None)
+    assert drawn.startswith('<p><span class="picture" role="img" aria-label="A mask"><svg')
+    assert "<style>" not in drawn
+
+
+def test_every_class_that_pictures_use_has_a_style_on_the_site_and_off_it() -> None:
+    styled = set(re.findall(r"\.picture \.(\w+)", (ROOT / "docs/site.css").read_text()))
+    for picture in (ROOT / "docs/images").glob("*.svg"):
+        text = picture.read_text()
+        used = {name for names in re.findall(r'class="([^"]+)"', text) for name in names.split()}
+        assert used <= styled
+        assert used <= set(re.findall(r"^ {4}\.(\w+)", text, re.MULTILINE))
+
+
+def test_doctests_become_code_and_parameters_get_a_line_each() -> None:
+    text = "Says x.\n\nArgs:\n    a, b: Both.\n    c: One.\n\n>>> f(\n...     1)\n[1]\n"
+    shown = load("site_docstrings").rewritten(text)
+    assert "    a: Both.\n    b: Both.\n    c: One.\n" in shown
+    assert "```pycon\n>>> f(\n...     1)\n[1]\n```" in shown
+
+
+@pytest.mark.stress
+def test_the_site_builds_without_a_warning_and_asks_no_other_host(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=110)
+    pages = "\n".join(page.read_text() for page in tmp_path.rglob("*.html"))
+    assert re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?:[^"]+"', pages) == []
