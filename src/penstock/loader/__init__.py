@@ -5,6 +5,7 @@
     Pipeline     submits items, a few ahead; takes results, in order
       | item                                 ^ batch: arrays on a leased slot
     Engine       InlineEngine | ThreadEngine | ProcessEngine, which feeds a `workers.Crew`
+                 | ElasticEngine, which begins as the first and may become one of the others
       | item, slot                           ^ layout: where each array lies in the slot
     Work         computes the item into the slot: PlanWork here, torch datasets in `pytorch`
 

@@ -67,6 +67,10 @@ class Engine(Protocol):
         """Use more or fewer workers from now on."""
         ...
 
+    def num_started(self) -> int:
+        """Workers that compute: those that were added lately may still be starting."""
+        ...
+
     def num_buffers(self) -> tuple[int, int]:
         """(buffers there are, buffers in use)."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.loader._elastic import ElasticEngine
 from penstock.loader._engine import Engine, Result, WorkerKind
 from penstock.loader._memory import SlotPool, private_slot
 from penstock.loader._processes import ProcessEngine
@@ -15,11 +16,17 @@ from penstock.workers import StartMethod
 def make_engine(
     work: Work, *, kind: WorkerKind, num_workers: int, start_method: StartMethod, is_assigned: bool = False
 ) -> Engine:
-    """An engine of a kind, with its workers started.
+    """An engine of a kind, with its workers started; without any, until it is told to have some, it computes inline.
 
     In an assigned one, each item says which worker process computes it: for work that keeps something from
     one item to the next, so that no other can take over when that worker dies.
     """
+    if kind != "inline" and not num_workers:
+
+        def make_workers(count: int) -> Engine:
+            return make_engine(work, kind=kind, num_workers=count, start_method=start_method)
+
+        return ElasticEngine(InlineEngine(work), make_workers)
     if kind == "process":
         return ProcessEngine(work, num_workers, start_method, is_assigned=is_assigned)
     if is_assigned:
@@ -70,6 +77,10 @@ class InlineEngine:
 
     def set_workers(self, num_workers: int) -> None:
         """There are none."""
+
+    def num_started(self) -> int:
+        """There are none."""
+        return 0
 
     def num_buffers(self) -> tuple[int, int]:
         """(buffers there are, buffers in use)."""

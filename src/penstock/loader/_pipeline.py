@@ -54,6 +54,8 @@ class LoaderStatistics:
     """Batches computed ahead now."""
     num_queued: int = 0
     """Batches that are ready now: as many steps could come without waiting."""
+    decisions: tuple[str, ...] = ()
+    """What was changed while it ran, at which step and why; the latest hundred."""
 
     @property
     def ready_share(self) -> float:

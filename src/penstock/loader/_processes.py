@@ -127,6 +127,10 @@ class ProcessEngine:
             raise ValueError("Each item belongs to one of these workers; their number cannot change while they run.")
         self.num_workers = num_workers
 
+    def num_started(self) -> int:
+        """Workers that compute, of those there are to be."""
+        return sum(worker.is_started for worker in self._active)
+
     def num_buffers(self) -> tuple[int, int]:
         """(buffers there are, buffers in use)."""
         pools = [worker.pool for worker in self._workers.values()]
@@ -171,9 +175,10 @@ class ProcessEngine:
         self._active.append(worker)
 
     def _worker_for(self, assigned: int | None) -> ItemWorker | None:
-        """The worker that is given an item; None when it is dead."""
+        """The worker that is given an item; None when it is dead. One that still starts would hold it up."""
         if assigned is None:
-            return min(self._active, key=lambda worker: len(worker.outstanding))
+            started = [worker for worker in self._active if worker.is_started]
+            return min(started or self._active, key=lambda worker: len(worker.outstanding))
         return next((worker for worker in self._active if worker.number == assigned), None)
 
     def _read(self, seconds: float) -> bool:
@@ -201,10 +206,13 @@ class ProcessEngine:
 
     def _receive(self, worker: ItemWorker) -> None:
         try:
-            ticket, slot, outcome = worker.receive()
+            answer = worker.receive()
         except EOFError:
             self._replace(worker)
             return
+        if answer is None:
+            return
+        ticket, slot, outcome = answer
         if ticket < self._first_wanted:
             worker.pool.give_back(slot)
         else:

@@ -148,6 +148,10 @@ class ThreadEngine:
             self._threads.pop(self._shared.ended.pop(), None)
         self.num_workers = num_workers
 
+    def num_started(self) -> int:
+        """Threads are there at once."""
+        return self.num_workers
+
     def num_buffers(self) -> tuple[int, int]:
         """(buffers there are, buffers in use)."""
         return self._pool.num_slots, self._pool.num_held

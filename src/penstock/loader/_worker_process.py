@@ -2,6 +2,7 @@
 
 engine (`ItemWorker`)                        worker process (`ComputeItems`)
 its number, the number of workers ------->   work.begin(…), if the work has it
+                                      <---   Started: from now on it computes
 (ticket, item, slot, slots to close) ---->   computes the item into the slot; a slot that is new to it
                                              comes as a descriptor beside the message
                                       <---   Finished, or 36 bytes if the layout was sent before
@@ -38,6 +39,10 @@ Pickling the layout of every item would take 6 us more per batch of 8 x 128 toke
 """
 
 
+class Started(NamedTuple):
+    """Worker: it is there, with all that it had to import."""
+
+
 class Finished(NamedTuple):
     """Worker: the item is computed."""
 
@@ -65,6 +70,7 @@ class ComputeItems:
         """Compute items until the engine closes the channel."""
         guard_life_line(life_line)
         self._begin(channel)
+        channel.send_pickled(pickle.dumps(Started()))
         answers = _Answers(channel, self.work)
         slots: dict[int, Slot] = {}
         while True:
@@ -128,7 +134,8 @@ class ItemWorker:
         self.is_leaving = False
         self._busy_since = time.monotonic()
         """When it began with the item that it is computing."""
-        self._has_answered = False
+        self.is_started = False
+        """Whether it computes, and does not import any more."""
         self._open: set[int] = set()
         """Slots that the process has open."""
         self._to_close: list[int] = []
@@ -157,15 +164,17 @@ class ItemWorker:
         self._open.add(slot.number)
         return True
 
-    def receive(self) -> tuple[int, Slot, Computed | BaseException]:
-        """(ticket, slot, what came of it) of the item that it says is finished.
+    def receive(self) -> tuple[int, Slot, Computed | BaseException] | None:
+        """(ticket, slot, what came of it) of the item that it says is finished; None when it says that it has started.
 
         Raises:
             EOFError: the process is dead.
             Exception: why it could not begin.
         """
         message = self.process.receive()
-        self._busy_since, self._has_answered = time.monotonic(), True
+        self._busy_since, self.is_started = time.monotonic(), True
+        if type(message) is Started:
+            return None
         outcome: Computed | BaseException
         if type(message) is bytes:
             ticket, number, *costs = _KNOWN_LAYOUT.unpack(message)
@@ -184,7 +193,7 @@ class ItemWorker:
     def describe(self, pid: int | None) -> str:
         """What it is doing, while it has something to do."""
         item = next(iter(self.outstanding.values()))[0]
-        doing = f"computing {item}" if self._has_answered else f"starting, or computing {item},"
+        doing = f"computing {item}" if self.is_started else f"starting, to compute {item},"
         return describe_silence(f"worker {self.number}", pid, doing, time.monotonic() - self._busy_since)
 
     def hand_over(self, slot: Slot, computed: Computed, was_ready: bool) -> Result:

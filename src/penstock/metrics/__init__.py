@@ -10,7 +10,7 @@
 What the kernel does not offer, or a container may not read, is None or NaN, never an error. Nothing here knows
 loaders, and nothing draws.
 
-May import: `cgroups`, `workers`. Imported by: `diagnosis`, `trials`. Holds no state.
+May import: `cgroups`, `workers`. Imported by: `diagnosis`, `pytorch`, `trials`. Holds no state.
 """
 
 from penstock.metrics._accelerators import Accelerators, AcceleratorUsage

@@ -13,8 +13,8 @@ Both runs offer the same: iterate, length, state, epoch, statistics, close. `_ar
 which of them, and `_plan_view` what frameworks see of a plan. `stream` is a torch dataset over raw files, for this
 loader or torch's.
 
-May import: `errors`, `loader`, `plan`, `schema`, `service`, `shapes`, `sources`, `streams`, `tuning`, `workers`.
-Imported by: `cli`, `diagnosis`. Holds state: which warnings were given already.
+May import: `errors`, `loader`, `metrics`, `plan`, `schema`, `service`, `shapes`, `sources`, `streams`, `tuning`,
+`workers`. Imported by: `cli`, `diagnosis`. Holds state: which warnings were given already.
 """
 
 try:

@@ -82,10 +82,15 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def with_settings(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, with those of the settings file in place of defaults: what stands in the call wins."""
+    """The arguments, with those of the settings file in place of defaults: what stands in the call wins.
+
+    With `num_workers="auto"` in the call, the file says how many there are to begin with.
+    """
     path = given["settings"]
     found = {} if path is None else read_settings(path)
-    return {**given, **{name: value for name, value in found.items() if given[name] == defaults[name]}}
+    start = found.get("num_workers") if given["num_workers"] == "auto" else None
+    taken = {name: value for name, value in found.items() if given[name] == defaults[name]}
+    return {**given, **taken, "start_workers": start}
 
 
 def check_plan_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -129,8 +134,11 @@ class LoaderSettings:
     """"auto" takes threads for Penstock's own gathers and functions marked pure, processes for other Python code."""
     num_workers: int | Literal["auto"] | None
     """More workers produce more, and leave less of the processors to the training thread. None is "auto"."""
-    prefetch: int | None
-    """Batches computed ahead: hides uneven workers, costs memory. None: two per worker, more if they are small."""
+    start_workers: int | None
+    """How many "auto" begins with; None is one less than the processors, and a few at most."""
+    prefetch: int | Literal["auto"] | None
+    """Batches computed ahead: hides uneven workers, costs memory. None: two per worker, more if they are small, and
+    with num_workers="auto" found while it runs, as by "auto"."""
     in_order: bool
     """Hand batches over in order. Without it a slow one holds up nothing, and there is no state to save."""
     timeout: float
@@ -163,10 +171,14 @@ class LoaderSettings:
             raise ValueError(
                 "num_workers= with remote=: servers have their own workers; here there are local_workers=."
             )
-        for name in ("prefetch", "micro_batch", "epochs"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name}={value!r}; expected an integer of at least 1.")
+        for name in ("prefetch", "micro_batch", "epochs", "start_workers"):
+            value, least = getattr(self, name), 0 if name == "start_workers" else 1
+            if (
+                value is not None
+                and not (name == "prefetch" and value == "auto")
+                and (type(value) is not int or value < least)
+            ):
+                raise ValueError(f"{name}={value!r}; expected an integer of at least {least}.")
 
     @classmethod
     def for_plan(cls, plan: Plan, given: Mapping[str, Any]) -> LoaderSettings:
@@ -208,9 +220,20 @@ class LoaderSettings:
                 "A mapped function takes only the row, so it may use global generators, which threads share. "
                 "Use workers='process', let it take (row, rng), or mark it with @penstock.pure."
             )
-        if self.num_workers is None or self.num_workers == "auto":
-            return kind, default_workers(kind)
+        if self.tunes_workers:
+            return kind, default_workers(kind) if self.start_workers is None else self.start_workers
+        assert isinstance(self.num_workers, int)
         return kind, self.num_workers
+
+    @property
+    def tunes_workers(self) -> bool:
+        """Whether the number of workers is found while they run."""
+        return self.num_workers in (None, "auto")
+
+    @property
+    def tunes_prefetch(self) -> bool:
+        """Whether the number of batches ahead is found while they are computed."""
+        return self.prefetch == "auto" or (self.prefetch is None and self.tunes_workers)
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -55,10 +55,10 @@ class DataLoader(TorchDataLoader[BatchType]):
         batch_size, shuffle, sampler, batch_sampler, collate_fn, drop_last, worker_init_fn, multiprocessing_context,
             generator: torch's; a plan has its own ways for them.
         pin_memory, timeout, prefetch_factor, persistent_workers, pin_memory_device, in_order: torch's.
-        num_workers: How many. By default none for torch datasets, and for plans "auto", which starts from the
-            processors that this job may use.
+        num_workers: How many. By default none for torch datasets, and for plans "auto": begun with the processors that
+            this job may use, and found by the step rate while training runs.
         workers: For plans: "thread", "process", "inline", or "auto".
-        prefetch: For plans: batches computed ahead; two per worker by default.
+        prefetch: For plans: batches computed ahead; two per worker to begin with, and with "auto" as many as help.
         mesh: For plans: the device mesh of a job that is parallel in several ways; ranks that share a data-parallel
             rank get the same batch.
         rank, world_size: For plans: this training process among all; by default from torch.distributed, torchrun
@@ -106,7 +106,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         pin_memory_device: str = "",
         in_order: bool = True,
         workers: Workers = "auto",
-        prefetch: int | None = None,
+        prefetch: int | Literal["auto"] | None = None,
         mesh: DeviceMesh | None = None,
         rank: int | None = None,
         world_size: int | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +29,15 @@ from penstock.pytorch._arguments import LoaderSettings
 from penstock.pytorch._batches import as_tensors
 from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._feed import take
+from penstock.pytorch._live_tuning import LiveTuning
 from penstock.pytorch._plan_source import PlanSource
 from penstock.pytorch._ranks import check_rank, find_rank
 from penstock.service import RemoteEngine, requests_in_flight
-from penstock.workers import ServerLease
+from penstock.tuning import OnlineTuner, Setting
+from penstock.workers import ServerLease, usable_cpus
+
+_DEPTH = 2
+"""Items ahead for each worker: one that it computes, and one that waits for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,12 +70,14 @@ class PlanRun:
         self.plan = source.make()
         self.settings = settings
         self.kind, self.num_workers = settings.resolve(self.plan)
-        self._prefetch = settings.prefetch
+        self._prefetch = None if settings.prefetch == "auto" else settings.prefetch
+        self._depth = _DEPTH
         self._given_rank = None if given_rank is None else check_rank(*given_rank)
         self._device, self._pin_memory = device, pin_memory
         self._row = 0
         """Absolute number of the next row to hand out."""
         self._statistics = LoaderStatistics()
+        self._tuning = self._make_tuning()
         self._pipeline: Pipeline | None = None
         self._engine: Engine | None = None
         self._fork_server: ServerLease | None = None
@@ -107,6 +115,8 @@ class PlanRun:
         pipeline.prefetch = self._num_ahead
         self._loop = loop  # first, so that a loop in another thread sees that it is over before it takes a batch
         pipeline.start(items, self._num_steps * loop.num_parts)
+        if self._tuning is not None:
+            self._tuning.begin(self._num_ahead)
         return self._iterate(pipeline, loop)
 
     def __len__(self) -> int:
@@ -192,15 +202,14 @@ class PlanRun:
             raise ValueError(
                 "This loader has no workers to change: it was made with num_workers=0 or workers='inline'."
             )
-        self.num_workers = num_workers
-        if self._pipeline is not None and self._engine is not None:
-            self._engine.set_workers(num_workers)
-            self._change_prefetch(self._pipeline)
+        self._stop_tuning()
+        self._change_workers(num_workers)
 
     def set_prefetch(self, prefetch: int) -> None:
         """Compute more or fewer batches ahead from now on; no batch changes."""
         if type(prefetch) is not int or prefetch < 1:
             raise ValueError(f"prefetch={prefetch!r}; expected an integer of at least 1.")
+        self._stop_tuning()
         self._prefetch = prefetch
         if self._pipeline is not None:
             self._change_prefetch(self._pipeline)
@@ -213,6 +222,8 @@ class PlanRun:
 
     def close(self) -> None:
         """Stop the workers. The next `for` loop starts them again."""
+        if self._tuning is not None:
+            self._tuning.close()
         pipeline, self._pipeline, self._engine = self._pipeline, None, None
         if pipeline is not None:
             pipeline.close()
@@ -237,6 +248,8 @@ class PlanRun:
                 if found is None:
                     break
                 self._hand_over(found[0], loop)
+                if self._tuning is not None:
+                    self._tuning.step()
                 batch = found[1]
                 del found
                 if self.plan.replaces_rows:
@@ -289,8 +302,50 @@ class PlanRun:
         if self._prefetch:
             return self._prefetch
         is_remote = isinstance(self._engine, RemoteEngine)
-        num_items = requests_in_flight(self.num_workers) if is_remote else 2 * self.num_workers
+        num_items = requests_in_flight(self.num_workers) if is_remote else self._depth * self.num_workers
         return max(1, num_items * self._num_steps)
+
+    def _make_tuning(self) -> LiveTuning | None:
+        """What finds the settings while it runs, if any is to be found."""
+        settings, kind = self.settings, self.kind
+        if kind in ("inline", "remote") or not (settings.tunes_workers or settings.tunes_prefetch):
+            return None
+        tuner = OnlineTuner(
+            Setting(self.num_workers, self._depth),
+            usable_cpus(),
+            tunes_workers=settings.tunes_workers,
+            tunes_depth=settings.tunes_prefetch,
+        )
+        find_run = weakref.ref(self)  # not itself: a loader that is forgotten must end at once, not with a collection
+
+        def apply(setting: Setting) -> int:
+            run = find_run()
+            return 0 if run is None else run.apply(setting)
+
+        def has_started() -> bool:
+            run = find_run()
+            engine = None if run is None else run._engine
+            return engine is None or engine.num_started() >= engine.num_workers
+
+        return LiveTuning(tuner, self._statistics, kind, apply=apply, has_started=has_started)
+
+    def apply(self, setting: Setting) -> int:
+        """Go on with another setting; returns how many batches are ahead then."""
+        self._depth = setting.depth
+        self._change_workers(setting.num_workers)
+        return self._num_ahead
+
+    def _stop_tuning(self) -> None:
+        """Somebody says what to use: that is what is used."""
+        tuning, self._tuning = self._tuning, None
+        if tuning is not None:
+            tuning.close()
+
+    def _change_workers(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        if self._pipeline is not None and self._engine is not None:
+            self._engine.set_workers(num_workers)
+            self._change_prefetch(self._pipeline)
 
     def _change_prefetch(self, pipeline: Pipeline) -> None:
         pipeline.prefetch = self._num_ahead

@@ -102,6 +102,10 @@ class RemoteEngine:
         """Servers have the workers that they were started with."""
         raise ValueError("How many workers there are is for the servers to say: `penstock serve --workers N`.")
 
+    def num_started(self) -> int:
+        """Servers that answer have theirs."""
+        return self.num_workers
+
     def num_buffers(self) -> tuple[int, int]:
         """(buffers there are, buffers in use)."""
         made, held = self._local.num_buffers() if self._local is not None else (0, 0)

@@ -6,7 +6,9 @@
                           | leader, cheapest_within_noise
                         format_settings          penstock-settings.toml, which `read_settings` reads
 
-`trials` runs the turns. A rate is whatever is to be high: batches or samples per second.
+    stretch of steps -> OnlineTuner -> Decision  while training runs: what to change, and why
+
+`trials` runs the turns, `pytorch` measures the stretches. A rate is what is to be high: batches or samples per second.
 
 May import: `errors`, `filesystem`. Imported by: `cli`, `pytorch`, `trials`. Holds no state.
 """
@@ -25,6 +27,7 @@ from penstock.tuning._arms import (
     simplify,
 )
 from penstock.tuning._model import Look, choose_racers, predict
+from penstock.tuning._online import Bounds, Decision, OnlineTuner, Setting, Stretch
 from penstock.tuning._race import ROUNDS, Comparison, Turn, cheapest_within_noise, compare, leader_of, race
 from penstock.tuning._search import search
 from penstock.tuning._settings_file import FILE_NAME, format_settings, read_settings
@@ -32,10 +35,15 @@ from penstock.tuning._settings_file import FILE_NAME, format_settings, read_sett
 __all__ = [
     "FILE_NAME",
     "ROUNDS",
+    "Bounds",
     "Comparison",
+    "Decision",
     "Look",
+    "OnlineTuner",
     "Options",
+    "Setting",
     "Space",
+    "Stretch",
     "Turn",
     "arms_of",
     "cheapest_within_noise",

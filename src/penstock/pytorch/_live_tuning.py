@@ -1,0 +1,177 @@
+"""Measures the training loop for `tuning.OnlineTuner`, and applies what it decides. All in the training thread.
+
+    step  step  step  …  step │ change │ step … step │ step  step …
+    └──────── stretch ────────┘        └ settling ───┘ └ stretch …
+
+A stretch lasts ten steps or a tenth of a second, whichever is longer. After a change, what was computed with the old
+setting is handed out first, and workers start: these steps are not counted. A step costs about a microsecond, a stretch
+a few readings of clocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from penstock.loader import LoaderStatistics
+from penstock.metrics import ThreadMeter, available_memory, process_tree
+from penstock.tuning import Bounds, Decision, OnlineTuner, Setting, Stretch
+from penstock.workers import usable_cpus
+
+_STEPS, _SECONDS = 10, 0.1
+_MOST_START_SECONDS = 60.0
+"""How long workers that were added may take to start before they are counted as they are."""
+_MOST_WORKERS_PER_CPU, _MOST_WORKERS, _MOST_DEPTH = 4, 32, 16
+_QUEUE_SHARE, _WORKERS_SHARE = 0.1, 0.25
+"""Of the memory that is free: for batches computed ahead, and for worker processes."""
+_WORKER_BYTES = 100e6
+"""Taken for a worker process until there is one to be measured."""
+_MOST_DECISIONS = 100
+
+_log = logging.getLogger(__name__)
+
+
+class _Reading(NamedTuple):
+    """Totals at one moment."""
+
+    at: float
+    num_batches: int
+    wait: float
+    produce: float
+    cpu: float
+    delay: float
+
+
+class LiveTuning:
+    """Watches one loader, and changes it.
+
+    Args:
+        tuner: Decides.
+        statistics: The loader's, which are read, and told the decisions.
+        kind: What computes: "thread" or "process".
+        apply: Makes a setting so; returns the batches that are ahead of the loop then.
+        has_started: Whether all workers there are to be compute.
+    """
+
+    def __init__(
+        self,
+        tuner: OnlineTuner,
+        statistics: LoaderStatistics,
+        kind: str,
+        *,
+        apply: Callable[[Setting], int],
+        has_started: Callable[[], bool],
+    ) -> None:
+        self._tuner, self._statistics, self._kind = tuner, statistics, kind
+        self._apply, self._has_started = apply, has_started
+        self._meter: ThreadMeter | None = None
+        self._thread = 0
+        self._begun: _Reading | None = None
+        self._num_steps, self._settle_steps, self._settled_at = 0, _STEPS, 0.0
+        self._awaits_workers, self._num_ahead = True, 0
+        self._longest_step, self._last_step_seconds = 0.0, 0.0
+
+    def begin(self, num_ahead: int) -> None:
+        """A loop begins: its first steps fill the queue, and what was between loops does not count."""
+        self._num_ahead = num_ahead
+        self._settle(num_ahead)
+
+    def step(self) -> None:
+        """A batch is about to be handed over."""
+        self._num_steps += 1
+        statistics = self._statistics
+        self._longest_step = max(self._longest_step, statistics.step_seconds - self._last_step_seconds)
+        self._last_step_seconds = statistics.step_seconds
+        if self._num_steps < self._settle_steps:
+            return
+        now = time.perf_counter()
+        if self._begun is None:
+            self._settle_on(now)
+        elif now - self._begun.at >= _SECONDS:
+            self._end_stretch(self._begun, now)
+
+    def close(self) -> None:
+        """Let go of the kernel's file."""
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.close()
+
+    def _settle(self, num_steps: int) -> None:
+        self._begun, self._num_steps, self._awaits_workers = None, 0, True
+        self._settle_steps = max(2, num_steps)
+        self._settled_at = time.perf_counter() + _MOST_START_SECONDS
+
+    def _settle_on(self, now: float) -> None:
+        """Wait for workers to start, then for the steps that use up what was computed before."""
+        if not self._awaits_workers:
+            self._begin_stretch(now)
+        elif self._has_started() or now > self._settled_at:
+            self._awaits_workers, self._num_steps = False, 0
+
+    def _begin_stretch(self, now: float) -> None:
+        self._begun, self._num_steps, self._settle_steps = self._read(now), 0, _STEPS
+        self._longest_step = 0.0
+
+    def _end_stretch(self, begun: _Reading, now: float) -> None:
+        decision = self._tuner.observe(self._stretch(begun, self._read(now)), self._bounds)
+        if decision is None:
+            self._begin_stretch(now)
+            return
+        self._tell(decision)
+        num_before = self._num_ahead
+        self._num_ahead = self._apply(decision.setting)
+        self._settle(max(num_before, self._num_ahead) + 1)
+
+    def _stretch(self, begun: _Reading, now: _Reading) -> Stretch:
+        """What happened between two readings; one step that took most of the time was something else: a checkpoint."""
+        seconds, num_steps = now.at - begun.at, now.num_batches - begun.num_batches
+        wait = now.wait - begun.wait
+        if self._longest_step > (seconds - wait) / 2:
+            seconds, num_steps = seconds - self._longest_step, num_steps - 1
+        return Stretch(
+            max(1, num_steps),
+            seconds,
+            wait,
+            now.produce - begun.produce,
+            (now.cpu - begun.cpu) / max(now.at - begun.at, 1e-9) / usable_cpus(),
+            (now.delay - begun.delay) / max(now.at - begun.at, 1e-9),
+        )
+
+    def _read(self, now: float) -> _Reading:
+        if self._meter is None or threading.get_ident() != self._thread:
+            self.close()
+            self._meter, self._thread = ThreadMeter(), threading.get_ident()
+        statistics = self._statistics
+        produce = statistics.produce_seconds
+        in_workers = statistics.worker_cpu_seconds if self._kind == "process" and self._tuner.setting.num_workers else 0
+        delay = self._meter.read().delay_seconds or 0.0
+        return _Reading(
+            now, statistics.num_batches, statistics.wait_seconds, produce, time.process_time() + in_workers, delay
+        )
+
+    def _bounds(self) -> Bounds:
+        workers = max(1, self._tuner.setting.num_workers)
+        most_workers = min(_MOST_WORKERS, _MOST_WORKERS_PER_CPU * usable_cpus())
+        free = available_memory()
+        if free is None:
+            return Bounds(most_workers, _MOST_DEPTH)
+        if self._kind == "process":
+            most_workers = min(most_workers, workers + int(_WORKERS_SHARE * free / _worker_bytes()))
+        item_bytes = self._statistics.num_bytes / max(1, self._statistics.num_batches)
+        return Bounds(most_workers, min(_MOST_DEPTH, int(_QUEUE_SHARE * free / max(1.0, item_bytes * workers))))
+
+    def _tell(self, decision: Decision) -> None:
+        statistics = self._statistics
+        told = f"step {statistics.num_batches:,}: {decision.reason}"
+        _log.info("%s", told)
+        statistics.decisions = (*statistics.decisions, told)[-_MOST_DECISIONS:]
+
+
+def _worker_bytes() -> float:
+    """Memory of a worker process, pages that it shares included."""
+    children = process_tree(os.getpid())[1:]
+    return max([_WORKER_BYTES, *(float(child.rss_bytes) for child in children)])

@@ -1,0 +1,212 @@
+"""Tuning while training runs: a state machine that is told what each stretch of steps took, and says what to change.
+
+    resting ── the job starves, or crowds its processors ──► trying ── better ──► keeps it, and goes on from there
+       ▲  └─── the step rate changes: forget what was tried   └────── not ─────► goes back, and tries the next thing
+       └────── nothing is left to try
+
+What counts is the step rate. A loader that takes processors or the interpreter's lock from the step slows the step and
+hides its own wait, so time in `next()` only says which way to look:
+
+    starving (waits more than 5 % of the time)       more workers, a deeper queue, fewer workers
+    crowded  (75 % of the processors, or the         fewer workers
+              training thread waits for a core)
+    neither                                          nothing
+
+Something that costs more must make steps faster to be kept; something that costs less only must not make them slower.
+Pure: no clock, no threads. `pytorch` measures, and applies what is decided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+STARVING = 0.05
+"""Share of the time in `next()` from which there is something to win."""
+CROWDED = 0.75
+"""Share of the processors that the job may use before it backs off: the rest is for the system and for bursts."""
+_NO_CORE = 0.10
+"""Share of the time that the training thread is ready but has no core."""
+_OWN_DOING = 0.40
+"""Share of the processors below which missing cores are other programs' doing: nothing here would help."""
+_GAIN = 1.04
+_NO_LOSS = 0.98
+_CHANGED = 1.25
+_PATIENCE = 2
+"""Stretches in a row that must say so before a job at rest is looked at again."""
+_MARGIN = 1.2
+"""More workers than the mean asks for: batches are uneven."""
+
+
+class Setting(NamedTuple):
+    """What can be changed."""
+
+    num_workers: int
+    depth: int
+    """Items that are computed ahead for each worker."""
+
+    def __str__(self) -> str:
+        return f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}, {self.depth} ahead each"
+
+
+class Stretch(NamedTuple):
+    """What some steps in a row took."""
+
+    num_steps: int
+    seconds: float
+    wait_seconds: float
+    produce_seconds: float
+    """Time workers took to compute as many batches, summed over workers."""
+    busy_share: float
+    """Of the processors that the job may use."""
+    delay_share: float
+    """Of the time, that the training thread was ready and had no core."""
+
+    @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return self.num_steps / max(self.seconds, 1e-9)
+
+    @property
+    def wait_share(self) -> float:
+        """Of the time, in `next()`."""
+        return self.wait_seconds / max(self.seconds, 1e-9)
+
+    @property
+    def is_starving(self) -> bool:
+        """Whether steps wait for data."""
+        return self.wait_share > STARVING
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the job has more to compute than is good for the training thread."""
+        lacks_core = self.delay_share > _NO_CORE and self.busy_share > _OWN_DOING
+        return self.busy_share > CROWDED or lacks_core
+
+
+_CONTENT = Stretch(1, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""How a job is taken to be before anything is known of it: neither starving nor crowded, at whatever rate."""
+
+
+class Bounds(NamedTuple):
+    """What memory and processors allow."""
+
+    most_workers: int
+    most_depth: int
+
+
+class Decision(NamedTuple):
+    """A change, and why."""
+
+    setting: Setting
+    reason: str
+
+
+class OnlineTuner:
+    """Decides, stretch by stretch.
+
+    Args:
+        start: The setting that runs.
+        num_cpus: Processors that the job may use.
+        tunes_workers, tunes_depth: What may be changed.
+    """
+
+    def __init__(self, start: Setting, num_cpus: int, *, tunes_workers: bool = True, tunes_depth: bool = True) -> None:
+        self.setting = start
+        self._num_cpus, self._tunes_workers, self._tunes_depth = num_cpus, tunes_workers, tunes_depth
+        self._tried: set[Setting] = {start}
+        self._before: tuple[Setting, Stretch] | None = None
+        """What is gone back to when what is being tried does not help."""
+        self._rest: Stretch | None = _CONTENT
+        self._num_unlike_rest = 0
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing is left to try, for now."""
+        return self._rest is not None
+
+    def observe(self, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
+        """What to change after a stretch of steps with the setting as it is; None is nothing."""
+        if self._before is not None:
+            return self._judge(*self._before, stretch, bounds)
+        if self._rest is None:
+            return self._try_next(stretch, bounds)
+        return self._try_next(stretch, bounds) if self._has_changed(self._rest, stretch) else None
+
+    def _judge(self, before: Setting, base: Stretch, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
+        """Keep what is being tried, or go back."""
+        self._before = None
+        ratio = stretch.rate / max(base.rate, 1e-9)
+        is_cheaper = _price(self.setting) < _price(before)
+        if ratio >= (_NO_LOSS if is_cheaper else _GAIN):
+            return self._try_next(stretch, bounds)
+        tried, self.setting = self.setting, before
+        why = "slows steps down" if ratio < _NO_LOSS else "gains nothing"
+        return Decision(before, f"back to {before}: {tried} {why} (x {ratio:.2f})")
+
+    def _try_next(self, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
+        found = self._propose(stretch, bounds) if stretch.is_starving or stretch.is_crowded else None
+        if found is None:
+            self._rest, self._num_unlike_rest = stretch, 0
+            return None
+        self._rest = None
+        self._before = self.setting, stretch
+        self.setting = found.setting
+        self._tried.add(found.setting)
+        return found
+
+    def _propose(self, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
+        """The first change that was not tried yet."""
+        limits = bounds()
+        more, deeper, fewer = self._more(stretch, limits), self._deeper(limits), self._fewer()
+        if not stretch.is_starving:
+            ways = [fewer]
+        elif self.setting.num_workers > self._num_cpus and stretch.is_crowded:
+            ways = [fewer, deeper, more]
+        else:
+            ways = [more, deeper, fewer]
+        fresh = [setting for setting in ways if setting is not None and setting not in self._tried]
+        return Decision(fresh[0], f"{fresh[0]}, after {self.setting}: {_why(stretch)}") if fresh else None
+
+    def _more(self, stretch: Stretch, limits: Bounds) -> Setting | None:
+        """As many workers as keep up with the step, by what batches take now."""
+        workers, depth = self.setting
+        step = max((stretch.seconds - stretch.wait_seconds) / stretch.num_steps, 1e-6)
+        needed = math.ceil(_MARGIN * stretch.produce_seconds / stretch.num_steps / step)
+        count = min(max(workers + 1, needed), limits.most_workers)
+        return Setting(count, depth) if self._tunes_workers and count > workers else None
+
+    def _deeper(self, limits: Bounds) -> Setting | None:
+        workers, depth = self.setting
+        deeper = min(2 * depth, limits.most_depth)
+        return Setting(workers, deeper) if self._tunes_depth and workers and deeper > depth else None
+
+    def _fewer(self) -> Setting | None:
+        """One fewer; far above the processors, as many as there are."""
+        workers, depth = self.setting
+        count = self._num_cpus if workers > self._num_cpus + 1 else workers - 1
+        return Setting(count, depth) if self._tunes_workers and count >= 1 else None
+
+    def _has_changed(self, rest: Stretch, stretch: Stretch) -> bool:
+        """Whether the job is another than when it came to rest; then what was tried says nothing any more."""
+        ratio = 1.0 if rest is _CONTENT else stretch.rate / max(rest.rate, 1e-9)
+        is_other = stretch.is_starving > rest.is_starving or stretch.is_crowded > rest.is_crowded
+        is_unlike = is_other or not 1 / _CHANGED < ratio < _CHANGED
+        self._num_unlike_rest = self._num_unlike_rest + 1 if is_unlike else 0
+        if self._num_unlike_rest < _PATIENCE:
+            return False
+        self._tried = {self.setting}
+        return True
+
+
+def _price(setting: Setting) -> tuple[int, int]:
+    return setting.num_workers, setting.depth
+
+
+def _why(stretch: Stretch) -> str:
+    if stretch.is_starving:
+        return f"{100 * stretch.wait_share:.0f} % of the time goes to waiting for data"
+    if stretch.busy_share > CROWDED:
+        return f"{100 * stretch.busy_share:.0f} % of the processors are busy, and no step waits for data"
+    return f"the training thread has no core for {100 * stretch.delay_share:.0f} % of the time"

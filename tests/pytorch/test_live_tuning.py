@@ -1,0 +1,137 @@
+"""A loader that finds its settings while it runs: the batches stay the same, and it says what it did."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.loader import LoaderStatistics
+from penstock.pytorch import _live_tuning
+from penstock.pytorch._live_tuning import LiveTuning
+from penstock.tuning import Bounds, OnlineTuner, Setting
+
+EFFECTS: dict[str, Any] = {"apply": lambda setting: 2, "has_started": lambda: True}
+
+
+@penstock.pure
+def wait_a_little(row: dict[str, Any], rng: Any) -> dict[str, Any]:
+    time.sleep(0.001)
+    return {**row, "drawn": rng.integers(1 << 30)}
+
+
+def draw_alone(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "drawn": float(np.random.random())}
+
+
+def slow_plan(function: Any = wait_a_little) -> penstock.Plan:
+    return penstock.from_arrays({"x": np.arange(2000)}).shuffle(seed=3).map(function).batch(8)
+
+
+def start_with(folder: Path, num_workers: int) -> Path:
+    (folder / "start.toml").write_text(f"version = 1\n[loader]\nnum_workers = {num_workers}\n")
+    return folder / "start.toml"
+
+
+def contents(loader: penstock.DataLoader) -> list[tuple[list[int], list[float]]]:
+    with loader:
+        return [(batch["x"].tolist(), batch["drawn"].tolist()) for batch in loader]
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decides after every other step, whatever the clock says."""
+    monkeypatch.setattr(_live_tuning, "_STEPS", 2)
+    monkeypatch.setattr(_live_tuning, "_SECONDS", 0.0)
+
+
+class Restless(OnlineTuner):
+    """Changes something after every stretch."""
+
+    def observe(self, stretch: Any, bounds: Any) -> Any:
+        assert stretch.num_steps > 0
+        assert bounds().most_workers > 0
+        workers, depth = self.setting
+        self.setting = Setting(1 + (workers + 1) % 4, 1 + (3 * depth) % 5)
+        return penstock.tuning.Decision(self.setting, "restless")
+
+
+@pytest.mark.parametrize("workers", ["thread", pytest.param("process", marks=pytest.mark.stress)])
+@pytest.mark.parametrize("start", [0, 3])
+def test_batches_are_the_same_whatever_is_changed_while_they_are_made(eager, monkeypatch, tmp_path, workers, start):
+    plan = slow_plan() if workers == "thread" else slow_plan(draw_alone)
+    monkeypatch.setattr("penstock.pytorch._plan_run.OnlineTuner", Restless)
+    loader = penstock.DataLoader(plan, workers=workers, num_workers="auto", settings=start_with(tmp_path, start))
+    found = contents(loader)
+    assert len(loader.stats().decisions) > 3
+    assert found == contents(penstock.DataLoader(plan, num_workers=0))
+
+
+def test_a_starving_loader_gets_more_workers_and_says_why(eager, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "penstock.pytorch")
+    path = start_with(tmp_path, 0)
+    loader = penstock.DataLoader(slow_plan(), workers="thread", num_workers="auto", settings=path)
+    for _ in loader:
+        time.sleep(0.001)
+    with loader:
+        stats = loader.stats()
+    assert stats.num_workers >= 1
+    assert "of the time goes to waiting for data" in stats.decisions[0]
+    assert stats.decisions[0].startswith("step ")
+    assert stats.decisions[0] in caplog.text
+
+
+def test_a_number_turns_it_off(eager):
+    def decisions(change: Any = None, **options: Any) -> tuple[str, ...]:
+        with penstock.DataLoader(slow_plan(), workers="thread", **options) as loader:
+            if change is not None:
+                change(loader)
+            for number, _ in enumerate(loader):
+                if number > 60:
+                    break
+            return loader.stats().decisions
+
+    assert decisions(num_workers=1) == ()
+    assert decisions(lambda loader: loader.set_workers(1)) == ()
+    assert decisions(lambda loader: loader.set_prefetch(3)) == ()
+    assert decisions(num_workers=1, prefetch="auto")
+    with pytest.raises(ValueError, match="prefetch='deep'; expected an integer of at least 1"):
+        penstock.DataLoader(slow_plan(), prefetch="deep")
+
+
+def test_a_step_that_takes_most_of_a_stretch_is_something_else(monkeypatch):
+    statistics, seen = LoaderStatistics(), []
+    tuner = OnlineTuner(Setting(1, 2), 2)
+    monkeypatch.setattr(tuner, "observe", lambda stretch, bounds: seen.append(stretch))
+    live = LiveTuning(tuner, statistics, "thread", **EFFECTS)
+    clock = iter(np.arange(0, 1000, 0.05))
+    monkeypatch.setattr(_live_tuning.time, "perf_counter", lambda: float(next(clock)))
+    live.begin(2)
+    for number in range(30):
+        statistics.num_batches += 1
+        statistics.step_seconds += 5.0 if number == 15 else 0.01
+        if number == 15:
+            next(clock)
+            [next(clock) for _ in range(100)]
+        live.step()
+    assert len(seen) >= 2
+    assert all(stretch.seconds / stretch.num_steps < 0.2 for stretch in seen)
+    live.close()
+
+
+def test_bounds_follow_the_memory_that_is_free(monkeypatch):
+    statistics = LoaderStatistics(num_bytes=10 * 50_000_000, num_batches=10)
+    live = LiveTuning(OnlineTuner(Setting(2, 2), 2), statistics, "thread", **EFFECTS)
+    monkeypatch.setattr(_live_tuning, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(_live_tuning, "available_memory", lambda: 4_000_000_000)
+    assert live._bounds() == Bounds(most_workers=8, most_depth=4)
+    monkeypatch.setattr(_live_tuning, "available_memory", lambda: None)
+    assert live._bounds() == Bounds(most_workers=8, most_depth=16)
+    processes = LiveTuning(OnlineTuner(Setting(2, 2), 2), statistics, "process", **EFFECTS)
+    monkeypatch.setattr(_live_tuning, "available_memory", lambda: 400_000_000)
+    assert processes._bounds().most_workers <= 3

@@ -1,0 +1,153 @@
+"""Tuning while it runs, on simulated jobs: what is decided depends on nothing but the stretches."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from penstock.tuning import Bounds, OnlineTuner, Setting, Stretch
+
+WIDE = Bounds(most_workers=16, most_depth=16)
+STEPS = 10
+
+
+@dataclass
+class Job:
+    """A job as arithmetic: steps wait when batches are late, and all that computes shares the processors."""
+
+    step: float
+    produce: float
+    """Seconds of one worker for a batch."""
+    cpu: float = 0.0
+    """Of these, computing."""
+    step_cpu: float = 0.0
+    cores: int = 2
+    uneven: float = 0.0
+    """Seconds that a step waits on average with one batch ahead, and half of that with two, …"""
+    noise: float = 0.0
+    seed: int = 0
+
+    def step_seconds(self, setting: Setting) -> float:
+        return self.step * (self._crowd(setting) if self.step_cpu else 1.0)
+
+    def seconds(self, setting: Setting) -> float:
+        workers = setting.num_workers
+        if not workers:
+            return self.step + self.produce
+        computing = (self.cpu + self.step_cpu) / self.cores * self._crowd(setting)
+        slowest = max(self.step_seconds(setting), self.produce / workers, computing)
+        return slowest + self.uneven / (setting.depth * workers)
+
+    def stretch(self, setting: Setting, draw: random.Random) -> Stretch:
+        seconds = self.seconds(setting)
+        busy = min(1.0, (self.cpu + self.step_cpu) / seconds / self.cores)
+        wait = seconds - self.step_seconds(setting)
+        delay = (self.step_seconds(setting) - self.step) / seconds
+        seconds *= max(0.5, draw.gauss(1, self.noise))
+        return Stretch(STEPS, STEPS * seconds, STEPS * wait, STEPS * self.produce, busy, delay)
+
+    def _crowd(self, setting: Setting) -> float:
+        return 1 + 0.06 * max(0, setting.num_workers - self.cores) * (self.cpu > 0)
+
+
+def run(job: Job, start: Setting, stretches: int, *, bounds: Bounds = WIDE, tuner: OnlineTuner | None = None):
+    """(settings that ran in each stretch, decisions, tuner)"""
+    tuner = tuner or OnlineTuner(start, job.cores)
+    draw, settings, decisions = random.Random(job.seed), [], []
+    for _ in range(stretches):
+        settings.append(tuner.setting)
+        decision = tuner.observe(job.stretch(tuner.setting, draw), lambda: bounds)
+        decisions += [] if decision is None else [decision]
+    return settings, decisions, tuner
+
+
+def best_rate(job: Job) -> float:
+    return max(1 / job.seconds(Setting(workers, depth)) for workers in range(17) for depth in (1, 2, 4, 8, 16))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("job", "start"),
+    [
+        (Job(step=0.010, produce=0.040, cpu=0.001), Setting(0, 2)),
+        (Job(step=0.010, produce=0.040, cpu=0.001), Setting(1, 2)),
+        (Job(step=0.010, produce=0.012, cpu=0.012, step_cpu=0.006), Setting(8, 2)),
+        (Job(step=0.010, produce=0.030, cpu=0.030, cores=8), Setting(1, 2)),
+        (Job(step=0.010, produce=0.006, uneven=0.02), Setting(1, 2)),
+    ],
+    ids=["no workers", "one worker", "eight on two cores", "computes on eight cores", "uneven"],
+)
+def test_a_bad_start_comes_to_nine_tenths_of_the_best_within_ten_stretches_and_stays(
+    job: Job, start: Setting, seed: int
+):
+    job.noise, job.seed = 0.01, seed
+    settings, _, tuner = run(job, start, 40)
+    rates = [1 / job.seconds(setting) / best_rate(job) for setting in settings]
+    assert max(rates[:10]) >= 0.9
+    assert min(rates[20:]) >= 0.9
+    assert tuner.is_resting
+
+
+def test_a_job_that_needs_nothing_is_left_alone():
+    _, decisions, tuner = run(Job(step=0.010, produce=0.004, noise=0.05), Setting(2, 2), 200)
+    assert decisions == []
+    assert tuner.is_resting
+
+
+def test_when_the_step_gets_twice_as_fast_workers_follow():
+    slow = Job(step=0.020, produce=0.036)
+    settings, _, tuner = run(slow, Setting(2, 2), 20)
+    assert settings[-1].num_workers == 2
+    fast = Job(step=0.010, produce=0.036)
+    settings, decisions, tuner = run(fast, Setting(2, 2), 20, tuner=tuner)
+    assert settings[-1].num_workers >= 4
+    assert "of the time goes to waiting for data" in decisions[0].reason
+    assert tuner.is_resting
+
+
+def test_a_crowded_job_that_does_not_starve_gives_workers_up_as_long_as_steps_stay_as_fast():
+    busy = Job(step=0.010, produce=0.006, cpu=0.006, step_cpu=0.010)
+    settings, decisions, _ = run(busy, Setting(6, 2), 20)
+    assert settings[-1].num_workers <= 2
+    assert "the training thread has no core for 19 % of the time" in decisions[0].reason
+    assert any("% of the processors are busy, and no step waits" in decision.reason for decision in decisions)
+
+
+def test_missing_cores_count_only_when_the_job_itself_is_busy():
+    lacking = Stretch(10, 0.1, 0.0, 0.05, 0.6, 0.3)
+    tuner = OnlineTuner(Setting(4, 2), 2)
+    decisions = [tuner.observe(lacking, lambda: WIDE) for _ in range(2)]
+    assert decisions[1].setting == Setting(2, 2)
+    others, tuner = lacking._replace(busy_share=0.2), OnlineTuner(Setting(4, 2), 2)
+    assert [tuner.observe(others, lambda: WIDE) for _ in range(9)] == [None] * 9
+
+
+def test_what_gains_nothing_is_taken_back_and_not_tried_again():
+    stuck = Job(step=0.010, produce=0.050, cpu=0.050, cores=2)  # two cores cannot do more
+    settings, decisions, tuner = run(stuck, Setting(2, 2), 30)
+    assert settings[-1] == Setting(2, 2)
+    tried = [decision.setting for decision in decisions if not decision.reason.startswith("back")]
+    assert len(tried) == len(set(tried))
+    assert tuner.is_resting
+    assert any(decision.reason.startswith("back to 2 workers, 2 ahead each") for decision in decisions)
+
+
+def test_memory_and_numbers_given_are_respected():
+    starving = Job(step=0.010, produce=0.200, uneven=0.01)
+    settings, _, _ = run(starving, Setting(1, 2), 30, bounds=Bounds(most_workers=3, most_depth=2))
+    assert max(setting.num_workers for setting in settings) == 3
+    assert {setting.depth for setting in settings} == {2}
+    fixed = OnlineTuner(Setting(2, 2), 2, tunes_workers=False)
+    settings, _, _ = run(starving, Setting(2, 2), 30, tuner=fixed)
+    assert {setting.num_workers for setting in settings} == {2}
+
+
+def test_one_odd_stretch_does_not_wake_a_job_at_rest():
+    tuner = OnlineTuner(Setting(2, 2), 2)
+    calm = Stretch(10, 0.1, 0.0, 0.05, 0.2, 0.0)
+    pause = Stretch(10, 0.3, 0.2, 0.05, 0.2, 0.0)
+    assert [tuner.observe(each, lambda: WIDE) for each in (calm, calm, pause, calm, pause, calm)] == [None] * 6
+    assert tuner.observe(pause, lambda: WIDE) is None
+    assert tuner.observe(pause, lambda: WIDE) is not None
