@@ -35,7 +35,7 @@ _MOST_DECISIONS = 100
 _log = logging.getLogger(__name__)
 
 
-class _Reading(NamedTuple):
+class _LoopTotals(NamedTuple):
     """Totals at one moment."""
 
     at: float
@@ -70,7 +70,7 @@ class LiveTuning:
         self._apply, self._has_started = apply, has_started
         self._meter: ThreadMeter | None = None
         self._thread = 0
-        self._begun: _Reading | None = None
+        self._begun: _LoopTotals | None = None
         self._num_steps, self._settle_steps, self._settled_at = 0, _STEPS, 0.0
         self._awaits_workers, self._num_ahead = True, 0
         self._longest_step, self._last_step_seconds = 0.0, 0.0
@@ -116,7 +116,7 @@ class LiveTuning:
         self._begun, self._num_steps, self._settle_steps = self._read(now), 0, _STEPS
         self._longest_step = 0.0
 
-    def _end_stretch(self, begun: _Reading, now: float) -> None:
+    def _end_stretch(self, begun: _LoopTotals, now: float) -> None:
         decision = self._tuner.observe(self._stretch(begun, self._read(now)), self._bounds)
         if decision is None:
             self._begin_stretch(now)
@@ -126,7 +126,7 @@ class LiveTuning:
         self._num_ahead = self._apply(decision.setting)
         self._settle(max(num_before, self._num_ahead) + 1)
 
-    def _stretch(self, begun: _Reading, now: _Reading) -> Stretch:
+    def _stretch(self, begun: _LoopTotals, now: _LoopTotals) -> Stretch:
         """What happened between two readings; one step that took most of the time was something else: a checkpoint."""
         seconds, num_steps = now.at - begun.at, now.num_batches - begun.num_batches
         wait = now.wait - begun.wait
@@ -141,7 +141,7 @@ class LiveTuning:
             (now.delay - begun.delay) / max(now.at - begun.at, 1e-9),
         )
 
-    def _read(self, now: float) -> _Reading:
+    def _read(self, now: float) -> _LoopTotals:
         if self._meter is None or threading.get_ident() != self._thread:
             self.close()
             self._meter, self._thread = ThreadMeter(), threading.get_ident()
@@ -149,7 +149,7 @@ class LiveTuning:
         produce = statistics.produce_seconds
         in_workers = statistics.worker_cpu_seconds if self._kind == "process" and self._tuner.setting.num_workers else 0
         delay = self._meter.read().delay_seconds or 0.0
-        return _Reading(
+        return _LoopTotals(
             now, statistics.num_batches, statistics.wait_seconds, produce, time.process_time() + in_workers, delay
         )
 
