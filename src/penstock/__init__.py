@@ -25,6 +25,7 @@ __all__ = [
     "SourceOptions",
     "Tokenize",
     "__version__",
+    "advise",
     "concat",
     "errors",
     "from_arrays",
@@ -36,6 +37,7 @@ __all__ = [
     "prepare",
     "pure",
     "serve",
+    "stage",
     "stream",
     "tune",
     "verify",
@@ -45,6 +47,7 @@ __all__ = [
 if TYPE_CHECKING:
     from penstock import errors, masks
     from penstock.diagnosis import watch
+    from penstock.placement import advise, stage
     from penstock.plan import Dataset, Plan, concat, from_arrays, load_plan, mix, pure
     from penstock.plan import open_dataset as open
     from penstock.preparation import is_stale, prepare
@@ -72,6 +75,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "Security": "penstock.service",
         "SourceOptions": "penstock.sources",
         "Tokenize": "penstock.transforms",
+        "advise": "penstock.placement",
         "concat": "penstock.plan",
         "from_arrays": "penstock.plan",
         "is_stale": "penstock.preparation",
@@ -81,6 +85,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "prepare": "penstock.preparation",
         "pure": "penstock.plan",
         "serve": "penstock.service",
+        "stage": "penstock.placement",
         "stream": "penstock.pytorch",
         "tune": "penstock.trials",
         "verify": "penstock.shards",

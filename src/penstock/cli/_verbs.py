@@ -35,7 +35,12 @@ CONTENTS: dict[str, tuple[Verb, ...]] = {
             "run a training script and find out why it waits for data",
             "penstock doctor --html report.html -- train.py --epochs 1",
         ),
+        Verb("bench", "measure a loader by itself and beside a training step", "penstock bench plan.toml"),
         Verb("tune", "find the loader's options with which a job trains fastest", "penstock tune job.py"),
+    ),
+    "Where data is": (
+        Verb("advise", "say how a dataset is best read on this machine", "penstock advise corpus --measure"),
+        Verb("stage", "copy a dataset to this node's own storage", "penstock stage corpus $SCRATCH"),
     ),
     "Preprocessing on other machines": (
         Verb("serve", "serve the batches of a plan to training machines", "penstock serve plan.toml"),

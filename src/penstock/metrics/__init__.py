@@ -10,12 +10,19 @@
 What the kernel does not offer, or a container may not read, is None or NaN, never an error. Nothing here knows
 loaders, and nothing draws.
 
-May import: `cgroups`, `workers`. Imported by: `diagnosis`, `pytorch`, `trials`. Holds no state.
+May import: `cgroups`, `workers`. Imported by: `diagnosis`, `placement`, `pytorch`, `trials`. Holds no state.
 """
 
 from penstock.metrics._accelerators import Accelerators, AcceleratorUsage
 from penstock.metrics._events import EventKind, EventWriter, no_events, read_events
-from penstock.metrics._machine import MachineFacts, MachineUsage, available_memory, describe_machine, read_machine
+from penstock.metrics._machine import (
+    MachineFacts,
+    MachineUsage,
+    available_memory,
+    describe_machine,
+    job_memory,
+    read_machine,
+)
 from penstock.metrics._processes import ProcessUsage, process_tree, read_process
 from penstock.metrics._sampler import ProcessHistory, Sampler, UsageHistory
 from penstock.metrics._threads import ThreadMeter, ThreadUsage
@@ -35,6 +42,7 @@ __all__ = [
     "UsageHistory",
     "available_memory",
     "describe_machine",
+    "job_memory",
     "no_events",
     "process_tree",
     "read_events",

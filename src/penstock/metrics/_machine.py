@@ -64,6 +64,13 @@ def available_memory() -> int | None:
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
+def job_memory() -> int | None:
+    """Bytes that this job may use in all: the machine's, its control group's, or what Slurm was asked for."""
+    limit = memory_limit()
+    bounds = [_memory("MemTotal"), None if limit is None else limit.limit_bytes, _slurm_memory()]
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
 def describe_machine() -> MachineFacts:
     """What this machine is. Asks the accelerators' library for names, when it is installed."""
     limit = memory_limit()
@@ -80,6 +87,17 @@ def describe_machine() -> MachineFacts:
         python=platform.python_version(),
         accelerators=names,
     )
+
+
+def _slurm_memory() -> int | None:
+    """On this node, from --mem or --mem-per-cpu; 0 asks for all there is."""
+    values = {name: os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")}
+    numbers = {name: int(value) for name, value in values.items() if value.isdecimal() and int(value) > 0}
+    if "MEM_PER_NODE" in numbers:
+        return numbers["MEM_PER_NODE"] << 20
+    if "MEM_PER_CPU" in numbers:
+        return numbers["MEM_PER_CPU"] * numbers.get("CPUS_ON_NODE", usable_cpus()) << 20
+    return None
 
 
 def _memory(field: str) -> int | None:

@@ -284,6 +284,11 @@ class Dataset(Verbs[Plan]):
         """A plan with one stage."""
         return Plan(self).with_stage(stage)
 
+    @property
+    def path(self) -> str:
+        """Where the data is: a folder, a file, or "in memory"."""
+        return str(self._location)
+
     def build_rows(self, stages: Stages) -> RowSource:
         """The rows that a plan with these stages reads."""
         return build_rows(self.samples, stages)

@@ -158,6 +158,10 @@ class Plan(Verbs["Plan"]):
         """Whether rows pass through users' functions."""
         return bool(self._maps)
 
+    def without_maps(self) -> Plan:
+        """The same rows and batches without users' functions: what is left of a batch's time is theirs."""
+        return Plan(self.source, tuple(stage for stage in self.stages if not isinstance(stage, Map)))
+
     @property
     def runs_python(self) -> bool:
         """Whether a mapped function may hold the GIL: any that is not marked pure."""

@@ -1,20 +1,24 @@
-"""A job run for a while and measured: settings in turns (`tune`).
+"""A job run for a while and measured: by itself (`bench`), and with settings in turns (`tune`).
 
     TrainingJob            make_loader(**options), train_step(batch): from a file or a call
       | take_turn  a loader begun anew, some steps, measured
+    bench          the loader alone, beside a step that waits, beside the real one -> Bench: table, shares of the limit
     tune           `tuning.search` says whose turn is next -> Tuned: table, best, cheapest, settings file
 
 Measuring is here, judging in `tuning`, drawing in `report`.
 
-May import: `errors`, `metrics`, `report`, `tuning`, `workers`. Imported by: `cli`. Holds no state.
+May import: `errors`, `metrics`, `plan`, `pytorch`, `report`, `tuning`, `workers`. Imported by: `cli`. Holds no state.
 """
 
+from penstock.trials._bench import Bench, BenchLine, bench_job, bench_plan
 from penstock.trials._job import MakeLoader, TrainingJob, TrainStep, load_job
 from penstock.trials._tune import TuneSettings, tune
 from penstock.trials._tuned import TriedSetting, Tuned
 from penstock.trials._turns import EmptyLoader, Measured, take_turn
 
 __all__ = [
+    "Bench",
+    "BenchLine",
     "EmptyLoader",
     "MakeLoader",
     "Measured",
@@ -23,6 +27,8 @@ __all__ = [
     "TriedSetting",
     "TuneSettings",
     "Tuned",
+    "bench_job",
+    "bench_plan",
     "load_job",
     "take_turn",
     "tune",

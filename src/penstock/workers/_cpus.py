@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 
 from penstock.cgroups import cpu_quota
@@ -11,7 +12,7 @@ from penstock.cgroups import cpu_quota
 def usable_cpus() -> int:
     """The least of affinity, cgroup quota and Slurm's share, split over this machine's ranks, and at least 1."""
     limits = [float(len(os.sched_getaffinity(0)))]
-    limits += [limit for limit in (cpu_quota(), _given("SLURM_CPUS_PER_TASK")) if limit is not None]
+    limits += [limit for limit in (cpu_quota(), _slurm_share()) if limit is not None]
     return max(1, int(min(limits) / (_given("LOCAL_WORLD_SIZE") or 1)))
 
 
@@ -26,6 +27,18 @@ def thread_settings(num_threads: int, names: Iterable[str]) -> dict[str, str]:
     Workers are many; each with as many threads as there are processors would be too many. What the user has set wins.
     """
     return {name: os.environ.get(name, str(num_threads)) for name in names}
+
+
+def _slurm_share() -> float | None:
+    """Processors of one task, counted as the site counts them: cores, or hardware threads.
+
+    Without --cpus-per-task, what the job has on this node is shared by the tasks of the step there.
+    """
+    per_task, on_node = _given("SLURM_CPUS_PER_TASK"), _given("SLURM_CPUS_ON_NODE")
+    if per_task is not None or on_node is None:
+        return per_task
+    counts = re.fullmatch(r"(\d+)(?:\(x\d+\))?(?:,\d+(?:\(x\d+\))?)*", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    return on_node / max(1, int(counts[1])) if counts else on_node
 
 
 def _given(name: str) -> float | None:

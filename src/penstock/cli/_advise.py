@@ -1,0 +1,47 @@
+"""Say where a dataset should be and how it should be read on this machine, within what this job may use.
+
+Control groups, affinity and Slurm's variables are counted. --measure reads a little of the data, and computes a few
+batches of a plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from penstock.report import console, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes."""
+    parser.add_argument(
+        "data", type=Path, metavar="DATASET|PLAN.toml", help="a dataset, or a plan as to_toml() writes it"
+    )
+    parser.add_argument("--measure", action="store_true", help="read a little, to measure the storage")
+    parser.add_argument(
+        "--reserve-gb", type=float, metavar="GB", help="memory that the training process needs for itself (default: 2)"
+    )
+    parser.add_argument(
+        "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when there is something to say."""
+    from penstock.placement import advise
+    from penstock.plan import load_plan
+
+    data = arguments.data
+    if data.suffix == ".toml":
+        sys.path.insert(0, "")  # functions of the current folder, as `python -m` finds them
+        data = load_plan(data, allow_code=arguments.allow_code)
+    reserve = None if arguments.reserve_gb is None else 1e9 * arguments.reserve_gb
+    advice = advise(data, measure=arguments.measure, reserve_bytes=reserve)
+    if arguments.json:
+        print_json(advice.to_json())
+        return 0
+    console().print(f"{advice.path}: {advice.num_samples:,} samples")
+    for sentence in advice.sentences():
+        console().print(f"  {sentence}")
+    return 0

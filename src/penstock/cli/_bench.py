@@ -1,0 +1,63 @@
+"""Measure a loader: by itself, beside a step of a given length, and, of a job, beside its own step.
+
+Prints batches per second and which share of the limit that is, the time to the first batch, the wait of a step,
+processor time of a batch, and memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.report import console, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes."""
+    parser.add_argument(
+        "what", type=Path, metavar="PLAN.toml|JOB.py", help="a plan, or a job as `penstock tune` takes it"
+    )
+    parser.add_argument("--steps", type=int, default=100, help="steps that count (%(default)s)")
+    parser.add_argument(
+        "--step-ms", type=float, nargs="*", default=[10.0], metavar="MS", help="lengths of the step that waits (10)"
+    )
+    parser.add_argument("--workers", choices=("auto", "thread", "process", "inline"), help="of a plan (auto)")
+    parser.add_argument("--num-workers", type=int, help="of a plan or a job")
+    parser.add_argument(
+        "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report to open in a browser")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when it was measured, 2 for wrong usage."""
+    from penstock.plan import load_plan
+    from penstock.report import render_html
+    from penstock.trials import bench_job, bench_plan, load_job
+
+    if arguments.steps < 2 or any(step <= 0 for step in arguments.step_ms):
+        sys.stderr.write("penstock: --steps must be at least 2, and --step-ms more than 0\n")
+        return 2
+    given = {"workers": arguments.workers, "num_workers": arguments.num_workers}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    common: dict[str, Any] = {"steps": arguments.steps, "step_seconds": [step / 1000 for step in arguments.step_ms]}
+    if arguments.what.suffix == ".toml":
+        sys.path.insert(0, "")  # functions of the current folder, as `python -m` finds them
+        plan = load_plan(arguments.what, allow_code=arguments.allow_code)
+        found = bench_plan(plan, arguments.what.name, options=options, **common)
+    else:
+        try:
+            job = load_job(arguments.what)
+        except (ValueError, FileNotFoundError) as error:
+            sys.stderr.write(f"penstock: {error}\n")
+            return 2
+        found = bench_job(job, options=options, **common)
+    if arguments.html is not None:
+        arguments.html.write_text(render_html(found.page()), encoding="utf-8")
+    if arguments.json:
+        print_json(found.to_json())
+    else:
+        console().print(str(found))
+    return 0

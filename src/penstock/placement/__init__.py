@@ -1,0 +1,13 @@
+"""Where data should be: advice from sizes and limits, and copies on the node's own storage.
+
+    advise(data)            does it fit, map it or stream it, which shuffle, what the first epoch costs -> Advice
+    stage(source, scratch)  lock -> copy -> sync -> verify -> rename: there, or not there at all        -> Staged
+
+May import: `errors`, `filesystem`, `metrics`, `plan`, `shards`, `workers`. Imported by: `cli`. Holds no state.
+"""
+
+from penstock.placement._advise import Advice, Speed, advise
+from penstock.placement._scratch import Scratch, find_scratch, storage_kind
+from penstock.placement._stage import Staged, stage
+
+__all__ = ["Advice", "Scratch", "Speed", "Staged", "advise", "find_scratch", "stage", "storage_kind"]

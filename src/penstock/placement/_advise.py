@@ -1,0 +1,290 @@
+"""Where data should be and how it should be read, from sizes, limits and the kind of storage; pure but for the asking.
+
+facts      bytes of the data, memory of this job, processors, storage, scratch; with `measure`, a few reads
+sentences  what to do, why, and what the first epoch will cost
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from penstock.errors import counted
+from penstock.metrics import job_memory
+from penstock.placement._scratch import Scratch, StorageKind, find_scratch, storage_kind
+from penstock.plan import Dataset, Plan, open_dataset
+from penstock.workers import default_workers, usable_cpus
+
+Placement = Literal["memory map", "stage", "stream"]
+
+_WORKER_BYTES = {"thread": 50e6, "process": 400e6}
+"""That a worker takes beside the data: buffers, and the interpreter of a process."""
+_TRAINER_BYTES = 2e9
+"""Of the training process, when nobody says: libraries, pinned buffers, the model's copy on the host."""
+_PAGE = 4096
+_READ_AHEAD = 128 << 10
+"""Bytes that the kernel reads at a page fault, in order; a random one reads little more than a page."""
+_TYPICAL: dict[StorageKind, tuple[float, float]] = {
+    "memory": (5e9, 1e-6),
+    "ssd": (5e8, 1e-4),
+    "rotating": (1.2e8, 8e-3),
+    "network": (2e8, 1e-3),
+    "unknown": (2e8, 1e-3),
+}
+"""(bytes per second in order, seconds of a random read): taken where nothing was measured."""
+_READS, _SEQUENTIAL_BYTES = 24, 32 << 20
+_SLOW_SHARE = 0.25
+"""Of an epoch's reading time that a full shuffle may add before windows are advised."""
+
+
+class Speed(NamedTuple):
+    """Of a storage."""
+
+    bytes_per_second: float
+    random_seconds: float
+    is_measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to do with a dataset on this machine, and the facts that say so."""
+
+    path: str
+    data_bytes: int
+    num_samples: int
+    memory_bytes: int | None
+    """That this job may use: the machine's, the control group's, Slurm's."""
+    reserved_bytes: int
+    """Of it, for the training process and its workers."""
+    num_cpus: int
+    num_workers: int
+    storage: StorageKind
+    speed: Speed
+    scratch: Scratch | None
+    placement: Placement
+    shuffle: Literal["full", "windows"]
+    batch_seconds: float | None = None
+    """To compute a batch, mapped functions included; None when it was not measured."""
+    map_seconds: float | None = None
+    """Of it, in mapped functions."""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the data stays in memory beside everything else; None when the memory is not known."""
+        return None if self.memory_bytes is None else self.data_bytes <= self.memory_bytes - self.reserved_bytes
+
+    @property
+    def first_epoch_seconds(self) -> float:
+        """To read everything once, in order or nearly so."""
+        return self.data_bytes / self.speed.bytes_per_second
+
+    @property
+    def page_faults(self) -> int:
+        """Reads of the first epoch that the kernel makes for a map, in order."""
+        return -(-self.data_bytes // _READ_AHEAD)
+
+    def sentences(self) -> Iterator[str]:
+        """The advice, in words."""
+        yield self._memory_sentence()
+        yield self._placement_sentence()
+        yield self._shuffle_sentence()
+        how = "measured" if self.speed.is_measured else "taken for such storage; `--measure` reads a little"
+        yield (
+            f"The first epoch reads {_gigabytes(self.data_bytes)} from storage ({self.storage}) at "
+            f"{self.speed.bytes_per_second / 1e6:,.0f} MB/s ({how}): {_minutes(self.first_epoch_seconds)}, in about "
+            f"{self.page_faults:,} page faults. {'Later ones find it in memory.' if self.fits else 'So do all others.'}"
+        )
+        yield (
+            f"{counted(self.num_cpus, 'processor')} for this job: {counted(self.num_workers, 'worker')} to begin with."
+        )
+        if self.map_seconds is not None and self.batch_seconds:
+            yield self._map_sentence(self.map_seconds, self.batch_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        names = (
+            "path",
+            "data_bytes",
+            "num_samples",
+            "memory_bytes",
+            "reserved_bytes",
+            "fits",
+            "num_cpus",
+            "num_workers",
+        )
+        more = ("storage", "placement", "shuffle", "first_epoch_seconds", "page_faults", "batch_seconds", "map_seconds")
+        scratch = None if self.scratch is None else {"variable": self.scratch.variable, "path": str(self.scratch.path)}
+        fields = {name: getattr(self, name) for name in (*names, *more)}
+        return fields | {"speed": self.speed._asdict(), "scratch": scratch, "sentences": list(self.sentences())}
+
+    def _memory_sentence(self) -> str:
+        if self.memory_bytes is None:
+            return f"{_gigabytes(self.data_bytes)} of data; how much memory this job may use cannot be told here."
+        left = max(0, self.memory_bytes - self.reserved_bytes)
+        verdict = "fits" if self.fits else "does not fit"
+        return (
+            f"{_gigabytes(self.data_bytes)} of data {verdict} in the {_gigabytes(left)} that are left of the "
+            f"{_gigabytes(self.memory_bytes)} this job may use, {_gigabytes(self.reserved_bytes)} being for training "
+            "and workers."
+        )
+
+    def _placement_sentence(self) -> str:
+        if self.placement == "stage":
+            assert self.scratch is not None
+            return (
+                f"It is on a network: copy it once to the storage of this node, which has room for it: penstock stage "
+                f"{self.path} ${self.scratch.variable}"
+            )
+        if self.placement == "stream":
+            return (
+                "It is on a network, does not fit in memory, and no node-local folder with room is named by the "
+                "environment: read it in storage windows, in order (io='pread' is chosen by itself)."
+            )
+        if self.fits:
+            return "Map it (penstock.open does): pages come as they are read, stay, and are shared by all workers."
+        return "Map it (penstock.open does): the kernel keeps what fits; copies in RAM would not."
+
+    def _shuffle_sentence(self) -> str:
+        cost = self.num_samples * self.speed.random_seconds
+        if self.shuffle == "full":
+            why = "all of it stays in memory" if self.fits else "random reads are cheap on this storage"
+            return f"shuffle(mode='full') is fine: {why}."
+        return (
+            f"shuffle(mode='windows'): a full shuffle would read {self.num_samples:,} samples one by one, "
+            f"{_minutes(cost)} an epoch where {_minutes(self.first_epoch_seconds)} is needed in order."
+        )
+
+    def _map_sentence(self, mapped: float, whole: float) -> str:
+        share = mapped / max(whole, 1e-9)
+        if share < 0.5:
+            return (
+                f"Mapped functions take {100 * share:.0f} % of a batch's {1000 * whole:.1f} ms: leave them in the plan."
+            )
+        return (
+            f"Mapped functions take {1000 * mapped:.1f} of a batch's {1000 * whole:.1f} ms, in every epoch: what does "
+            "not draw random numbers is better done once, in penstock.prepare(transform=...)."
+        )
+
+
+def advise(
+    data: str | os.PathLike[str] | Dataset | Plan, *, measure: bool = False, reserve_bytes: float | None = None
+) -> Advice:
+    """What this machine, or this job's part of it, makes of a dataset or a plan.
+
+    Args:
+        data: A dataset's path, a dataset, or a plan.
+        measure: Read a little from storage, and compute a few batches of a plan: some seconds at most.
+        reserve_bytes: Memory that the training process needs for itself; 2 GB when nobody says.
+    """
+    dataset, plan = _parts(data)
+    where = dataset.path
+    path = Path(where)
+    is_file = path.exists()
+    kind: Literal["thread", "process"] = "process" if plan is not None and plan.runs_python else "thread"
+    workers, data_bytes = default_workers(kind), dataset.storage.num_bytes
+    reserved = int((reserve_bytes or _TRAINER_BYTES) + workers * _WORKER_BYTES[kind])
+    storage = storage_kind(path) if is_file else "memory"
+    speed = measure_speed(path) if measure and is_file else Speed(*_TYPICAL[storage], is_measured=False)
+    memory = job_memory()
+    fits = memory is not None and data_bytes <= memory - reserved
+    scratch = find_scratch(data_bytes) if storage == "network" else None
+    batch_seconds, map_seconds = _measure_maps(plan) if measure and plan is not None else (None, None)
+    return Advice(
+        path=where,
+        data_bytes=data_bytes,
+        num_samples=len(dataset),
+        memory_bytes=memory,
+        reserved_bytes=reserved,
+        num_cpus=usable_cpus(),
+        num_workers=workers,
+        storage=storage,
+        speed=speed,
+        scratch=scratch,
+        placement=_place(storage, fits=fits, has_scratch=scratch is not None),
+        shuffle=_shuffle(len(dataset), data_bytes, speed, fits=fits),
+        batch_seconds=batch_seconds,
+        map_seconds=map_seconds,
+    )
+
+
+def measure_speed(path: Path) -> Speed:
+    """A few random reads, and a few megabytes in order, past what the page cache holds where that can be asked for."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    largest = max(files, key=lambda file: file.stat().st_size)
+    size = largest.stat().st_size
+    descriptor = os.open(largest, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        draw = random.Random(0)  # noqa: S311 - not for secrets
+        begin = time.perf_counter()
+        for _ in range(_READS):
+            os.pread(descriptor, _PAGE, draw.randrange(max(1, size - _PAGE)))
+        latency = (time.perf_counter() - begin) / _READS
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        begin, num_read = time.perf_counter(), 0
+        while num_read < min(size, _SEQUENTIAL_BYTES):
+            num_read += len(os.pread(descriptor, 1 << 20, num_read)) or size
+        return Speed(min(size, _SEQUENTIAL_BYTES) / max(time.perf_counter() - begin, 1e-9), latency, is_measured=True)
+    finally:
+        os.close(descriptor)
+
+
+def _parts(data: Any) -> tuple[Dataset, Plan | None]:
+    """The dataset, and the plan if one was given; of a mixture, the largest dataset."""
+    if isinstance(data, Plan):
+        return max(_datasets(data.source), key=lambda each: each.storage.num_bytes), data
+    return (data if isinstance(data, Dataset) else open_dataset(data)), None
+
+
+def _datasets(source: Any) -> list[Dataset]:
+    """What a plan is built on: one dataset, or those of a mixture's parts."""
+    if isinstance(source, Dataset):
+        return [source]
+    return [dataset for _, plan, _ in source.sources for dataset in _datasets(plan.source)]
+
+
+def _place(storage: StorageKind, *, fits: bool, has_scratch: bool) -> Placement:
+    if storage != "network":
+        return "memory map"
+    if has_scratch:
+        return "stage"
+    return "memory map" if fits else "stream"
+
+
+def _shuffle(num_samples: int, data_bytes: int, speed: Speed, *, fits: bool) -> Literal["full", "windows"]:
+    """Full where samples come from memory, or where reading them one by one adds little to reading them at all."""
+    if fits:
+        return "full"
+    return (
+        "full" if num_samples * speed.random_seconds <= _SLOW_SHARE * data_bytes / speed.bytes_per_second else "windows"
+    )
+
+
+def _measure_maps(plan: Plan) -> tuple[float | None, float | None]:
+    """(seconds of a batch, of these in mapped functions), from the fastest of a few."""
+    if not plan.num_rows:
+        return None, None
+    whole = _fastest(plan)
+    return whole, max(0.0, whole - _fastest(plan.without_maps())) if plan.has_maps else None
+
+
+def _fastest(plan: Plan) -> float:
+    seconds = []
+    for step in range(4):
+        begin = time.perf_counter()
+        plan.read(step)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e7 else f"{count / 1e6:,.2f} MB"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{seconds:.1f} s"

@@ -1,0 +1,222 @@
+"""Copying a dataset to node-local storage: verified, resumable, one copy per node however many ranks ask for it.
+
+    DST/.corpus.staging/.lock       who copies; it dies with its holder, others wait
+    DST/.corpus.staging/data/…      files that are complete, each renamed into place after its bytes were synced
+    DST/corpus                      appears at once, by a rename, after every checksum was read back
+
+Whatever is killed, full or unplugged half-way: there is no `DST/corpus`, or all of it. The next run goes on with the
+files that are complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CorruptionError, DatasetExists, IncompleteDataset, StorageError, WriterBusy, counted
+from penstock.filesystem import (
+    DirectoryLock,
+    PositionedFile,
+    is_network_filesystem,
+    local_path,
+    make_directory,
+    remove_if_present,
+    rename,
+    storage_errors,
+    sync_directory,
+)
+from penstock.shards import Manifest, read_manifest, verify
+
+_CHUNK_BYTES = 8 << 20
+_LOOK_SECONDS = 0.2
+_OTHERS = ("manifest.json", "run.json")
+"""Beside the files that the manifest names; the manifest last, without which nothing is a dataset."""
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A dataset that is on the node."""
+
+    path: Path
+    """Open it there."""
+    num_bytes: int
+    copied_bytes: int
+    """By this call; 0 when it was there already, or another rank copied it."""
+    seconds: float
+    is_remote: bool
+    """Whether the destination is on a network as well, so that nothing was gained."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        names = ("num_bytes", "copied_bytes", "seconds", "is_remote")
+        return {"path": str(self.path), **{name: getattr(self, name) for name in names}}
+
+
+def stage(
+    source: str | os.PathLike[str], destination: str | os.PathLike[str], *, on_progress: OnProgress | None = None
+) -> Staged:
+    """Copy a dataset into a folder of this node, unless it is there; any number of processes may ask at once.
+
+    Args:
+        source: The dataset's folder.
+        destination: A folder that is there, as `$SCRATCH`; the dataset becomes a folder of the same name in it.
+        on_progress: Told (bytes done, bytes in all) by the process that copies.
+
+    Raises:
+        IncompleteDataset: no dataset is at the source, or no folder at the destination.
+        DatasetExists: another dataset, or something else, has that name at the destination.
+        CorruptionError: bytes of the source differ from their checksums.
+        StorageError: the destination is full, read-only or gone; what was copied stays, to be continued.
+    """
+    begin = time.monotonic()
+    folder, scratch = local_path(source, "a dataset").absolute(), local_path(destination, "a folder").absolute()
+    manifest = read_manifest(folder)
+    if not scratch.is_dir():
+        raise IncompleteDataset(f"{scratch}: there is no such folder. Make it, or name one that is there ($SCRATCH).")
+    final = scratch / folder.name
+    if final == folder:
+        raise DatasetExists(f"{folder} is in {scratch} already: staging it there would copy it onto itself.")
+    copied = 0
+    while not _is_there(final, manifest):
+        if (copied := _copy_or_wait(folder, manifest, final, on_progress)) >= 0:
+            break
+    return Staged(
+        path=final,
+        num_bytes=manifest.num_bytes,
+        copied_bytes=max(0, copied),
+        seconds=time.monotonic() - begin,
+        is_remote=is_network_filesystem(scratch),
+    )
+
+
+def _is_there(final: Path, manifest: Manifest) -> bool:
+    """Whether the dataset has been staged.
+
+    Raises:
+        DatasetExists: something else is there.
+    """
+    if not os.path.lexists(final):
+        return False
+    try:
+        is_same = read_manifest(final).fingerprint == manifest.fingerprint
+    except IncompleteDataset:
+        is_same = False
+    if not is_same:
+        raise DatasetExists(f"{final}: something else is there. Remove it, or stage into another folder.")
+    return True
+
+
+def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: OnProgress | None) -> int:
+    """Bytes copied; -1 when another process was at it, and the dataset may be there now."""
+    staging = final.parent / f".{final.name}.staging"
+    make_directory(staging)
+    lock = DirectoryLock(staging)
+    try:
+        lock.acquire()
+    except WriterBusy:
+        time.sleep(_LOOK_SECONDS)
+        return -1
+    except StorageError as error:
+        if error.errno == errno.ENOENT:  # who was done has just removed the folder
+            return -1
+        raise
+    try:
+        if _is_there(final, manifest):
+            return -1
+        return _copy(folder, manifest, staging / "data", final, on_progress)
+    finally:
+        is_done = final.exists()
+        lock.release()
+        if is_done:
+            with contextlib.suppress(OSError):  # not empty: another rank is about to find that all is done
+                os.rmdir(staging)
+
+
+def _copy(folder: Path, manifest: Manifest, data: Path, final: Path, on_progress: OnProgress | None) -> int:
+    make_directory(data)
+    sizes = _sizes(folder, manifest)
+    missing = {name: size for name, size in sizes.items() if not _is_complete(data / name, size)}
+    _check_room(final, sum(missing.values()))
+    total, done = sum(sizes.values()), sum(sizes.values()) - sum(missing.values())
+    for name in missing:
+        done = _copy_file(folder / name, data / name, done, total, on_progress)
+    sync_directory(data)
+    _verify(data, folder)
+    with storage_errors(final, doing="renamed into place"):
+        os.rename(data, final)
+    sync_directory(final.parent)
+    return sum(missing.values())
+
+
+def _sizes(folder: Path, manifest: Manifest) -> dict[str, int]:
+    """Bytes of each file, the manifest last."""
+    names = [*sorted(manifest.file_names), *(name for name in reversed(_OTHERS) if (folder / name).exists())]
+    with storage_errors(folder, doing="read"):
+        return {name: (folder / name).stat().st_size for name in names}
+
+
+def _is_complete(path: Path, size: int) -> bool:
+    """A file has its name only once its bytes are synced, so the size is enough until all is verified."""
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _check_room(final: Path, needed: int) -> None:
+    free = shutil.disk_usage(final.parent).free
+    if free < needed:
+        raise StorageError(
+            errno.ENOSPC,
+            f"{final.parent}: {needed:,} bytes are to be copied and {free:,} are free. Make room, or stage elsewhere.",
+        )
+
+
+def _copy_file(source: Path, target: Path, done: int, total: int, on_progress: OnProgress | None) -> int:
+    """Copy a file; returns the bytes done in all."""
+    working = target.with_name(f"{target.name}.partial")
+    remove_if_present(working)
+    with storage_errors(source, doing="read"):
+        file = PositionedFile(source)
+    with storage_errors(working, doing="created"):
+        descriptor = os.open(working, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with storage_errors(working, doing="copied"):
+            for begin in range(0, file.size, _CHUNK_BYTES):
+                piece = memoryview(file.read(begin, min(begin + _CHUNK_BYTES, file.size)).data)
+                while piece:
+                    piece = piece[os.write(descriptor, piece) :]
+                if on_progress is not None:
+                    on_progress(done + min(begin + _CHUNK_BYTES, file.size), total)
+            os.fsync(descriptor)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(working)
+        raise
+    finally:
+        os.close(descriptor)
+    rename(working, target)
+    return done + file.size
+
+
+def _verify(data: Path, folder: Path) -> None:
+    """Read every byte back; files that are not sound go, so that the next run copies them again."""
+    found = verify(data)
+    if found.is_sound:
+        return
+    for fault in found.faults:
+        for name in {path.name for path in data.iterdir() if path.name in fault}:
+            remove_if_present(data / name)
+    raise CorruptionError(
+        f"{folder}: {counted(len(found.faults), 'fault')} in the copy, the first: {found.faults[0]} Check the source "
+        f"(penstock verify {folder}), then run again: what is sound stays."
+    )

@@ -1,0 +1,217 @@
+"""`penstock bench`: how fast a loader is by itself, beside a step of a given length, and beside the real one.
+
+    limit         plan.read in a loop, in this thread; the memory's bandwidth; for a job, its step on a batch at hand
+    loader        batches as fast as they come
+    + N ms step   a step that waits, as for an accelerator
+    + the step    the job's
+
+A share of the limit is what the loader leaves of it: above 1 where several workers beat one thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.metrics import describe_machine
+from penstock.plan import Plan
+from penstock.report import Fact, Headline, Page, TextTable, format_bytes, format_number, format_seconds
+from penstock.trials._job import TrainingJob
+from penstock.trials._turns import EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
+
+_COPIED_BYTES = 64 << 20
+_LIMIT_SECONDS = 0.5
+
+
+class BenchLine(NamedTuple):
+    """One way to run the loader."""
+
+    name: str
+    measured: Measured
+    limit: float
+    """Steps per second that could be had at most."""
+
+    @property
+    def share(self) -> float:
+        """Of the limit."""
+        return self.measured.rate / self.limit if self.limit else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What was measured of a loader."""
+
+    name: str
+    lines: tuple[BenchLine, ...]
+    read_rate: float | None
+    """Batches per second of `plan.read` in one thread."""
+    batch_bytes: int | None
+    copy_bytes_per_second: float
+    """Of memory, copied by one thread."""
+
+    def table(self) -> TextTable:
+        """A line for each way."""
+        header = ("", "batches/s", "of the limit", "first batch", "wait per step", "CPU per batch", "memory")
+        return TextTable(header, [_cells(line) for line in self.lines])
+
+    def facts(self) -> Iterator[str]:
+        """What the limits are."""
+        if self.read_rate is not None:
+            yield f"plan.read in a loop, one thread: {format_number(self.read_rate)} batches/s."
+        if self.batch_bytes:
+            bound = format_number(self.copy_bytes_per_second / self.batch_bytes)
+            yield (
+                f"Memory: {format_bytes(self.copy_bytes_per_second)}/s copied by one thread, "
+                f"{format_bytes(self.batch_bytes)} a batch: {bound} batches/s."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        lines = [
+            {
+                "name": line.name,
+                "batches_per_second": line.measured.rate,
+                "limit": line.limit if math.isfinite(line.limit) else None,
+                "share": line.share if math.isfinite(line.share) else None,
+                "first_batch_seconds": line.measured.first_batch_seconds,
+                "wait_seconds": line.measured.loading_seconds,
+                "cpu_seconds": line.measured.cpu_seconds / line.measured.num_steps,
+                "memory_bytes": line.measured.memory_bytes,
+            }
+            for line in self.lines
+        ]
+        rates = {"read_rate": self.read_rate, "batch_bytes": self.batch_bytes}
+        return {"name": self.name, **rates, "copy_bytes_per_second": self.copy_bytes_per_second, "lines": lines}
+
+    def verdict(self) -> str:
+        """One sentence."""
+        last = self.lines[-1]
+        waits = 100 * last.measured.loading_seconds * last.measured.rate
+        return (
+            f"{last.name}: {format_number(last.measured.rate)} batches/s, {100 * last.share:.0f} % of the limit; "
+            f"{waits:.0f} % of the time goes to waiting for data."
+        )
+
+    def page(self) -> Page:
+        """For `penstock.report` to draw."""
+        machine = describe_machine()
+        alone = self.lines[0].measured
+        heads = (
+            Headline(value=f"{format_number(alone.rate)}/s", label="batches, the loader alone"),
+            Headline(value=f"{100 * self.lines[-1].share:.0f} %", label=f"of the limit: {self.lines[-1].name}"),
+            Headline(value=format_seconds(alone.first_batch_seconds), label="until the first batch"),
+        )
+        facts = (
+            Fact(name="processor", value=machine.processor),
+            Fact(name="processors", value=str(machine.usable_processors)),
+        )
+        return Page(
+            title=f"penstock bench · {self.name}",
+            verdict=self.verdict(),
+            headlines=heads,
+            machine=facts,
+            notes=(*self.facts(), *str(self.table()).splitlines()),
+        )
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.table()), "", *self.facts(), self.verdict()])
+
+
+def bench_plan(plan: Plan, name: str, *, steps: int, step_seconds: Sequence[float], options: dict[str, Any]) -> Bench:
+    """A plan's loader, alone and beside steps that wait.
+
+    Raises:
+        EmptyLoader: the plan has no batches.
+    """
+    from penstock.pytorch import DataLoader
+
+    if not plan.num_rows:
+        raise EmptyLoader(f"{name}: the plan has no rows, so it has no batches to measure.")
+    make = functools.partial(DataLoader, plan, epochs=None, **options)
+    first = plan.read(0)
+    batch_bytes = sum(int(getattr(value, "nbytes", 0)) for value in first.values())
+    read_rate = _rate_of(_reader(plan))
+    copied = _copy_rate()
+    lines = [BenchLine("loader alone", _measure(make, _nothing, steps), read_rate)]
+    for seconds in step_seconds:
+        line = _measure(make, functools.partial(_wait, seconds), steps)
+        lines.append(BenchLine(f"with a step of {format_seconds(seconds)}", line, 1 / seconds))
+    return Bench(
+        name=name, lines=tuple(lines), read_rate=read_rate, batch_bytes=batch_bytes, copy_bytes_per_second=copied
+    )
+
+
+def bench_job(job: TrainingJob, *, steps: int, step_seconds: Sequence[float], options: dict[str, Any]) -> Bench:
+    """A job's loader, alone, beside steps that wait, and beside its own step, whose limit is a batch at hand."""
+    make = functools.partial(job.make_loader, **options)
+    lines = [BenchLine("loader alone", _measure(make, _nothing, steps), math.nan)]
+    for seconds in step_seconds:
+        line = _measure(make, functools.partial(_wait, seconds), steps)
+        lines.append(BenchLine(f"with a step of {format_seconds(seconds)}", line, 1 / seconds))
+    loader = make()
+    try:
+        batch = next(iter(loader))
+        limit = _rate_of(lambda: job.train_step(batch))
+    finally:
+        close_loader(loader)
+    lines.append(BenchLine("with the job's step", _measure(make, job.train_step, steps), limit))
+    copied = _copy_rate()
+    return Bench(name=job.name, lines=tuple(lines), read_rate=None, batch_bytes=None, copy_bytes_per_second=copied)
+
+
+def _measure(make: Callable[[], Any], step: Callable[[Any], Any], num_steps: int) -> Measured:
+    begun = time.perf_counter()
+    loader = make()
+    try:
+        return take_turn(loader, step, num_steps=num_steps, warm_up=warm_up_steps(4), begun=begun)
+    finally:
+        close_loader(loader)
+
+
+def _rate_of(function: Callable[[], Any]) -> float:
+    """Calls per second, after a first one that fills caches."""
+    function()
+    begin, count = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - begin) < _LIMIT_SECONDS or count < 2:
+        function()
+        count += 1
+    return count / seconds
+
+
+def _reader(plan: Plan) -> Callable[[], Any]:
+    steps = iter(range(1 << 60))
+    return lambda: plan.read(next(steps) % max(1, plan.num_batches()))
+
+
+def _copy_rate() -> float:
+    """Bytes per second that one thread copies."""
+    source = np.ones(_COPIED_BYTES, np.uint8)
+    target = np.empty_like(source)
+    return _COPIED_BYTES * _rate_of(lambda: np.copyto(target, source))
+
+
+def _nothing(batch: Any) -> None:
+    return None
+
+
+def _wait(seconds: float, batch: Any) -> None:
+    time.sleep(seconds)
+
+
+def _cells(line: BenchLine) -> tuple[str, ...]:
+    found = line.measured
+    return (
+        line.name,
+        format_number(found.rate),
+        "–" if math.isnan(line.share) else f"{100 * line.share:.0f} %",
+        format_seconds(found.first_batch_seconds),
+        format_seconds(found.loading_seconds),
+        format_seconds(found.cpu_seconds / found.num_steps),
+        "–" if found.memory_bytes is None else format_bytes(found.memory_bytes),
+    )
