@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock
 from penstock.loader import LoaderStatistics
@@ -135,3 +137,59 @@ def test_bounds_follow_the_memory_that_is_free(monkeypatch):
     processes = LiveTuning(OnlineTuner(Setting(2, 2), 2), statistics, "process", **EFFECTS)
     monkeypatch.setattr(_live_tuning, "available_memory", lambda: 400_000_000)
     assert processes._bounds().most_workers <= 3
+
+
+class Augmented:
+    """A map-style dataset that draws from every global generator."""
+
+    def __len__(self) -> int:
+        return 240
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, random.random(), np.random.random(), float(torch.rand(()))])
+
+
+class Stateful(Augmented):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Settled(OnlineTuner):
+    """Changes nothing."""
+
+    def observe(self, stretch: Any, bounds: Any) -> None:
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_batches_of_a_map_style_dataset_do_not_depend_on_what_is_changed(eager, monkeypatch, tmp_path):
+    def epochs(tuner: type[OnlineTuner], start: int) -> tuple[list[torch.Tensor], tuple[str, ...]]:
+        monkeypatch.setattr("penstock.pytorch._torch_run.OnlineTuner", tuner)
+        generator = torch.Generator().manual_seed(5)
+        loader = penstock.DataLoader(
+            Augmented(), 4, shuffle=True, num_workers="auto", settings=start_with(tmp_path, start), generator=generator
+        )
+        with loader:
+            found = [batch for _ in range(2) for batch in loader]
+            return found, loader.stats().decisions
+
+    changed, decisions = epochs(Restless, 1)
+    fixed, none = epochs(Settled, 2)
+    assert len(decisions) > 3
+    assert none == ()
+    assert len(changed) == len(fixed) == 120
+    assert all(torch.equal(one, other) for one, other in zip(changed, fixed, strict=True))
+    drawn = torch.cat(fixed)
+    assert drawn[:, 1:].unique().numel() > 1000  # not the same numbers in every batch
+    plain = penstock.DataLoader(Augmented(), 4, shuffle=True, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(torch.cat(list(plain))[:, 0], drawn[:240, 0])
+
+
+def test_datasets_whose_next_sample_depends_on_workers_want_a_number():
+    with pytest.raises(ValueError, match="with a dataset that has a state: what comes next depends on its workers"):
+        penstock.DataLoader(Stateful(), num_workers="auto")
+    with pytest.raises(ValueError, match="with an iterable dataset"):
+        penstock.DataLoader(penstock.stream([__file__], format="text"), num_workers="auto")

@@ -209,7 +209,7 @@ def test_a_timeout_without_workers_is_refused_when_the_loop_begins() -> None:
     ("wrong", "match"),
     [
         ({"workers": "thread"}, "'thread' is for plans"),
-        ({"num_workers": "auto"}, "is for plans"),
+        ({"prefetch": "auto"}, "goes with num_workers='auto'"),
         ({"prefetch": 3}, "use prefetch_factor"),
         ({"rank": 0, "world_size": 2}, "use sampler=DistributedSampler"),
         ({"micro_batch": 3}, "is for plans"),

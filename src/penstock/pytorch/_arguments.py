@@ -54,8 +54,14 @@ ARGUMENTS: Mapping[str, Argument] = {
     "workers": Argument(
         False, with_torch="samples of a torch dataset are computed in processes", also_allowed=("process",)
     ),
+<<<<<<< HEAD
     "prefetch": Argument(False, with_torch="with a torch dataset use prefetch_factor, per worker"),
     "mesh": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...) of mesh['dp']"),
+=======
+    "prefetch": Argument(
+        False, with_torch="with a torch dataset use prefetch_factor, per worker", also_allowed=("auto",)
+    ),
+>>>>>>> abfe22d (Map-style torch datasets take num_workers="auto": random numbers are seeded for each batch, whoever computes it)
     "rank": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...)"),
     "world_size": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...)"),
     "micro_batch": Argument(False, with_torch="with a torch dataset use batch_size"),
@@ -112,12 +118,17 @@ def check_torch_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any])
     Raises:
         ValueError: one was given; the message says what to do instead.
     """
-    if given["num_workers"] == "auto":
-        raise ValueError("num_workers='auto' is for plans; with a torch dataset it would decide on random numbers.")
+    if given["prefetch"] == "auto" and given["num_workers"] != "auto":
+        raise ValueError("prefetch='auto' with a torch dataset goes with num_workers='auto'; or use prefetch_factor.")
     for name, argument in ARGUMENTS.items():
         value = given[name]
         if argument.with_torch is not None and not _is_one_of(value, (defaults[name], *argument.also_allowed)):
             raise ValueError(f"{name}={value!r} is for plans; {argument.with_torch}.")
+
+
+def first_workers(start: int | None) -> int:
+    """How many worker processes "auto" begins with for a torch dataset: never none, as it is computed elsewhere."""
+    return default_workers("process") if start is None else max(1, start)
 
 
 def torchs_arguments(given: Mapping[str, Any], *, is_plan: bool) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from penstock.pytorch._arguments import (
     Workers,
     check_torch_arguments,
     defaults_of,
+    first_workers,
     torchs_arguments,
     with_settings,
 )
@@ -56,7 +57,8 @@ class DataLoader(TorchDataLoader[BatchType]):
             generator: torch's; a plan has its own ways for them.
         pin_memory, timeout, prefetch_factor, persistent_workers, pin_memory_device, in_order: torch's.
         num_workers: How many. By default none for torch datasets, and for plans "auto": begun with the processors that
-            this job may use, and found by the step rate while training runs.
+            this job may use, and found by the step rate while training runs. Map-style torch datasets take "auto", too:
+            random numbers are then seeded for each batch, whoever computes it.
         workers: For plans: "thread", "process", "inline", or "auto".
         prefetch: For plans: batches computed ahead; two per worker to begin with, and with "auto" as many as help.
         mesh: For plans: the device mesh of a job that is parallel in several ways; ranks that share a data-parallel
@@ -137,7 +139,9 @@ class DataLoader(TorchDataLoader[BatchType]):
         self._source = source = find_plan(dataset, given, _DEFAULTS) if rebuilt is None else rebuilt.source
         if source is None:
             check_torch_arguments(given, _DEFAULTS)
-            super().__init__(dataset, **torchs_arguments(given, is_plan=False) | {"num_workers": num_workers or 0})  # type: ignore[arg-type]
+            self.tunes_workers = num_workers == "auto"
+            count = first_workers(given["start_workers"]) if self.tunes_workers else num_workers or 0
+            super().__init__(dataset, **torchs_arguments(given, is_plan=False) | {"num_workers": count})  # type: ignore[arg-type]
             self._run: PlanRun | TorchRun = self._make_torch_run()
         else:
             how = LoaderSettings.for_plan(source.make(), given) if rebuilt is None else rebuilt.settings

@@ -17,6 +17,7 @@ from typing import Any, cast
 from penstock.loader import LoaderStatistics, make_engine
 from penstock.pytorch._device import find_device
 from penstock.pytorch._device_feed import make_feed
+from penstock.pytorch._live_tuning import LiveTuning
 from penstock.pytorch._pinning import wants_pinning
 from penstock.pytorch._samplers import (
     Indices,
@@ -41,7 +42,8 @@ from penstock.pytorch._torch_state import check_state, describe_loader, is_itera
 from penstock.pytorch._torch_work import TorchWork
 from penstock.pytorch._warnings import warn_reading_again, warn_slow_pickling
 from penstock.pytorch._worker_batches import WorkerBatches
-from penstock.workers import StartMethod
+from penstock.tuning import OnlineTuner, Setting
+from penstock.workers import StartMethod, usable_cpus
 
 
 class TorchRun:
@@ -56,6 +58,7 @@ class TorchRun:
         self._workers_lived_on = False
         """Whether a state was loaded from a run whose next epoch had its workers already, and drew no seed for them."""
         self._find_batches: weakref.ref[TorchBatches] | None = None
+        self._tuning = self._make_tuning(loader) if loader.tunes_workers else None
 
     @property
     def kind(self) -> str:
@@ -160,7 +163,7 @@ class TorchRun:
                 owner.set_epoch(epoch)
 
     def set_workers(self, num_workers: int) -> None:
-        """Not for torch datasets: a batch's random numbers depend on which worker computes it."""
+        """Not for torch datasets: a batch's random numbers depend on which worker computes it, but with "auto"."""
         raise ValueError(f"set_workers({num_workers}): workers of a torch dataset have state and cannot change.")
 
     def set_prefetch(self, prefetch: int) -> None:
@@ -176,6 +179,8 @@ class TorchRun:
             statistics.num_queued = batches.num_queued()
         statistics.num_workers = loader.num_workers
         statistics.prefetch = loader.num_workers * (loader.prefetch_factor or 0)
+        if self._tuning is not None and isinstance(batches, WorkerBatches):
+            statistics.prefetch = batches.num_ahead
         return dataclasses.replace(statistics)
 
     def close(self) -> None:
@@ -185,6 +190,35 @@ class TorchRun:
         self._loader._iterator = None
         if batches is not None:
             batches.close()
+        if self._tuning is not None:
+            self._tuning.close()
+
+    def apply(self, setting: Setting) -> int:
+        """Go on with another setting; returns how many batches are ahead then."""
+        loader = self._loader
+        loader.num_workers, loader.prefetch_factor = setting.num_workers, setting.depth  # also of the next epoch
+        batches = None if self._find_batches is None else self._find_batches()
+        return batches.change(setting) if isinstance(batches, WorkerBatches) else 0
+
+    def _make_tuning(self, loader: Any) -> LiveTuning:
+        """What finds the settings while it runs; not for datasets that keep something from batch to batch."""
+        fetching = _fetching_of(loader)
+        if fetching.may_have_state or is_pipe(fetching.dataset):
+            what = "an iterable dataset" if fetching.is_iterable else "a dataset that has a state"
+            raise ValueError(f"num_workers='auto' with {what}: what comes next depends on its workers. Give a number.")
+        tuner = OnlineTuner(Setting(loader.num_workers, loader.prefetch_factor), usable_cpus())
+        find_run = weakref.ref(self)  # not itself: a loader that is forgotten must end at once
+
+        def apply(setting: Setting) -> int:
+            run = find_run()
+            return 0 if run is None else run.apply(setting)
+
+        def has_started() -> bool:
+            run = find_run()
+            batches = None if run is None or run._find_batches is None else run._find_batches()
+            return not isinstance(batches, WorkerBatches) or batches.has_started()
+
+        return LiveTuning(tuner, self._statistics, "process", apply=apply, has_started=has_started)
 
     @property
     def _loader(self) -> Any:
@@ -247,15 +281,15 @@ class TorchRun:
         init = with_sharding(loader.worker_init_fn) if is_pipe(fetching.dataset) else loader.worker_init_fn
         begin = time.perf_counter()
         engine = make_engine(
-            TorchWork(fetching, self._base_seed, init),
+            TorchWork(fetching, self._base_seed, init, seeds_batches=loader.tunes_workers),
             kind="process",
             num_workers=loader.num_workers,
             start_method=_start_method(loader),
-            is_assigned=True,
+            is_assigned=not loader.tunes_workers,
         )
         if _start_method(loader) != "fork":
             warn_slow_pickling(time.perf_counter() - begin, type(fetching.dataset).__name__)
-        return WorkerBatches(loader, fetching, indices, progress, self._statistics, engine)
+        return WorkerBatches(loader, fetching, indices, progress, self._statistics, engine, self._tuning)
 
 
 def _plain(states: Sequence[WorkerState]) -> list[Any]:

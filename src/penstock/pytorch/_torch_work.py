@@ -45,6 +45,7 @@ from penstock.pytorch._transport import (
 )
 
 _SHOWN_INDICES = 4
+_LARGEST_SEED = (1 << 62) - 1
 _COMPARED_BATCHES = 2
 _COMPRESSED = {torch.sparse_coo, torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc}
 
@@ -97,6 +98,8 @@ class TorchWork:
     fetching: Fetching
     base_seed: int
     worker_init_fn: Callable[[int], None] | None
+    seeds_batches: bool = False
+    """Whether random numbers depend on the batch, and not on which worker computes it, and after what."""
     _worker: int = 0
     _epoch: int = -1
     _fetcher: Any = None
@@ -143,6 +146,8 @@ class TorchWork:
         if self._has_ended:
             return self._end()
         self._tensors = tensors = SlotTensors(arena)
+        if self.seeds_batches:
+            _seed_worker((self.base_seed ^ (item.epoch << 40)) & _LARGEST_SEED, item.number)
         try:
             value = self._fetcher.fetch(item.index)
         except StopIteration:
@@ -208,7 +213,8 @@ class TorchWork:
             return self._wrap_error()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"fetching": self.fetching, "base_seed": self.base_seed, "worker_init_fn": self.worker_init_fn}
+        names = ("fetching", "base_seed", "worker_init_fn", "seeds_batches")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]

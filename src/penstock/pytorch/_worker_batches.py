@@ -16,12 +16,14 @@ from typing import Any
 
 from penstock.errors import WorkerDied
 from penstock.loader import Engine, InFlight, LoaderStatistics, Result, count_computed, count_handed_over
+from penstock.pytorch._live_tuning import LiveTuning
 from penstock.pytorch._samplers import Indices
 from penstock.pytorch._torch_datasets import Fetching
 from penstock.pytorch._torch_loop import LoopProgress, Receipt
 from penstock.pytorch._torch_work import TorchItem, TorchStart
 from penstock.pytorch._transport import FirstBatches, WorkerEnd, WorkerFailure, read_answer, unpack
 from penstock.pytorch._warnings import warn_repeating_workers
+from penstock.tuning import Setting
 
 
 class WorkerBatches:
@@ -37,6 +39,7 @@ class WorkerBatches:
         progress: LoopProgress,
         statistics: LoaderStatistics,
         engine: Engine,
+        tuning: LiveTuning | None = None,
     ) -> None:
         self._engine, self._pid = engine, os.getpid()
         self._lock = threading.RLock()  # a signal handler may take a batch while its own thread waits for one
@@ -49,7 +52,9 @@ class WorkerBatches:
         self._death: str | None = None
         """How a worker died: no batch of this loop comes after that, for those of the dead one would be missing."""
         self._first_batches: dict[tuple[int, ...], int] = {}
-        self._max_in_flight = loader.prefetch_factor * loader.num_workers
+        self._max_in_flight: int = loader.prefetch_factor * loader.num_workers
+        self._tuning = tuning
+        """With it, items belong to no worker in particular, and the number of workers may change."""
         self._in_flight = InFlight(engine, in_order=loader.in_order, timeout=loader.timeout)
         self.restart(fetching, indices, progress)
 
@@ -72,8 +77,9 @@ class WorkerBatches:
             if self._awaits_starts:
                 for worker in range(progress.num_workers):
                     self._start(worker)
-            for _ in range(self._max_in_flight):
-                self._submit()
+            self._fill()
+            if self._tuning is not None:
+                self._tuning.begin(self._max_in_flight)
 
     @property
     def can_restart(self) -> bool:
@@ -116,7 +122,7 @@ class WorkerBatches:
                 continue
             sampler_state = self._sampler_states.pop(item.number)
             receipt = Receipt(item.number, item.worker, sampler_state, answer.state, self.ended)
-            self._submit()
+            self._fill()
             waited = time.perf_counter()
             if isinstance(content, WorkerFailure):
                 self.progress.advance(receipt)
@@ -127,6 +133,8 @@ class WorkerBatches:
             self._statistics.num_ready += result.was_ready
             count_computed(self._statistics, result)
             self._left_at = count_handed_over(self._statistics, begin, waited, self._left_at)
+            if self._tuning is not None:
+                self._tuning.step()
             return receipt, batch
         if not self._is_persistent:
             self.close()
@@ -165,19 +173,41 @@ class WorkerBatches:
         if os.getpid() != self._pid:
             raise RuntimeError("This loop was started before a fork; its workers belong to the parent process.")
 
-    def _submit(self) -> None:
+    def change(self, setting: Setting) -> int:
+        """Go on with another number of workers and batches ahead; returns the latter."""
+        self._engine.set_workers(setting.num_workers)
+        self._max_in_flight = setting.num_workers * setting.depth
+        self._fill()
+        return self._max_in_flight
+
+    def has_started(self) -> bool:
+        """Whether all workers there are to be compute."""
+        return self._engine.num_started() >= self._engine.num_workers
+
+    @property
+    def num_ahead(self) -> int:
+        """Batches that may be in flight."""
+        return self._max_in_flight
+
+    def _fill(self) -> None:
+        """Have as many batches in flight as there may be."""
+        while len(self._in_flight) < self._max_in_flight and self._submit():
+            pass
+
+    def _submit(self) -> bool:
         """Give the next index, if there is one, to the worker whose turn it is."""
         try:
             number, index, sampler_state = self._indices.next()
         except StopIteration:
-            return
-        worker = self._choose()
+            return False
+        worker = 0 if self._tuning is not None else self._choose()
         if worker is None:
-            return
+            return False
         item = TorchItem(number, worker, self._epoch, index)
-        self._in_flight.submit(item, worker)
+        self._in_flight.submit(item, worker if self._tuning is None else None)
         self._sampler_states[item.number] = sampler_state
         self._num_given[worker] += 1
+        return True
 
     def _start(self, worker: int) -> None:
         """Have a worker start the epoch, from its state if there is one."""
