@@ -54,14 +54,10 @@ ARGUMENTS: Mapping[str, Argument] = {
     "workers": Argument(
         False, with_torch="samples of a torch dataset are computed in processes", also_allowed=("process",)
     ),
-<<<<<<< HEAD
-    "prefetch": Argument(False, with_torch="with a torch dataset use prefetch_factor, per worker"),
-    "mesh": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...) of mesh['dp']"),
-=======
     "prefetch": Argument(
         False, with_torch="with a torch dataset use prefetch_factor, per worker", also_allowed=("auto",)
     ),
->>>>>>> abfe22d (Map-style torch datasets take num_workers="auto": random numbers are seeded for each batch, whoever computes it)
+    "mesh": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...) of mesh['dp']"),
     "rank": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...)"),
     "world_size": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...)"),
     "micro_batch": Argument(False, with_torch="with a torch dataset use batch_size"),
