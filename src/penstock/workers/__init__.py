@@ -20,9 +20,9 @@
 
 What the messages say is the program's business: nothing here knows plans, batches, tasks or shards.
 
-May import: `cgroups`, `errors`. Imported by: `diagnosis`, `loader`, `metrics`, `preparation`, `pytorch`, `service`,
-`trials`. Holds state: the fork servers that run; the crews and parcels of this process, weakly, for the hook that lets
-go of them in forked children.
+May import: `cgroups`, `errors`. Imported by: `diagnosis`, `loader`, `metrics`, `placement`, `preparation`, `pytorch`,
+`service`, `trials`. Holds state: the fork servers that run; the crews and parcels of this process, weakly, for the hook
+that lets go of them in forked children.
 """
 
 from penstock.workers._channel import Channel
