@@ -16,6 +16,8 @@ from penstock.sources import SourceOptions, list_files, plan_splits, read_split
 
 from .gathering import gather, values
 
+ParquetFile = pq.ParquetFile
+
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
@@ -138,6 +140,18 @@ def test_a_batch_is_bounded_though_few_bytes_are_stored(tmp_path: Path) -> None:
     [split] = plan_splits(list_files(tmp_path, options), options, 1 << 30)
     sizes = [records.columns["text"].nbytes for records in read_split(split, options)]
     assert max(sizes) <= 3 << 20
+
+
+def test_an_ordinary_row_group_is_one_batch_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    monkeypatch.setattr(pq, "ParquetFile", lambda *given, **named: opened.append(1) or ParquetFile(*given, **named))
+    table = pa.table({"text": [f"{number} " * (number % 500) for number in range(2000)]})
+    write_parquet(tmp_path / "a.parquet", table, 1000)
+    options = SourceOptions()
+    (split,) = plan_splits(list_files(str(tmp_path / "a.parquet"), options), options, 1 << 30)
+    opened.clear()
+    assert [records.num_rows for records in read_split(split, options)] == [1000, 1000]
+    assert len(opened) == 1
 
 
 def test_hugging_face_datasets_are_read_from_disk_and_as_objects(tmp_path: Path) -> None:

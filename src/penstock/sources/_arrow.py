@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,26 @@ def cut_batch(batch: Any, max_bytes: int) -> Iterator[Any]:
     shared = [column for column in batch.columns if _is_shared(column)]
     lengths = sum((_row_lengths(column) for column in shared), np.zeros(batch.num_rows, np.int64))
     yield from _cut(batch, lengths, max_bytes)
+
+
+def join_batches(batches: Iterable[Any], wanted_bytes: int) -> Iterator[Any]:
+    """Batches of about `wanted_bytes` once they are plain: small ones are joined unless they share values, large ones
+    are cut."""
+    waiting: list[Any] = []
+    num_bytes = 0
+    for batch in batches:
+        size = decoded_bytes(batch)
+        if waiting and (num_bytes + size > wanted_bytes or any(map(_is_shared, batch.columns))):
+            yield from cut_batch(_joined(waiting), wanted_bytes)
+            waiting, num_bytes = [], 0
+        waiting.append(batch)
+        num_bytes += size
+    if waiting:
+        yield from cut_batch(_joined(waiting), wanted_bytes)
+
+
+def _joined(batches: list[Any]) -> Any:
+    return batches[0] if len(batches) == 1 else arrow().concat_batches(batches)
 
 
 def stored_bytes(batch: Any) -> int:

@@ -28,6 +28,7 @@ from penstock.sources._arrow import (
     cut_batch,
     decoded_bytes,
     dicts_of,
+    join_batches,
     longest_in_dictionary,
     named_damage,
     records_of_batch,
@@ -44,6 +45,8 @@ _MOST_ROWS = 65_536
 _FIRST_ROWS = 64
 _GROWTH = 8
 _MOST_DECODED_BYTES = 256 << 20
+_MOST_BATCHES = 100
+"""Into how many batches a row group is decoded rather than that its longest value is looked for first."""
 _PREFIXES = "DELTA_BYTE_ARRAY"
 _MAGIC = b"ARROW1"
 
@@ -141,14 +144,20 @@ def _open_parquet(path: str, options: SourceOptions) -> Iterator[_Parquet]:
 
 
 def _batches(parquet: _Parquet, group: int, path: str, options: SourceOptions) -> Iterator[Any]:
-    """Batches of a row group, each as long as the one before it says that `batch_bytes` are."""
+    """Batches of a row group, of about `batch_bytes` each."""
     _check_columns(parquet.file.schema_arrow, path, options)
     wanted = None if options.columns is None else list(options.columns)
+    yield from join_batches(_small_batches(parquet, group, wanted, path, options), options.batch_bytes)
+
+
+def _small_batches(
+    parquet: _Parquet, group: int, wanted: list[str] | None, path: str, options: SourceOptions
+) -> Iterator[Any]:
+    """Batches as they are decoded, each as long as the one before it says that `batch_bytes` are."""
     most = _most_rows(parquet, group, options)
     num_rows = min(most, _FIRST_ROWS)
     for batch in parquet.file.iter_batches(batch_size=num_rows, row_groups=[group], columns=wanted, use_threads=False):
-        chosen = batch if wanted is None else select_nested(batch, wanted, path)
-        yield from cut_batch(chosen, options.batch_bytes)
+        yield batch if wanted is None else select_nested(batch, wanted, path)
         fitting = options.batch_bytes * batch.num_rows // max(1, decoded_bytes(batch))
         num_rows = max(1, min(fitting, _GROWTH * num_rows, most))
         parquet.file.reader.set_batch_size(num_rows)
@@ -157,17 +166,20 @@ def _batches(parquet: _Parquet, group: int, path: str, options: SourceOptions) -
 def _most_rows(parquet: _Parquet, group: int, options: SourceOptions) -> int:
     """Rows of a row group that can be decoded at once even if all of them hold the longest value that is stored.
 
+    No value is longer than all that is stored; where that makes too many batches, the longest value is looked for.
+
     Sizes in the footer are those of encoded pages, and a value that many rows share is in them once: a file of 50 kB
     held 7 GB.
     """
     metadata = parquet.file.metadata.row_group(group)
     num_rows = max(1, int(metadata.num_rows))
     most = min(max(1, options.batch_bytes * num_rows // max(1, _group_bytes(metadata, options))), _MOST_ROWS)
-    for chunk in _wanted_chunks(metadata, options):
+    for chunk in filter(_shares_values, _wanted_chunks(metadata, options)):
         values_per_row = max(1, int(chunk.num_values) // num_rows)
-        if _shares_values(chunk) and most * values_per_row * chunk.total_uncompressed_size > _MOST_DECODED_BYTES:
-            longest = _longest_value(parquet, group, chunk, options) * values_per_row
-            most = max(1, min(most, _MOST_DECODED_BYTES // max(1, longest)))
+        fitting = _MOST_DECODED_BYTES // max(1, values_per_row * chunk.total_uncompressed_size)
+        if num_rows > _MOST_BATCHES * fitting:  # looking costs less than so many batches
+            fitting = _MOST_DECODED_BYTES // max(1, values_per_row * _longest_value(parquet, group, chunk, options))
+        most = max(1, min(most, fitting))
     return most
 
 
