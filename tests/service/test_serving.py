@@ -6,8 +6,10 @@ import contextlib
 import http.client
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -243,3 +245,11 @@ def test_a_connection_that_says_nothing_is_closed() -> None:
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=20) as silent:
             assert silent.recv(1) == b""
+
+
+def test_workers_that_cannot_be_set_up_are_an_error_of_serve_and_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    here_only = ModuleType("here_only")
+    exec("def same(row, rng):\n    return row\n", vars(here_only))
+    monkeypatch.setitem(sys.modules, "here_only", here_only)
+    with pytest.raises(ModuleNotFoundError, match=r"here_only.*\n*while worker process 0 was being set up"):
+        penstock.serve(samples().map(here_only.same).batch(8), "127.0.0.1:0", num_workers=1)

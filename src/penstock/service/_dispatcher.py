@@ -74,6 +74,8 @@ class Dispatcher:
         self._running: dict[int, BatchRequest] = {}
         self._kept_bytes = 0
         self._is_closed = False
+        self._broken: BaseException | None = None
+        """Why nothing can be computed any more: workers that cannot be set up, for one."""
         self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._engine.wake_on(self._waker)
         self._thread = threading.Thread(target=self._run, name="penstock-dispatcher", daemon=True)
@@ -89,6 +91,8 @@ class Dispatcher:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("The server is closed.")
+            if self._broken is not None:
+                raise self._broken
             self.statistics.num_asked += 1
             found = self._asked.get(request)
             if found is not None:
@@ -116,6 +120,17 @@ class Dispatcher:
                 future.set_exception(RuntimeError("The server was closed."))
 
     def _run(self) -> None:
+        try:
+            self._compute()
+        except BaseException as error:  # noqa: BLE001 - it is raised where answers are waited for
+            with self._lock:
+                self._broken = error
+                waiting = [future for future in self._asked.values() if not future.done()]
+            for future in waiting:
+                future.set_exception(error)
+
+    def _compute(self) -> None:
+        """Until it is closed: pass on what is asked for, settle what is done."""
         while not self._is_closed:
             while self._inbox:
                 ticket, request = self._inbox.popleft()
