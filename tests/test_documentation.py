@@ -147,6 +147,16 @@ def test_plans_and_mixtures(corpus: penstock.Dataset) -> None:
     assert run(lengths.replace("1000", "10"))["budget"].num_rows == 300_000_000_000 // 4096
 
 
+def test_data_that_has_grown(corpus: penstock.Dataset) -> None:
+    with penstock.DataLoader(corpus.shuffle(seed=7).pack(4096).batch(32)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with penstock.DatasetWriter("data/corpus", corpus.schema.to_json(), mode="append") as writer:
+        writer.write({name: corpus[0][name] for name in corpus.schema})
+    told = run(snippet_with("docs/plans.md", "as_of="), state=state)
+    assert len(told["before"]) == len(corpus) < len(penstock.open("data/corpus"))
+
+
 def test_columns_beside_tokens_padding_and_weights(corpus: penstock.Dataset) -> None:
     beside, padding, drawn = (snippet_with("docs/plans.md", text) for text in ('"text"]', ".pad(", ".balance("))
     columns = {"tokens": corpus[:]["tokens"], "domain": np.arange(len(corpus)) % 3, "text": [b"x"] * len(corpus)}

@@ -45,14 +45,17 @@ class FolderLocation:
     path: Path
     io: Io
     check: Check
+    as_of: str | None = None
+    """Fingerprint of its first shards, if only they are meant."""
 
     def open(self, fingerprint: str | None = None) -> ShardFolder:
         """The folder, opened."""
-        return ShardFolder(self.path, io=self.io, check=self.check, fingerprint=fingerprint)
+        return ShardFolder(self.path, io=self.io, check=self.check, fingerprint=fingerprint, as_of=self.as_of)
 
     def to_json(self) -> dict[str, Any]:
         """Path, and how it is read."""
-        return {"path": str(self.path), "io": self.io, "check": self.check}
+        told = {"path": str(self.path), "io": self.io, "check": self.check}
+        return told if self.as_of is None else {**told, "as_of": self.as_of}
 
     def __str__(self) -> str:
         return str(self.path)

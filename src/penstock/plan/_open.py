@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 from penstock.errors import FormatError
 from penstock.filesystem import local_path
 from penstock.plan._arguments import name_of_dtype, whole_number
+from penstock.plan._as_of import find_earlier
 from penstock.plan._dataset import Dataset
 from penstock.plan._location import ArraysLocation, FolderLocation, ForeignLocation
 from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
@@ -29,6 +30,7 @@ def open_dataset(
     shape: Sequence[int] | None = None,
     column: str | None = None,
     offset: int = 0,
+    as_of: str | Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Open a dataset folder, or adopt a `.npy`, raw `.bin` or Megatron `.bin/.idx` file as it is.
 
@@ -43,8 +45,10 @@ def open_dataset(
         shape: Shape of a raw file, as in (-1, 1024); without it every number is a sample.
         offset: Bytes of a raw file before its numbers, such as a header made with `struct`.
         column: Name for the one column of a foreign file; "tokens" for Megatron, else "data".
+        as_of: The state of a loader, or a fingerprint, from before samples were appended: the dataset as it was then.
 
     Raises:
+        DatasetChanged: it was not only appended to since `as_of`.
         IncompleteDataset: nothing finished is at `path`.
         FormatError: what is there is damaged, hostile, or of a newer version.
 
@@ -63,7 +67,10 @@ def open_dataset(
             raise ValueError(
                 f"{absolute} is a dataset that describes itself; dtype=, shape=, offset= and column= are for raw files."
             )
-        return Dataset(FolderLocation(path=absolute, io=io, check=check))
+        earlier = None if as_of is None else find_earlier(absolute, as_of)
+        return Dataset(FolderLocation(path=absolute, io=io, check=check, as_of=earlier))
+    if as_of is not None:
+        raise ValueError(f"as_of= is for dataset folders, which samples are appended to; {absolute} is a file.")
     if kind != "raw" and (dtype is not None or shape is not None or offset):
         raise ValueError(f"{absolute} says itself what it holds; dtype=, shape= and offset= are for raw files.")
     if io == "pread":

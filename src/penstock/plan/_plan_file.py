@@ -107,7 +107,7 @@ def _join(source: dict[str, Any], where: Path) -> Dataset:
 
 
 def _open(source: dict[str, Any], where: Path) -> Dataset:
-    names = ("io", "check", "format", "column", "dtype", "shape", "offset")
+    names = ("io", "check", "format", "column", "dtype", "shape", "offset", "as_of")
     try:
         return open_dataset(source["path"], **{name: source[name] for name in names if name in source})
     except PenstockError:

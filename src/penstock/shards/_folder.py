@@ -31,9 +31,12 @@ class ShardFolder:
         DatasetChanged: another dataset is at this path than the one with `fingerprint`.
     """
 
-    def __init__(self, path: Path, *, io: Io, check: Check, fingerprint: str | None = None) -> None:
-        self.path = path
-        self.manifest: Manifest = read_manifest(path)
+    def __init__(
+        self, path: Path, *, io: Io, check: Check, fingerprint: str | None = None, as_of: str | None = None
+    ) -> None:
+        self.path, self._as_of = path, as_of
+        """`as_of` is the fingerprint of the first shards, which are then all there is."""
+        self.manifest: Manifest = self._read_manifest()
         self.fingerprint = self.manifest.fingerprint
         if fingerprint is not None and fingerprint != self.fingerprint:
             raise changed(path, self.fingerprint, fingerprint)
@@ -92,10 +95,19 @@ class ShardFolder:
         Raises:
             DatasetChanged: the dataset was overwritten since it was opened.
         """
-        manifest = read_manifest(self.path)  # as it is now: the same samples may have been prepared from other files
+        manifest = self._read_manifest()  # as it is now: the same samples may have been prepared from other files
         if manifest.fingerprint != self.fingerprint:
             raise changed(self.path, manifest.fingerprint, self.fingerprint)
         return read_provenance(self.path, manifest)
+
+    def _read_manifest(self) -> Manifest:
+        manifest = read_manifest(self.path)
+        if self._as_of is None:
+            return manifest
+        earlier = next((one for one in manifest.as_it_grew() if one.fingerprint == self._as_of), None)
+        if earlier is None:
+            raise changed(self.path, manifest.fingerprint, self._as_of)
+        return earlier
 
     def num_elements(self, column: Column) -> int:
         """Elements of a column in all samples."""

@@ -8,11 +8,12 @@ is checked before anything is opened or allocated by it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -124,6 +125,11 @@ class Manifest:
             f"{shard.name} {shard.num_samples} {shard.num_bytes} {shard.header_checksum}" for shard in self.shards
         ]
         return digest("\n".join(lines))
+
+    def as_it_grew(self) -> Iterator[Manifest]:
+        """This one, and those of fewer and fewer of its first shards: what was there before others were appended."""
+        for num_shards in range(len(self.shards), -1, -1):
+            yield dataclasses.replace(self, shards=self.shards[:num_shards])
 
     def to_bytes(self) -> bytes:
         """The file: JSON whose last line is the checksum of all before it."""
