@@ -2,12 +2,15 @@
 
     Location + selections -> Samples -> Dataset                     _location, _samples, _dataset, _open
     several of them -> one Dataset; windows of one -> another       _join, _joined; _unfolded
-    Dataset, or a Mix of plans, + stages -> Plan                    _stages, _stage_rules, _verbs, _plan, _mix
-        the stages decide the RowSource: what row i of the run is   _rows; _sample_rows, _padded_rows (_sample_orders);
-                                                                    _token_window_rows, _packed_rows (_epochs);
-                                                                    _mixed_rows, _stretched_rows over any of them
+    Dataset, or a Mix of plans, + stages -> Plan                    _stages, _draw_stages, _stage_rules, _verbs, _plan,
+                                                                    _mix
+        the stages decide the RowSource: what row i of the run is   _rows; _sample_rows, _padded_rows (_sample_orders,
+                                                                    _bucketed); _token_window_rows, _packed_rows
+                                                                    (_epochs); over any of these _mixed_rows,
+                                                                    _mixed_pieces, _stretched_rows
         batch() decides the Steps: which rows are batch k           _steps
-    plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading, _compose…, _mapping
+    plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _compose, _compose_padded, _beside;
+                                                                    _mapping, _replacing
 
 A batch depends on the plan and the arguments of `read` alone; any thread or process gives the same one.
 

@@ -16,13 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import SchemaError, StageError, counted
 from penstock.plan._arguments import whole_number
+from penstock.plan._draw_stages import Balanced, Weighted
 from penstock.plan._filters import Condition, find_samples
 from penstock.plan._join import JoinedLocation, check_concat, check_zip
 from penstock.plan._location import ArraysLocation, Location
 from penstock.plan._pack_cache import find_pack_index
 from penstock.plan._packed_rows import PackedRows
 from penstock.plan._padded_rows import PaddedRows
-from penstock.plan._plan import Plan, Stages
+from penstock.plan._plan import Plan
+from penstock.plan._plannable import Stages
 from penstock.plan._rows import RowSource
 from penstock.plan._sample_keys import SampleKeys
 from penstock.plan._sample_orders import make_order
@@ -30,7 +32,7 @@ from penstock.plan._sample_rows import SampleRows, is_cheap_at_random
 from penstock.plan._samples import Samples, Selection, Take, as_indices
 from penstock.plan._splits import split_parts
 from penstock.plan._stage_rules import order_facts, with_groups
-from penstock.plan._stages import Balanced, Cast, Pack, Pad, Shuffle, Stage, Weighted, Window
+from penstock.plan._stages import Cast, Pack, Pad, Shuffle, Stage, Window
 from penstock.plan._token_window_rows import TokenWindowRows
 from penstock.plan._tokens import packed_column
 from penstock.plan._unfolded import UnfoldedLocation

@@ -21,8 +21,10 @@ from penstock.plan._mix_arguments import (
     is_number,
     schedule_unit,
 )
-from penstock.plan._mixed_rows import Deal, MixedRows, mix_rows
-from penstock.plan._plan import Plan, Stages
+from penstock.plan._mixed_pieces import mix_rows
+from penstock.plan._mixed_rows import Deal, MixedRows
+from penstock.plan._plan import Plan
+from penstock.plan._plannable import Stages
 from penstock.plan._stage_rules import LEGAL_ORDER, order_facts
 from penstock.plan._stages import Stage, TakeRows
 

@@ -16,15 +16,17 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
 from penstock.errors import StageError
-from penstock.identity import digest, importable_name
+from penstock.identity import digest
 from penstock.order import ORDER_VERSION
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
+from penstock.plan._draw_stages import Balanced, Weighted
 from penstock.plan._mapping import is_marked_pure, is_pure
+from penstock.plan._plannable import Plannable, Stages
 from penstock.plan._reading import BatchReader
 from penstock.plan._rows import Batch as BatchArrays
 from penstock.plan._rows import OutputArrays, RowSource
@@ -33,26 +35,12 @@ from penstock.plan._stage_rules import (
     LEGAL_ORDER,
     check_next,
     describe_stage,
-    stage_arguments,
     stage_identity,
+    stage_json,
     with_groups,
     without_groups,
 )
-from penstock.plan._stages import (
-    Balanced,
-    Batch,
-    Cast,
-    Map,
-    Pack,
-    Pad,
-    Repeat,
-    SampleWeights,
-    Skip,
-    Stage,
-    TakeRows,
-    Weighted,
-    Window,
-)
+from penstock.plan._stages import Batch, Cast, Map, Pack, Pad, Repeat, Skip, Stage, TakeRows, Window
 from penstock.plan._steps import Steps, checked_epoch
 from penstock.plan._stretched_rows import stretch
 from penstock.plan._toml import write_toml
@@ -61,46 +49,6 @@ from penstock.plan._whole_batch import WholeBatch
 
 FILE_VERSION = 1
 """Version of plan files."""
-
-Stages = tuple[Stage, ...]
-
-
-class Plannable(Protocol):
-    """What a plan is built on: a `Dataset`, or the `Mix` of several plans."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the data."""
-        ...
-
-    @property
-    def tokenizers(self) -> dict[str, str]:
-        """The tokenizers whose tokens it holds, as far as it says: name by digest."""
-        ...
-
-    def build_rows(self, stages: Stages) -> RowSource:
-        """The rows that these stages make of it."""
-        ...
-
-    def check_stage(self, stage: Stage) -> None:
-        """Raise `StageError` for a stage that cannot follow it."""
-        ...
-
-    def select_columns(self, names: Iterable[str]) -> Plannable:
-        """The same samples with only these columns."""
-        ...
-
-    def map_seed(self, stages: Stages) -> int:
-        """What the generators of mapped functions derive from."""
-        ...
-
-    def order_facts(self, stages: Stages) -> dict[str, str]:
-        """What decides the order of rows, fact by fact."""
-        ...
-
-    def to_json(self) -> dict[str, Any]:
-        """The source in a plan file; `ValueError` when a file cannot name it."""
-        ...
 
 
 class Plan(Verbs["Plan"]):
@@ -370,7 +318,7 @@ class Plan(Verbs["Plan"]):
 
     def to_json(self) -> dict[str, Any]:
         """The source and the stages as plain data; `ValueError` for what a file cannot name."""
-        stages = [_stage_json(stage) for stage in with_groups(self.stages)]
+        stages = [stage_json(stage) for stage in with_groups(self.stages)]
         return {"source": self.source.to_json(), **({"stages": stages} if stages else {})}
 
     def __eq__(self, other: object) -> bool:
@@ -402,15 +350,6 @@ class Plan(Verbs["Plan"]):
     @functools.cached_property
     def _reader(self) -> BatchReader:
         return BatchReader(self.row_source, self.steps, self._maps, self.source.map_seed(self.stages))
-
-
-def _stage_json(stage: Stage) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"dtypes": dict(stage.dtypes)} if isinstance(stage, Cast) else stage_arguments(stage)
-    if isinstance(arguments.get("weights"), SampleWeights):
-        raise ValueError("A plan over sample(weights=<an array>) holds a number per sample; make them a column first.")
-    if isinstance(stage, Map):
-        arguments["function"] = importable_name(stage.function)
-    return {"verb": stage.verb, **arguments}
 
 
 def _order_fingerprint(order_identity: Any) -> str:

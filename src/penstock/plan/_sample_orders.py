@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from penstock.errors import SchemaError
 from penstock.order import ClassDeal, WeightedDraw
 from penstock.plan._accounts import Mixing
+from penstock.plan._draw_stages import Balanced, SampleWeights, Weighted
 from penstock.plan._epochs import Epochs, ReadAhead, even_windows
 from penstock.plan._mixing import measure_mixing
 from penstock.plan._rows import Rows
 from penstock.plan._samples import Samples
-from penstock.plan._stages import Balanced, SampleWeights, Shuffle, Stage, Weighted
+from penstock.plan._stages import Shuffle, Stage
 from penstock.schema import Column
 from penstock.shards import Storage
 

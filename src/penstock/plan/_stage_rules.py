@@ -11,21 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import StageError
-from penstock.identity import function_identity
-from penstock.plan._stages import (
-    Cast,
-    Map,
-    Pack,
-    Pad,
-    Repeat,
-    SampleWeights,
-    Shuffle,
-    Skip,
-    Stage,
-    TakeRows,
-    Weighted,
-    Window,
-)
+from penstock.identity import function_identity, importable_name
+from penstock.plan._draw_stages import SampleWeights, Weighted
+from penstock.plan._stages import Cast, Map, Pack, Pad, Repeat, Shuffle, Skip, Stage, TakeRows, Window
 
 LEGAL_ORDER = (
     "select_columns, cast -> sample or balance -> shuffle -> window, pack or pad -> (mix) -> take, skip, repeat -> "
@@ -138,6 +126,16 @@ def stage_arguments(stage: Stage) -> dict[str, Any]:
         elif value != field.default:
             arguments[field.name] = value
     return arguments
+
+
+def stage_json(stage: Stage) -> dict[str, Any]:
+    """A stage in a plan file; `ValueError` for what a file cannot hold."""
+    arguments: dict[str, Any] = {"dtypes": dict(stage.dtypes)} if isinstance(stage, Cast) else stage_arguments(stage)
+    if isinstance(arguments.get("weights"), SampleWeights):
+        raise ValueError("A plan over sample(weights=<an array>) holds a number per sample; make them a column first.")
+    if isinstance(stage, Map):
+        arguments["function"] = importable_name(stage.function)
+    return {"verb": stage.verb, **arguments}
 
 
 def _advice(stage: Stage, last: Stage) -> str:

@@ -12,12 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-from penstock.identity import digest
 from penstock.packing import PackingSettings
-from penstock.plan._arguments import whole_number
+from penstock.plan._draw_stages import Balanced, Weighted
+from penstock.plan._stage_checks import check_choice, check_names, make_whole
 
 Mode = Literal["windows", "full"]
 Tail = Literal["carry", "short", "even", "pad", "drop"]
@@ -39,65 +36,6 @@ class Cast:
     dtypes: tuple[tuple[str, str], ...]
 
 
-class SampleWeights:
-    """One number per sample, compared and told apart by a digest."""
-
-    __slots__ = ("identity", "values")
-
-    def __init__(self, values: ArrayLike) -> None:
-        self.values = np.array(values)
-        self.identity = digest(f"{self.values.dtype} {self.values.shape}".encode() + self.values.tobytes())
-
-    def __deepcopy__(self, memo: object) -> SampleWeights:
-        return self  # nobody changes it
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SampleWeights) and other.identity == self.identity
-
-    def __hash__(self) -> int:
-        return hash(self.identity)
-
-    def __repr__(self) -> str:
-        return f"<{self.values.size:,} numbers {self.identity[:8]}>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighted:
-    """Draw samples by weight, each as often as its share says, rounded up or down."""
-
-    verb: ClassVar[str] = "sample"
-    level: ClassVar[int] = 1
-    weights: str | SampleWeights
-    """A column, or one number per sample."""
-    rows: int | None = None
-    """Rows in an epoch; None is as many as there are samples."""
-    replacement: bool = True
-    """Whether a sample may come more than once in an epoch."""
-
-    def __post_init__(self) -> None:
-        if self.rows is not None:
-            _make_whole(self, "rows", at_least=1, at_most=2**32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balanced:
-    """Deal classes in turn, each as often as every other."""
-
-    verb: ClassVar[str] = "balance"
-    level: ClassVar[int] = 1
-    column: str
-    """The column whose values are the classes."""
-    rows: int | None = None
-    """Rows in an epoch; None is as many as there are samples, in whole rounds of all classes."""
-    replacement: bool = True
-    """Whether a sample may come more than once in an epoch; without it, one has as many rounds as the smallest class
-    has samples."""
-
-    def __post_init__(self) -> None:
-        if self.rows is not None:
-            _make_whole(self, "rows", at_least=1, at_most=2**62)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shuffle:
     """Another order in each epoch, computed on the fly."""
@@ -114,9 +52,9 @@ class Shuffle:
     keeps 5 bytes per document of them in memory. None is about a gigabyte of them: see `with_groups`."""
 
     def __post_init__(self) -> None:
-        _make_whole(self, "seed")
+        make_whole(self, "seed")
         if self.group is not None:
-            _make_whole(self, "group", at_least=1, at_most=2**62)
+            make_whole(self, "group", at_least=1, at_most=2**62)
         if self.mode not in ("windows", "full"):
             raise ValueError(f"shuffle(mode={self.mode!r}): the modes are 'windows' and 'full'.")
 
@@ -133,7 +71,7 @@ class Window:
     """The column that is cut."""
 
     def __post_init__(self) -> None:
-        _make_whole(self, "length", at_least=1, at_most=2**40)
+        make_whole(self, "length", at_least=1, at_most=2**40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +94,10 @@ class Pack:
     """Columns to have beside the tokens."""
 
     def __post_init__(self) -> None:
-        _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
-        _check_choice(self, "labels", Labels)
-        _check_choice(self, "positions", Positions)
-        _check_names(self, "keep")
+        make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
+        check_choice(self, "labels", Labels)
+        check_choice(self, "positions", Positions)
+        check_names(self, "keep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,11 +128,11 @@ class Pad:
     def __post_init__(self) -> None:
         for name, most in (("length", 2**40), ("multiple", 2**40), ("bucket", 2**24), ("run", 2**24)):
             if getattr(self, name) is not None:
-                _make_whole(self, name, at_least=1, at_most=most)
-        _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
-        _check_choice(self, "labels", Labels)
-        _check_choice(self, "side", Side)
-        _check_names(self, "keep")
+                make_whole(self, name, at_least=1, at_most=most)
+        make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
+        check_choice(self, "labels", Labels)
+        check_choice(self, "side", Side)
+        check_names(self, "keep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +151,7 @@ class TakeRows:
             raise ValueError("take(): give rows=, the rows in an epoch, or tokens=, the places for tokens in it.")
         if isinstance(self.tokens, float) and self.tokens.is_integer():  # 300e9 is how people write it
             object.__setattr__(self, "tokens", int(self.tokens))
-        _make_whole(self, "rows" if self.tokens is None else "tokens", at_least=1, at_most=2**62)
+        make_whole(self, "rows" if self.tokens is None else "tokens", at_least=1, at_most=2**62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +164,7 @@ class Skip:
     """Rows left out at the start of every epoch."""
 
     def __post_init__(self) -> None:
-        _make_whole(self, "rows", at_least=0, at_most=2**62)
+        make_whole(self, "rows", at_least=0, at_most=2**62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +177,7 @@ class Repeat:
     """Passes in an epoch; each is shuffled anew."""
 
     def __post_init__(self) -> None:
-        _make_whole(self, "times", at_least=1, at_most=2**40)
+        make_whole(self, "times", at_least=1, at_most=2**40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,8 +197,8 @@ class Map:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"map({self.function!r}): a function is needed.")
-        _check_names(self, "ragged")
-        _check_choice(self, "on_error", OnError)
+        check_names(self, "ragged")
+        check_choice(self, "on_error", OnError)
         if self.on_error == "skip" and self.batched:
             raise ValueError("map(on_error='skip', batched=True): only a function of single rows can be given another.")
         if self.ragged and self.batched:
@@ -282,25 +220,9 @@ class Batch:
     leaves them out and counts them."""
 
     def __post_init__(self) -> None:
-        _make_whole(self, "global_size", at_least=1, at_most=2**40)
+        make_whole(self, "global_size", at_least=1, at_most=2**40)
         if self.tail not in get_args(Tail):
             raise ValueError(f"batch(tail={self.tail!r}): the tails are {', '.join(map(repr, get_args(Tail)))}.")
 
 
 Stage = Cast | Weighted | Balanced | Shuffle | Window | Pack | Pad | TakeRows | Skip | Repeat | Map | Batch
-
-
-def _make_whole(stage: Stage, name: str, *, at_least: int | None = None, at_most: int | None = None) -> None:
-    number = whole_number(stage.verb, name, getattr(stage, name), at_least=at_least, at_most=at_most)
-    object.__setattr__(stage, name, number)
-
-
-def _check_choice(stage: Stage, name: str, choices: Any) -> None:
-    if getattr(stage, name) not in (allowed := get_args(choices)):
-        told = " and ".join(map(repr, allowed))
-        raise ValueError(f"{stage.verb}({name}={getattr(stage, name)!r}): the choices are {told}.")
-
-
-def _check_names(stage: Stage, name: str) -> None:
-    if not all(isinstance(each, str) for each in getattr(stage, name)):
-        raise TypeError(f"{stage.verb}({name}={getattr(stage, name)!r}): the names of columns are needed.")

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from penstock.packing import PackingSettings
 from penstock.plan._arguments import name_of_dtype
+from penstock.plan._draw_stages import Balanced, SampleWeights, Weighted
 from penstock.plan._stages import (
-    Balanced,
     Batch,
     Cast,
     Labels,
@@ -22,13 +22,11 @@ from penstock.plan._stages import (
     Pad,
     Positions,
     Repeat,
-    SampleWeights,
     Shuffle,
     Side,
     Skip,
     Stage,
     Tail,
-    Weighted,
     Window,
 )
 
