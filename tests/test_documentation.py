@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import itertools
 import json
 import re
 import shlex
 import shutil
+import struct
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +23,7 @@ import pytest
 import torch
 import yaml
 from markdown.extensions.toc import slugify
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import TensorDataset
 
@@ -127,6 +132,54 @@ def test_fine_tuning_data_and_parts(raw: Path) -> None:
         assert main(shlex.split(command)[1:]) == 0
     assert len(penstock.open("data/chats")) == 1
     assert len(penstock.open("data/parts/train")) > len(penstock.open("data/parts/val"))
+
+
+def test_datasets_joined_raw_files_and_series(corpus: penstock.Dataset) -> None:
+    first, joining, header, series, *_ = snippets("docs/datasets.md")
+    assert len(run(first)["small"]) == 64
+    with penstock.DatasetWriter("data/more", {"tokens": "uint16[*]"}) as writer:
+        writer.write({"tokens": [1, 2, 3]})
+    assert len(run(joining, np=np)["both"]) == len(corpus) + 1
+    steps = np.arange(400, dtype=np.float32).reshape(100, 4)
+    Path("steps.bin").write_bytes(struct.pack("2IH", *steps.shape, steps.dtype.num) + steps.tobytes())
+    assert np.array_equal(run(header, np=np)["ds"][:]["data"], steps)
+    assert run(series)["plan"].read(0)["x"].shape == (16, 24, 4)
+
+
+def scenes() -> Iterator[dict[str, Any]]:
+    """Images of several sizes, each with a mask and some boxes."""
+    for number in range(12):
+        height, width = 40 + number, 50 + 2 * number
+        files = [io.BytesIO(), io.BytesIO()]
+        pixels = np.full((height, width, 3), number, np.uint8)
+        for file, array in zip(files, (pixels, pixels[:, :, 0]), strict=True):
+            Image.fromarray(array).save(file, "png")
+        boxes = [[1.0, 2.0, 30.0 + box, 35.0] for box in range(number % 3)]
+        image, mask = (file.getvalue() for file in files)
+        yield {"image": image, "mask": mask, "boxes": boxes, "labels": list(range(number % 3))}
+
+
+def test_images_with_masks_and_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare, recipe, torchvision, albumentations = snippets("docs/datasets.md")[4:]
+    run(prepare, scenes=scenes())
+    space = run(recipe, np=np)
+    batch = space["plan"].read(0)
+    assert len({image.shape for image in batch["image"]}) > 1
+    assert [len(boxes) for boxes in batch["boxes"]] == [len(labels) for labels in batch["labels"]]
+    ds = penstock.open("data/scenes")
+    for package, snippet, name in (
+        ("torchvision", torchvision, "with_torchvision"),
+        ("albumentations", albumentations, "with_albumentations"),
+    ):
+        if importlib.util.find_spec(package) is not None:
+            function = run(snippet, np=np, decode=space["decode"])[name]
+            plan = ds.shuffle(seed=7).map(function, ragged=["boxes", "labels"]).batch(4)
+            batch, again = plan.read(1), plan.read(1)
+            assert {np.asarray(image).shape[-1] for image in batch["image"]} <= {3, 32}
+            for key in ("image", "mask"):
+                assert np.array_equal(batch[key], again[key])
+            assert batch["boxes"].offsets.tolist() == batch["labels"].offsets.tolist()
 
 
 def test_plans_and_mixtures(corpus: penstock.Dataset) -> None:

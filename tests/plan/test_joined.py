@@ -140,6 +140,13 @@ def test_origins_are_those_of_the_parts(tmp_path: Path) -> None:
     assert sum(map(len, joined.split(FRACTIONS, seed=0, by="file").values())) == 8
 
 
+def test_a_plan_says_that_datasets_come_one_after_the_other() -> None:
+    parts = [penstock.from_arrays({"x": np.zeros((3000, 1 << 11), np.uint8)}) for _ in range(3)]
+    (found,) = penstock.concat(*parts).shuffle(1, mode="windows", group=1).batch(64).mixing()
+    assert found.what == "which dataset of concat() a sample is from"
+    assert found.variance > 10
+
+
 def tokens(folder: Path, digest: str) -> Dataset:
     known: dict[str, Any] = {"tokenizer": {"name": digest, "sha256": digest}}
     with penstock.DatasetWriter(folder, {"tokens": "uint16[*]"}, attributes=known) as writer:

@@ -87,5 +87,7 @@ def test_the_command_takes_a_limit(tmp_path: Path, capsys: pytest.CaptureFixture
     arguments = [str(tmp_path / "a.jsonl"), str(tmp_path / "data"), "--workers", "1"]
     assert main(["prepare", *arguments, "--limit", "7"]) == 0
     assert "7 samples" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "data")]) == 0
+    assert "A trial: at most the first 7 samples of the sources." in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["prepare", *arguments, "--limit", "none"])

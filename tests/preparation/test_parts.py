@@ -263,5 +263,6 @@ def test_the_command_writes_both_parts_and_names_them(tmp_path: Path, capsys: py
     prepare(tmp_path / "raw", tmp_path / "same")
     assert parts_in(tmp_path / "data") == parts_in(tmp_path / "same")
     assert main(["inspect", str(tmp_path / "data" / "val")]) == 0
+    assert "Part 'val' of a split by content with seed 0: train 80 %, val 20 %." in capsys.readouterr().out
     assert main(["prepare", *arguments[:4], "--split-by", "file"]) == 2
     assert "--split-by needs --split" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import IncompleteDataset, PenstockError, counted, printable
-from penstock.preparation import find_unfinished, is_stale
+from penstock.preparation import find_unfinished, is_stale, part_of_recipe
 from penstock.report import Histogram, console, format_bytes, histogram
 from penstock.schema import Column
 from penstock.shards import Manifest, ShardFolder
@@ -109,6 +109,8 @@ def print_description(description: Description) -> None:
         out.print()
     for key, value in manifest.attributes.items():
         out.print(f"  {printable(key):<20} {_shorten(printable(_in_words(value)))}")
+    for line in _partly(manifest.attributes):
+        out.print(f"  {printable(line)}")
     if _lets_text_control(manifest.attributes.get("tokenizer")):
         out.print(
             "  Special tokens that a text spells out are control tokens in this dataset (special_tokens='allow')."
@@ -123,6 +125,21 @@ def print_description(description: Description) -> None:
         out.print(f"\nSample {index}")
         for name, preview in sample.items():
             out.print(f"  {printable(name):<20} {preview}")
+
+
+def _partly(attributes: Mapping[str, Any]) -> Iterator[str]:
+    """What to know of a dataset that does not hold all samples of its sources."""
+    preparation = attributes.get("preparation")
+    recipe = preparation.get("recipe") if isinstance(preparation, Mapping) else None
+    if not isinstance(recipe, Mapping):
+        return
+    part, limit = part_of_recipe(recipe), recipe.get("limit")
+    if part is not None:
+        by = part.by if isinstance(part.by, str) else ", ".join(part.by)
+        shares = ", ".join(f"{name} {100 * share:g} %" for name, share in part.parts)
+        yield f"Part {part.name!r} of a split by {by} with seed {part.seed}: {shares}."
+    if type(limit) is int:
+        yield f"A trial: at most the first {counted(limit, 'sample')} of the sources."
 
 
 def _lets_text_control(tokenizer: Any) -> bool:

@@ -1,7 +1,7 @@
 """Datasets and what is built on them: which samples, in which order, make which batch.
 
     Location + selections -> Samples -> Dataset                     _location, _samples, _dataset, _open
-    several of them -> one Dataset; windows of one -> another       _join, _joined; _unfolded
+    several of them -> one Dataset; windows of one -> another       _concat, _join, _joined; _unfolded
     Dataset, or a Mix of plans, + stages -> Plan                    _stages, _draw_stages, _stage_rules, _verbs, _plan,
                                                                     _mix
         the stages decide the RowSource: what row i of the run is   _rows; _sample_rows, _padded_rows (_sample_orders,
@@ -21,7 +21,8 @@ Neither changes a batch.
 """
 
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger
-from penstock.plan._dataset import Dataset, concat
+from penstock.plan._concat import concat
+from penstock.plan._dataset import Dataset
 from penstock.plan._mapping import pure
 from penstock.plan._mix import mix
 from penstock.plan._open import from_arrays, open_dataset

@@ -18,7 +18,7 @@ from penstock.errors import SchemaError, StageError, counted
 from penstock.plan._arguments import whole_number
 from penstock.plan._draw_stages import Balanced, Weighted
 from penstock.plan._filters import Condition, find_samples
-from penstock.plan._join import JoinedLocation, check_concat, check_zip
+from penstock.plan._join import JoinedLocation, check_zip
 from penstock.plan._location import ArraysLocation, Location
 from penstock.plan._pack_cache import find_pack_index
 from penstock.plan._packed_rows import PackedRows
@@ -341,29 +341,6 @@ class Dataset(Verbs[Plan]):
         selections = self.samples.selections if selection is None else (*self.samples.selections, selection)
         names = tuple(self.schema) if columns is None else columns
         return Dataset(self._location, selections, names, storage=self.storage, keys=self.samples.keys)
-
-
-def concat(*datasets: Dataset, different_tokenizers: bool = False) -> Dataset:
-    """The samples of several datasets with the same columns, one dataset after the other. Nothing is copied.
-
-    Args:
-        datasets: In the order of their samples. For fixed shares of each, use `mix`.
-        different_tokenizers: Take datasets whose token ids mean different things, which is refused otherwise.
-
-    Raises:
-        SchemaError: they have different columns.
-        ValueError: tokens or labels mean different things in them.
-
-    >>> import numpy as np, penstock
-    >>> a, b = (penstock.from_arrays({"x": np.arange(size)}) for size in (3, 2))
-    >>> penstock.concat(a, b)[:]["x"].tolist()
-    [0, 1, 2, 0, 1]
-    """
-    for number, dataset in enumerate(datasets):
-        if not isinstance(dataset, Dataset):
-            raise TypeError(f"concat(): argument {number} is {type(dataset).__name__}; give datasets.")
-    check_concat(datasets, different_tokenizers)
-    return Dataset(JoinedLocation("concat", datasets))
 
 
 def build_rows(samples: Samples, stages: Stages) -> RowSource:

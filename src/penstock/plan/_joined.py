@@ -112,6 +112,10 @@ class ConcatStorage(JoinedStorage):
         """Those of the part that a sample is in."""
         return _ConcatKeys(self)
 
+    def part_of(self, indices: Int64) -> NDArray[np.uint64]:
+        """Number of the part that each sample is in."""
+        return (np.searchsorted(self._starts, indices, side="right") - 1).astype(np.uint64)
+
     def shares(self, indices: Int64) -> Iterator[tuple[Samples, Int64, Int64]]:
         """(part, places in `indices`, its own indices) of every part that is asked for something."""
         numbers = np.searchsorted(self._starts, indices, side="right") - 1

@@ -22,6 +22,7 @@ from penstock.order import WindowedOrder
 from penstock.plan._accounts import COUNTED_BATCH as _BATCH
 from penstock.plan._accounts import Mixing
 from penstock.plan._epochs import Epochs
+from penstock.plan._joined import ConcatStorage
 from penstock.plan._samples import Samples
 from penstock.schema import LABEL_COLUMNS
 from penstock.shards import ORIGIN_COLUMN, Storage, hash_samples, read_samples
@@ -93,6 +94,8 @@ def _classes_of(samples: Samples) -> tuple[str, Classes] | None:
     label = next((each for each in columns if each.kind == "bytes" or (each.kind == "fixed" and not each.shape)), None)
     if label is not None:
         return f"column {label.name!r}", lambda indices: hash_samples([read_samples(storage, label, indices)])
+    if isinstance(storage, ConcatStorage) and len(storage.parts) > 1:
+        return "which dataset of concat() a sample is from", storage.part_of
     return _sources_of(samples) if _are_worth_reading(storage) else None
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
 from penstock.filesystem import local_path
 from penstock.identity import import_function
-from penstock.plan._dataset import Dataset, concat
+from penstock.plan._concat import concat
+from penstock.plan._dataset import Dataset
 from penstock.plan._mix import mix
 from penstock.plan._open import open_dataset
 from penstock.plan._plan import FILE_VERSION, Plan

@@ -10,6 +10,7 @@ May import: `errors`, `filesystem`, `identity`, `order`, `packing`, `schema`, `s
 `transforms`, `workers`. Imported by: `cli`. Holds state: in a Ray worker, the job it has open.
 """
 
+from penstock.preparation._parts import part_of_recipe
 from penstock.preparation._prepare import prepare
 from penstock.preparation._progress import Progress
 from penstock.preparation._staleness import Staleness, Unfinished, find_unfinished, is_stale
@@ -22,5 +23,6 @@ __all__ = [
     "Unfinished",
     "find_unfinished",
     "is_stale",
+    "part_of_recipe",
     "prepare",
 ]

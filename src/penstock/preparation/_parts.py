@@ -166,4 +166,12 @@ def _is_part(folder: Path) -> bool:
         return False
     preparation = attributes.get("preparation")
     recipe = preparation.get("recipe") if isinstance(preparation, Mapping) else None
-    return isinstance(recipe, Mapping) and not misfit(recipe.get("part"), SHAPE)
+    return isinstance(recipe, Mapping) and part_of_recipe(recipe) is not None
+
+
+def part_of_recipe(recipe: Mapping[str, Any]) -> Part | None:
+    """The part that a dataset was made as; None where it holds all samples, or what it says makes no sense."""
+    try:
+        return Part.from_json(recipe["part"])
+    except (KeyError, ValueError):
+        return None
