@@ -14,19 +14,16 @@ from PIL import Image
 import penstock
 from penstock.cli import main
 from penstock.errors import DatasetExists, FormatError
-from penstock.preparation import Prepared, _engines
+from penstock.preparation import Prepared
 
 from .corpora import assert_holds, contents, decoded, write_jsonl
+
+pytestmark = pytest.mark.usefixtures("inline")
 
 
 def prepare(source: Any, folder: Path, **arguments: Any) -> Prepared:
     arguments = {"transform": penstock.Tokenize("bytes"), "workers": 1, "append": True, **arguments}
     return penstock.prepare(source, folder, **arguments)
-
-
-@pytest.fixture(autouse=True)
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_engines.Workforce, "_choose_engine", lambda *_: _engines.InlineTaskEngine())
 
 
 @settings(max_examples=6, deadline=None)

@@ -12,18 +12,13 @@ from hypothesis import strategies as st
 import penstock
 from penstock.cli import main
 from penstock.errors import DatasetExists
-from penstock.preparation import Prepared, _engines
+from penstock.preparation import Prepared
 
 from .corpora import contents, decoded, make_corpus, write_jsonl
 
 
 def prepare(source: Any, folder: Path, **arguments: Any) -> Prepared:
     return penstock.prepare(source, folder, transform=penstock.Tokenize("bytes"), workers=1, **arguments)
-
-
-@pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_engines.Workforce, "_choose_engine", lambda *_: _engines.InlineTaskEngine())
 
 
 def test_a_trial_holds_the_first_samples_of_the_sources(tmp_path: Path, inline: None) -> None:

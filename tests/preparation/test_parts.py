@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.cli import main
 from penstock.errors import DatasetExists, FormatError, IncompleteDataset, SchemaError
-from penstock.preparation import Prepared, _engines, _run
+from penstock.preparation import Prepared, _run
 
 from .corpora import contents, decoded, make_corpus, stray_files, write_jsonl
 
@@ -25,12 +25,6 @@ SPLIT = {"train": 0.8, "val": 0.2}
 def prepare(source: Any, folder: Path, **arguments: Any) -> Prepared:
     arguments = {"split": SPLIT, "transform": penstock.Tokenize("bytes", column="text"), "workers": 1, **arguments}
     return penstock.prepare(source, folder, **arguments)
-
-
-@pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks in this process: what they make is the same, and no worker has to start."""
-    monkeypatch.setattr(_engines.Workforce, "_choose_engine", lambda *_: _engines.InlineTaskEngine())
 
 
 def parts_in(folder: Path) -> dict[str, list[str]]:

@@ -9,7 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.errors import DatasetChanged, SchemaError
-from penstock.plan._joined import AnyDataset, ConcatStorage, ZipStorage
+from penstock.plan._concatenated import ConcatStorage
+from penstock.plan._joined import AnyDataset
+from penstock.plan._zipped import ZipStorage
 from penstock.shards import classes_of, read_samples
 
 _CHUNK = 1 << 16

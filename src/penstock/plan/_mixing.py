@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from penstock.order import WindowedOrder
 from penstock.plan._accounts import COUNTED_BATCH as _BATCH
 from penstock.plan._accounts import Mixing
+from penstock.plan._concatenated import ConcatStorage
 from penstock.plan._epochs import Epochs
-from penstock.plan._joined import ConcatStorage
 from penstock.plan._samples import Samples
 from penstock.schema import LABEL_COLUMNS
 from penstock.shards import ORIGIN_COLUMN, Storage, hash_samples, read_samples

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from penstock.preparation._committed import CommittedTask
-from penstock.preparation._conversion import ConversionJob, Target
+from penstock.preparation._conversion import ConversionJob
 from penstock.preparation._engines import Workforce
+from penstock.preparation._outlets import Target
 from penstock.preparation._plan import RunPlan
 from penstock.preparation._shuffle import GatherJob, plan_gathering
 from penstock.preparation._skipping import merge_examples, sum_counts
