@@ -26,7 +26,7 @@ def prepare(source: Any, folder: Path, **arguments: Any) -> Prepared:
     return penstock.prepare(source, folder, **arguments)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(sizes=st.lists(st.integers(1, 12), min_size=2, max_size=4), is_split=st.booleans())
 def check_appending(folder: Path, sizes: list[int], is_split: bool) -> None:
     run = folder / f"run-{len(list(folder.iterdir()))}"

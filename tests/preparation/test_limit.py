@@ -24,7 +24,7 @@ def prepare(source: Any, folder: Path, **arguments: Any) -> Prepared:
 def test_a_trial_holds_the_first_samples_of_the_sources(tmp_path: Path, inline: None) -> None:
     texts = make_corpus(tmp_path / "raw", num_files=3, num_rows=20)
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=6, deadline=None)
     @given(limit=st.integers(1, len(texts) + 20))
     def check(limit: int) -> None:
         prepared = prepare(tmp_path / "raw", tmp_path / "data", limit=limit, overwrite=True)
@@ -34,7 +34,7 @@ def test_a_trial_holds_the_first_samples_of_the_sources(tmp_path: Path, inline: 
     check()
 
 
-def test_a_trial_reads_no_more_than_it_needs(tmp_path: Path) -> None:
+def test_a_trial_reads_no_more_than_it_needs(tmp_path: Path, inline: None) -> None:
     make_corpus(tmp_path / "raw")
     (tmp_path / "raw" / "z.jsonl").write_text("not json at all\n" * 100)
     assert prepare(tmp_path / "raw", tmp_path / "data", limit=50).num_samples == 50
@@ -77,7 +77,7 @@ def test_a_limit_is_a_number_of_samples(tmp_path: Path, limit: Any) -> None:
         prepare(tmp_path / "a.jsonl", tmp_path / "data", limit=limit)
 
 
-def test_the_command_takes_a_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_a_limit(tmp_path: Path, inline: None, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(tmp_path / "a.jsonl", 20, 0)
     arguments = [str(tmp_path / "a.jsonl"), str(tmp_path / "data"), "--workers", "1"]
     assert main(["prepare", *arguments, "--limit", "7"]) == 0

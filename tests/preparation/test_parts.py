@@ -31,7 +31,7 @@ def parts_in(folder: Path) -> dict[str, list[str]]:
     return {name: decoded(folder / name) for name in SPLIT}
 
 
-def test_parts_are_datasets_that_hold_what_splitting_the_whole_one_gives(tmp_path: Path) -> None:
+def test_parts_are_datasets_that_hold_what_splitting_the_whole_one_gives(tmp_path: Path, inline: None) -> None:
     texts = make_corpus(tmp_path / "raw", num_files=3, num_rows=60)
     prepared = prepare(tmp_path / "raw", tmp_path / "data", split_seed=7)
     penstock.prepare(tmp_path / "raw", tmp_path / "all", transform=penstock.Tokenize("bytes"), workers=1)
@@ -87,7 +87,7 @@ def edit(folder: Path, what: str, number: int) -> None:
         path.rename(folder / f"{number:05d}-{path.name}")
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(changes=edits, shuffle=st.sampled_from([None, 5]), by=st.sampled_from(["content", ["tokens"]]))
 def check_that_samples_stay(folder: Path, changes: list[tuple[str, int]], shuffle: int | None, by: Any) -> None:
     raw = folder / f"raw-{len(list(folder.iterdir()))}"
@@ -110,7 +110,7 @@ def test_no_sample_ever_changes_its_part(tmp_path: Path, inline: None) -> None:
     check_that_samples_stay(tmp_path)
 
 
-def test_a_rerun_reads_only_what_is_new_for_every_part(tmp_path: Path) -> None:
+def test_a_rerun_reads_only_what_is_new_for_every_part(tmp_path: Path, inline: None) -> None:
     make_corpus(tmp_path / "raw")
     prepare(tmp_path / "raw", tmp_path / "data")
     before = contents(tmp_path / "data")
@@ -154,7 +154,7 @@ def test_a_lost_part_is_made_again_and_the_others_stay(tmp_path: Path, inline: N
     assert contents(tmp_path / "data") == before
 
 
-def test_shuffled_parts_hold_the_same_samples(tmp_path: Path) -> None:
+def test_shuffled_parts_hold_the_same_samples(tmp_path: Path, inline: None) -> None:
     make_corpus(tmp_path / "raw", 3, 50)
     prepare(tmp_path / "raw", tmp_path / "ordered")
     prepare(tmp_path / "raw", tmp_path / "shuffled", shuffle=3)
@@ -173,7 +173,7 @@ def test_a_split_by_file_keeps_files_together(tmp_path: Path, inline: None) -> N
     assert not files["train"] & files["val"]
 
 
-def test_rows_of_a_generator_are_read_once_for_all_parts(tmp_path: Path) -> None:
+def test_rows_of_a_generator_are_read_once_for_all_parts(tmp_path: Path, inline: None) -> None:
     rows = ({"text": f"row {number}"} for number in range(100))
     prepare(rows, tmp_path / "data")
     found = parts_in(tmp_path / "data")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
 from penstock.preparation._jobs import Runner, Tally, Tell
-from penstock.preparation._outlets import Outlet, Samples, Target, TargetWriter, take_samples
+from penstock.preparation._outlets import MadeSamples, Outlet, Target, TargetWriter, take_samples
 from penstock.preparation._settings import OnError
 from penstock.preparation._skipping import Skipped, locate, name_file_in_schema_errors, sum_counts
 from penstock.preparation._tasks import Task
@@ -153,7 +153,7 @@ class _TaskRun:
             columns, rows = {name: take_samples(each, first) for name, each in converted.items()}, rows[first]
         self._num_left -= len(rows)
         if len(rows):
-            samples = Samples(columns, rows, split)
+            samples = MadeSamples(columns, rows, split)
             for outlet in self._outlets:
                 outlet.write(samples)
 

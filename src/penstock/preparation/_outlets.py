@@ -76,7 +76,7 @@ class Outlet:
         """The next samples are of the next split."""
         self._origins.append(OriginRuns())
 
-    def write(self, samples: Samples) -> None:
+    def write(self, samples: MadeSamples) -> None:
         """Store those samples that are of this dataset."""
         columns, rows = samples.columns, samples.rows
         if self._part is not None:
@@ -108,7 +108,7 @@ class Outlet:
 
 
 @dataclass(slots=True)
-class Samples:
+class MadeSamples:
     """Samples of one batch, before it is decided which dataset they are of."""
 
     columns: Mapping[str, Any]
