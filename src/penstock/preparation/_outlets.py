@@ -80,11 +80,7 @@ class Outlet:
         """Store those samples that are of this dataset."""
         columns, rows = samples.columns, samples.rows
         if self._part is not None:
-            schema = self._specification.schema
-            columns = convert_columns(schema, columns)
-            keys = samples.keys(self._part, schema, columns)
-            places = self._part.places(keys)
-            columns, rows = {name: take_samples(column, places) for name, column in columns.items()}, rows[places]
+            columns, rows = samples.of(self._part, self._specification.schema)
         if len(rows):
             self._sink.append_batch(columns)
         self._origins[-1].add(rows)
@@ -107,20 +103,25 @@ class Outlet:
         )
 
 
-@dataclass(slots=True)
 class MadeSamples:
     """Samples of one batch, before it is decided which dataset they are of."""
 
-    columns: Mapping[str, Any]
-    rows: NDArray[np.int64]
-    split: Split
-    _keys: NDArray[np.uint64] | None = None
+    def __init__(self, columns: Mapping[str, Any], rows: NDArray[np.int64], split: Split) -> None:
+        self.columns = columns
+        self.rows = rows
+        """The row of the split that each came from."""
+        self._split = split
+        self._converted: dict[str, Ragged | NDArray[Any]] = {}
+        self._keys: NDArray[np.uint64] | None = None
 
-    def keys(self, part: Part, schema: Schema, columns: Mapping[str, Ragged | NDArray[Any]]) -> NDArray[np.uint64]:
-        """Keys of the samples, computed once for all parts of a split."""
+    def of(self, part: Part, schema: Schema) -> tuple[Mapping[str, Any], NDArray[np.int64]]:
+        """Those of a part, and their rows; keys are computed once for all parts of a split."""
         if self._keys is None:
-            self._keys = part.keys(schema, columns, [self.split.path_of_row(int(row)) for row in self.rows])
-        return self._keys
+            self._converted = convert_columns(schema, self.columns)
+            paths = [self._split.path_of_row(row) for row in self.rows.tolist()] if part.by == "file" else ()
+            self._keys = part.keys(schema, self._converted, paths)
+        places = part.places(self._keys)
+        return {name: take_samples(column, places) for name, column in self._converted.items()}, self.rows[places]
 
 
 def take_samples(column: Ragged | NDArray[Any], places: NDArray[np.int64]) -> Ragged | NDArray[Any]:
