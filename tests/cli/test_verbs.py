@@ -57,6 +57,22 @@ def test_inspect_shows_tokens_as_text(dataset, tmp_path, capsys):
     assert "no column of tokens to decode" in capsys.readouterr().err
 
 
+def test_inspect_shows_a_batch_of_a_plan_as_text(dataset, tmp_path, capsys):
+    vocabulary = {chr(97 + number): number for number in range(20)}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    plan = tmp_path / "plan.toml"
+    plan.write_text(penstock.open(dataset).pad(4).batch(2).to_toml())
+    assert main(["inspect", str(plan), "--decode", str(tmp_path / "tokenizer.json"), "--step", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert ".pad(length=4)" in shown
+    assert "step 1: 2 rows of 3 places" in shown
+    assert "document 3: 3 tokens, 2 predicted\n  │ a b c" in shown
+    assert main(["inspect", str(plan), "--json"]) == 0
+    assert "│ 0" in json.loads(capsys.readouterr().out)["batch"]
+    assert main(["inspect", str(plan), "--decode", str(plan)]) == 1
+    assert "not a tokenizer.json" in capsys.readouterr().err
+
+
 def test_inspect_says_when_tokens_were_made_with_another_tokenizer(tmp_path, capsys):
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     facts = {"tokenizer": {"name": "theirs", "sha256": "0" * 64}}

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from pytorch.examples import documents, numbers, plain_batch, rows_of
+from pytorch.examples import documents, numbers, plain_batch, plans, rows_of
 from pytorch.functions import only_x
 
 
@@ -44,6 +44,20 @@ def test_resuming_at_every_step_equals_not_stopping(kind: str) -> None:
             batches = iter(resumed)
             assert [plain_batch(next(batches)) for _ in range(3)] == whole[step : step + 3]
             assert resumed.state_dict() == states[step + 3]
+
+
+@pytest.mark.parametrize("name", ["padded", "balanced", "sampled", "skipping", "stretched"])
+def test_every_kind_of_order_resumes_at_every_step(name: str) -> None:
+    plan = plans()[name]
+    whole, states = [], []
+    with penstock.DataLoader(plan, workers="inline", epochs=2) as loader:
+        for batch in loader:
+            states.append(loader.state_dict())
+            whole.append(plain_batch(batch))
+    with penstock.DataLoader(plan, workers="inline", epochs=None) as resumed:
+        for step in range(len(whole) - 1):
+            resumed.load_state_dict(states[step])
+            assert plain_batch(next(iter(resumed))) == whole[step + 1]
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Show what a dataset holds: columns, counts, sizes, attributes, lengths, and a few samples."""
+"""Show what a dataset holds: columns, counts, sizes, attributes, lengths, and a few samples; or a batch of a plan."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from penstock.report import print_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("path", metavar="DEST", help="the dataset's folder")
+    parser.add_argument("path", metavar="DEST", help="the dataset's folder, or a plan file (.toml)")
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="how many samples to show (default: 3)")
     parser.add_argument(
         "--decode",
         metavar="TOKENIZER",
         help="show tokens as text, by this tokenizer.json (a warning if it is another one)",
     )
+    parser.add_argument("--step", type=int, default=0, metavar="N", help="which batch of a plan to show (default: 0)")
     parser.add_argument(
         "--sources",
         action="store_true",
@@ -30,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.filesystem import local_path
 
     path = local_path(arguments.path, "a dataset")
+    if path.suffix == ".toml" and path.is_file():
+        return _show_batch(arguments)
     description = describe(path, num_samples=arguments.samples, looks_at_sources=arguments.sources)
     if arguments.decode is not None:
         from penstock.cli._decoding import with_texts
@@ -39,4 +42,19 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(description.to_json())
     else:
         print_description(description)
+    return 0
+
+
+def _show_batch(arguments: argparse.Namespace) -> int:
+    """A batch of a plan as text, with its borders."""
+    from penstock.cli._decoding import load_decoder
+    from penstock.plan import load_plan
+    from penstock.report import console
+
+    plan = load_plan(arguments.path)
+    text = plan.show(arguments.step, None if arguments.decode is None else load_decoder(arguments.decode))
+    if arguments.json:
+        print_json({"plan": repr(plan), "fingerprint": plan.fingerprint, "step": arguments.step, "batch": text})
+    else:
+        console().print(f"{plan!r}\n\nstep {arguments.step}: {text}", markup=False, highlight=False, soft_wrap=True)
     return 0
