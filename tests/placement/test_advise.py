@@ -92,7 +92,9 @@ def test_measuring_reads_a_little_and_times_mapped_functions(corpus):
 
 
 def test_arrays_in_memory_and_mixtures_have_advice_too(corpus):
-    assert penstock.advise(penstock.from_arrays({"x": np.arange(9)})).storage == "memory"
+    arrays = penstock.advise(penstock.from_arrays({"x": np.arange(9)}))
+    assert (arrays.storage, arrays.placement) == ("memory", "RAM")
+    assert "in memory already" in words(arrays)
     data = penstock.open(corpus)
     mixed = penstock.mix(
         {"a": (data, 1.0), "b": (penstock.from_arrays({"x": np.ones((9, 16), int)}), 1.0)}, seed=1, rows=64

@@ -20,7 +20,7 @@ from penstock.placement._scratch import Scratch, StorageKind, find_scratch, stor
 from penstock.plan import Dataset, Plan, open_dataset
 from penstock.workers import default_workers, usable_cpus
 
-Placement = Literal["memory map", "stage", "stream"]
+Placement = Literal["RAM", "memory map", "stage", "stream"]
 
 _WORKER_BYTES = {"thread": 50e6, "process": 400e6}
 """That a worker takes beside the data: buffers, and the interpreter of a process."""
@@ -141,13 +141,16 @@ class Advice:
                 f"{self.path} ${self.scratch.variable}"
             )
         if self.placement == "stream":
+            kept = "and the page cache keeps it" if self.fits else "in storage windows, from the network in every epoch"
             return (
-                "It is on a network, does not fit in memory, and no node-local folder with room is named by the "
-                "environment: read it in storage windows, in order (io='pread' is chosen by itself)."
+                "It is on a network, and the environment names no folder of this node with room for it: penstock.open "
+                f"reads it as it is needed (io='pread'), {kept}."
             )
+        if self.placement == "RAM":
+            return "It is in memory already, where every worker process would have a copy: threads have none."
         if self.fits:
             return "Map it (penstock.open does): pages come as they are read, stay, and are shared by all workers."
-        return "Map it (penstock.open does): the kernel keeps what fits; copies in RAM would not."
+        return "Map it (penstock.open does): the kernel keeps what fits of it; a copy in RAM would not fit at all."
 
     def _shuffle_sentence(self) -> str:
         cost = self.num_samples * self.speed.random_seconds
@@ -183,8 +186,7 @@ def advise(
     """
     dataset, plan = _parts(data)
     where = dataset.path
-    path = Path(where)
-    is_file = path.exists()
+    path, is_file = Path(where), os.path.exists(where)
     kind: Literal["thread", "process"] = "process" if plan is not None and plan.runs_python else "thread"
     workers, data_bytes = default_workers(kind), dataset.storage.num_bytes
     reserved = int((reserve_bytes or _TRAINER_BYTES) + workers * _WORKER_BYTES[kind])
@@ -205,7 +207,7 @@ def advise(
         storage=storage,
         speed=speed,
         scratch=scratch,
-        placement=_place(storage, fits=fits, has_scratch=scratch is not None),
+        placement=_place(storage, has_scratch=scratch is not None) if is_file else "RAM",
         shuffle=_shuffle(len(dataset), data_bytes, speed, fits=fits),
         batch_seconds=batch_seconds,
         map_seconds=map_seconds,
@@ -248,12 +250,11 @@ def _datasets(source: Any) -> list[Dataset]:
     return [dataset for _, plan, _ in source.sources for dataset in _datasets(plan.source)]
 
 
-def _place(storage: StorageKind, *, fits: bool, has_scratch: bool) -> Placement:
+def _place(storage: StorageKind, *, has_scratch: bool) -> Placement:
+    """Maps are for local files: a page that a server no longer has is a signal that ends the process."""
     if storage != "network":
         return "memory map"
-    if has_scratch:
-        return "stage"
-    return "memory map" if fits else "stream"
+    return "stage" if has_scratch else "stream"
 
 
 def _shuffle(num_samples: int, data_bytes: int, speed: Speed, *, fits: bool) -> Literal["full", "windows"]:

@@ -86,11 +86,14 @@ class LiveTuning:
         statistics = self._statistics
         self._longest_step = max(self._longest_step, statistics.step_seconds - self._last_step_seconds)
         self._last_step_seconds = statistics.step_seconds
+        if self._awaits_workers:
+            self._look_for_workers()
+            return
         if self._num_steps < self._settle_steps:
             return
         now = time.perf_counter()
         if self._begun is None:
-            self._settle_on(now)
+            self._begin_stretch(now)
         elif now - self._begun.at >= _SECONDS:
             self._end_stretch(self._begun, now)
 
@@ -101,15 +104,13 @@ class LiveTuning:
             meter.close()
 
     def _settle(self, num_steps: int) -> None:
-        self._begun, self._num_steps, self._awaits_workers = None, 0, True
+        """Count nothing until workers have started, and then until what was computed before is used up."""
+        self._begun, self._num_steps, self._awaits_workers = None, 0, not self._has_started()
         self._settle_steps = max(2, num_steps)
         self._settled_at = time.perf_counter() + _MOST_START_SECONDS
 
-    def _settle_on(self, now: float) -> None:
-        """Wait for workers to start, then for the steps that use up what was computed before."""
-        if not self._awaits_workers:
-            self._begin_stretch(now)
-        elif self._has_started() or now > self._settled_at:
+    def _look_for_workers(self) -> None:
+        if self._has_started() or time.perf_counter() > self._settled_at:
             self._awaits_workers, self._num_steps = False, 0
 
     def _begin_stretch(self, now: float) -> None:

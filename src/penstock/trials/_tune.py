@@ -43,7 +43,7 @@ class TuneSettings:
     rounds: int = ROUNDS
     """Turns of each racer; one that drops out leaves its turns to the others."""
     seconds: float | None = None
-    """No turn begins after this time; None is no limit."""
+    """No turn but the first begins after this time; None is no limit."""
 
     def __post_init__(self) -> None:
         if type(self.steps) is not int or self.steps < 2:
@@ -117,7 +117,7 @@ class _Tuner:
         asking = search(self._space, look, usable_cpus(), self._turns, rounds=self._settings.rounds)
         try:
             arm = next(asking)
-            while self._is_in_time():
+            while not self._turns or self._is_in_time():
                 arm = asking.send(self._turn(arm))
         except StopIteration as end:
             self._best, self._is_complete = end.value, True
