@@ -10,25 +10,22 @@ import re
 import shlex
 import shutil
 import struct
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 from markdown.extensions.toc import slugify
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import TensorDataset
 
 import penstock
-from pages import follow
+from given import GIVEN
+from pages import blocks_of, follow
 from penstock.cli import main
 from penstock.service import make_certificates
 
@@ -38,8 +35,7 @@ GENERATED = {"reference/python.md", "reference/cli.md", "CONTRIBUTING.md", "SECU
 
 
 def snippets(page: str, kind: str = "python") -> list[str]:
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
-    return [text for language, text in blocks if language == kind]
+    return [block.text for block in blocks_of((ROOT / page).read_text()) if block.language == kind]
 
 
 def snippet_with(page: str, text: str) -> str:
@@ -72,20 +68,8 @@ class Model:
 def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder, and the current one, with raw data under the names that the pages use."""
     monkeypatch.chdir(tmp_path)
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
-    texts = [file.read_text(errors="replace") for file in files]
-    for folder in ("corpus", "logs"):
-        (tmp_path / folder).mkdir()
-    pq.write_table(pa.table({"text": texts}), tmp_path / "corpus" / "a.parquet")
-    for name, key in (("corpus", "label"), ("logs", "x")):
-        lines = [json.dumps({key: number, "text": f"line {number}"}) + "\n" for number in range(500)]
-        (tmp_path / name / "a.jsonl").write_text("".join(lines))
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|eos|>"], initial_alphabet=alphabet)
-    tokenizer.train_from_iterator(texts[:5], trainer)
-    tokenizer.save("tokenizer.json")
+    for name in ("corpus", "tokenizer"):
+        GIVEN[name]()
     return tmp_path
 
 
