@@ -156,6 +156,7 @@ def test_a_plan_file_keeps_all_of_it_and_plans_without_it_are_what_they_were(tmp
     (tmp_path / "plan.toml").write_text(plan.to_toml())
     again = penstock.load_plan(tmp_path / "plan.toml")
     assert again == plan
+    assert "mix(seed=1, rows=50, temperature=2.0, source_ids=True)" in repr(plan)
     assert again.order_fingerprint == plan.order_fingerprint
     assert both().fingerprint != both(source_ids=True).fingerprint
     assert both().order_fingerprint == both(source_ids=True).order_fingerprint

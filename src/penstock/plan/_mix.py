@@ -131,8 +131,7 @@ class Mix:
 
     def order_facts(self, stages: Stages) -> dict[str, str]:
         """How sources are dealt, and the order of each."""
-        quotas = list(self.quotas.items())
-        shares = "; ".join(f"{_from_row(row)}{_told(shares)}" for row, shares in quotas)
+        shares = "; ".join(f"{_from_row(row)}{_told(quotas)}" for row, quotas in self.quotas.items())
         parts = {f"source {name}": plan.order_fingerprint[:16] for name, plan, _ in self.sources}
         return {"mix": f"seed={self.seed}, epoch={self.epoch!r}, {shares}", **parts, **order_facts(stages)}
 
@@ -161,7 +160,9 @@ class Mix:
         return digest(json.dumps([parts, self.seed, self.epoch, *used]))
 
     def __repr__(self) -> str:
-        lines = [f"mix(seed={self.seed}, {'rows' if isinstance(self.epoch, int) else 'epoch'}={self.epoch!r})"]
+        tempered = f", temperature={self.temperature!r}" if self.temperature != 1 else ""
+        told = f"{tempered}{', source_ids=True' if self.source_ids else ''}"
+        lines = [f"mix(seed={self.seed}, {'rows' if isinstance(self.epoch, int) else 'epoch'}={self.epoch!r}{told})"]
         first, *changes = self.quotas.items()
         for name, plan, _ in self.sources:
             inner = repr(plan).replace("\n", "\n    ")
