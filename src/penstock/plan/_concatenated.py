@@ -38,9 +38,10 @@ class ConcatStorage(JoinedStorage):
     def shares(self, indices: Int64) -> Iterator[tuple[Samples, Int64, Int64]]:
         """(part, places in `indices`, its own indices) of every part that is asked for something."""
         numbers = np.searchsorted(self._starts, indices, side="right") - 1
-        for number in np.unique(numbers).tolist():
+        for number, part in enumerate(self.parts):
             places = np.flatnonzero(numbers == number)
-            yield self.parts[number], places, indices[places] - self._starts[number]
+            if len(places):
+                yield part, places, indices[places] - self._starts[number]
 
     def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
         """Copy samples of a fixed column into `out`, converting to its dtype."""

