@@ -82,10 +82,10 @@ def _about_loading(recording: Recording, stages: Stages, cores: int, whole_epoch
         if stages.unevenness >= _UNEVEN:
             yield "options", {"num_workers": needed, "prefetch_factor": _prefetch_needed(stages, needed), **keep}
         return
-    if workers * (1 - stages.waits_share) > cores:  # more of them are ready to run than can
+    if workers * (1 - stages.waits_share) > cores:  # more of them are ready to run than can: that makes all uneven
         for count in dict.fromkeys((cores, max(1, cores // 2))):
             yield "options", {"num_workers": count}
-    if stages.unevenness >= _UNEVEN:
+    elif stages.unevenness >= _UNEVEN:
         depth = _prefetch_needed(stages, workers)
         if depth > prefetch:
             yield "options", {"prefetch_factor": depth}

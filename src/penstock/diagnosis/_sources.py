@@ -54,6 +54,7 @@ class IteratorSource:
 
     def __init__(self, iterator: Iterator[Any], loader: Any) -> None:
         self.iterator: Iterator[Any] | None = iterator
+        self._plans_loader = loader if is_plans(loader) else None
         self._gauge = gauge_of(loader, iterator)
         self._taken_at = time.monotonic()
 
@@ -70,6 +71,9 @@ class IteratorSource:
     def is_idle(self) -> bool:
         """Whether its queue holds all that was asked for; others are taken to after some time."""
         iterator: Any = self.iterator
+        if self._plans_loader is not None:
+            statistics = self._plans_loader.stats()
+            return bool(statistics.num_queued >= statistics.prefetch)
         if not hasattr(iterator, "_worker_result_queue") or not hasattr(iterator, "_tasks_outstanding"):
             return time.monotonic() > self._taken_at + _SETTLING_SECONDS
         try:
@@ -82,7 +86,7 @@ class IteratorSource:
 
     def close(self) -> None:
         """Drop the iterator: workers end with the last reference."""
-        self.iterator = self._gauge = None
+        self.iterator = self._gauge = self._plans_loader = None
 
 
 class Replay:

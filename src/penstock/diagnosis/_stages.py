@@ -62,6 +62,11 @@ class Stages:
         return self.slowest_tenth / max(self.median_fetch, 1e-9)
 
     @property
+    def cpu_share(self) -> float:
+        """Part of making a batch that is spent on a processor."""
+        return self.fetch_cpu / max(self.fetch, 1e-9)
+
+    @property
     def waits_share(self) -> float:
         """Part of making a batch that needs no processor: sleep, disk, network, a lock."""
         return max(0.0, 1 - (self.fetch_cpu + self.fetch_delay) / max(self.fetch, 1e-9))

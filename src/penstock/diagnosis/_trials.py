@@ -12,7 +12,8 @@ from penstock.diagnosis._sources import Grouped, IteratorSource, Source, num_wor
 from penstock.diagnosis._training_loop import TrainingLoop
 from penstock.diagnosis._watched import Watched
 
-_IDLE_SECONDS = 3.0
+_IDLE_SECONDS, _START_SECONDS = 3.0, 10.0
+"""How long to wait until a queue is full, and until workers have started and filled it."""
 _GROUPED = 32
 """Batches whose rows are dealt anew by length."""
 
@@ -51,13 +52,14 @@ class Trials:
             Exception: whatever a loader raises that cannot be built with the change.
         """
         if trial.kind not in ("as-is", "replay", "threads"):
-            if trial.number not in loop.sources:
+            is_new = trial.number not in loop.sources
+            if is_new:
                 loop.sources[trial.number] = self._open(loop, trial, whole_epochs=whole_epochs)
             source = loop.sources[trial.number]
             if isinstance(source, Grouped):
                 source.gather()
             elif not whole_epochs:
-                wait_until_idle(source.is_idle, seconds=_IDLE_SECONDS)
+                wait_until_idle(source.is_idle, seconds=_START_SECONDS if is_new else _IDLE_SECONDS)
         if trial.kind == "threads":
             torch = sys.modules["torch"]
             self._threads = torch.get_num_threads() if self._threads is None else self._threads

@@ -23,7 +23,7 @@ def no_workers(case: Case) -> Finding | None:
         evidence=(
             f"num_workers=0: each step waits {format_seconds(stages.wait)} for its batch, and computes for "
             f"{format_seconds(stages.step)}.",
-            f"A sample takes {format_seconds(stages.sample)}, {percent(1 - stages.waits_share)} of it on a processor.",
+            f"A sample takes {format_seconds(stages.sample)}, {percent(stages.cpu_share)} of it on a processor.",
         ),
         change=written_call(found.trial),
         price=price_of_workers(case, found.trial),
