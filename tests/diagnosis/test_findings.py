@@ -139,6 +139,12 @@ def test_without_time_to_try_anything_nothing_is_said_about_what_helps() -> None
     assert [each.id for each in find(Case(recording=cut_short, cores=2))] == ["nothing-tried"]
 
 
+def test_reads_from_disk_that_more_workers_overlap_are_still_reads_from_disk() -> None:
+    recording = recorded(steps(faults=9), [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
+    first = find(Case(recording=recording, cores=2))[0]
+    assert (first.id, first.change) == ("cold-reads", "DataLoader(..., num_workers=4)")
+
+
 def test_padding_is_found_also_when_nothing_waits() -> None:
     trials = [{"trial": 2, "kind": "grouped", "changes": {}}]
     recording = recorded(steps(wait=0.0001), trials, {1: 1.02, 2: 2.5}, padding=0.7)

@@ -28,9 +28,10 @@ _UNEVEN = 2.5
 
 
 def cold_reads(case: Case) -> Finding | None:
-    """Samples wait for pages from disk, and the same samples from memory do not."""
-    found = case.best(lambda trial: trial.kind == "warm")
-    if found is None or not case.waits_for_data:
+    """Samples wait for pages from disk; in memory, or read by more workers at a time, they do so less."""
+    warm = case.best(lambda trial: trial.kind == "warm")
+    found = warm or case.best(lambda trial: trial.changes.get("num_workers", 0) > case.options["num_workers"])
+    if found is None or not case.waits_for_data or case.stages.faults < 1:
         return None
     return advise(
         case,
@@ -40,11 +41,13 @@ def cold_reads(case: Case) -> Finding | None:
         evidence=(
             f"Each batch waits for {format_number(case.stages.faults)} pages that are not in memory; "
             f"{percent(case.stages.waits_share)} of making a batch is waiting, not computing.",
-            "The same samples again, from the page cache, were that much faster.",
+            f"{'The same samples from the page cache' if warm else 'More reads at a time'} were that much faster.",
         ),
         change="keep the data in memory (read it once at the start), or read it in the order in which it is stored: "
-        "penstock.open(...).shuffle()",
-        price="the data's size in memory",
+        "penstock.open(...).shuffle()"
+        if warm
+        else written_call(found.trial),
+        price="the data's size in memory" if warm else price_of_workers(case, found.trial),
         link="docs/plans.md",
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.diagnosis._recording import Recording
 from penstock.metrics import no_events
 
-_MOST_OF_A_KIND = 1000
+_MOST_OF_A_KIND = 400
 _LEFT_OUT = ("process", "not-saved")
 
 
