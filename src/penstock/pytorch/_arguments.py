@@ -62,6 +62,7 @@ ARGUMENTS: Mapping[str, Argument] = {
     "world_size": Argument(False, with_torch="with a torch dataset use sampler=DistributedSampler(...)"),
     "micro_batch": Argument(False, with_torch="with a torch dataset use batch_size"),
     "epochs": Argument(False, with_torch="with a torch dataset use a loop around the loop"),
+    "steps": Argument(False, with_torch="with a torch dataset use itertools.islice(loader, {value})"),
     "start_method": Argument(False, with_torch="with a torch dataset use multiprocessing_context"),
     "drop_consumed": Argument(False, with_torch="with a torch dataset use one that drops what it has read"),
     "remote": Argument(
@@ -119,7 +120,7 @@ def check_torch_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any])
     for name, argument in ARGUMENTS.items():
         value = given[name]
         if argument.with_torch is not None and not _is_one_of(value, (defaults[name], *argument.also_allowed)):
-            raise ValueError(f"{name}={value!r} is for plans; {argument.with_torch}.")
+            raise ValueError(f"{name}={value!r} is for plans; {argument.with_torch.format(value=value)}.")
 
 
 def first_workers(start: int | None) -> int:
@@ -154,6 +155,8 @@ class LoaderSettings:
     """Hand out a step's rows in pieces of this size, for accumulating gradients."""
     epochs: int | None
     """Epochs that one `for` loop runs through; None never stops."""
+    steps: int | None
+    """Steps of every `for` loop, in place of epochs: for frameworks to which all epochs are as long as the first."""
     drop_consumed: bool
     """Let data that was read leave the page cache: for data far larger than memory that no other run reads."""
     start_method: StartMethod
@@ -178,7 +181,9 @@ class LoaderSettings:
             raise ValueError(
                 "num_workers= with remote=: servers have their own workers; here there are local_workers=."
             )
-        for name in ("prefetch", "micro_batch", "epochs", "start_workers"):
+        if self.steps is not None and self.epochs != 1:
+            raise ValueError(f"epochs={self.epochs!r} with steps={self.steps!r}: give one of them.")
+        for name in ("prefetch", "micro_batch", "epochs", "steps", "start_workers"):
             value, least = getattr(self, name), 0 if name == "start_workers" else 1
             if (
                 value is not None

@@ -67,6 +67,7 @@ class DataLoader(TorchDataLoader[BatchType]):
             or Slurm.
         micro_batch: For plans: hand a step's rows out in pieces of this many.
         epochs: For plans: epochs in one `for` loop; None never stops.
+        steps: For plans: steps in one `for` loop, in place of `epochs`; the next loop goes on from there.
         start_method: For plans: how worker processes start.
         drop_consumed: For plans: let data that was read leave the page cache.
         remote: For plans: servers that compute the batches in place of workers (`penstock serve`): addresses, a host
@@ -114,6 +115,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         world_size: int | None = None,
         micro_batch: int | None = None,
         epochs: int | None = 1,
+        steps: int | None = None,
         start_method: StartMethod = "forkserver",
         drop_consumed: bool = False,
         remote: Remote | Servers | None = None,
@@ -129,7 +131,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         if (rank is None) != (world_size is None) or (rank is not None and mesh is not None):
             raise ValueError("Give both rank and world_size, or mesh, or none of them.")
         self.workers, self.prefetch, self.rank, self.world_size = workers, prefetch, rank, world_size
-        self.micro_batch, self.epochs, self.start_method = micro_batch, epochs, start_method
+        self.micro_batch, self.epochs, self.steps, self.start_method = micro_batch, epochs, steps, start_method
         self.drop_consumed, self.device, self.snapshot_every_n_steps = drop_consumed, device, snapshot_every_n_steps
         self.remote, self.local_workers = remote, local_workers
         find_device(device)  # one that is not there is an error here, not at the first batch

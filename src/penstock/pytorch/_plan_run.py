@@ -30,6 +30,7 @@ from penstock.pytorch._batches import as_tensors
 from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._feed import take
 from penstock.pytorch._live_tuning import LiveTuning
+from penstock.pytorch._loops import Loops, make_loops
 from penstock.pytorch._plan_source import PlanSource
 from penstock.pytorch._ranks import check_rank, find_rank
 from penstock.service import RemoteEngine, requests_in_flight
@@ -44,8 +45,8 @@ _DEPTH = 2
 class _Loop:
     """One `for` loop over a loader."""
 
-    epoch: int
-    """The one that it begins in."""
+    number: int
+    """Which one it is: of epochs, the one that it begins in."""
     end: int | None
     """Its last batch starts before this row."""
     num_batches: int | None
@@ -142,16 +143,16 @@ class PlanRun:
         return max(1, self.plan.global_size // world_size)
 
     def begin_epoch(self) -> int:
-        """The epoch that the next loop is about; what is left of one that was left early is skipped."""
+        """The number of the next loop, as of an epoch; what is left of one that was left early is skipped."""
         self._meet_ranks()
         self._leave_unfinished_epoch()
-        return self._cursor.epoch
+        return self._loops.loop_at(self._row)
 
     def iterate_from(self, number: int, epoch: int) -> Iterator[dict[str, Any]]:
         """Batches from this one of a loop on, which begins in the epoch; none before it is computed."""
         step, part = divmod(number, self._num_parts((self._given_rank or find_rank())[1]))
-        if epoch != self._cursor.epoch or step != self._steps_before(self._row):
-            self._move_to(self._row_of(step, epoch))
+        if epoch != self._loops.loop_at(self._row) or step != self._loops.steps_before(self._row):
+            self._move_to(self._loops.row_of(step, epoch))
         loop = iter(self)
         for _ in range(part):  # a state is between steps, never between the parts of one
             next(loop)
@@ -162,7 +163,7 @@ class PlanRun:
         rank, world_size = self._given_rank or find_rank()
         num_parts = self._num_parts(world_size)
         step, part = divmod(number, num_parts)
-        row = self._row_of(step, epoch)
+        row = self._loops.row_of(step, epoch)
         return Item(row, rank, world_size, part, self.plan.steps.num_parts(row, num_parts))
 
     def state_dict(self) -> dict[str, Any]:
@@ -190,9 +191,10 @@ class PlanRun:
         """Go to the start of an epoch; the running epoch is not rewound."""
         if type(epoch) is not int or epoch < 0:
             raise ValueError(f"set_epoch({epoch!r}): epochs count from 0.")
-        is_running = self._loop is not None and epoch == self._loop.epoch  # its last batch may reach into the next
-        if epoch != self._cursor.epoch and not is_running:
-            self._move_to(self._row_of(0, epoch))
+        loop = self._loop  # its last batch may reach into the next epoch, and one that never ends goes through all
+        is_running = loop is not None and (loop.end is None or loop.number == epoch)
+        if epoch != self._loops.loop_at(self._row) and not is_running:
+            self._move_to(self._loops.row_of(0, epoch))
 
     def set_workers(self, num_workers: int) -> None:
         """Use more or fewer workers from now on; no batch changes."""
@@ -272,30 +274,21 @@ class PlanRun:
         self._is_unfinished = loop.end is None or self._row < loop.end
 
     def _next_loop(self, world_size: int) -> _Loop:
-        row = self._cursor.end_of_epoch if self._is_unfinished else self._row
+        row = self._loops.next_loop(self._row) if self._is_unfinished else self._row
         num_parts = self._num_parts(world_size)
-        epoch, num_rows = Cursor(self.plan, row).epoch, self.plan.num_rows
-        if self.settings.epochs is None:
-            return _Loop(epoch, None, None, num_parts)
-        end = (epoch + self.settings.epochs) * num_rows
-        num_before = self._steps_before(row) * num_parts
-        return _Loop(epoch, end, num_before + self.plan.steps.num_parts_between(row, end, num_parts), num_parts)
-
-    def _steps_before(self, row: int) -> int:
-        """Steps of the row's epoch that come before it."""
-        return (row - Cursor(self.plan, row).epoch * self.plan.num_rows) // self.plan.global_size
-
-    def _row_of(self, step: int, epoch: int) -> int:
-        """First row of a step, counted from the beginning of an epoch on into those after it."""
-        if not has_batches(self.plan):
-            return epoch * self.plan.num_rows
-        while step >= (num_batches := self.plan.num_batches(epoch)):
-            step, epoch = step - num_batches, epoch + 1
-        return self.plan.row_of(step, epoch)
+        number, end = self._loops.loop_at(row), self._loops.end_after(row)
+        if end is None:
+            return _Loop(number, None, None, num_parts)
+        num_before = self._loops.steps_before(row) * num_parts
+        return _Loop(number, end, num_before + self.plan.steps.num_parts_between(row, end, num_parts), num_parts)
 
     @property
     def _cursor(self) -> Cursor:
         return Cursor(self.plan, self._row)
+
+    @property
+    def _loops(self) -> Loops:
+        return make_loops(self.plan, epochs=self.settings.epochs, steps=self.settings.steps)
 
     @property
     def _num_ahead(self) -> int:
@@ -423,14 +416,16 @@ class PlanRun:
         if not self._is_unfinished:
             return
         self._is_unfinished = False
-        cursor = self._cursor
+        end = self._loops.next_loop(self._row)
+        left, follows = f"epoch {self._cursor.epoch} early: its", "epoch"
+        if self.settings.steps is not None:
+            left, follows = "early: its", "loop"
         warnings.warn(
-            f"The last loop left epoch {cursor.epoch} early: its last {cursor.end_of_epoch - cursor.row:,} rows are "
-            "skipped and the next epoch starts. To continue where it left off instead, call "
-            "loader.load_state_dict(loader.state_dict()) before the loop.",
+            f"The last loop left {left} last {end - self._row:,} rows are skipped and the next {follows} starts. To "
+            "continue where it left off instead, call loader.load_state_dict(loader.state_dict()) before the loop.",
             stacklevel=4,
         )
-        self._row = cursor.end_of_epoch
+        self._row = end
 
     def _move_to(self, row: int) -> None:
         """Go to a row; a running loop is over, and rows that fill no batch are skipped."""
