@@ -13,8 +13,8 @@ A slot goes back to its pool when the last array or tensor on it dies. When a wo
 go to the one that is started instead: they are pure functions, so computing one twice is computing it once.
 An engine computes any work; nothing here knows torch.
 
-May import: `errors`, `plan`, `schema`, `shapes`, `workers`. Imported by: `pytorch`, `service`. Holds state: the thread
-engines of this process, weakly, to close them at exit.
+May import: `errors`, `plan`, `schema`, `shapes`, `workers`. Imported by: `integrations`, `pytorch`, `service`. Holds
+state: the thread engines of this process, weakly, to close them at exit.
 """
 
 from penstock.loader._cursor import Cursor

@@ -15,9 +15,9 @@
 A batch depends on the plan and the arguments of `read` alone; any thread or process gives the same one.
 
 May import: `compiled`, `errors`, `filesystem`, `identity`, `order`, `packing`, `schema`, `shards`, `splitmix`. Imported
-by: `cli`, `loader`, `placement`, `pytorch`, `service`, `trials`. Holds state: a packed plan keeps the windows it packed
-last in memory (`_packed_blocks`), and row counts of large datasets are kept in the user's cache folder (`_pack_cache`).
-Neither changes a batch.
+by: `cli`, `integrations`, `loader`, `placement`, `pytorch`, `service`, `trials`. Holds state: a packed plan keeps the
+windows it packed last in memory (`_packed_blocks`), and row counts of large datasets are kept in the user's cache
+folder (`_pack_cache`). Neither changes a batch.
 """
 
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger

@@ -40,7 +40,7 @@ from penstock.plan._stage_rules import (
     with_groups,
     without_groups,
 )
-from penstock.plan._stages import Batch, Cast, Map, Pack, Pad, Repeat, Skip, Stage, TakeRows, Window
+from penstock.plan._stages import Batch, Cast, Labels, Map, Pack, Pad, Repeat, Skip, Stage, TakeRows, Window
 from penstock.plan._steps import Steps, checked_epoch
 from penstock.plan._stretched_rows import stretch
 from penstock.plan._toml import write_toml
@@ -100,6 +100,14 @@ class Plan(Verbs["Plan"]):
     def row_of(self, step: int, epoch: int = 0) -> int:
         """Absolute number of the first row of a step."""
         return self.steps.row_of(step, epoch)
+
+    @property
+    def labels(self) -> Labels | None:
+        """Whether the labels that window() or pack() made are those of the "next" token or of the "same"; else None."""
+        rows = self.row_source
+        if rows.packed is not None:
+            return rows.packed.stage.labels
+        return "next" if rows.makes_labels else None
 
     @property
     def has_maps(self) -> bool:

@@ -14,7 +14,7 @@ which of them, and `_plan_view` what frameworks see of a plan. `stream` is a tor
 loader or torch's.
 
 May import: `errors`, `loader`, `metrics`, `plan`, `schema`, `service`, `shapes`, `sources`, `streams`, `tuning`,
-`workers`. Imported by: `cli`, `diagnosis`, `trials`. Holds state: which warnings were given already.
+`workers`. Imported by: `cli`, `diagnosis`, `integrations`, `trials`. Holds state: which warnings were given already.
 """
 
 try:

@@ -1,0 +1,103 @@
+"""Lightning's checkpoints resume a plan, or a stream, at the batch after the last one trained on."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import penstock
+from penstock.integrations.lightning import DataModule, LogLoader
+
+from .frameworks import documents, expected, packed
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and Lightning's own
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Noting(lightning.LightningModule):
+    """Notes what it is given, and stops after so many steps."""
+
+    def __init__(self, stops_after: int | None = None) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[Any] = []
+        self.validated = 0
+        self.stops_after = stops_after
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        self.seen.append((batch["input_ids"] if isinstance(batch, dict) else batch).ravel().tolist())
+        if len(self.seen) == self.stops_after:
+            self.trainer.should_stop = True
+        return self.weight.sum()
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.validated += 1
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Metrics(lightning.pytorch.loggers.logger.DummyLogger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[tuple[int, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:  # type: ignore[override]
+        self.logged.append((step, metrics))
+
+
+def fit(folder: Path, model: Noting, data: Any, *, steps: int, **others: Any) -> None:
+    saving = ModelCheckpoint(dirpath=folder, every_n_train_steps=1, save_last=True)
+    lightning.Trainer(
+        max_steps=steps, max_epochs=-1, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
+        min_steps=1, default_root_dir=folder, **{"logger": False, "callbacks": [saving], **others},
+    ).fit(model, data, ckpt_path=folder / "last.ckpt" if (folder / "last.ckpt").exists() else None)  # fmt: skip
+
+
+@pytest.mark.parametrize("stopped", [3, 6, 8, *(pytest.param(step, marks=pytest.mark.stress) for step in (5, 7, 12))])
+def test_lightning_resumes_at_the_next_batch_in_any_epoch(tmp_path: Path, stopped: int) -> None:
+    plan, validation = packed(), documents().pack(32).batch(4, tail="even")
+    first, second = Noting(), Noting()
+    fit(tmp_path, first, DataModule(train=plan, validation=validation, num_workers=0), steps=stopped)
+    fit(tmp_path, second, DataModule(train=plan, validation=validation, num_workers=0), steps=20)
+    assert first.seen + second.seen == expected(plan, 20)
+    assert second.validated
+
+
+def stream_loader(folder: Path) -> penstock.DataLoader[Any]:
+    (folder / "numbers.jsonl").write_text("".join(f'{{"x": {number}}}\n' for number in range(24)))
+    records = penstock.stream(folder / "numbers.jsonl", shuffle_buffer=5)
+    return penstock.DataLoader(records, batch_size=4, collate_fn=lambda rows: torch.tensor([row["x"] for row in rows]))
+
+
+def test_a_loader_without_a_length_resumes_after_the_batch_trained_on_not_the_one_fetched(tmp_path: Path) -> None:
+    straight = [batch.tolist() for batch in stream_loader(tmp_path)]
+    for stopped in (2, 5):
+        first, second, folder = Noting(stopped), Noting(), tmp_path / str(stopped)
+        fit(folder, first, DataModule(train=stream_loader(tmp_path)), steps=stopped)
+        fit(folder, second, DataModule(train=stream_loader(tmp_path)), steps=6)
+        assert first.seen + second.seen == straight
+
+
+def test_an_endless_loader_resumes_in_a_later_epoch_of_the_plan(tmp_path: Path) -> None:
+    plan = packed()
+    first, second = Noting(), Noting()
+    for model, steps in ((first, 9), (second, 14)):
+        fit(tmp_path, model, DataModule(train=penstock.DataLoader(plan, epochs=None, num_workers=0)), steps=steps)
+    assert list(itertools.chain(first.seen, second.seen)) == expected(plan, 14)
+
+
+def test_what_the_loader_measured_goes_to_the_loggers(tmp_path: Path) -> None:
+    logger = Metrics()
+    data = DataModule(train=packed(), num_workers=0)
+    fit(tmp_path, Noting(), data, steps=4, logger=logger, callbacks=[LogLoader()], log_every_n_steps=2)
+    logged = [(step, set(metrics)) for step, metrics in logger.logged if "data/wait_share" in metrics]
+    assert [step for step, _ in logged] == [2, 4]
+    assert {"data/wait_seconds", "data/steps_per_second"} <= logged[0][1]

@@ -1,0 +1,152 @@
+"""The Trainer of transformers and the SFTTrainer of TRL take plans as they are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import penstock
+from penstock.integrations.transformers import ModelLoader, Trainer, model_arguments
+from penstock.plan import Plan
+
+from .frameworks import VOCABULARY, documents, expected, note_inputs, packed, tiny_llama, tiny_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and transformers' own
+
+
+class Stop(transformers.TrainerCallback):
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step == self.after
+
+
+def arguments(folder: Path, kind: Any = transformers.TrainingArguments, **others: Any) -> Any:
+    settings = {"per_device_train_batch_size": 4, "save_strategy": "no", "report_to": [], "use_cpu": True}
+    return kind(output_dir=str(folder), disable_tqdm=True, **{**settings, **others})
+
+
+def test_a_packed_batch_gives_the_loss_of_its_documents_alone() -> None:
+    model, data = tiny_llama().eval(), documents()
+    for labels in ("next", "same"):
+        (batch,) = ModelLoader(data.pack(32, labels=labels).batch(22), num_workers=0)
+        with torch.no_grad():
+            packed_loss = model(**batch).loss.item()
+        losses, weights = [], []
+        for document in range(len(data)):
+            tokens = torch.from_numpy(data[document]["tokens"].astype("int64"))[None]
+            with torch.no_grad():
+                losses.append(model(input_ids=tokens, labels=tokens).loss.item())
+            weights.append(tokens.shape[1] - 1)
+        alone = sum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / sum(weights)
+        assert packed_loss == pytest.approx(alone, rel=1e-5)
+
+
+def test_token_windows_have_the_labels_that_the_model_shifts() -> None:
+    plan = documents().window(16).batch(4)
+    assert plan.labels == "next"
+    batch = next(iter(ModelLoader(plan, num_workers=0)))
+    assert set(batch) == {"input_ids", "labels"}
+    assert (batch["labels"][:, 0] == -100).all()
+    assert torch.equal(batch["labels"][:, 1:], batch["input_ids"][:, 1:])
+
+
+def test_batches_of_samples_go_to_the_model_as_they_are() -> None:
+    batch = {"pixel_values": torch.zeros(2, 3), "labels": torch.tensor([0, 1])}
+    assert model_arguments(batch, are_shifted=False) == batch
+    assert documents().batch(2).labels is None
+
+
+@pytest.mark.parametrize("stopped", [pytest.param(4, marks=pytest.mark.stress), 12])
+def test_the_trainer_resumes_at_the_next_batch_in_any_epoch(tmp_path: Path, stopped: int) -> None:
+    plan, seen = packed(), []
+    for callbacks in ([Stop(stopped)], []):
+        model = tiny_llama()
+        inputs = note_inputs(model)
+        settings = arguments(tmp_path, max_steps=15, save_strategy="steps", save_steps=stopped)
+        trainer = Trainer(model, settings, train_dataset=plan, callbacks=callbacks)
+        trainer.train(resume_from_checkpoint=bool(seen))
+        seen += inputs
+    assert seen == expected(plan, 15)
+
+
+def test_a_step_is_the_plans_batch_also_in_pieces(tmp_path: Path) -> None:
+    plan, model = packed(8), tiny_llama()
+    seen = note_inputs(model)
+    settings = arguments(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=3)
+    Trainer(model, settings, train_dataset=plan).train()
+    assert [list(itertools.chain(*seen[4 * step : 4 * step + 4])) for step in range(3)] == expected(plan, 3)
+
+
+def test_a_batch_that_is_not_a_step_of_the_trainer_is_refused(tmp_path: Path) -> None:
+    settings = arguments(tmp_path, gradient_accumulation_steps=2)
+    with pytest.raises(
+        ValueError, match=r"has 4 rows, a step of the Trainer 8: .* Use per_device.*=2 or plan.batch\(8"
+    ):
+        Trainer(tiny_llama(), settings, train_dataset=packed()).train()
+
+
+def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:
+    trainer = Trainer(tiny_llama(), arguments(tmp_path), train_dataset=packed())
+    trainer.args._n_gpu = 2
+    with pytest.raises(ValueError, match="2 GPUs in one process"):
+        trainer.get_train_dataloader()
+
+
+def test_what_the_loader_measured_is_logged_beside_the_loss(tmp_path: Path) -> None:
+    trainer = Trainer(tiny_llama(), arguments(tmp_path, max_steps=2, logging_steps=1), train_dataset=packed())
+    trainer.train()
+    first, *_ = trainer.state.log_history
+    assert {"loss", "data/wait_share", "data/wait_seconds"} <= set(first)
+
+
+def test_evaluation_takes_plans_by_name_and_gives_each_its_loss(tmp_path: Path) -> None:
+    plans: dict[str, Plan] = {
+        "packed": documents().pack(32).batch(4, tail="even"),
+        "windows": documents().window(16).batch(4, tail="even"),
+    }
+    trainer = Trainer(tiny_llama(), arguments(tmp_path), train_dataset=packed(), eval_dataset=plans)
+    found = trainer.evaluate()
+    for name in plans:
+        assert found[f"eval_{name}_loss"] == pytest.approx(math.log(VOCABULARY), abs=0.1)
+    assert trainer.evaluate(plans["packed"])["eval_loss"] == pytest.approx(found["eval_packed_loss"])
+
+
+def test_a_trainer_without_plans_is_the_frameworks_own(tmp_path: Path) -> None:
+    rows = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8
+    trainer = Trainer(tiny_llama(), arguments(tmp_path, max_steps=1), None, rows, rows)
+    trainer.train()
+    assert trainer.train_dataset is rows
+    assert not isinstance(trainer.get_train_dataloader(), penstock.DataLoader)
+    assert "eval_loss" in trainer.evaluate()
+
+
+def test_trl_trains_on_the_plans_batches_and_resumes_at_the_next(tmp_path: Path) -> None:
+    from trl import SFTConfig
+
+    from penstock.integrations.trl import SFTTrainer
+
+    plan, seen = packed(), []
+    for callbacks in ([Stop(8)], []):
+        model = tiny_llama()
+        inputs = note_inputs(model)
+        settings = arguments(
+            tmp_path, SFTConfig, max_steps=10, save_strategy="steps", save_steps=8, bf16=False,
+            gradient_checkpointing=False,
+        )  # fmt: skip
+        trainer = SFTTrainer(
+            model, settings, train_dataset=plan, eval_dataset=documents().pack(32).batch(4, tail="even"),
+            processing_class=tiny_tokenizer(), callbacks=callbacks,
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=bool(seen))
+        seen += inputs
+    assert seen == expected(plan, 10)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(math.log(VOCABULARY), abs=0.1)
+    assert trainer.evaluate(documents().pack(16).batch(4, tail="even"))["eval_loss"] > 0
