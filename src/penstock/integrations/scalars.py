@@ -14,7 +14,7 @@ from typing import Protocol
 from penstock.loader import LoaderStatistics
 
 
-class Measured(Protocol):
+class HasStatistics(Protocol):
     """A `penstock.DataLoader`."""
 
     def stats(self) -> LoaderStatistics:
@@ -43,7 +43,7 @@ class LoaderScalars:
     {}
     """
 
-    def __init__(self, loader: Measured) -> None:
+    def __init__(self, loader: HasStatistics) -> None:
         self._loader = loader
         self._before = dataclasses.replace(loader.stats())
 
