@@ -33,10 +33,11 @@ def arguments(folder: Path, kind: Any = transformers.TrainingArguments, **others
     return kind(output_dir=str(folder), disable_tqdm=True, **{**settings, **others})
 
 
-def test_a_packed_batch_gives_the_loss_of_its_documents_alone() -> None:
+def test_packed_and_padded_batches_give_the_loss_of_their_documents_alone() -> None:
     model, data = tiny_llama().eval(), documents()
-    for labels in ("next", "same"):
-        (batch,) = ModelLoader(data.pack(32, labels=labels).batch(22), num_workers=0)
+    rows = [getattr(data, verb)(32, labels=labels) for verb in ("pack", "pad") for labels in ("next", "same")]
+    for plan in rows:
+        (batch,) = ModelLoader(plan.batch(plan.num_rows), num_workers=0)
         with torch.no_grad():
             packed_loss = model(**batch).loss.item()
         losses, weights = [], []
@@ -60,7 +61,7 @@ def test_token_windows_have_the_labels_that_the_model_shifts() -> None:
 
 def test_batches_of_samples_go_to_the_model_as_they_are() -> None:
     batch = {"pixel_values": torch.zeros(2, 3), "labels": torch.tensor([0, 1])}
-    assert model_arguments(batch, are_shifted=False) == batch
+    assert model_arguments(batch, labels=None) == batch
     assert documents().batch(2).labels is None
 
 

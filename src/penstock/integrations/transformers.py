@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -30,6 +30,7 @@ from penstock.plan import Plan
 from penstock.pytorch import DataLoader
 
 _IGNORED = -100
+_OF_TOKENS = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
 class ModelLoader(DataLoader[dict[str, Any]]):
@@ -42,26 +43,26 @@ class ModelLoader(DataLoader[dict[str, Any]]):
         super().__init__(plan, **options)
         self.plan = plan
         # Accelerate builds a loader from this attribute when it skips batches, so the conversion has to be here.
-        self.collate_fn = functools.partial(model_arguments, are_shifted=plan.labels == "next")
+        self.collate_fn = functools.partial(model_arguments, labels=plan.labels)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]
         """Batches from where the state stands to the end of the loop."""
         return map(self.collate_fn, super().__iter__())
 
 
-def model_arguments(batch: Mapping[str, Any], *, are_shifted: bool) -> dict[str, Any]:
-    """The batch of a plan as a transformers model takes it; `are_shifted`: its labels are those of the next token.
+def model_arguments(batch: Mapping[str, Any], *, labels: Literal["next", "same"] | None) -> dict[str, Any]:
+    """The batch of a plan as a transformers model takes it; `labels` as the plan has them.
 
     The last label of a row is of a token that is not in it, and these models have no place for that one.
     """
     arguments = dict(batch)
-    if are_shifted:
+    if labels == "next":
         arguments["labels"] = torch.nn.functional.pad(batch["labels"], (1, 0), value=_IGNORED)[:, :-1]
     if "cu_seqlens" in arguments:
         return dict(hugging_face_kwargs(arguments))
-    if are_shifted:  # token windows; anything else is the user's, and goes as it is
-        return {name: arguments[name] for name in ("input_ids", "labels")}
-    return arguments
+    if labels is None:  # samples: they are the user's, and go as they are
+        return arguments
+    return {name: arguments[name] for name in _OF_TOKENS if name in arguments}
 
 
 class TakesPlans(transformers.Trainer):

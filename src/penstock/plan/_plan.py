@@ -103,11 +103,11 @@ class Plan(Verbs["Plan"]):
 
     @property
     def labels(self) -> Labels | None:
-        """Whether the labels that window() or pack() made are those of the "next" token or of the "same"; else None."""
-        rows = self.row_source
-        if rows.packed is not None:
-            return rows.packed.stage.labels
-        return "next" if rows.makes_labels else None
+        """Whether the labels that the plan makes are of the "next" token or of the "same"; None if it makes none."""
+        pieces = self.row_source.as_pieces
+        if pieces is not None:
+            return pieces.stage.labels
+        return "next" if self.row_source.makes_labels else None
 
     @property
     def has_maps(self) -> bool:
