@@ -3,62 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
 
 from penstock.cli._description import Description
 from penstock.errors import printable
-from penstock.filesystem import local_path
 from penstock.shards import ShardFolder
-from penstock.transforms import Tokenize
+from penstock.transforms import Tokenize, find_decoder
 
 _SHOWN_TOKENS = 256
 
 
-def with_texts(description: Description, tokenizer: Path, num_samples: int) -> Description:
+def with_texts(description: Description, tokenizer: str | None) -> Description:
     """The description with columns of tokens shown as text; a note says if they were made by another tokenizer.
 
+    Without a tokenizer nothing changes, except where tokens are bytes, which need none.
+
     Raises:
-        ValueError: the dataset has no column of tokens.
+        ValueError: a tokenizer is given, and the dataset has no column of tokens.
     """
+    decoder = find_decoder(tokenizer, {} if tokenizer is not None else _made_with(description))
+    if decoder is None:
+        return description
     folder = ShardFolder(description.path.absolute(), io="auto", check="window")
     columns = [one for one in folder.schema.shown.columns if one.kind == "ragged" and one.dtype.kind in "iu"]
     columns = [one for one in columns if not one.shape]
     if not columns:
         raise ValueError(f"{description.path}: no column of tokens to decode; the columns are {folder.schema.shown}.")
-    decode = load_decoder(tokenizer)
-    note = _difference(folder, tokenizer)
+    note = "" if tokenizer is None else _difference(description, tokenizer)
     texts = []
-    for index, sample in enumerate(description.samples[:num_samples]):
+    for index, sample in enumerate(description.samples):
         shown = dict(sample)
         for column in columns:
             tokens = folder.value(column, index)
-            text = printable(decode(tokens[:_SHOWN_TOKENS].tolist()))
+            text = printable(decoder(tokens[:_SHOWN_TOKENS]))
             more = " …" if len(tokens) > _SHOWN_TOKENS else ""
             shown[column.name] = f"{text}{more} ({len(tokens):,} tokens){note}"
         texts.append(shown)
     return dataclasses.replace(description, samples=tuple(texts))
 
 
-def load_decoder(tokenizer: str | Path) -> Callable[[list[int]], str]:
-    """From token ids to text, special tokens included.
-
-    Raises:
-        ValueError: the file is no tokenizer.json.
-    """
-    from tokenizers import Tokenizer
-
-    path = local_path(tokenizer, "a tokenizer")
-    try:
-        found = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{path}: not a tokenizer.json that can be read: {error}") from error
-    return lambda ids: str(found.decode(ids, skip_special_tokens=False))
+def _made_with(description: Description) -> dict[str, str]:
+    facts = description.manifest.attributes.get("tokenizer")
+    if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
+        return {}
+    return {facts["sha256"]: str(facts.get("name"))}
 
 
-def _difference(folder: ShardFolder, tokenizer: Path) -> str:
-    facts = folder.attributes.get("tokenizer")
-    made = facts.get("sha256") if isinstance(facts, dict) else None
-    if made is None or Tokenize(str(tokenizer)).attributes["tokenizer"]["sha256"] == made:
+def _difference(description: Description, tokenizer: str) -> str:
+    made_with = _made_with(description)
+    if not made_with or Tokenize(tokenizer).attributes["tokenizer"]["sha256"] in made_with:
         return ""
-    return f" [made with another tokenizer: {facts.get('name')}]" if isinstance(facts, dict) else ""
+    return f" [made with another tokenizer: {next(iter(made_with.values()))}]"

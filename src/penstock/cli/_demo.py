@@ -72,7 +72,8 @@ def _show(folder: Path, *, as_json: bool) -> int:
     Python's standard library -> a tokenizer trained on it -> prepare -> inspect -> a tiny GPT on packed
     batches -> kill -9 -> resume, at the very next batch -> a table, with torch's DataLoader beside it
     """
-    from penstock.cli._description import describe, print_description
+    from penstock.cli._description import describe
+    from penstock.cli._description_shown import print_description
 
     folder.mkdir(parents=True, exist_ok=True)
     say = (lambda *_: None) if as_json else _say

@@ -10,11 +10,12 @@ from penstock.report import print_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument("path", metavar="DEST", help="the dataset's folder, or a plan file (.toml)")
-    parser.add_argument("--samples", type=int, default=3, metavar="N", help="how many samples to show (default: 3)")
+    parser.add_argument("--samples", type=int, metavar="N", help="how many samples to show (default: 1; as JSON 3)")
+    parser.add_argument("--full", action="store_true", help="all of it, however long; without, what fits a screen")
     parser.add_argument(
         "--decode",
         metavar="TOKENIZER",
-        help="show tokens as text, by this tokenizer.json (a warning if it is another one)",
+        help="show tokens as text, by this tokenizer.json or folder (a note says if it is another one)",
     )
     parser.add_argument("--step", type=int, default=0, metavar="N", help="which batch of a plan to show (default: 0)")
     parser.add_argument(
@@ -27,32 +28,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when the dataset could be described."""
-    from penstock.cli._description import describe, print_description
+    from penstock.cli._decoding import with_texts
+    from penstock.cli._description import describe
+    from penstock.cli._description_shown import print_description
     from penstock.filesystem import local_path
 
+    num_samples = (3 if arguments.json else 1) if arguments.samples is None else arguments.samples
     path = local_path(arguments.path, "a dataset")
     if path.suffix == ".toml" and path.is_file():
         return _show_batch(arguments)
-    description = describe(path, num_samples=arguments.samples, looks_at_sources=arguments.sources)
-    if arguments.decode is not None:
-        from penstock.cli._decoding import with_texts
-
-        description = with_texts(description, local_path(arguments.decode, "a tokenizer"), arguments.samples)
+    description = describe(path, num_samples=num_samples, looks_at_sources=arguments.sources)
+    description = with_texts(description, arguments.decode)
     if arguments.json:
         print_json(description.to_json())
     else:
-        print_description(description)
+        print_description(description, is_full=arguments.full)
     return 0
 
 
 def _show_batch(arguments: argparse.Namespace) -> int:
     """A batch of a plan as text, with its borders."""
-    from penstock.cli._decoding import load_decoder
     from penstock.plan import load_plan
     from penstock.report import console
+    from penstock.transforms import find_decoder
 
     plan = load_plan(arguments.path)
-    text = plan.show(arguments.step, None if arguments.decode is None else load_decoder(arguments.decode))
+    text = plan.show(arguments.step, find_decoder(arguments.decode, {}))
     if arguments.json:
         print_json({"plan": repr(plan), "fingerprint": plan.fingerprint, "step": arguments.step, "batch": text})
     else:

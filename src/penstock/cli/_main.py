@@ -11,7 +11,7 @@ import difflib
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from penstock._version import __version__
@@ -22,11 +22,21 @@ from penstock.errors import PenstockError, printable
 class _Parser(argparse.ArgumentParser):
     """Parses `penstock VERB`; its help is the table of contents."""
 
+    verb_parsers: Mapping[str, argparse.ArgumentParser] = {}
+
     def error(self, message: str) -> NoReturn:
-        typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-        guess = difflib.get_close_matches(typed, VERBS, n=1) if "invalid choice" in message else []
+        guess = difflib.get_close_matches(*self._mistyped(message), n=1)
         self.print_usage(sys.stderr)
         self.exit(2, f"penstock: {message}{f'. Did you mean {guess[0]!r}?' if guess else ''}\n")
+
+    def _mistyped(self, message: str) -> tuple[str, list[str]]:
+        """(what the message complains about, what could have been meant)."""
+        typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        if "invalid choice" in message:
+            return typed, list(VERBS)
+        unknown = next((word for word in message.split() if word.startswith("--")), "")
+        options = [] if typed not in self.verb_parsers else [*self.verb_parsers[typed]._option_string_actions]
+        return unknown.partition("=")[0], [option for option in options if option.startswith("--")]
 
     def format_help(self) -> str:
         return (
@@ -83,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         verb_parser.add_argument("--json", action="store_true", help="print JSON for machines")
         verb_parser.verb = verb
+    parser.verb_parsers = parsers.choices
     return parser
 
 

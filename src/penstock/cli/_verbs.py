@@ -27,6 +27,11 @@ CONTENTS: dict[str, tuple[Verb, ...]] = {
     "Datasets": (
         Verb("prepare", "turn raw data into a dataset", "penstock prepare 'text/*.jsonl' corpus --tokenizer tok.json"),
         Verb("inspect", "show what a dataset holds", "penstock inspect corpus"),
+        Verb(
+            "trace",
+            'show which documents a batch was made of, for "my loss jumped"',
+            "penstock trace plan.toml --step 4711 --decode tok.json",
+        ),
         Verb("verify", "check every byte of a dataset against its checksums", "penstock verify corpus"),
     ),
     "Speed": (

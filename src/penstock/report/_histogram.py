@@ -31,13 +31,20 @@ class Histogram(NamedTuple):
         bins = [{"from": low, "to": high, "count": count} for low, high, count in self._bins()]
         return {"shortest": self.shortest, "longest": self.longest, "mean": self.mean, "bins": bins}
 
-    def lines(self) -> list[str]:
-        """One line per bin: range, count, bar."""
-        largest = max(self.counts, default=0)
+    def lines(self, limit: int | None = None) -> list[str]:
+        """One line per bin: range, count, bar; where that makes more than `limit`, bins at the thin end are joined."""
+        bins = self._bins()
+        while limit is not None and len(bins) > max(1, limit):
+            (low, _, first), (_, high, second) = pair = (
+                bins[:2] if bins[0][2] + bins[1][2] <= bins[-1][2] + bins[-2][2] else bins[-2:]
+            )
+            joined = [(low, high, first + second)]
+            bins = joined + bins[2:] if pair == bins[:2] else bins[:-2] + joined
+        largest = max((count for _, _, count in bins), default=0)
         return [
             f"{f'{low:,}' if low == high else f'{low:,} to {high:,}':>24} {count:>14,}  "
             + "█" * round(_BAR * count / max(1, largest))
-            for low, high, count in self._bins()
+            for low, high, count in bins
         ]
 
     def _bins(self) -> list[tuple[int, int, int]]:

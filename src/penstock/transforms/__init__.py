@@ -14,6 +14,7 @@
     DecodeImage          _images -> _image_decoder
     FunctionTransform    _functions
     KeepColumns          _columns
+    ids back to text     _decoding
     all of them          _kept (columns stored as they are), _byte_rows (columns of text and bytes), _transform
 
 Knows nothing of tasks, workers or shards.
@@ -23,6 +24,7 @@ May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`, `sources`,
 """
 
 from penstock.transforms._columns import KeepColumns
+from penstock.transforms._decoding import Decoder, find_decoder
 from penstock.transforms._functions import BatchFunction, FunctionTransform
 from penstock.transforms._images import DecodeImage
 from penstock.transforms._tokenize import Tokenize
@@ -31,10 +33,12 @@ from penstock.transforms._transform import OpenTransform, Output, Transform
 __all__ = [
     "BatchFunction",
     "DecodeImage",
+    "Decoder",
     "FunctionTransform",
     "KeepColumns",
     "OpenTransform",
     "Output",
     "Tokenize",
     "Transform",
+    "find_decoder",
 ]

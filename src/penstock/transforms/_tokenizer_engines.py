@@ -14,7 +14,6 @@ An engine takes documents side by side (`values`, `offsets`) and returns ids the
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import EngineFailed, FormatError, PenstockError
 from penstock.schema import offsets_of
-from penstock.transforms._tokenizer_source import TokenizerSource, import_text, is_panic
+from penstock.transforms._tokenizer_source import TokenizerSource, import_text, is_panic, make_encoding
 
 Ids = tuple[NDArray[Any], NDArray[np.int64]]
 """Ids of all documents side by side, and offsets from 0."""
@@ -123,12 +122,8 @@ class TiktokenEngine:
     name = "tiktoken"
 
     def __init__(self, source: TokenizerSource) -> None:
-        content = json.loads(source.data)
-        ranks = {base64.b64decode(token): rank for token, rank in content["ranks"].items()}
         self._name = source.name
-        self._encoding = import_text("tiktoken").Encoding(
-            source.name, pat_str=content["pattern"], mergeable_ranks=ranks, special_tokens=content["specials"]
-        )
+        self._encoding = make_encoding(source)
 
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
         """Ids of documents that are valid UTF-8."""

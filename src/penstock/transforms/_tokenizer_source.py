@@ -127,6 +127,15 @@ def load_tokenizer(tokenizer: Any) -> TokenizerSource:
     )
 
 
+def make_encoding(source: TokenizerSource) -> Any:
+    """The `tiktoken.Encoding` that a source of that kind stands for."""
+    content = json.loads(source.data)
+    ranks = {base64.b64decode(token): rank for token, rank in content["ranks"].items()}
+    return import_text("tiktoken").Encoding(
+        source.name, pat_str=content["pattern"], mergeable_ranks=ranks, special_tokens=content["specials"]
+    )
+
+
 def _load_named(name: str) -> TokenizerSource:
     if name == "bytes":
         return TokenizerSource("bytes", "bytes", sha256=hash_content(_BYTES_SPECIALS), specials=_BYTES_SPECIALS)

@@ -1,0 +1,153 @@
+"""How `penstock inspect` prints what it gathered: what fits a screen, and with `--full` all of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from penstock.cli._description import Description
+from penstock.errors import counted, printable
+from penstock.preparation import part_of_recipe
+from penstock.report import console, format_bytes
+from penstock.schema import Column
+from penstock.shards import Manifest
+
+_SHOWN_COLUMNS, _SHOWN_ATTRIBUTES, _SHOWN_BINS = 8, 8, 10
+_SHOWN_ATTRIBUTE = 200
+_HASH = re.compile("[0-9a-f]{32,}")
+Thing = TypeVar("Thing")
+
+
+def print_description(description: Description, *, is_full: bool = False) -> None:
+    """Print for people; what does not fit a screen is counted, unless all of it is asked for."""
+    out = console()
+    for line in _lines(description, is_full):
+        out.print(
+            line,
+            style="bold" if line == str(description.path) else None,
+            end="" if line == str(description.path) else "\n",
+        )
+
+
+def _lines(description: Description, is_full: bool) -> Iterator[str]:
+    """What it is, how much, from where, whether it is current; then columns, facts, lengths, samples."""
+    manifest = description.manifest
+    yield str(description.path)
+    yield f"   fingerprint {manifest.fingerprint}"
+    size = format_bytes(manifest.num_bytes)
+    yield f"{counted(manifest.num_samples, 'sample')} in {counted(len(manifest.shards), 'shard')}, {size}"
+    yield from _currency(description)
+    yield ""
+    yield from _columns(manifest, is_full)
+    yield from _facts(manifest, is_full)
+    yield from _histograms(description, is_full)
+    yield from _samples(description, is_full)
+
+
+def _currency(description: Description) -> Iterator[str]:
+    if description.staleness is not None:
+        yield f"Sources: {description.staleness}"
+    elif description.unfinished is not None:
+        yield f"A preparation can be continued: {description.unfinished}"
+    elif "preparation" in description.manifest.attributes:
+        yield "Sources: not looked at; --sources says whether they have changed."
+
+
+def _columns(manifest: Manifest, is_full: bool) -> Iterator[str]:
+    columns, left = _cut(manifest.schema.shown.columns, None if is_full else _SHOWN_COLUMNS)
+    for column in columns:
+        yield f"  {printable(column.name):<20} {column.spec:<20} {_size(manifest, column)}"
+    if left:
+        yield f"  … and {counted(left, 'column')} more; --full shows all"
+
+
+def _facts(manifest: Manifest, is_full: bool) -> Iterator[str]:
+    facts, left = _cut(list(manifest.attributes.items()), None if is_full else _SHOWN_ATTRIBUTES)
+    if facts:
+        yield ""
+    for key, value in facts:
+        words = printable(_in_words(value))
+        yield f"  {printable(key):<20} {words if is_full else _shorten(words)}"
+    if left:
+        yield f"  … and {left} more; --full shows all"
+    for line in _partly(manifest.attributes):
+        yield f"  {printable(line)}"
+    if _lets_text_control(manifest.attributes.get("tokenizer")):
+        yield "  Special tokens that a text spells out are control tokens in this dataset (special_tokens='allow')."
+
+
+def _histograms(description: Description, is_full: bool) -> Iterator[str]:
+    histograms, left = _cut(list(description.histograms.items()), None if is_full else 1)
+    for name, lengths in histograms:
+        yield f"\nLengths of {printable(name)}: {lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}"
+        yield from lengths.lines(None if is_full else _SHOWN_BINS)
+    if left:
+        yield f"Lengths of {counted(left, 'column')} more: --full shows all"
+
+
+def _samples(description: Description, is_full: bool) -> Iterator[str]:
+    for index, sample in enumerate(description.samples):
+        yield f"\nSample {index}"
+        values, left = _cut(list(sample.items()), None if is_full else _SHOWN_COLUMNS)
+        for name, preview in values:
+            yield f"  {printable(name):<20} {preview}"
+        if left:
+            yield f"  … and {counted(left, 'column')} more; --full shows all"
+
+
+def _cut(things: Sequence[Thing], limit: int | None) -> tuple[Sequence[Thing], int]:
+    """(the first few, how many are left)."""
+    shown = things if limit is None else things[:limit]
+    return shown, len(things) - len(shown)
+
+
+def _partly(attributes: Mapping[str, Any]) -> Iterator[str]:
+    """What to know of a dataset that does not hold all samples of its sources."""
+    preparation = attributes.get("preparation")
+    recipe = preparation.get("recipe") if isinstance(preparation, Mapping) else None
+    if not isinstance(recipe, Mapping):
+        return
+    part, limit = part_of_recipe(recipe), recipe.get("limit")
+    if part is not None:
+        by = part.by if isinstance(part.by, str) else ", ".join(part.by)
+        shares = ", ".join(f"{name} {100 * share:g} %" for name, share in part.parts)
+        yield f"Part {part.name!r} of a split by {by} with seed {part.seed}: {shares}."
+    if type(limit) is int:
+        yield f"A trial: at most the first {counted(limit, 'sample')} of the sources."
+
+
+def _lets_text_control(tokenizer: Any) -> bool:
+    """Whether special tokens were taken from the text; datasets from before there was a choice do not say so."""
+    if not isinstance(tokenizer, Mapping) or tokenizer.get("kind") not in ("json", "tiktoken"):
+        return False
+    return bool(tokenizer.get("special_tokens", "allow") == "allow")
+
+
+def _in_words(value: Any) -> str:
+    """JSON on one line for people: empty values are left out, hashes are cut short."""
+    if isinstance(value, Mapping):
+        present = {key: part for key, part in value.items() if part not in (None, {}, [], "")}
+        parts = [
+            f"{key} ({_in_words(part)})" if isinstance(part, Mapping) else f"{key} {_in_words(part)}"
+            for key, part in present.items()
+        ]
+        return ", ".join(parts) if parts else "nothing"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_in_words, value))}]"
+    if isinstance(value, str):
+        return f"{value[:12]}…" if _HASH.fullmatch(value) else value
+    return f"{value:,}" if type(value) is int else str(value)
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _SHOWN_ATTRIBUTE:
+        return text
+    return f"{text[:_SHOWN_ATTRIBUTE]} … ({len(text):,} characters; --full shows all)"
+
+
+def _size(manifest: Manifest, column: Column) -> str:
+    if not column.is_ragged:
+        return format_bytes(column.item_bytes * manifest.num_samples)
+    count = sum(shard.num_values[column.name] for shard in manifest.shards)
+    return f"{format_bytes(count * column.item_bytes)}, {count:,} values"

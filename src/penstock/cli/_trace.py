@@ -1,0 +1,126 @@
+"""Show which documents a batch was made of: where each lies, which file and row it came from, and what it says.
+
+For "my loss jumped at step 4,711". Give the plan that was trained on (`plan.to_toml()`), or a dataset and its stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from penstock.report import console, print_json
+
+if TYPE_CHECKING:
+    from penstock.plan import DocumentTrace, Plan
+    from penstock.transforms import Decoder
+
+_SHOWN_DOCUMENTS, _SHOWN_TOKENS, _SHOWN_TEXT = 20, 64, 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes."""
+    parser.add_argument("path", metavar="DATASET_OR_PLAN", help="a plan file (.toml), or a dataset's folder")
+    where = parser.add_argument_group("which batch")
+    where.add_argument("--step", type=int, required=True, metavar="N", help="step of the epoch, from 0")
+    where.add_argument("--epoch", type=int, default=0, metavar="E", help="epoch, from 0 (default: %(default)s)")
+    where.add_argument("--rank", type=int, default=0, metavar="R", help="one rank's rows (default: those of all ranks)")
+    where.add_argument("--world-size", type=int, default=1, metavar="W", help="ranks that the batch is shared by")
+    where.add_argument("--row", type=int, metavar="N", help="one row of the batch (default: all)")
+    stages = parser.add_argument_group("stages, for a dataset")
+    stages.add_argument("--seed", type=int, metavar="S", help="shuffle with this seed")
+    stages.add_argument("--pack", type=int, metavar="LENGTH", help="pack into rows of so many tokens")
+    stages.add_argument("--window", type=int, metavar="LENGTH", help="cut into windows of so many tokens")
+    stages.add_argument("--batch", type=int, metavar="ROWS", help="rows of a batch, over all ranks")
+    shown = parser.add_argument_group("what is shown")
+    shown.add_argument("--decode", metavar="TOKENIZER", help="tokenizer.json or folder: show what each document says")
+    shown.add_argument("--full", action="store_true", help=f"all documents, not the first {_SHOWN_DOCUMENTS}")
+    shown.add_argument(
+        "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when the batch could be traced."""
+    from penstock.transforms import find_decoder
+
+    plan = _find_plan(arguments)
+    at = {name: getattr(arguments, name) for name in ("step", "epoch", "rank", "world_size")}
+    try:
+        traces = [each for each in plan.documents(**at) if arguments.row in (None, each.row)]
+    except IndexError as error:  # there is no such step: what was typed, not a fault
+        raise ValueError(str(error)) from None
+    decoder = find_decoder(arguments.decode, plan.source.tokenizers)
+    shown = traces if arguments.full or arguments.json else traces[:_SHOWN_DOCUMENTS]
+    texts = _texts(plan, at, shown, decoder)
+    if arguments.json:
+        print_json([_as_json(trace, text) for trace, text in zip(shown, texts, strict=True)])
+    else:
+        _print(arguments, plan, shown, texts, num_left=len(traces) - len(shown))
+    return 0
+
+
+def _find_plan(arguments: argparse.Namespace) -> Plan:
+    """The plan that is named, without its maps: they change what rows hold, not which documents are in them."""
+    from penstock.filesystem import local_path
+    from penstock.plan import Plan, load_plan, open_dataset
+
+    given = {name: getattr(arguments, name) for name in ("seed", "pack", "window", "batch")}
+    if local_path(arguments.path, "a dataset or a plan file").is_file() and str(arguments.path).endswith(".toml"):
+        if any(value is not None for value in given.values()):
+            raise ValueError(
+                f"{arguments.path} is a plan and has its stages: --seed, --pack, --window and --batch are for datasets."
+            )
+        plan = load_plan(arguments.path, allow_code=arguments.allow_code)
+        return Plan(plan.source, tuple(stage for stage in plan.stages if stage.verb != "map"))
+    if given["batch"] is None:
+        raise ValueError(
+            f"{arguments.path} is a dataset: say what a batch is, as in --seed 7 --pack 4096 --batch 32, or give a "
+            "plan file."
+        )
+    plan = open_dataset(arguments.path).as_plan()
+    for verb, name in (("shuffle", "seed"), ("pack", "pack"), ("window", "window"), ("batch", "batch")):
+        plan = plan if given[name] is None else getattr(plan, verb)(given[name])
+    return plan
+
+
+def _texts(plan: Plan, at: dict[str, int], traces: list[DocumentTrace], decoder: Decoder | None) -> list[str | None]:
+    """What each document says, where its tokens are in the batch and the tokenizer is known."""
+    if decoder is None or plan.labels is None:
+        return [None] * len(traces)
+    tokens = plan.read(at["step"], at["epoch"], at["rank"], at["world_size"])["input_ids"]
+    return [
+        decoder(tokens[trace.row, trace.column : trace.column + min(trace.size, _SHOWN_TOKENS)]) for trace in traces
+    ]
+
+
+def _as_json(trace: DocumentTrace, text: str | None) -> dict[str, Any]:
+    import dataclasses
+
+    return {**dataclasses.asdict(trace), **({} if text is None else {"text": text})}
+
+
+def _print(
+    arguments: argparse.Namespace, plan: Plan, traces: list[DocumentTrace], texts: list[str | None], *, num_left: int
+) -> None:
+    from penstock.errors import counted
+
+    out = console()
+    rank = f", rank {arguments.rank} of {arguments.world_size}" if arguments.world_size > 1 else ""
+    out.print(f"Step {arguments.step} of epoch {arguments.epoch}{rank}: {counted(len(traces) + num_left, 'document')}")
+    row = -1
+    for trace, text in zip(traces, texts, strict=True):
+        if trace.row != row:
+            row = trace.row
+            out.print(f"\nrow {row}", style="bold")
+        source = f"{trace.source}: " if trace.source else ""
+        where = f"{trace.column}:{trace.column + trace.size}"
+        out.print(
+            f"  {where:<12} {source}document {trace.document:,} from token {trace.start:,}   {trace.origin}".rstrip()
+        )
+        if text is not None:
+            out.print(f"  {'':<12} {' '.join(text.split())[:_SHOWN_TEXT]!r}")
+    if num_left:
+        out.print(f"\n… and {counted(num_left, 'document')} more; --full shows all, --row N one row.")
+    if plan.labels is not None and plan.source.tokenizers and not any(text is not None for text in texts):
+        names = ", ".join(plan.source.tokenizers.values())
+        out.print(f"\n--decode TOKENIZER shows the text (the tokens were made with {names}).")

@@ -1,0 +1,46 @@
+"""Token ids back to text, for people to read: what a row of a batch says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.transforms._tokenizer_source import TokenizerSource, import_text, load_tokenizer, make_encoding
+
+Decoder = Callable[[NDArray[Any] | list[int]], str]
+
+
+def find_decoder(tokenizer: Any | None, made_with: Mapping[str, str]) -> Decoder | None:
+    """What turns ids into text: with this tokenizer, or, where none is given, with the one that needs no file: bytes.
+
+    Args:
+        tokenizer: As `Tokenize` takes it.
+        made_with: Tokenizers that made the ids, name by digest, as `Dataset.tokenizers` has them.
+
+    Raises:
+        ValueError: the ids were made with another tokenizer, so its text would be wrong.
+    """
+    if tokenizer is None:
+        source = load_tokenizer("bytes")
+        return _make(source) if set(made_with) == {source.sha256} else None
+    source = load_tokenizer(tokenizer)
+    if made_with and source.sha256 not in made_with:
+        names = ", ".join(f"{name} ({digest[:12]}…)" for digest, name in made_with.items())
+        raise ValueError(
+            f"{source.name} ({source.sha256[:12]}…) is not the tokenizer that made these tokens: {names}. "
+            "Its text would be another one; give that tokenizer."
+        )
+    return _make(source)
+
+
+def _make(source: TokenizerSource) -> Decoder:
+    if source.kind == "bytes":
+        return lambda ids: bytes(np.asarray(ids)[np.asarray(ids) < 256].astype(np.uint8)).decode(errors="replace")
+    if source.kind == "tiktoken":
+        encoding = make_encoding(source)
+        return lambda ids: str(encoding.decode(np.asarray(ids).tolist()))
+    tokenizer = import_text("tokenizers").Tokenizer.from_str(source.data.decode())
+    return lambda ids: str(tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
