@@ -37,6 +37,14 @@ def test_without_replacement_no_sample_comes_twice(weights: list[float], data: s
     assert all(weights[sample] > 0 for sample in found.tolist())
 
 
+def test_weights_of_any_size_are_drawn() -> None:
+    for weights in ([1.0, 5e-324], [1e308, 1e308, 1e-300], [1.0, 1e-30, 1e-200], [3.0] * 7 + [1e-9]):
+        draw = WeightedDraw(np.array(weights), len(weights), 7, replacement=False)
+        assert sorted(draw.samples(0, np.arange(len(weights))).tolist()) == list(range(len(weights)))
+        counts = np.bincount(WeightedDraw(np.array(weights), 50, 7).samples(0, np.arange(50)))
+        assert counts.sum() == 50
+
+
 def test_over_epochs_the_mean_is_the_share() -> None:
     weights = np.random.default_rng(1).random(50)
     draw = WeightedDraw(weights, 20, 7)

@@ -20,6 +20,7 @@ Price: 8 bytes per sample and a few passes to build; a binary search per row.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,6 +81,7 @@ def _spread(units: Int64, weighted: Int64, missing: int, most: int) -> None:
     while missing:
         changed = units[weighted] + step
         chosen = weighted[(changed > 0) & (changed <= most)][: abs(missing)]
+        assert len(chosen), "shares that add up to 1 leave room for what rounding took"
         units[chosen] += step
         missing -= step * len(chosen)
 
@@ -100,11 +102,23 @@ def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
 
 def _expected(weights: NDArray[np.float64], num_rows: int, most: int) -> NDArray[np.float64]:
     """How often each sample is expected: in proportion to its weight, but at most `most` times."""
-    expected: NDArray[np.float64] = weights * (num_rows / weights.sum())
+    expected = num_rows * _shares(weights)
     is_full = np.zeros(len(weights), np.bool_)
     while (expected > most).any():  # what the full ones have too much goes to the others, which may fill them
         is_full |= expected >= most
-        rest = np.where(is_full, 0.0, weights)
         left = num_rows - most * np.count_nonzero(is_full)
-        expected = np.where(is_full, most, rest * (left / max(rest.sum(), np.finfo(np.float64).tiny)))
+        expected = np.where(is_full, most, left * _shares(np.where(is_full, 0.0, weights)))
     return expected
+
+
+def _shares(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each weight's part of their sum, to the last bit the same on every machine; zeros if there is no sum.
+
+    `math.fsum` is exact, where numpy's sum depends on how wide the processor's vectors are. Divided by the largest
+    first, no weight is too small or too large to be added.
+    """
+    largest = weights.max(initial=0.0)
+    if not largest:
+        return weights
+    scaled: NDArray[np.float64] = weights / largest
+    return scaled / math.fsum(scaled)
