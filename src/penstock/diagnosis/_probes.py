@@ -2,7 +2,7 @@
 
     index queue -> [idle] -> fetch( [sample]… [collate] ) -> [pack] -> result queue -> [unpack] -> trainer
 
-A clock costs about 2 µs. Samples that take less than 30 µs are timed once in 16 batches, so that the clocks do not
+A clock costs about 2 µs. Samples that take less than 100 µs are timed once in 16 batches, so that the clocks do not
 become what is measured.
 """
 
@@ -18,7 +18,7 @@ from penstock.diagnosis._batches import bytes_of, rows_of
 from penstock.diagnosis._recorder import Recorder, recorder
 from penstock.metrics import EventKind, ThreadMeter
 
-_QUICK_NS = 30_000
+_QUICK_NS = 100_000
 _EVERY = 16
 _MEMORY_EVERY_NS = 500_000_000
 
