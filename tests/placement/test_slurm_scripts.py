@@ -53,7 +53,7 @@ def site(tmp_path: Path) -> dict[str, str]:
     return clean | {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "DATA": str(tmp_path / "corpus"),
-        "JOBSCRATCH": str(tmp_path / "scratch"),
+        "SLURM_TMPDIR": str(tmp_path / "scratch"),
         "SLURM_JOB_NUM_NODES": "1",
         "SLURM_JOB_NODELIST": "node1",
         "SLURM_CPUS_PER_TASK": "1",
@@ -65,7 +65,7 @@ def test_ranks_of_one_node_stage_once_and_read_a_share_each(site):
     command = ["bash", str(SCRIPTS / "one_node.sbatch")]
     done = subprocess.run(command, env=site, cwd=SCRIPTS, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
-    staged = Path(site["JOBSCRATCH"]) / "corpus"
+    staged = Path(site["SLURM_TMPDIR"]) / "corpus"
     assert sorted(re.findall(r"rank (\d): 128 rows from (.*)", done.stdout)) == [
         (str(rank), str(staged)) for rank in (0, 1)
     ]
