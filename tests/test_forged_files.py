@@ -26,7 +26,8 @@ import pytest
 import penstock
 from guarding import guarded, listening, naming, use_or_refuse
 from mutating import mutate
-from penstock.cli._description import describe, print_description
+from penstock.cli._description import describe
+from penstock.cli._description_shown import print_description
 from penstock.errors import FormatError, printable
 from penstock.identity import digest
 from penstock.plan._toml import write_toml

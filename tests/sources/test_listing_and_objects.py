@@ -101,8 +101,8 @@ def test_a_stray_file_is_named_with_the_way_to_leave_it_out(tmp_path: Path) -> N
 
 
 def test_a_folder_of_files_that_nobody_reads_says_what_they_are(tmp_path: Path) -> None:
-    write(tmp_path / "0.wav"), write(tmp_path / "1.wav")
-    with pytest.raises(FileNotFoundError, match=r"no file of a format that can be read \(2 \.wav\).*rows as dicts"):
+    write(tmp_path / "0.docx"), write(tmp_path / "1.docx")
+    with pytest.raises(FileNotFoundError, match=r"no file of a format that can be read \(2 \.docx\).*rows as dicts"):
         names(tmp_path, tmp_path)
 
 
