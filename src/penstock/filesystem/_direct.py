@@ -105,8 +105,9 @@ class DirectFile:
         self._thread.shutdown()
         if self._buffer is not None:
             self._buffers.give(self._buffer)
-        os.close(self._descriptor)
-        self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        with storage_errors(self._path, doing="closed"):
+            os.close(descriptor)
 
     def _open(self, name: str, within: int | None) -> int:
         with storage_errors(self._path, doing="created"):

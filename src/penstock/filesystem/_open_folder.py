@@ -50,9 +50,10 @@ class OpenFolder:
 
     def close(self) -> None:
         """Give the descriptor back; nothing happens the second time."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # nothing was written through it, and the kernel lets go of it anyhow
+                os.close(descriptor)
 
     def __enter__(self) -> Self:
         return self
