@@ -153,9 +153,7 @@ NEEDED = {"lightning_module.py": "lightning", "trainer.py": "transformers", "cla
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    "name", [name if name == "torchrun" else pytest.param(name, marks=pytest.mark.stress) for name in COMMANDS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.stress) for name in COMMANDS])
 def test_as_their_authors_run_them(name: str, tmp_path: Path) -> None:
     words = COMMANDS[name]
     script = next(path for path in STRANGERS.glob("*.py") if path.name in words or path.stem in words)

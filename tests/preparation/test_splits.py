@@ -68,11 +68,11 @@ def leave(corpus: Path) -> None:
     [
         (remove_a_row, {}),
         (add_rows_and_a_file, {}),
-        (rename_files, {"remove": True}),
-        (shuffle_rows, {}),
-        (leave, {"shard_bytes": 5_000, "overwrite": True}),
+        pytest.param(rename_files, {"remove": True}, marks=pytest.mark.stress),
+        pytest.param(shuffle_rows, {}, marks=pytest.mark.stress),
+        pytest.param(leave, {"shard_bytes": 5_000, "overwrite": True}, marks=pytest.mark.stress),
         (leave, {"shuffle": 5, "overwrite": True}),
-        (leave, {"origins": "column", "overwrite": True}),
+        pytest.param(leave, {"origins": "column", "overwrite": True}, marks=pytest.mark.stress),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

@@ -107,6 +107,7 @@ def test_transformers_resumes_in_mid_epoch_at_the_next_batch(tmp_path: Path) -> 
         assert len(straight) in (18, 20)
 
 
+@pytest.mark.stress
 @pytest.mark.timeout(600)
 def test_transformers_resumes_on_two_processes(tmp_path: Path) -> None:
     runs = trained(tmp_path, 2, ["carry", "dataset"])

@@ -191,7 +191,16 @@ class Writing(Mapped):
         return index
 
 
-@pytest.mark.parametrize("trouble", ["the file is gone", "not the one that was mapped", "private map was written to"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "the file is gone",
+        *(
+            pytest.param(trouble, marks=pytest.mark.stress)
+            for trouble in ("not the one that was mapped", "private map was written to")
+        ),
+    ],
+)
 def test_a_map_that_cannot_be_mapped_again_is_copied_with_a_word(trouble: str, tmp_path: Path) -> None:
     array = make_map(tmp_path, "c")
     if "private" in trouble:
