@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start thousands of interpreters: where the environment forbids bytecode, each would compile the sources again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup demo docs test check chromium stress floors release bench clean
 
 setup: $(READY)

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,20 @@ _PROCESSOR_SECONDS = (
 _asked: list[str] | None = None
 """Network calls of this process while it is guarded; an audit hook stays for good, so it looks here."""
 
+_others: frozenset[int] = frozenset()
+"""Threads that ran before the block: what they ask has nothing to do with the file."""
+
 
 class TookTooLong(BaseException):
     """Not an `Exception`, so that nobody takes it for a bad file."""
 
 
 def _note_network(event: str, arguments: tuple[Any, ...]) -> None:
-    if _asked is None or not event.startswith("socket."):
+    if _asked is None or not event.startswith("socket.") or threading.get_ident() in _others:
         return
     is_local = event in ("socket.connect", "socket.sendto") and isinstance(arguments[1], str | bytes)  # a Unix socket
     if event in ("socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname") and not is_local:
-        _asked.append(f"{event}{arguments[-2:]!r}")
+        _asked.append(f"{event}{arguments[-2:]!r} in {threading.current_thread().name}")
         raise ConnectionRefusedError(f"{event} while reading a stranger's file")
 
 
@@ -48,15 +52,16 @@ def guarded(*folders: Path) -> Iterator[None]:
         MemoryError: in the block, when it takes more than 1 GiB.
         TookTooLong: in the block, when it computes for more than 20 s.
     """
-    global _asked
+    global _asked, _others
     before = [snapshot(folder) for folder in folders]
+    _others = frozenset(sys._current_frames()) - {threading.get_ident()}
     _asked = asked = []
     try:
         with _memory_limit(), _time_limit():
             yield
     finally:
         _asked = None
-    assert asked == []
+    assert asked == [], asked
     for folder, held in zip(folders, before, strict=True):
         assert snapshot(folder) == held
 

@@ -117,7 +117,7 @@ def test_the_plan_names_the_shards_that_the_commit_removes(raw: Path, tmp_path: 
 
 
 def test_tasks_that_an_interrupted_run_finished_are_not_done_again(raw: Path, tmp_path: Path) -> None:
-    write_jsonl(raw / "2.jsonl", 900, 2)
+    write_jsonl(raw / "2.jsonl", 20_000, 2)  # for longer than the run needs to hear of the interrupt
 
     def interrupt(progress: Progress) -> None:
         if progress.tasks:

@@ -3,7 +3,7 @@
 A parquet footer says where row groups are, and batches stream out of each. Checksums of pages are verified where the
 writer put them in (pyarrow does neither by default). Column chunks are read through a buffer, so memory is the pages
 at hand and not the row group. Batches are sized by what the ones before them took once decoded, and never so long that
-the longest stored value, repeated in every row, would take more than 256 MB.
+the longest stored value, repeated in every row, would take more than 512 MB.
 
 Arrow IPC comes as files with a footer, and as streams without one, which is what Hugging Face datasets write. A local
 file is mapped, so batches outside the split cost nothing to step over, not even in a stream. One that is elsewhere is
@@ -44,7 +44,7 @@ _LOCAL_BUFFER_BYTES = 1 << 20
 _MOST_ROWS = 65_536
 _FIRST_ROWS = 64
 _GROWTH = 8
-_MOST_DECODED_BYTES = 256 << 20
+_MOST_DECODED_BYTES = 512 << 20
 _MOST_BATCHES = 100
 """Into how many batches a row group is decoded rather than that its longest value is looked for first."""
 _PREFIXES = "DELTA_BYTE_ARRAY"
