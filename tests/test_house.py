@@ -88,7 +88,7 @@ def state_of(tree: ast.Module) -> set[str]:
                     kept |= {name} & set(targets)
                 case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
                     kept |= {name} & set(targets)
-    return kept | ({"the user's cache"} if re.search(r"\bplatformdirs\b", ast.unparse(tree)) else set())
+    return kept | ({"the user's cache"} if "XDG_CACHE_HOME" in ast.unparse(tree) else set())
 
 
 def door_of(room: str) -> str:

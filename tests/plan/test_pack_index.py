@@ -229,6 +229,47 @@ def test_small_data_is_counted_and_not_kept(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "home", "expected"),
+    [
+        ("/caches", "/home/ada", "/caches/penstock/packing"),
+        ("", "/home/ada", "/home/ada/.cache/penstock/packing"),
+        ("caches", "/home/ada", "/home/ada/.cache/penstock/packing"),  # would be another one in each current folder
+        ("", "nowhere", None),
+    ],
+)
+def test_row_counts_are_kept_below_the_cache_folder_of_the_user(
+    given: str, home: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", given)
+    monkeypatch.setenv("HOME", home)
+    assert _pack_cache.cache_folder() == (None if expected is None else Path(expected))
+
+
+def test_without_a_home_rows_are_counted_and_nothing_is_written(
+    cache: Path, built: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pack_cache, "cache_folder", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    assert tokens_dataset(LENGTHS).pack(8).num_rows > 0
+    assert len(built) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_packed_plan_whose_rows_were_counted_opens_without_its_shards(
+    cache: Path, built: list[int], tmp_path: Path
+) -> None:
+    """Opening costs the manifest, however many shards and documents there are."""
+    path = write_tokens(tmp_path / "d", make_documents(LENGTHS))
+    num_batches = penstock.open(path).shuffle(1).pack(8).batch(4).num_batches()
+    for shard in path.glob("shard-*"):
+        shard.unlink()
+    plan = penstock.open(path).shuffle(1).pack(8).batch(4)
+    assert (plan.num_batches(), len(built)) == (num_batches, 1)
+    with pytest.raises(penstock.errors.PenstockError, match="shard-"):
+        plan.read(0)
+
+
 def stored(indexes: Any, version: Any = PACKING_VERSION) -> dict[str, Any]:
     return {"packing": {"version": version, "indexes": indexes}}
 
