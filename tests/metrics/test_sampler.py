@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.metrics import Sampler, _processes, _sampler
+from penstock.metrics import ProcessUsage, Sampler, _processes, _sampler, read_process
 
 _BURN = "import time\nwhile time.process_time() < 0.5: pass"
 
@@ -70,6 +70,22 @@ def test_memory_is_bounded_and_the_whole_time_is_kept(monkeypatch: pytest.Monkey
     assert len(times) < 16
     assert times[0] == first
     assert sampler.interval_seconds >= 8
+
+
+def test_pages_are_walked_through_as_rarely_as_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_slowly(pid: int, *, with_pss: bool) -> tuple[ProcessUsage, ...]:
+        time.sleep(0.02 if with_pss else 0)
+        usage = read_process(pid)
+        assert usage is not None
+        return (usage._replace(pss_bytes=1 if with_pss else None),)
+
+    monkeypatch.setattr(_sampler, "process_tree", read_slowly)
+    sampler = Sampler(pss_every=2, interval_seconds=0.25)
+    for _ in range(80):
+        sampler.sample()
+    walked = np.flatnonzero(np.isfinite(sampler.history().pss_bytes)).tolist()
+    assert walked[0] == 1
+    assert all(place >= 39 for place in walked[1:])  # 20 ms are 0.2 % of the time of 40 readings
 
 
 def test_without_proc_there_is_nothing_to_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,10 @@ _LEAST_GAIN = 1.05
 """Less is not worth a change, nor a reader's time."""
 _WIDE = 1.5
 """An interval that ends above this is no sign of health."""
-_SETTLED_READINGS = 4
-_LEAST_GROWTH = 0.25e6
-"""Bytes from one reading, of two a second, to the next."""
+_SETTLED_SECONDS = 1.8
+_FEWEST_GROWTHS = 4
+_LEAST_GROWTH = 0.5e6
+"""Bytes per second."""
 
 
 class Tried(NamedTuple):
@@ -101,10 +102,10 @@ class Case:
         growths = []
         for worker in np.unique(events["worker"]):
             mine = events[events["worker"] == worker]
-            seconds, values = mine["start"] / 1e9, mine["value"].astype(np.float64)
-            later = np.diff(values[_SETTLED_READINGS:])
-            if len(later) >= 4 and (later > _LEAST_GROWTH).mean() > 0.6:
-                growths.append(later.sum() / (seconds[-1] - seconds[_SETTLED_READINGS]))
+            mine = mine[mine["start"] >= mine["start"][0] + 1e9 * _SETTLED_SECONDS]
+            seconds, grown = np.diff(mine["start"]) / 1e9, np.diff(mine["value"].astype(np.float64))
+            if len(grown) >= _FEWEST_GROWTHS and (grown > _LEAST_GROWTH * seconds).mean() > 0.6:
+                growths.append(grown.sum() / seconds.sum())
         return float(np.mean(growths)) if growths else 0.0
 
     @cached_property

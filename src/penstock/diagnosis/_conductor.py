@@ -32,6 +32,8 @@ from penstock.metrics import EventKind, ThreadMeter
 _LOOK_STEPS, _LOOK_SECONDS = 12, 1.0
 _FEWEST_LOOK_STEPS, _LONGEST_LOOK_SECONDS = 5, 10.0
 _DOCTOR_EVERY_SECONDS = 1.0
+_DELAY_EVERY_NS = 20_000_000
+"""Reading it lets go of the interpreter's lock, for which other threads may wait."""
 
 
 class Conductor:
@@ -45,6 +47,7 @@ class Conductor:
         self._board = Board(log.folder / name)
         self._meter: ThreadMeter | None = None
         self._last_delay = 0.0
+        self._delay_due_at = 0
         self._watched: dict[int, Watched] = {}
         self._turns: Turns | None = None
         self._num_foreign = 0
@@ -85,7 +88,7 @@ class Conductor:
     def started(self, watched: Watched, begin: int, end: int) -> None:
         """A loader's own iterator was made."""
         length = -1 if watched.length is None else watched.length
-        self._log.add(EventKind.START, begin, end, loader=watched.number, trial=0, value=length)
+        self._log.events.add(EventKind.START, begin, end, loader=watched.number, value=length)
 
     def before(self, loop: TrainingLoop) -> None:
         """A script asks for a batch."""
@@ -112,7 +115,6 @@ class Conductor:
             turns.count(loop, rows, begin, end, is_disturbed=is_disturbed)
         else:
             self._look(loop.watched, batch, begin, end)
-        self._last_delay = self._delay()
 
     def ended(self, loop: TrainingLoop) -> None:
         """A loop came to the end of its epoch."""
@@ -145,7 +147,6 @@ class Conductor:
     # Looking: which loop trains, and how fast it is.
 
     def _record(self, loop: TrainingLoop, rows: int, begin: int, waited: int) -> None:
-        delay = self._delay()
         self._log.events.add(
             EventKind.NEXT,
             begin,
@@ -154,14 +155,19 @@ class Conductor:
             trial=loop.trial.number,
             sequence=loop.watched.num_steps,
             value=rows,
-            extra=int(1e9 * (delay - self._last_delay)),
+            extra=self._new_delay(begin),
         )
 
-    def _delay(self) -> float:
-        """Seconds that this thread was ready and had no core."""
+    def _new_delay(self, now: int) -> int:
+        """Nanoseconds that this thread was ready and had no core since that was last read; 0 if that was just now."""
+        if now < self._delay_due_at:
+            return 0
+        self._delay_due_at = now + _DELAY_EVERY_NS
         if self._meter is None:
             self._meter = ThreadMeter()
-        return self._meter.read().delay_seconds or 0.0
+            self._last_delay = self._meter.read_delay() or 0.0
+        before, self._last_delay = self._last_delay, self._meter.read_delay() or 0.0
+        return int(1e9 * (self._last_delay - before))
 
     def _look(self, watched: Watched, batch: Any, begin: int, end: int) -> None:
         torch = sys.modules.get("torch")

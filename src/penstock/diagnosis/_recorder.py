@@ -28,7 +28,8 @@ class Recorder:
         """Of which number this process is a loader's worker; -1 in a trainer."""
         self.loader = self.trial = self.sequence = 0
         """Whom a worker works for, and the number of the batch that it makes."""
-        self.memory_read_at = 0
+        self.memory_due_at = 0
+        """When a worker looks at its memory again."""
         self._events: EventWriter | None = None
 
     @property
@@ -38,10 +39,30 @@ class Recorder:
             self._events = EventWriter(self.folder / f"{self.pid}-{time.monotonic_ns()}.events")
         return self._events
 
-    def add(self, kind: int, start_ns: int, end_ns: int, **fields: Any) -> None:
-        """Write an event, of what this process works on unless told otherwise."""
-        whose = {"loader": self.loader, "trial": self.trial, "sequence": self.sequence}
-        self.events.add(kind, start_ns, end_ns, worker=self.worker, **(whose | fields))
+    def add(
+        self,
+        kind: int,
+        start_ns: int,
+        end_ns: int,
+        *,
+        sequence: int | None = None,
+        cpu_seconds: float = 0.0,
+        value: int = 0,
+        extra: int = 0,
+    ) -> None:
+        """Write an event of what this process works on; of another batch than the current one, if so told."""
+        self.events.add(
+            kind,
+            start_ns,
+            end_ns,
+            loader=self.loader,
+            trial=self.trial,
+            worker=self.worker,
+            sequence=self.sequence if sequence is None else sequence,
+            cpu_seconds=cpu_seconds,
+            value=value,
+            extra=extra,
+        )
 
     def note(self, fact: str, **fields: Any) -> None:
         """Write a fact."""

@@ -24,7 +24,7 @@ class ThreadUsage(NamedTuple):
 
 
 class ThreadMeter:
-    """Reads the usage of the thread that made it, about 5 µs each time; only that thread may read.
+    """Reads the usage of the thread that made it, 2 µs each time, 10 when caches are cold; only that thread may read.
 
     >>> with ThreadMeter() as meter:
     ...     before = meter.read()
@@ -38,7 +38,16 @@ class ThreadMeter:
     def read(self) -> ThreadUsage:
         """Totals now."""
         usage = resource.getrusage(_OF_THIS_THREAD)
-        return ThreadUsage(time.thread_time(), self._delay(), usage.ru_minflt, usage.ru_majflt)
+        return ThreadUsage(time.thread_time(), self.read_delay(), usage.ru_minflt, usage.ru_majflt)
+
+    def read_delay(self) -> float | None:
+        """Only its `delay_seconds`, now."""
+        if self._schedstat is None:
+            return None
+        try:
+            return int(os.pread(self._schedstat, 96, 0).split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):  # the kernel was built, or started, without these figures
+            return None
 
     def close(self) -> None:
         """Let go of the kernel's file."""
@@ -53,14 +62,6 @@ class ThreadMeter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _delay(self) -> float | None:
-        if self._schedstat is None:
-            return None
-        try:
-            return int(os.pread(self._schedstat, 96, 0).split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):  # the kernel was built, or started, without these figures
-            return None
 
 
 def _open_schedstat() -> int | None:
