@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.preparation._work_folder import Example
+from penstock.preparation._task_record import Example
 from penstock.shapes import COUNT, Either
 from penstock.shards import ShardEntry, SplitOrigin
 

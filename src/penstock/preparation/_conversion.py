@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
+from penstock.preparation._attempt import Attempt
 from penstock.preparation._jobs import Runner, Tally, Tell
 from penstock.preparation._outlets import MadeSamples, Outlet, Target, TargetWriter, take_samples
 from penstock.preparation._settings import OnError
 from penstock.preparation._skipping import Skipped, locate, name_file_in_schema_errors, sum_counts
+from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import Task
-from penstock.preparation._work_folder import Attempt, TaskRecord
 from penstock.schema import Ragged
 from penstock.shards import ORIGIN_COLUMN, convert_columns
 from penstock.sources import Records, SourceOptions, Split, read_split
@@ -67,7 +68,7 @@ class _TaskRunner:
         keys = (task.key, *(task.keys_of_others or (None,) * len(self._job.others)))
         with contextlib.ExitStack() as stack:
             pairs = [(writer, key) for writer, key in zip(self._writers, keys, strict=True) if key is not None]
-            attempts = [stack.enter_context(writer.work.attempt(key)) for writer, key in pairs]
+            attempts = [stack.enter_context(Attempt(writer.work, key)) for writer, key in pairs]
             outlets = [writer.open(task, attempt) for (writer, _), attempt in zip(pairs, attempts, strict=True)]
             records = _TaskRun(self._job, self._opened, task, outlets, tell).run()
             for attempt, record in zip(attempts, records, strict=True):

@@ -22,7 +22,8 @@ from penstock.preparation._ray import RayEngine
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_skipped
 from penstock.preparation._summary import RunLedger
-from penstock.preparation._work_folder import TaskRecord, WorkFolder
+from penstock.preparation._task_record import TaskRecord
+from penstock.preparation._work_folder import WorkFolder
 
 _log = logging.getLogger(__name__)
 

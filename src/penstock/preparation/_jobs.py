@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from penstock.preparation._attempt import Attempt
 from penstock.preparation._progress import Counts
-from penstock.preparation._work_folder import Attempt, TaskRecord
+from penstock.preparation._task_record import TaskRecord
 from penstock.workers import PackedError
 
 Tell = Callable[[Counts], None]

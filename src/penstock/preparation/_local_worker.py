@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.preparation._attempt import Attempt
 from penstock.preparation._jobs import Done, Opened, Runner, TaskFailed, Tell, Told
 from penstock.preparation._progress import Counts
-from penstock.preparation._work_folder import Attempt
 from penstock.workers import Channel, Packed, PackedError, guard_life_line
 
 

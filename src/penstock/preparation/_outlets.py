@@ -17,13 +17,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.preparation._attempt import Attempt
 from penstock.preparation._jobs import Tally, no_store, peak_memory
 from penstock.preparation._parts import Part
 from penstock.preparation._shuffle import Dealer, dealt_schema
 from penstock.preparation._skipping import Skipped
 from penstock.preparation._specification import Specification
+from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import Task
-from penstock.preparation._work_folder import Attempt, TaskRecord, WorkFolder
+from penstock.preparation._work_folder import WorkFolder
 from penstock.schema import Ragged, Schema
 from penstock.shards import OriginRuns, ShardEntry, ShardWriter, convert_columns
 from penstock.sources import Split

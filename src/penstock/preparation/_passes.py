@@ -12,8 +12,9 @@ from penstock.preparation._outlets import Target
 from penstock.preparation._plan import RunPlan
 from penstock.preparation._shuffle import GatherJob, plan_gathering
 from penstock.preparation._skipping import merge_examples, sum_counts
+from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import Task, paths_of
-from penstock.preparation._work_folder import TaskRecord, WorkFolder
+from penstock.preparation._work_folder import WorkFolder
 from penstock.shards import Runs, SplitOrigin
 from penstock.sources import Split
 

@@ -19,8 +19,8 @@ from penstock.preparation._skipping import sum_counts
 from penstock.preparation._specification import Specification
 from penstock.preparation._summary import note_gone, note_limit, note_numbers_as_text, note_passed_over, note_permuted
 from penstock.preparation._survey import Survey
+from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import Task, name_tasks
-from penstock.preparation._work_folder import TaskRecord
 from penstock.schema import Schema
 from penstock.shards import Manifest
 from penstock.sources import SourceFile, SourceOptions, without_secrets

@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 
 from penstock.identity import digest_json
 from penstock.order import Permutation, derive_key
+from penstock.preparation._attempt import Attempt
 from penstock.preparation._jobs import Runner, Tally, Tell, no_store, peak_memory
 from penstock.preparation._progress import Counts
 from penstock.preparation._specification import Specification
+from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import choose_task_bytes
-from penstock.preparation._work_folder import Attempt, TaskRecord, WorkFolder
+from penstock.preparation._work_folder import WorkFolder
 from penstock.schema import Ragged, Schema
 from penstock.shards import (
     Manifest,
@@ -154,7 +156,7 @@ class _GatherRunner:
         self._writer = ShardWriter(self._specification.schema, self._specification.shard_bytes, no_store)
 
     def run(self, task: GatherTask, tell: Tell) -> Attempt:
-        with self._work.attempt(task.key) as attempt:
+        with Attempt(self._work, task.key) as attempt:
             self._writer.restart(attempt.store, first_number=attempt.first_number)
             attempt.complete(self._write(task, Tally(tell)))
         return attempt

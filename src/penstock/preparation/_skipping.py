@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.errors import FormatError, SchemaError, counted
 from penstock.preparation._settings import OnError
-from penstock.preparation._work_folder import Example
+from penstock.preparation._task_record import Example
 from penstock.sources import RowError, Split
 
 MAX_EXAMPLES = 10

@@ -19,7 +19,7 @@ from penstock.preparation._progress import Counts
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import sum_counts
 from penstock.preparation._specification import Specification
-from penstock.preparation._work_folder import TaskRecord
+from penstock.preparation._task_record import TaskRecord
 from penstock.shapes import COUNT, misfit
 from penstock.shards import Manifest, classes_of
 from penstock.sources import SourceFile, changed_since

@@ -24,8 +24,9 @@ from penstock.preparation._previous import Previous, find_previous, read_previou
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_kept, check_skipped, sum_counts
 from penstock.preparation._specification import Specification, asked_for
+from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import group_splits, mix_files, name_tasks, pin_reading, task_bytes_for
-from penstock.preparation._work_folder import TaskRecord, WorkFolder
+from penstock.preparation._work_folder import WorkFolder
 from penstock.shards import Manifest
 from penstock.sources import (
     SourceFile,

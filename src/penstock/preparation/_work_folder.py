@@ -18,211 +18,24 @@ whole folder is removed once the dataset is committed.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
-import re
-import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any
 
-from penstock.errors import FormatError, PenstockError
-from penstock.filesystem import AlignedBuffers, DirectFile, OpenFolder, storage_errors
-from penstock.preparation._progress import Counts
+from penstock.errors import FormatError
+from penstock.filesystem import AlignedBuffers, OpenFolder, storage_errors
 from penstock.preparation._specification import Specification
-from penstock.shapes import COUNT, Either, misfit
-from penstock.shards import Runs, ShardEntry
+from penstock.preparation._task_record import KEY, SHELVES, TaskRecord
+from penstock.shapes import COUNT, misfit
 
-Shelf = Literal["ready", "dealt"]
-Example = tuple[str, int, str, str]
-"""A bad row: path, row in its split, reason, message."""
 WORK_NAME = ".preparing"
 _SPECIFICATION_NAME = "recipe.json"
 _TASKS_NAME = "tasks.json"
-_SHELVES: tuple[Shelf, ...] = ("ready", "dealt")
-_FOLDERS = ("attempts", "records", *_SHELVES)
-# Shards are numbered by the key of their task until the commit: seven digits, and five for the shard.
-_SHARDS_PER_TASK = 10**5
-_TASK_NUMBERS = 10**7
-_MAX_UNSYNCED = 4
+_FOLDERS = ("attempts", "records", *SHELVES)
 _MAX_JSON_BYTES = 256 << 20
-_KEY = re.compile("[0-9a-f]{32}")
 _STAGES = frozenset({"prepare", "deal", "gather"})
-_RECORD = {
-    "key": _KEY,
-    "shelf": frozenset(_SHELVES),
-    "shards": [object],
-    "splits": [(COUNT, Either(None, [(COUNT, COUNT, COUNT)]))],
-    "skipped": {str: COUNT},
-    "examples": [(str, int, str, str)],
-    "counts": {field.name: float for field in dataclasses.fields(Counts)},
-    "peak_bytes": COUNT,
-}
-"""The shape of a record, but for its shards, which check themselves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRecord:
-    """What a finished task made."""
-
-    key: str
-    shelf: Shelf
-    shards: tuple[ShardEntry, ...]
-    splits: tuple[tuple[int, Runs], ...]
-    """For each split, how many samples it gave, and from which of its rows."""
-    skipped: Mapping[str, int]
-    """Rows left out, by reason."""
-    examples: tuple[Example, ...]
-    """The first of them."""
-    noticed: Mapping[str, int]
-    """What the transform noticed in the rows that it used."""
-    counts: Counts
-    peak_bytes: int
-    """The most memory the worker had used by then."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in all shards."""
-        return sum(shard.num_samples for shard in self.shards)
-
-    def fits(self, specification: Specification, num_splits: int) -> bool:
-        """Whether a task of that many splits could have made this; a stranger's task need not."""
-        ragged = {column.name for column in specification.schema.columns if column.is_ragged}
-        return (
-            self.shelf == ("ready" if specification.shuffle is None else "dealt")
-            and len(self.splits) == num_splits
-            and sum(num_samples for num_samples, _ in self.splits) == self.num_samples
-            and all(shard.num_values.keys() == ragged for shard in self.shards)
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "key": self.key,
-            "shelf": self.shelf,
-            "shards": [shard.to_json() for shard in self.shards],
-            "splits": [list(split) for split in self.splits],
-            "skipped": dict(self.skipped),
-            "examples": [list(example) for example in self.examples],
-            "noticed": dict(self.noticed),
-            "counts": self.counts.to_json(),
-            "peak_bytes": self.peak_bytes,
-        }
-
-    @classmethod
-    def from_json(cls, fields: Any) -> Self:
-        """What `to_json` gave; `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is anything else."""
-        if wrong := misfit(fields, _RECORD) or misfit(fields.get("noticed", {}), {str: COUNT}):
-            raise ValueError(wrong)
-        return cls(
-            key=fields["key"],
-            shelf=fields["shelf"],
-            shards=tuple(ShardEntry.from_json(entry) for entry in fields["shards"]),
-            splits=tuple((count, rows) for count, rows in fields["splits"]),
-            skipped=fields["skipped"],
-            examples=tuple((path, row, reason, message) for path, row, reason, message in fields["examples"]),
-            noticed=fields.get("noticed", {}),
-            counts=Counts.from_json(fields["counts"]),
-            peak_bytes=fields["peak_bytes"],
-        )
-
-
-class Attempt:
-    """One attempt at one task: `store` shards, `complete` it, then `finish`, which a second thread may do.
-
-    As a context manager it removes what it wrote if the task fails.
-
-    Shards are written as they come and synced at the end, so a slow disk does not hold up the processor
-    (it took 0.2 s of every 1.2 s where this was measured).
-    """
-
-    def __init__(self, work: WorkFolder, key: str) -> None:
-        self._work = work
-        self.key = key
-        self._before: tuple[Attempt, ...] = ()
-        self._unsynced: list[DirectFile] = []
-        self._record: TaskRecord | None = None
-        self._name = f"{key}-{uuid.uuid4().hex[:12]}"
-        self._folder = work.make_attempt(self._name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self.drop()
-
-    @property
-    def first_number(self) -> int:
-        """Number of the first shard; a hash of the content makes its name unique."""
-        return int(self.key[:12], 16) % _TASK_NUMBERS * _SHARDS_PER_TASK
-
-    def store(self, name: str, chunks: list[memoryview | bytes]) -> int:
-        """Write one shard; an error may surface later, in the next call or in `finish`."""
-        if len(self._unsynced) >= _MAX_UNSYNCED:
-            self._unsynced.pop(0).sync()
-        pieces = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
-        num_bytes = sum(map(len, pieces))
-        file = DirectFile(self._folder.path / name, num_bytes, self._work.buffers, within=self._folder.descriptor)
-        self._unsynced.append(file)
-        for piece in pieces:
-            file.write(piece)
-        file.end()
-        return num_bytes
-
-    def complete(self, record: TaskRecord) -> None:
-        """All shards are stored, and this is what they are."""
-        self._record = record
-
-    @property
-    def record(self) -> TaskRecord:
-        """What the task made."""
-        assert self._record is not None
-        return self._record
-
-    def after(self, others: Iterable[Attempt]) -> Self:
-        """The same attempt, which will finish these first: whoever finds its record finds theirs, too."""
-        self._before = tuple(others)
-        return self
-
-    def finish(self) -> TaskRecord:
-        """Make the shards durable and record the task as finished.
-
-        Raises:
-            StorageError: the disk is full or failing.
-        """
-        with self:
-            for attempt in self._before:
-                attempt.finish()
-            self._publish(self.record)
-        self.drop()
-        return self.record
-
-    def _publish(self, record: TaskRecord) -> None:
-        while self._unsynced:
-            self._unsynced.pop(0).sync()
-        with self._work.open(record.shelf) as shelf:
-            for shard in record.shards:
-                self._folder.move(shard.name, shelf, shard.name)
-            shelf.sync()
-        with self._work.open("records") as records:
-            _write_json(records, f"{record.key}.json", record.to_json(), by=self._folder)
-
-    def drop(self) -> None:
-        """Remove whatever the attempt left behind."""
-        for attempt in self._before:
-            attempt.drop()
-        for file in self._unsynced:
-            file.close()
-        self._unsynced = []
-        self._folder.close()
-        with contextlib.suppress(PenstockError, OSError):  # the next run removes it
-            self._work.remove_attempts(self._name)
 
 
 class WorkFolder:
@@ -281,13 +94,9 @@ class WorkFolder:
     def noted_tasks(self) -> tuple[str, dict[str, int]] | None:
         """The unfinished pass, and its tasks with their bytes; None when no task was started."""
         noted = self._read(_TASKS_NAME)
-        if misfit(noted, {"stage": _STAGES, "tasks": {str: COUNT}}) or not all(map(_KEY.fullmatch, noted["tasks"])):
+        if misfit(noted, {"stage": _STAGES, "tasks": {str: COUNT}}) or not all(map(KEY.fullmatch, noted["tasks"])):
             return None
         return noted["stage"], noted["tasks"]
-
-    def attempt(self, key: str) -> Attempt:
-        """Start an attempt at a task."""
-        return Attempt(self, key)
 
     def make_attempt(self, name: str) -> OpenFolder:
         """A new folder for an attempt."""
@@ -302,6 +111,15 @@ class WorkFolder:
             for name in attempts.names():
                 if name.startswith(prefix):
                     attempts.remove(name)
+
+    def publish(self, record: TaskRecord, attempt: OpenFolder) -> None:
+        """Take the shards of an attempt, which are synced, and record their task as finished."""
+        with self.open(record.shelf) as shelf:
+            for shard in record.shards:
+                attempt.move(shard.name, shelf, shard.name)
+            shelf.sync()
+        with self.open("records") as records:
+            _write_json(records, f"{record.key}.json", record.to_json(), by=attempt)
 
     def records(self, keys: Iterable[str]) -> dict[str, TaskRecord]:
         """Records of the given tasks, as far as they are finished and their shards are all there."""
@@ -321,7 +139,7 @@ class WorkFolder:
         """Remove the results of tasks that are not part of this run."""
         records = list(kept)
         self._remove_others("records", {f"{record.key}.json" for record in records})
-        for shelf in _SHELVES:
+        for shelf in SHELVES:
             names = {shard.name for record in records if record.shelf == shelf for shard in record.shards}
             self._remove_others(shelf, names | {"manifest.json"})  # the one of dealt shards
 
