@@ -1,13 +1,13 @@
 """Datasets and what is built on them: which samples, in which order, make which batch.
 
-    Location + selections -> Samples -> Dataset                     _location, _samples, _dataset, _open
+    Location + selections -> Samples -> Dataset                     _location, _samples, _dataset (_columns), _open
     several of them -> one Dataset; windows of one -> another       _concat, _join, _joined; _unfolded
     Dataset, or a Mix of plans, + stages -> Plan                    _stages, _draw_stages, _stage_rules, _verbs, _plan,
                                                                     _mix
-        the stages decide the RowSource: what row i of the run is   _rows; _sample_rows, _padded_rows (_sample_orders,
-                                                                    _bucketed); _token_window_rows, _packed_rows
-                                                                    (_epochs); over any of these _mixed_rows,
-                                                                    _mixed_pieces, _stretched_rows
+        the stages decide the RowSource: what row i of the run is   _build_rows, _rows; _sample_rows, _padded_rows
+                                                                    (_sample_orders, _bucketed); _token_window_rows,
+                                                                    _packed_rows (_epochs); over any of these
+                                                                    _mixed_rows, _mixed_pieces, _stretched_rows
         batch() decides the Steps: which rows are batch k           _steps
     plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _compose, _compose_padded, _beside;
                                                                     _mapping, _replacing

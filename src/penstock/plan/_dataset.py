@@ -14,38 +14,27 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.errors import SchemaError, StageError, counted
+from penstock.errors import SchemaError, counted
 from penstock.plan._arguments import whole_number
-from penstock.plan._draw_stages import Balanced, Weighted
-from penstock.plan._filters import Condition, find_samples
+from penstock.plan._build_rows import build_rows, map_seed
+from penstock.plan._columns import Columns, Sample, read_columns, read_sample
+from penstock.plan._filters import Condition, find_samples, find_true
 from penstock.plan._join import JoinedLocation, check_zip
 from penstock.plan._location import ArraysLocation, Location
-from penstock.plan._pack_cache import find_pack_index
-from penstock.plan._packed_rows import PackedRows
-from penstock.plan._padded_rows import PaddedRows
 from penstock.plan._plan import Plan
 from penstock.plan._plannable import Stages
 from penstock.plan._rows import RowSource
 from penstock.plan._sample_keys import SampleKeys
-from penstock.plan._sample_orders import make_order
-from penstock.plan._sample_rows import SampleRows, is_cheap_at_random
+from penstock.plan._sample_rows import is_cheap_at_random
 from penstock.plan._samples import Samples, Selection, Take, as_indices
 from penstock.plan._splits import split_parts
-from penstock.plan._stage_rules import order_facts, with_groups
-from penstock.plan._stages import Cast, Pack, Pad, Shuffle, Stage, Window
-from penstock.plan._token_window_rows import TokenWindowRows
-from penstock.plan._tokens import packed_column
+from penstock.plan._stage_rules import order_facts
+from penstock.plan._stages import Stage
 from penstock.plan._unfolded import UnfoldedLocation
 from penstock.plan._verbs import Verbs
 from penstock.plan._whole_batch import WholeBatch
-from penstock.schema import Column, Ragged, Schema
+from penstock.schema import Schema
 from penstock.shards import Storage, classes_of
-
-Sample = dict[str, Any]
-Columns = dict[str, NDArray[Any] | Ragged]
-
-# A copy of this size costs about a microsecond; a view keeps the whole map alive.
-_COPY_BYTES = 16 << 10
 
 
 class Dataset(Verbs[Plan]):
@@ -88,7 +77,7 @@ class Dataset(Verbs[Plan]):
         if isinstance(index, slice):
             return self.read(np.arange(*index.indices(len(self))))
         if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
-            return self._sample(index.__index__())
+            return read_sample(self.samples, index.__index__())
         return self.read(np.asarray(index))
 
     def __getitems__(self, indices: Sequence[int] | WholeBatch) -> list[Sample] | Sample:
@@ -112,19 +101,7 @@ class Dataset(Verbs[Plan]):
             IndexError: an index is out of range.
             SchemaError: an array in `out` does not fit its column, or there is no such column.
         """
-        wanted = self.samples.locate_checked(indices)
-        for name in out or {}:
-            self.schema[name]
-        columns: Columns = {}
-        for column in self.schema.columns:
-            given = out.get(column.name) if out is not None else None
-            if column.is_ragged:
-                if given is not None:
-                    raise SchemaError(f"Column {column.name!r} is ragged; its size is not known beforehand.")
-                columns[column.name] = self.storage.read_ragged(column, wanted)
-            else:
-                columns[column.name] = self._read_fixed(column, wanted, given)
-        return columns
+        return read_columns(self.samples, indices, out)
 
     def lengths(self, column: str) -> NDArray[np.int64]:
         """Length of every sample of a ragged column, read from the index alone."""
@@ -158,17 +135,8 @@ class Dataset(Verbs[Plan]):
         """
         if (mask is None) == (not columns):
             raise TypeError("filter() takes either a mask or conditions on columns, as in ds.filter(label=3).")
-        if columns:
-            return self._derive(selection=Take(find_samples(self.samples, columns)))
-        if callable(mask):
-            raise TypeError(
-                "filter() takes a mask, one bool per sample, as in ds.filter(ds.lengths('tokens') > 16); a function "
-                "needs the name of its column, as in ds.filter(score=lambda score: score > 0.5)."
-            )
-        kept = np.asarray(mask)
-        if kept.dtype != np.bool_ or kept.shape != (len(self),):
-            raise ValueError(f"The mask must be {len(self):,} bools; it is {kept.dtype} of shape {list(kept.shape)}.")
-        return self._derive(selection=Take(np.flatnonzero(kept)))
+        kept = find_samples(self.samples, columns) if columns else find_true(mask, len(self))
+        return self._derive(selection=Take(kept))
 
     def split(
         self, fractions: Mapping[str, float], *, seed: int, by: str | Sequence[str] = "content"
@@ -300,7 +268,7 @@ class Dataset(Verbs[Plan]):
 
     def map_seed(self, stages: Stages) -> int:
         """The seed of the shuffle, if there is one."""
-        return next((stage.seed for stage in stages if isinstance(stage, Shuffle)), 0)
+        return map_seed(stages)
 
     def order_facts(self, stages: Stages) -> dict[str, str]:
         """The samples, and the settings that decide their order."""
@@ -320,81 +288,13 @@ class Dataset(Verbs[Plan]):
     def __repr__(self) -> str:
         return f"Dataset({self._location}: {counted(len(self), 'sample')}; {self.schema})"
 
-    def _sample(self, index: int) -> Sample:
-        stored = self.samples.locate_one(index)
-        return {column.name: _present(column, self.storage.value(column, stored)) for column in self.schema.columns}
-
-    def _read_fixed(self, column: Column, wanted: NDArray[np.int64], out: NDArray[Any] | None) -> NDArray[Any]:
-        shape = (len(wanted), *column.shape)
-        if out is None:
-            out = np.empty(shape, column.dtype)
-        elif out.shape != shape or not _can_hold(column.dtype, out.dtype) or not out.flags.writeable:
-            access = "" if out.flags.writeable else "read-only "
-            raise SchemaError(
-                f"Column {column.name!r}: out is {access}{out.dtype} of shape {list(out.shape)}; "
-                f"writeable {column.dtype} (or wider) of shape {list(shape)} is needed."
-            )
-        self.storage.read_fixed(column, wanted, out)
-        return out
-
     def _derive(self, *, selection: Selection | None = None, columns: tuple[str, ...] | None = None) -> Dataset:
         selections = self.samples.selections if selection is None else (*self.samples.selections, selection)
         names = tuple(self.schema) if columns is None else columns
         return Dataset(self._location, selections, names, storage=self.storage, keys=self.samples.keys)
 
 
-def build_rows(samples: Samples, stages: Stages) -> RowSource:
-    """The row source that stages describe.
-
-    Raises:
-        SchemaError: a column does not fit its stage.
-        StageError: a cast before window() or pack().
-    """
-    stages = with_groups(stages)
-    casts = tuple(stage for stage in stages if isinstance(stage, Cast))
-    shuffle = next((stage for stage in stages if isinstance(stage, Shuffle)), None)
-    cut = next((stage for stage in stages if isinstance(stage, (Window, Pack, Pad))), None)
-    if cut is None:
-        return SampleRows(samples, casts, make_order(samples, samples.schema.columns, stages))
-    if casts:
-        raise StageError(f"cast() has no effect before {cut.verb}(): its rows are int64 already. Leave it out.")
-    if isinstance(cut, Pad):
-        return PaddedRows(samples, cut, make_order(samples, (samples.schema[cut.column],), stages))
-    drawn = next((stage.verb for stage in stages if isinstance(stage, (Weighted, Balanced))), None)
-    if drawn is not None:
-        raise StageError(
-            f"{cut.verb}() cannot follow {drawn}(): its rows would be other ones, and another number of them, in every "
-            "epoch. Use pad(), or give each kind of document its share with penstock.mix()."
-        )
-    if isinstance(cut, Window):
-        return TokenWindowRows(samples, cut, shuffle)
-    column = packed_column(samples.schema, cut.column)
-    index = find_pack_index(
-        lambda begin, end: samples.lengths_between(column, begin, end),
-        len(samples),
-        cut.settings,
-        column=cut.column,
-        fingerprint=samples.fingerprint,
-        attributes=samples.storage.attributes if samples.are_whole else {},
-    )
-    return PackedRows(samples, cut, shuffle, index)
-
-
 def _restore(
     location: Location, selections: tuple[Selection, ...], columns: tuple[str, ...], fingerprint: str
 ) -> Dataset:
     return Dataset(location, selections, columns, fingerprint=fingerprint)
-
-
-def _present(column: Column, value: NDArray[Any]) -> Any:
-    """What a person gets for one value: bytes, a number, a small copy, or a large view."""
-    if column.kind == "bytes":
-        return value.tobytes()
-    if value.ndim == 0:
-        return value[()]
-    return value.copy() if value.nbytes <= _COPY_BYTES else value
-
-
-@functools.cache
-def _can_hold(stored: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    return np.can_cast(stored, wanted, "safe")

@@ -1,4 +1,7 @@
-"""Which samples a condition on columns keeps; reads those columns and no other, some megabytes at a time."""
+"""Which samples a filter keeps, by a mask or by conditions on columns.
+
+Conditions read those columns and no other, some megabytes at a time.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,19 @@ def find_samples(samples: Samples, conditions: Mapping[str, Condition]) -> NDArr
     for name, condition in conditions.items():
         left = left[_fulfil(samples, samples.schema[name], condition, left)]
     return left
+
+
+def find_true(mask: Any, num_samples: int) -> NDArray[np.int64]:
+    """Indices of the samples for which a mask is true."""
+    if callable(mask):
+        raise TypeError(
+            "filter() takes a mask, one bool per sample, as in ds.filter(ds.lengths('tokens') > 16); a function "
+            "needs the name of its column, as in ds.filter(score=lambda score: score > 0.5)."
+        )
+    kept = np.asarray(mask)
+    if kept.dtype != np.bool_ or kept.shape != (num_samples,):
+        raise ValueError(f"The mask must be {num_samples:,} bools; it is {kept.dtype} of shape {list(kept.shape)}.")
+    return np.flatnonzero(kept)
 
 
 def _fulfil(samples: Samples, column: Column, condition: Condition, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
