@@ -1,4 +1,4 @@
-"""Show the main job on this machine in about two minutes: prepare text, train on packed batches, get killed, resume."""
+"""Show the main job on this machine in two minutes: prepare text, train on packed batches, be killed, resume, examine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROW, BATCH, SEED = 256, 8, 7
 _VOCABULARY, _EOS = 4096, "<|eos|>"
-_STEPS, _KILL_AT, _COMPARED = 160, 70, 45
+_STEPS, _KILL_AT, _COMPARED = 120, 60, 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     import tempfile
 
     if arguments.path is not None:
-        return _show(arguments.path, as_json=arguments.json)
+        return _show(arguments.path, report=arguments.path / "report.html", as_json=arguments.json)
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
-        return _show(Path(folder), as_json=arguments.json)
+        return _show(Path(folder), report=None, as_json=arguments.json)
 
 
 def make_plan(path: Path) -> Plan:
@@ -66,12 +66,14 @@ class _Measured(NamedTuple):
     fill: float
 
 
-def _show(folder: Path, *, as_json: bool) -> int:
+def _show(folder: Path, *, report: Path | None, as_json: bool) -> int:
     """Run the demo in `folder`. Every number on the screen is measured here and now.
 
     Python's standard library -> a tokenizer trained on it -> prepare -> inspect -> a tiny GPT on packed
-    batches -> kill -9 -> resume, at the very next batch -> a table, with torch's DataLoader beside it
+    batches -> kill -9 -> resume, at the very next batch -> a table, with torch's DataLoader beside it -> the doctor,
+    on a loader that makes training wait and on Penstock's, whose report is left when the demo ends
     """
+    from penstock.cli._demo_doctor import examine
     from penstock.cli._description import describe
     from penstock.cli._description_shown import print_description
 
@@ -91,11 +93,19 @@ def _show(folder: Path, *, as_json: bool) -> int:
     say("5. The same loop with torch's DataLoader and padding", f"{_COMPARED} steps")
     padded = list(_run(data, steps=_COMPARED, loader="torch", show=_no_show if as_json else _show_step))
     result = _result(data, lines, resumed, padded, is_right)
+    if not as_json:
+        _print_table(result)
+    say(
+        "6. The doctor", "the same model on files that are tokenised whenever they are read, then on the packed batches"
+    )
+    result["doctor"] = examine(data, report, vocabulary=_VOCABULARY, as_json=as_json)
     result["seconds"] = time.perf_counter() - begin
     if as_json:
         print_json(result)
     else:
-        _print_table(result)
+        console().print(
+            f"\nThe demo took {result['seconds']:.0f} s. The doctor's report:\n{result['doctor']['report']}"
+        )
     return 0 if is_right and result["loss"]["last"] < result["loss"]["first"] else 1
 
 
@@ -104,7 +114,8 @@ def _say(title: str, text: str) -> None:
     console().print(f"  {text}\n")
 
 
-def _sources() -> list[Path]:
+def source_files() -> list[Path]:
+    """Python's own library: text that is on every machine."""
     import sysconfig
 
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -123,7 +134,7 @@ def _train_tokenizer(path: Path) -> Path:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (file.read_text(errors="replace") for file in _sources()[::4])
+    texts = (file.read_text(errors="replace") for file in source_files()[::4])
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(path))
     return path
@@ -136,7 +147,7 @@ def _prepare(tokenizer: Path, destination: Path, *, as_json: bool) -> Path:
 
     with contextlib.nullcontext() if as_json else preparation_bar() as on_progress:
         prepared = prepare(
-            [str(file) for file in _sources()],
+            [str(file) for file in source_files()],
             destination,
             reading=SourceOptions(format="text", text_unit="separator", separator="\n\n\n"),
             transform=Tokenize(str(tokenizer), append_eos=_EOS),
@@ -256,4 +267,3 @@ def _print_table(result: dict[str, Any]) -> None:
     out.print(table)
     loss = result["loss"]
     out.print(f"Packing fills {result['fill']:.3%} of all positions. Loss {loss['first']:.2f} -> {loss['last']:.2f}.")
-    out.print(f"The demo took {result['seconds']:.0f} s.")
