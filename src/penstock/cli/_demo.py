@@ -1,4 +1,4 @@
-"""Show the main job on this machine in two minutes: prepare text, train on packed batches, be killed, resume, examine."""
+"""Show the main job on this machine: prepare text, train on packed batches, be killed, resume, and see the doctor."""
 
 from __future__ import annotations
 
