@@ -1,49 +1,60 @@
-"""The last part of `penstock demo`: the doctor on a loader that makes training wait, and on one that does not."""
+"""The last part of `penstock demo`: the doctor on a script that waits for its data, and on one that is fed."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.report import console
 
+if TYPE_CHECKING:
+    from penstock.diagnosis import Diagnosis
+
+_SCRIPT = Path(__file__).with_name("_demo_script.py")
 _SECONDS = 10.0
-_ENDLESS = 1_000_000
+"""For each script: some forty turns, of which the ceiling takes seven to thirteen."""
 
 
-def examine(data: Path, report: Path | None, *, vocabulary: int, as_json: bool) -> dict[str, Any]:
-    """What the doctor says of each loader, by name, and where the page about the slow one is.
+def examine(folder: Path, report: Path | None, *, as_json: bool) -> dict[str, Any]:
+    """What the doctor says of the two scripts, and where the page about the one that waits is.
 
     Args:
-        data: The prepared dataset.
+        folder: Where the demo's tokenizer and dataset are.
         report: Where to leave the page; None chooses a place that outlives the demo.
-        vocabulary: Of the tokenizer.
         as_json: Print nothing.
     """
-    from penstock.diagnosis import DoctorSettings, diagnose, make_page, recording_folder, run_script
+    from penstock.diagnosis import make_page
     from penstock.report import render_html, render_terminal
 
-    said: dict[str, Any] = {}
-    for loader in ("slow", "penstock"):
-        words = [sys.executable, "-m", "penstock.cli._demo_train", "--data", str(data), "--steps", str(_ENDLESS)]
-        words += ["--vocabulary", str(vocabulary), "--loader", loader, "--quiet"]
-        with recording_folder() as folder:
-            settings = DoctorSettings(seconds=_SECONDS)
-            diagnosis = diagnose(run_script(words, settings, folder=folder, output_to_stderr=True))
-        page = make_page(diagnosis)
-        said[loader] = diagnosis.to_json()["verdict"]
-        if not as_json:
-            console().print(render_terminal(page) if loader == "slow" else f"With Penstock's loader: {said[loader]}")
-        if loader == "slow":
-            said["report"] = str(_leave(report, render_html(page)))
-    return said
+    waiting = _diagnose("texts", folder)
+    page = make_page(waiting)
+    if not as_json:
+        console().print(render_terminal(page))
+    fed = _diagnose("prepared", folder)
+    if not as_json:
+        console().print(f"\nPrepared once, and loaded by Penstock: {fed.verdict}")
+    return {
+        "texts": waiting.to_json(),
+        "prepared": fed.to_json(),
+        "report": str(leave_report(report, render_html(page))),
+    }
 
 
-def _leave(report: Path | None, html: str) -> Path:
-    if report is None:
-        with tempfile.NamedTemporaryFile("w", prefix="penstock-demo-", suffix=".html", delete=False) as file:
-            report = Path(file.name)
-    report.write_text(html, encoding="utf-8")
-    return report
+def leave_report(path: Path | None, html: str) -> Path:
+    """Write the page, and say where it is."""
+    if path is None:
+        with tempfile.NamedTemporaryFile(prefix="penstock-demo-", suffix=".html", delete=False) as file:
+            path = Path(file.name)
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+def _diagnose(data: str, folder: Path) -> Diagnosis:
+    from penstock.diagnosis import DoctorSettings, diagnose, recording_folder, run_script
+
+    words = [sys.executable, str(_SCRIPT), data, str(folder)]
+    with recording_folder() as recorded:
+        run = run_script(words, DoctorSettings(seconds=_SECONDS), folder=recorded, output_to_stderr=True)
+        return diagnose(run)

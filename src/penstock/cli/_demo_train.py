@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from penstock import masks
-from penstock.cli._demo import BATCH, ROW, SEED, digest_of, make_plan, source_files
+from penstock.cli._demo import BATCH, ROW, SEED, digest_of, make_plan
 from penstock.plan import open_dataset
 from penstock.pytorch import DataLoader
 
@@ -74,22 +74,6 @@ class PaddedDocuments(torch.utils.data.Dataset[torch.Tensor]):
         return torch.from_numpy(self._dataset[index]["tokens"][: ROW + 1].astype(np.int64))
 
 
-class TextsTokenisedEachTime(torch.utils.data.Dataset[torch.Tensor]):
-    """The usual way without preparation: source files, read and tokenised whenever they are asked for."""
-
-    def __init__(self, tokenizer: Path) -> None:
-        import tokenizers
-
-        self._tokenizer, self._files = tokenizers.Tokenizer.from_file(str(tokenizer)), source_files()
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        text = self._files[index].read_text(errors="replace")
-        return torch.tensor(self._tokenizer.encode(text).ids[: ROW + 1])
-
-
 def pad_together(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """One document per row, padded to a full row."""
     rows = torch.zeros(len(documents), ROW + 1, dtype=torch.int64)
@@ -101,15 +85,13 @@ def pad_together(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"input_ids": rows[:, :-1], "labels": labels, "position_ids": positions}
 
 
-def torch_batches(
-    dataset: torch.utils.data.Dataset[torch.Tensor], num_workers: int
-) -> Iterator[tuple[dict[str, Any], torch.Tensor, dict[str, Any]]]:
+def torch_batches(path: Path) -> Iterator[tuple[dict[str, Any], torch.Tensor, dict[str, Any]]]:
     """(batch, mask, state) from torch's DataLoader with padding."""
     causal = torch.ones(ROW, ROW, dtype=torch.bool).tril().expand(BATCH, ROW, ROW)
     generator = torch.Generator().manual_seed(SEED)
     while True:
         loader = torch.utils.data.DataLoader(
-            dataset, BATCH, shuffle=True, drop_last=True, num_workers=num_workers,
+            PaddedDocuments(path), BATCH, shuffle=True, drop_last=True, num_workers=1,
             collate_fn=pad_together, generator=generator,
         )  # fmt: skip
         for batch in loader:
@@ -125,15 +107,6 @@ def penstock_batches(path: Path, state: dict[str, Any] | None) -> Iterator[tuple
         yield batch, masks.dense(batch), loader.state_dict()
 
 
-def make_batches(loader: str, data: Path, state: dict[str, Any] | None) -> Iterator[Any]:
-    """(batch, mask, state) from the loader of that name."""
-    if loader == "torch":
-        return torch_batches(PaddedDocuments(data), num_workers=1)
-    if loader == "slow":
-        return torch_batches(TextsTokenisedEachTime(data.parent / "tokenizer.json"), num_workers=0)
-    return penstock_batches(data, state)
-
-
 def train(arguments: argparse.Namespace) -> None:
     """Train, print one line of JSON per step, and save a checkpoint now and then."""
     torch.manual_seed(0)
@@ -146,7 +119,8 @@ def train(arguments: argparse.Namespace) -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first, state = saved["step"], saved["data"]
-    batches = make_batches(arguments.loader, arguments.data, state)
+    padded = arguments.loader == "torch"
+    batches = torch_batches(arguments.data) if padded else penstock_batches(arguments.data, state)
     for step in range(first, arguments.steps):
         begin = time.perf_counter()
         batch, visible, state = next(batches)
@@ -161,8 +135,7 @@ def train(arguments: argparse.Namespace) -> None:
         if arguments.checkpoint is not None and (step + 1) % arguments.save_every == 0:
             save(arguments.checkpoint, model, optimizer, step + 1, state)
             line["saved"] = True
-        if not arguments.quiet:
-            print(json.dumps(line), flush=True)
+        print(json.dumps(line), flush=True)
 
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, state: Any) -> None:
@@ -178,8 +151,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--vocabulary", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--loader", choices=("penstock", "torch", "slow"), default="penstock")
-    parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--loader", choices=("penstock", "torch"), default="penstock")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--save-every", type=int, default=25)
     train(parser.parse_args())
