@@ -18,8 +18,9 @@ import tokenizers
 import torch
 from torch import nn
 
-import penstock
 from penstock.cli._demo import source_files
+from penstock.plan import open_dataset
+from penstock.pytorch import DataLoader
 
 ROW, BATCH, VOCABULARY, MOST_CHARACTERS = 64, 4, 4096, 30_000
 
@@ -43,8 +44,8 @@ class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def make_loader(data: str, folder: Path) -> Iterable[dict[str, Any]]:
     """Batches for ever, or nearly."""
     if data == "prepared":
-        plan = penstock.open(folder / "data").shuffle(seed=7).pack(ROW).batch(BATCH)
-        return penstock.DataLoader(plan, epochs=None)
+        plan = open_dataset(folder / "data").shuffle(seed=7).pack(ROW).batch(BATCH)
+        return DataLoader(plan, epochs=None)
     texts = Texts(folder / "tokenizer.json")
     endless = torch.utils.data.RandomSampler(texts, num_samples=1_000_000)
     return torch.utils.data.DataLoader(texts, batch_size=BATCH, sampler=endless)
