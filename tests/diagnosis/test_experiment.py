@@ -101,6 +101,14 @@ def test_a_change_that_makes_it_slower_drops_out_after_one_turn() -> None:
     assert sum(each.trial == 2 for each in turns) == 5
 
 
+def test_a_change_whose_first_turn_was_slower_by_chance_has_another_on_a_noisy_machine() -> None:
+    noisy = [turn(0, rate) for rate in (39, 63, 60, 81)]
+    steady = [turn(0, rate) for rate in (60, 60, 60, 60)]
+    assert survivors([FAST], [*noisy, turn(2, 59), turn(0, 62)], 1) == [FAST]
+    assert survivors([FAST], [*steady, turn(2, 50), turn(0, 60)], 1) == []
+    assert survivors([FAST], [*noisy, turn(2, 59), turn(0, 62)], 3) == []
+
+
 def test_a_change_that_cannot_be_tried_is_left_out() -> None:
     rates = {0: 10.0, 1: 20.0, 2: 18.0, 4: None}
     turns = conduct(lambda trial, place: rates[trial.number], [BROKEN, FAST])

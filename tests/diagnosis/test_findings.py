@@ -35,13 +35,14 @@ def event(kind: EventKind, start: float, duration: float, **fields: float) -> np
 
 
 def steps(*, wait: float = 0.02, step: float = 0.01, fetch: float = 0.03, collate: float = 0.0, slow: float = 0.0,
-          faults: int = 0, samples: int = 4) -> np.ndarray:  # fmt: skip
-    """Sixty steps; every tenth batch takes `slow` seconds more, in one sample."""
+          faults: int = 0, samples: int = 4, delay: float = 0.0) -> np.ndarray:  # fmt: skip
+    """Sixty steps; every tenth batch takes `slow` seconds more, in one sample. Each waits `delay` for a core."""
     parts = []
     for number in range(60):
         now, more = number * (wait + step), slow if number % 10 == 0 else 0.0
         parts.append(event(EventKind.NEXT, now, wait, sequence=number, value=16, worker=-1))
-        parts.append(event(EventKind.FETCH, now, fetch + more, cpu=fetch, value=16, extra=faults))
+        parts.append(event(EventKind.FETCH, now, fetch + more, cpu=fetch - delay, value=16, extra=faults))
+        parts.append(event(EventKind.DELAY, now, fetch + more, value=1e9 * delay))
         parts.append(event(EventKind.COLLATE, now, collate, value=64))
         each = (fetch - collate) / max(1, samples)
         parts += [event(EventKind.SAMPLE, now, each + (more if not sample else 0.0)) for sample in range(samples)]
@@ -131,6 +132,22 @@ def test_a_wide_interval_is_no_sign_of_health(rates: tuple[float, ...], expected
     case = Case(recording=Recording(facts=facts, events=recording.events), cores=2)
     assert expected in verdict_of(case, ())
     assert case.is_unclear is (expected == "Cannot tell")
+
+
+@pytest.mark.parametrize(
+    ("delay", "other_cores", "workers", "is_healthy"),
+    [(0.022, 1.4, 1, True), (0.022, 0.1, 1, False), (0.01, 1.4, 1, False), (0.022, 1.4, 8, False)],
+    ids=["others hold the cores", "nobody else is there", "samples cost much, too", "its own workers are too many"],
+)
+def test_a_job_that_would_keep_up_with_a_core_to_itself_is_told_nothing_but_that(
+    delay: float, other_cores: float, workers: int, is_healthy: bool
+) -> None:
+    recording = recorded(steps(delay=delay), [], {1: 2.0}, options={"num_workers": workers})
+    busy = Recording(facts=recording.facts, events=recording.events, machine={"other_cores": other_cores})
+    case = Case(recording=busy, cores=2)
+    assert (find(case) == []) is is_healthy
+    assert ("Not waiting for data, but for processors" in verdict_of(case, ())) is is_healthy
+    assert not case.is_unclear
 
 
 def test_without_time_to_try_anything_nothing_is_said_about_what_helps() -> None:

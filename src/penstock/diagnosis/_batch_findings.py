@@ -24,7 +24,6 @@ from penstock.metrics import EventKind
 from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
 
 _MOSTLY = 0.5
-_UNEVEN = 2.5
 
 
 def cold_reads(case: Case) -> Finding | None:
@@ -82,7 +81,7 @@ def small_prefetch(case: Case) -> Finding | None:
     """Batches differ in cost by more than the prefetched ones can bridge."""
     found = case.best(is_smoothing)
     stages = case.stages
-    is_uneven = stages.unevenness >= _UNEVEN or case.loader["is_plan"]
+    is_uneven = stages.is_uneven or case.loader["is_plan"]
     if found is None or not case.waits_for_data or not is_uneven or case.options["num_workers"] == 0:
         return None
     ahead = case.loader["prefetched"]

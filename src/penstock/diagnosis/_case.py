@@ -18,6 +18,10 @@ _LEAST_GAIN = 1.05
 """Less is not worth a change, nor a reader's time."""
 _WIDE = 1.5
 """An interval that ends above this is no sign of health."""
+_MANY_OTHERS = 0.25
+"""Share of the cores, from which on other programs are in the way."""
+_DELAYED = 0.2
+"""Share of a time that was spent without a core."""
 _SETTLED_SECONDS = 1.8
 _FEWEST_GROWTHS = 4
 _LEAST_GROWTH = 0.5e6
@@ -67,13 +71,33 @@ class Case:
     def waits_for_data(self) -> bool:
         """Whether a loader that costs nothing would be clearly faster."""
         ceiling = self.recording.ceiling
-        return ceiling is not None and ceiling.ratio >= HEALTHY_BELOW and ceiling.is_above(1.05)
+        is_faster = ceiling is not None and ceiling.ratio >= HEALTHY_BELOW and ceiling.is_above(1.05)
+        return is_faster and not self.others_hold_cores
+
+    @property
+    def other_cores(self) -> float:
+        """Processors' worth of time that other programs used meanwhile."""
+        return float(self.recording.machine.get("other_cores", 0.0))
+
+    @cached_property
+    def others_hold_cores(self) -> bool:
+        """Whether it waits because other programs hold cores, and would keep up with a core whenever it is ready.
+
+        A loader that costs nothing needs none, so that it is faster on such a machine whatever is wrong with the job.
+        """
+        workers, stages = self.options["num_workers"], self.stages
+        if not workers or self.recording.whole_epochs or self.other_cores < _MANY_OTHERS * self.cores:
+            return False
+        is_delayed = stages.fetch_delay > _DELAYED * stages.fetch or stages.delay > _DELAYED * stages.step
+        fits = workers * (1 - stages.waits_share) <= self.cores
+        keeps_up = stages.making / workers < HEALTHY_BELOW * stages.training
+        return is_delayed and fits and keeps_up and not stages.is_uneven
 
     @cached_property
     def is_unclear(self) -> bool:
         """Whether it cannot be told if it waits for data: the interval is too wide."""
         ceiling = self.recording.ceiling
-        if ceiling is None or self.waits_for_data:
+        if ceiling is None or self.waits_for_data or self.others_hold_cores:
             return ceiling is None
         return ceiling.ratio >= HEALTHY_BELOW or ceiling.ratio + ceiling.gain.error > _WIDE
 

@@ -46,7 +46,7 @@ class Conductor:
         name = "board" if self._ranks.world_size > 1 else f"board-{os.getpid()}"
         self._board = Board(log.folder / name)
         self._meter: ThreadMeter | None = None
-        self._last_delay = 0.0
+        self._last_cpu, self._last_delay = 0, 0.0
         self._delay_due_at = 0
         self._watched: dict[int, Watched] = {}
         self._turns: Turns | None = None
@@ -147,6 +147,7 @@ class Conductor:
     # Looking: which loop trains, and how fast it is.
 
     def _record(self, loop: TrainingLoop, rows: int, begin: int, waited: int) -> None:
+        before, self._last_cpu = self._last_cpu, time.thread_time_ns()
         self._log.events.add(
             EventKind.NEXT,
             begin,
@@ -154,6 +155,7 @@ class Conductor:
             loader=loop.watched.number,
             trial=loop.trial.number,
             sequence=loop.watched.num_steps,
+            cpu_seconds=(self._last_cpu - before) / 1e9,
             value=rows,
             extra=self._new_delay(begin),
         )

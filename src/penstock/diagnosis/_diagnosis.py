@@ -11,7 +11,7 @@ from penstock.diagnosis._case import Case
 from penstock.diagnosis._findings import find
 from penstock.diagnosis._run import ScriptRun
 from penstock.metrics import EventKind
-from penstock.report import Finding, Gain
+from penstock.report import Finding, Gain, format_seconds
 
 _BUSY = 0.75
 
@@ -49,7 +49,7 @@ class Diagnosis:
             "ceiling": None if self.ceiling is None else dataclasses.asdict(self.ceiling),
             "loader": None if self.case is None else self.case.loader["where"],
             "findings": [_finding_json(each) for each in self.findings],
-            "machine": machine | {"job_cores": self.run.usage.job_cores, "other_cores": self.run.usage.other_cores},
+            "machine": machine | self.run.usage.cores(),
             "notes": list(self.notes),
             "script_exit_code": self.run.exit_code,
         }
@@ -104,6 +104,13 @@ def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
         )
     waits = f"Your training waits for data {percent(stages.wait_share)} of the time."
     best = findings[0] if findings else None
+    if case.others_hold_cores:
+        start = (
+            f"Not waiting for data, but for processors: other programs used {case.other_cores:.1f} of the "
+            f"{case.cores} cores. With a core whenever it was ready for one, a worker would make a batch in "
+            f"{format_seconds(stages.making)}, and a step would take {format_seconds(stages.training)}."
+        )
+        return start if best is None else f"{start} {_told(best)}"
     if not case.waits_for_data:
         limit = recording.ceiling.gain
         told = "Cannot tell whether it waits for data" if case.is_unclear else "Not waiting for data"

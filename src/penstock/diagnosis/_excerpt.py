@@ -1,6 +1,6 @@
 """A recording of a real run as one small JSON file: what findings are made from, and nothing of the machine's paths.
 
-    {"facts": [{"fact": "loader", …}, …], "events": "<records, deflated, in base64>"}
+    {"facts": [{"fact": "loader", …}, …], "machine": {"other_cores": 0.1, …}, "events": "<deflated, in base64>"}
 
 Kept beside the tests, where findings are checked on them without running anything.
 """
@@ -28,11 +28,12 @@ def make_excerpt(recording: Recording) -> str:
     chosen = np.concatenate(kept) if kept else no_events()
     facts = [fact for fact in recording.facts if fact["fact"] not in _LEFT_OUT]
     packed = zlib.compress(chosen[np.argsort(chosen["start"], kind="stable")].tobytes(), 9)
-    return json.dumps({"facts": facts, "events": base64.b64encode(packed).decode()}) + "\n"
+    text = base64.b64encode(packed).decode()
+    return json.dumps({"facts": facts, "machine": dict(recording.machine), "events": text}) + "\n"
 
 
 def read_excerpt(text: str) -> Recording:
     """The recording that an excerpt was made from, as far as it was kept."""
     saved = json.loads(text)
     events = np.frombuffer(zlib.decompress(base64.b64decode(saved["events"])), no_events().dtype)
-    return Recording(facts=saved["facts"], events=events)
+    return Recording(facts=saved["facts"], events=events, machine=saved["machine"])

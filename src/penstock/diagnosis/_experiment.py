@@ -152,13 +152,23 @@ def is_narrow(gain: Estimate | None) -> bool:
 
 
 def survivors(trials: Sequence[Trial], turns: Sequence[TurnResult], done: int) -> list[Trial]:
-    """Who runs on: at most three after the first round, two after the second; nobody who makes it slower."""
+    """Who runs on: at most three after the first round, two after the second; nobody who makes it slower.
+
+    Before there is evidence, nobody drops out for less than turns as it is differ among themselves.
+    """
     found = {trial.number: estimate(turns, trial.number) for trial in trials}
     ratios = {number: each.ratio for number, each in found.items() if each is not None}
     best = max(ratios.values(), default=0.0)
-    floor = max(0.95 if done == 1 else 1.0, 0.8 * best)
+    doubt = math.exp(-2 * _spread(turns) / math.sqrt(done)) if done < FEWEST_ROUNDS else 1.0
+    floor = doubt * max(0.95 if done == 1 else 1.0, 0.8 * best)
     kept = sorted((trial for trial in trials if ratios.get(trial.number, 0) >= floor), key=lambda t: -ratios[t.number])
     return kept[: 3 if done == 1 else 2]
+
+
+def _spread(turns: Sequence[TurnResult]) -> float:
+    """By how much the rates of turns as it is differ: the standard deviation of their logarithms."""
+    logs = [math.log(turn.rate) for turn in turns if turn.trial == AS_IS.number and turn.rows > 0]
+    return statistics.stdev(logs) if len(logs) > 1 else 0.0
 
 
 def affordable_trials(num_turns: float) -> int:

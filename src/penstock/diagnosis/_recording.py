@@ -28,7 +28,7 @@ class Recording:
     events: NDArray[np.void]
     """Of all processes, by start."""
     machine: Fact = field(default_factory=dict)
-    """What was measured from outside: cores in all, used by this job, used by others; memory of workers."""
+    """What was measured from outside, while it ran: `job_cores` and `other_cores`, as in `Usage`."""
 
     def of(self, fact: str) -> Iterator[Fact]:
         """The facts of one kind, in order."""

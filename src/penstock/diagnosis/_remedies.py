@@ -15,7 +15,6 @@ from penstock.diagnosis._recording import Recording
 from penstock.diagnosis._stages import Stages, measure_stages
 
 _MOST_TRIALS = 6
-_UNEVEN = 2.5
 _LARGE_BYTES = 2 << 20
 _PADDED = 0.25
 
@@ -79,13 +78,13 @@ def _about_loading(recording: Recording, stages: Stages, cores: int, whole_epoch
         keep = {"persistent_workers": True} if whole_epochs else {}
         for count in dict.fromkeys((needed, cores, 1)):
             yield "options", {"num_workers": count, **keep}
-        if stages.unevenness >= _UNEVEN:
+        if stages.is_uneven:
             yield "options", {"num_workers": needed, "prefetch_factor": _prefetch_needed(stages, needed), **keep}
         return
     if workers * (1 - stages.waits_share) > cores:  # more of them are ready to run than can: that makes all uneven
         for count in dict.fromkeys((cores, max(1, cores // 2))):
             yield "options", {"num_workers": count}
-    elif stages.unevenness >= _UNEVEN:
+    elif stages.is_uneven:
         depth = _prefetch_needed(stages, workers)
         if depth > prefetch:
             yield "options", {"prefetch_factor": depth}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import json
 import os
@@ -119,7 +120,7 @@ def run_script(
             _wait(process, folder)
     _end_leftovers(folder)
     code = process.returncode
-    recording = read_recording(folder)
+    recording, usage = read_recording(folder), summarise_usage(sampler)
     return ScriptRun(
         command=command,
         exit_code=128 - code if code < 0 else code,
@@ -127,8 +128,8 @@ def run_script(
         was_interrupted=bool(interrupts),
         is_observed=settings.observe,
         seconds=time.perf_counter() - begin,
-        recording=recording,
-        usage=summarise_usage(sampler, recording),
+        recording=dataclasses.replace(recording, machine=usage.cores()),
+        usage=usage,
     )
 
 

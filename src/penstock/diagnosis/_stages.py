@@ -12,6 +12,7 @@ from penstock.metrics import EventKind
 
 _SKIPPED = 3
 """First steps, in which pipelines fill."""
+_UNEVEN = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Stages:
     """Mean, in the trainer."""
     step: float
     """Mean time from batch to batch, without the wait."""
+    step_cpu: float
+    """Processor time of the training thread from batch to batch, what it takes to get one included."""
     fetch: float
     """Mean time to make a batch."""
     fetch_cpu: float
@@ -36,6 +39,8 @@ class Stages:
     collate: float
     pickle: float
     """Packing and unpacking."""
+    pack_cpu: float
+    """Packing, on a processor."""
     start: float
     """Time to start an epoch: making the iterator, and waiting for the first batch."""
     sample: float
@@ -57,9 +62,19 @@ class Stages:
         return self.wait / max(self.wait + self.step, 1e-9)
 
     @property
-    def unevenness(self) -> float:
-        """How many times as long as the median the slowest tenth of batches takes."""
-        return self.slowest_tenth / max(self.median_fetch, 1e-9)
+    def making(self) -> float:
+        """Time to make a batch and pack it, with a core whenever one is wanted."""
+        return max(0.0, self.fetch - self.fetch_delay) + self.pack_cpu
+
+    @property
+    def training(self) -> float:
+        """Time of a step, with a core whenever one is wanted."""
+        return max(self.step_cpu, self.step - self.delay)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the slowest tenth of batches takes much longer than the median."""
+        return self.slowest_tenth >= _UNEVEN * max(self.median_fetch, 1e-9)
 
     @property
     def cpu_share(self) -> float:
@@ -89,6 +104,7 @@ def measure_stages(recording: Recording) -> Stages:
         num_steps=len(nexts),
         wait=_mean(waits),
         step=_mean(gaps),
+        step_cpu=_mean(nexts["cpu"][_SKIPPED:]),
         fetch=_mean(durations) or told.get("fetch", 0.0),
         fetch_cpu=_mean(fetches["cpu"]) or told.get("fetch_cpu", 0.0),
         fetch_delay=_mean(durations - undelayed),
@@ -97,6 +113,7 @@ def measure_stages(recording: Recording) -> Stages:
         collate=_mean(recording.events_as_is(EventKind.COLLATE)["duration"]),
         pickle=_mean(recording.events_as_is(EventKind.PICKLE)["duration"])
         + _mean(recording.events_as_is(EventKind.UNPICKLE)["duration"]),
+        pack_cpu=_mean(recording.events_as_is(EventKind.PICKLE)["cpu"]),
         start=_start_seconds(recording, nexts),
         sample=_mean(samples["duration"]),
         slow_sample_share=_share_of_slowest(samples["duration"].astype(np.float64)),

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.diagnosis._recording import Recording
-from penstock.metrics import MachineFacts, ProcessHistory, Sampler, UsageHistory, describe_machine
-
-_GROWTH_READINGS = 6
+from penstock.metrics import MachineFacts, Sampler, UsageHistory, describe_machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +20,12 @@ class Usage:
     other_cores: float
     """And everything else on the machine."""
 
+    def cores(self) -> dict[str, float]:
+        """Who used how many, for a recording."""
+        return {"job_cores": self.job_cores, "other_cores": self.other_cores}
 
-def summarise_usage(sampler: Sampler, recording: Recording) -> Usage:
+
+def summarise_usage(sampler: Sampler) -> Usage:
     """Means over the run; 0 where nothing could be read."""
     history = sampler.history()
     job, machine = 0.0, 0.0
@@ -35,6 +36,3 @@ def summarise_usage(sampler: Sampler, recording: Recording) -> Usage:
         machine = float(history.machine_busy_seconds[-1] - history.machine_busy_seconds[0]) / max(seconds, 1e-9)
     others = max(0.0, machine - job) if np.isfinite(machine) else 0.0
     return Usage(machine=describe_machine(), history=history, job_cores=job, other_cores=others)
-
-
-__all__ = ["ProcessHistory", "Usage", "summarise_usage"]

@@ -39,7 +39,8 @@ class EventKind(IntEnum):
     """What a record tells; `value` and `extra` mean what is said here."""
 
     NEXT = 1
-    """A training loop waited for a batch. Value: samples in it. Extra: run-queue delay since last read, in ns."""
+    """A training loop waited for a batch. Value: samples in it. Processor time: of its thread since the last one.
+    Extra: run-queue delay since that was last read, in ns."""
     START = 2
     """An iterator was made: workers start. Value: batches of the epoch, or -1."""
     FETCH = 3
