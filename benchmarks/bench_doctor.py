@@ -1,7 +1,7 @@
 """Does the doctor name the illness, and is the gain that it reports the gain of the fix applied by hand?
 
 Runs the gallery in examples/doctor, every script once before any of them again: under the doctor, and, once for each
-change that was advised, as it is and with the change applied by hand, in turns, in runs of their own. Samples per
+change that was advised, as it is and with the change applied by hand, in two processes that run in turns. Samples per
 second are read from outside, with `--observe`. The scripts in examples/doctor/held_out were written after the doctor,
 and nothing in it was tuned to them.
 
@@ -16,16 +16,15 @@ import argparse
 import ast
 import json
 import math
-import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+from _in_turns import compare
 from _machine import describe_machine
 
 from penstock.diagnosis import DoctorSettings, diagnose, make_excerpt, recording_folder, run_script
-from penstock.metrics import EventKind
 
 GALLERY = Path(__file__).parents[1] / "examples" / "doctor"
 SCRIPTS = {
@@ -52,8 +51,6 @@ HELD_OUT = {
     "held_out/tokens_padded": "padding",
     "held_out/tokens_restart": "workers-restart",
 }
-_SKIPPED_SECONDS = 1.5
-"""In which workers start, and queues find their level."""
 
 
 def fix_of(change: str) -> dict[str, Any]:
@@ -65,26 +62,6 @@ def fix_of(change: str) -> dict[str, Any]:
     if not isinstance(call, ast.Call):
         return {"fix": True}
     return {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
-
-
-def rate_of(name: str, fix: dict[str, Any], seconds: float) -> float:
-    """Samples per second of a script by itself."""
-    os.environ["FIX"] = json.dumps(fix)
-    with recording_folder() as folder:
-        settings = DoctorSettings(seconds=seconds, observe=True)
-        run = run_script([str(GALLERY / f"{name}.py")], settings, folder=folder, output_to_stderr=True)
-    del os.environ["FIX"]
-    events = run.recording.events
-    steps = events[events["kind"] == EventKind.NEXT]
-    steps = steps[steps["start"] > steps["start"][0] + 1e9 * _SKIPPED_SECONDS]
-    return float(steps["value"][:-1].sum() / ((steps["start"][-1] - steps["start"][0]) / 1e9))
-
-
-def gain_by_hand(name: str, fix: dict[str, Any], seconds: float) -> dict[str, float]:
-    """Of two runs as it is and two with the fix, in turns: the gain, and the spread between the two pairs."""
-    plain, fixed, fixed_again, plain_again = (rate_of(name, each, seconds) for each in ({}, fix, fix, {}))
-    gains = fixed / plain, fixed_again / plain_again
-    return {"by_hand": statistics.geometric_mean(gains), "spread": abs(math.log(gains[0] / gains[1])) / 2}
 
 
 class Results:
@@ -161,7 +138,7 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="the scripts that the doctor was not written for")
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=40)
-    parser.add_argument("--by-hand-seconds", type=float, default=6)
+    parser.add_argument("--rounds", type=int, default=4, help="turns of two seconds as it is, and with the fix")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after this time")
     parser.add_argument("--keep", type=Path, help="a folder for recordings of runs that were diagnosed rightly")
     parser.add_argument("--results", type=Path, help="where rows are written, and found again")
@@ -180,7 +157,9 @@ def main() -> None:
                 results.add(row := examine(name, repetition, arguments.seconds, expected, arguments.keep))
             fix = fix_of(row["change"]) if row["gain"] is not None else None
             if fix is not None and results.find(script=name, fix=fix) is None and time.monotonic() < end:
-                results.add({"script": name, "fix": fix} | gain_by_hand(name, fix, arguments.by_hand_seconds))
+                results.add(
+                    {"script": name, "fix": fix} | compare(GALLERY / f"{name}.py", fix, rounds=arguments.rounds)
+                )
     print(json.dumps(summarise(results.rows, scripts)))
 
 

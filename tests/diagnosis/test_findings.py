@@ -148,6 +148,8 @@ def test_a_job_that_would_keep_up_with_a_core_to_itself_is_told_nothing_but_that
     assert (find(case) == []) is is_healthy
     assert ("Not waiting for data, but for processors" in verdict_of(case, ())) is is_healthy
     assert not case.is_unclear
+    has_told = any("Other programs used 1.4 of the 2 cores" in text for each in find(case) for text in each.evidence)
+    assert has_told is (not is_healthy and other_cores > 1)
 
 
 def test_without_time_to_try_anything_nothing_is_said_about_what_helps() -> None:

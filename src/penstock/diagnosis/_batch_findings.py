@@ -186,13 +186,19 @@ def costly_samples(case: Case) -> Finding | None:
     ceiling, stages = case.recording.ceiling, case.stages
     if not case.waits_for_data or ceiling is None or not case.was_enough_tried:
         return None
+    evidence: tuple[str, ...] = (
+        f"A batch takes {format_seconds(stages.fetch)} to make ({format_seconds(stages.fetch_cpu)} computing), "
+        f"a step {format_seconds(stages.step)}. No setting that was tried helped.",
+    )
+    if case.has_neighbours:
+        evidence += (
+            f"Other programs used {case.other_cores:.1f} of the {case.cores} cores: with these to itself, the job may "
+            "gain from settings that did not help here.",
+        )
     return Finding(
         id="costly-samples",
         title="Samples cost more than the machine has cores for",
-        evidence=(
-            f"A batch takes {format_seconds(stages.fetch)} to make ({format_seconds(stages.fetch_cpu)} computing), "
-            f"a step {format_seconds(stages.step)}. No setting that was tried helped.",
-        ),
+        evidence=evidence,
         change="do the costly part of the transform once, in penstock.prepare",
         where=case.loader["where"],
         limit=ceiling.gain,

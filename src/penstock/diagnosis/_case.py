@@ -19,7 +19,7 @@ _LEAST_GAIN = 1.05
 _WIDE = 1.5
 """An interval that ends above this is no sign of health."""
 _MANY_OTHERS = 0.25
-"""Share of the cores, from which on other programs are in the way."""
+"""Share of the cores."""
 _DELAYED = 0.2
 """Share of a time that was spent without a core."""
 _SETTLED_SECONDS = 1.8
@@ -79,6 +79,11 @@ class Case:
         """Processors' worth of time that other programs used meanwhile."""
         return float(self.recording.machine.get("other_cores", 0.0))
 
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether other programs used so many that they were in the way."""
+        return self.other_cores >= _MANY_OTHERS * self.cores
+
     @cached_property
     def others_hold_cores(self) -> bool:
         """Whether it waits because other programs hold cores, and would keep up with a core whenever it is ready.
@@ -86,7 +91,7 @@ class Case:
         A loader that costs nothing needs none, so that it is faster on such a machine whatever is wrong with the job.
         """
         workers, stages = self.options["num_workers"], self.stages
-        if not workers or self.recording.whole_epochs or self.other_cores < _MANY_OTHERS * self.cores:
+        if not workers or self.recording.whole_epochs or not self.has_neighbours:
             return False
         is_delayed = stages.fetch_delay > _DELAYED * stages.fetch or stages.delay > _DELAYED * stages.step
         fits = workers * (1 - stages.waits_share) <= self.cores
