@@ -10,6 +10,7 @@ import argparse
 import difflib
 import io
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ from penstock.errors import PenstockError, printable
 class _Parser(argparse.ArgumentParser):
     """Parses `penstock VERB`; its help is the table of contents."""
 
-    verb_parsers: Mapping[str, argparse.ArgumentParser] = {}
+    verb_parsers: Mapping[str, _VerbParser] = {}
 
     def error(self, message: str) -> NoReturn:
         guess = difflib.get_close_matches(*self._mistyped(message), n=1)
@@ -51,22 +52,39 @@ class _VerbParser(argparse.ArgumentParser):
     verb: Verb | None = None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.load()
+        return super().parse_known_args(args, namespace)
+
+    def load(self) -> None:
+        """Declare the verb's arguments, once."""
         verb, self.verb = self.verb, None
         if verb is not None:
             module = verb.load()
             self.description = module.__doc__
             self.set_defaults(run=module.run)
             module.add_arguments(self)
-        return super().parse_known_args(args, namespace)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     _never_fail_to_print()
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(parser)
     try:
-        return _run(_parser().parse_args(arguments))
+        return _run(parser.parse_args(arguments))
     finally:
         _flush()
+
+
+def _complete(parser: _Parser) -> None:
+    """Tell the shell, which runs the command for that, what could come next. Does not return."""
+    import argcomplete
+
+    for word in os.environ.get("COMP_LINE", "").split():
+        if word in parser.verb_parsers:
+            parser.verb_parsers[word].load()
+    argcomplete.autocomplete(parser)
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -80,7 +98,7 @@ def _run(parsed: argparse.Namespace) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     parser = _Parser(
         prog="penstock",
         description="Keeps GPUs fed: prepares data once, loads it at memory speed, and says why a GPU waits.",
@@ -89,7 +107,10 @@ def _parser() -> argparse.ArgumentParser:
     parsers = parser.add_subparsers(required=True, metavar="VERB", parser_class=_VerbParser)
     for name, verb in VERBS.items():
         verb_parser = parsers.add_parser(
-            name, epilog=f"example:\n  {verb.example}", formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=verb.help,
+            epilog=f"example:\n  {verb.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         verb_parser.add_argument("--json", action="store_true", help="print JSON for machines")
         verb_parser.verb = verb

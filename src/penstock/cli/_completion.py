@@ -1,0 +1,25 @@
+"""Print what makes a shell complete verbs, options and files: bash and zsh evaluate it, fish sources it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from penstock.report import print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes."""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that is to complete")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Always 0."""
+    from argcomplete.shell_integration import shellcode
+
+    script = shellcode(["penstock"], shell=arguments.shell)
+    if arguments.json:
+        print_json({"shell": arguments.shell, "script": script})
+    else:
+        sys.stdout.write(script + "\n")
+    return 0
