@@ -67,7 +67,7 @@ class Restless(OnlineTuner):
 @pytest.mark.parametrize("start", [0, 3])
 def test_batches_are_the_same_whatever_is_changed_while_they_are_made(eager, monkeypatch, tmp_path, workers, start):
     plan = slow_plan() if workers == "thread" else slow_plan(draw_alone)
-    monkeypatch.setattr("penstock.pytorch._plan_run.OnlineTuner", Restless)
+    monkeypatch.setattr("penstock.pytorch._plan_workers.OnlineTuner", Restless)
     loader = penstock.DataLoader(plan, workers=workers, num_workers="auto", settings=start_with(tmp_path, start))
     found = contents(loader)
     assert len(loader.stats().decisions) >= (4 if workers == "thread" else 1)  # processes take their time to start

@@ -95,7 +95,7 @@ def test_the_timeout_of_a_plan_in_threads_ends_a_wait_for_bundles() -> None:
     plan = penstock.from_arrays({"x": np.arange(64)}).batch(4)
     is_open = threading.Event()
     with penstock.DataLoader(plan, workers="thread", num_workers=1, timeout=1) as loader:
-        work = loader._run._start()._work
+        work = loader._run._workers.start(1)._work
         compute = work.compute
         work.compute = lambda item, arena: (is_open.wait(), compute(item, arena))[1]
         with pytest.raises(RuntimeError, match=r"timed out after 1 seconds: worker thread 0 .* batches from row 0"):

@@ -9,11 +9,33 @@ from penstock.loader import has_batches
 from penstock.plan import Plan
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """One `for` loop over a loader."""
+
+    number: int
+    """Which one it is: of epochs, the one that it begins in."""
+    end: int | None
+    """Its last batch starts before this row."""
+    num_batches: int | None
+    """Including those that an earlier run handed over."""
+    num_parts: int
+    """Micro-batches of a full batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loops(ABC):
     """The run cut into loops, which are counted from 0; a state may stand anywhere in one."""
 
     plan: Plan
+
+    def begin(self, row: int, num_parts: int) -> Loop:
+        """The loop that begins, or goes on, at a row."""
+        number, end = self.loop_at(row), self.end_after(row)
+        if end is None:
+            return Loop(number, None, None, num_parts)
+        num_before = self.steps_before(row) * num_parts
+        return Loop(number, end, num_before + self.plan.steps.num_parts_between(row, end, num_parts), num_parts)
 
     @abstractmethod
     def loop_at(self, row: int) -> int:

@@ -1,0 +1,226 @@
+"""What computes a plan's batches ahead of the training loop: workers of this machine or of servers, and how far ahead.
+
+settings ──► Engine ──► Pipeline ──► the loop             made when a loop first needs them, kept until `close`
+               ▲           ▲
+               └─ workers ─┴─ prefetch ── set by somebody, or by live tuning, while it runs
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+
+from penstock.loader import (
+    Engine,
+    LoaderStatistics,
+    Pipeline,
+    PlanWork,
+    make_engine,
+    plan_items,
+    start_early,
+    steps_per_bundle,
+)
+from penstock.plan import Plan
+from penstock.pytorch._arguments import LoaderSettings
+from penstock.pytorch._batches import as_tensors
+from penstock.pytorch._live_tuning import LiveTuning
+from penstock.pytorch._loops import Loop
+from penstock.service import RemoteEngine, requests_in_flight
+from penstock.tuning import OnlineTuner, Setting
+from penstock.workers import ServerLease, usable_cpus
+
+_DEPTH = 2
+"""Items ahead for each worker: one that it computes, and one that waits for it."""
+
+
+class PlanWorkers:
+    """The engine of a plan's run and the pipeline in front of it."""
+
+    def __init__(self, plan: Plan, settings: LoaderSettings) -> None:
+        self._plan, self._settings = plan, settings
+        self.kind, self.num_workers = settings.resolve(plan)
+        self.statistics = LoaderStatistics()
+        self._prefetch = None if settings.prefetch == "auto" else settings.prefetch
+        self._depth = _DEPTH
+        self._num_steps = 1
+        """In an item, as a worker computes it."""
+        self._tuning = self._make_tuning()
+        self._pipeline: Pipeline | None = None
+        self._engine: Engine | None = None
+        self._fork_server: ServerLease | None = None
+        """The one that workers will come from, until they do."""
+
+    def start_early(self) -> None:
+        """Have what takes longest before the first batch begin now, beside what the program does until then."""
+        if self.kind == "process" and self._settings.start_method == "forkserver":
+            self._fork_server = start_early()
+
+    def start(self, world_size: int) -> Pipeline:
+        """The pipeline, with its workers; made anew if there is none, or only that of a parent process."""
+        if self._pipeline is None or not self._pipeline.is_ours:
+            work = PlanWork(self._plan, drops_consumed=self._settings.drop_consumed)
+            self._engine = self._make_engine(work)
+            self._pipeline = Pipeline(
+                self._engine,
+                work,
+                self.statistics,
+                convert=as_tensors,
+                prefetch=self._num_ahead,
+                in_order=self._settings.in_order,
+                timeout=self._settings.timeout,
+            )
+            self._give_back_server()
+        self._num_steps = self._steps_per_item(world_size)
+        return self._pipeline
+
+    def begin(self, pipeline: Pipeline, row: int, loop: Loop, *, rank: int, world_size: int) -> None:
+        """Have the batches of a loop computed, from a row on."""
+        items = plan_items(
+            self._plan,
+            row,
+            loop.end,
+            rank=rank,
+            world_size=world_size,
+            num_parts=loop.num_parts,
+            num_steps=self._num_steps,
+        )
+        pipeline.prefetch = self._num_ahead
+        pipeline.start(items, self._num_steps * loop.num_parts)
+        if self._tuning is not None:
+            self._tuning.begin(self._num_ahead)
+
+    def step(self) -> None:
+        """A batch is about to be handed over."""
+        if self._tuning is not None:
+            self._tuning.step()
+
+    def set_workers(self, num_workers: int) -> None:
+        """Use more or fewer workers from now on; no batch changes."""
+        if type(num_workers) is not int or num_workers < 1:
+            raise ValueError(f"num_workers={num_workers!r}; expected an integer of at least 1.")
+        if self.kind == "inline":
+            raise ValueError(
+                "This loader has no workers to change: it was made with num_workers=0 or workers='inline'."
+            )
+        self._stop_tuning()
+        self._change_workers(num_workers)
+
+    def set_prefetch(self, prefetch: int) -> None:
+        """Compute more or fewer batches ahead from now on; no batch changes."""
+        if type(prefetch) is not int or prefetch < 1:
+            raise ValueError(f"prefetch={prefetch!r}; expected an integer of at least 1.")
+        self._stop_tuning()
+        self._prefetch = prefetch
+        self._change_prefetch()
+
+    def apply(self, setting: Setting) -> int:
+        """Go on with another setting; returns how many batches are ahead then."""
+        self._depth = setting.depth
+        self._change_workers(setting.num_workers)
+        return self._num_ahead
+
+    @property
+    def have_started(self) -> bool:
+        """Whether all workers there are to be compute."""
+        return self._engine is None or self._engine.num_started() >= self._engine.num_workers
+
+    def measure(self) -> LoaderStatistics:
+        """What was measured so far."""
+        if self._pipeline is not None:
+            self._pipeline.look()
+        return dataclasses.replace(self.statistics)
+
+    def change_plan(self, plan: Plan) -> None:
+        """Stop, and begin next time with a plan of the same functions and other batches."""
+        self.close()
+        self._plan = plan
+
+    def close(self) -> None:
+        """Stop the workers; the next loop starts them again."""
+        if self._tuning is not None:
+            self._tuning.close()
+        pipeline, self._pipeline, self._engine = self._pipeline, None, None
+        if pipeline is not None:
+            pipeline.close()
+            statistics = self.statistics
+            statistics.num_workers = statistics.num_buffers = statistics.num_buffers_in_use = 0
+        self._give_back_server()
+
+    @property
+    def _num_ahead(self) -> int:
+        if self._prefetch:
+            return self._prefetch
+        is_remote = isinstance(self._engine, RemoteEngine)
+        num_items = requests_in_flight(self.num_workers) if is_remote else self._depth * self.num_workers
+        return max(1, num_items * self._num_steps)
+
+    def _steps_per_item(self, world_size: int) -> int:
+        """Steps that a worker computes as one item, so that two items per worker fit into the prefetch."""
+        if self.kind == "inline" or not self._settings.in_order:
+            return 1
+        if isinstance(self._engine, RemoteEngine):
+            num_steps = self._engine.steps_per_request(world_size)
+        else:
+            num_steps = steps_per_bundle(self._plan, world_size)
+        if self._prefetch is None:
+            return num_steps
+        return max(1, min(num_steps, self._prefetch // max(1, 2 * self.num_workers)))
+
+    def _make_tuning(self) -> LiveTuning | None:
+        """What finds the settings while it runs, if any is to be found."""
+        settings, kind = self._settings, self.kind
+        if kind in ("inline", "remote") or not (settings.tunes_workers or settings.tunes_prefetch):
+            return None
+        tuner = OnlineTuner(
+            Setting(self.num_workers, self._depth),
+            usable_cpus(),
+            tunes_workers=settings.tunes_workers,
+            tunes_depth=settings.tunes_prefetch,
+        )
+        find = weakref.ref(self)  # not itself: a loader that is forgotten must end at once, not with a collection
+
+        def apply(setting: Setting) -> int:
+            workers = find()
+            return 0 if workers is None else workers.apply(setting)
+
+        def has_started() -> bool:
+            workers = find()
+            return workers is None or workers.have_started
+
+        return LiveTuning(tuner, self.statistics, kind, apply=apply, has_started=has_started)
+
+    def _stop_tuning(self) -> None:
+        """Somebody says what to use: that is what is used."""
+        tuning, self._tuning = self._tuning, None
+        if tuning is not None:
+            tuning.close()
+
+    def _change_workers(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        if self._engine is not None:
+            self._engine.set_workers(num_workers)
+            self._change_prefetch()
+
+    def _change_prefetch(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline.prefetch = self._num_ahead
+            if self._pipeline.is_ours:
+                self._pipeline.refill()
+
+    def _make_engine(self, work: PlanWork) -> Engine:
+        settings = self._settings
+        if settings.remote is None:
+            assert self.kind != "remote"
+            return make_engine(work, kind=self.kind, num_workers=self.num_workers, start_method=settings.start_method)
+        local = None
+        if settings.local_workers:
+            kind, _ = dataclasses.replace(settings, remote=None, local_workers=0).resolve_here(self._plan)
+            local = make_engine(work, kind=kind, num_workers=settings.local_workers, start_method=settings.start_method)
+        engine = RemoteEngine(self._plan, settings.remote, local=local)
+        self.num_workers = engine.num_workers
+        return engine
+
+    def _give_back_server(self) -> None:
+        lease, self._fork_server = self._fork_server, None
+        if lease is not None:
+            lease.close()
