@@ -2,7 +2,7 @@
 
     trainer                                              CPU machine
     Pipeline ──► RemoteEngine                            Server: HTTP in front of
-                   Jobs: what is asked of whom           Dispatcher ──► worker processes, `ServedWork`
+                   Requests: what is asked of whom       Dispatcher ──► worker processes, `ServedWork`
                    Connection ── GET row, steps, rank ──►   window: what was asked before
                    slot, batch ◄── safetensors body ─────   slot
                    Health: up, suspect, down
@@ -16,8 +16,8 @@ May import: `errors`, `loader`, `plan`, `schema`, `shards`, `workers`. Imported 
 from penstock.service._addresses import Servers, resolve
 from penstock.service._certificates import make_certificates
 from penstock.service._client import RemoteEngine
-from penstock.service._fleet import Remote, as_remote, requests_in_flight
 from penstock.service._ray import RayServers
+from penstock.service._remote import Remote, as_remote, requests_in_flight
 from penstock.service._security import Security
 from penstock.service._serve import serve
 from penstock.service._top import Reading, read_servers

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from penstock.loader import Bundle, Engine, Item, Result, Wait, WaitedTooLong
 from penstock.plan import Plan
-from penstock.service._fleet import Fleet, Remote
+from penstock.service._fleet import Fleet
+from penstock.service._remote import Remote
 
 _TICK_SECONDS = 0.05
 _REQUEST_BYTES = 2 << 20
@@ -37,33 +38,34 @@ class RemoteEngine:
         self._computed_here: dict[int, Result | Exception] = {}
         self._is_closed = False
         self._fleet = Fleet(plan, remote)
+        self._requests = self._fleet.requests
         self._wait_for_a_server()
 
     @property
     def num_workers(self) -> int:
         """Workers of the servers that answer, and of this machine."""
-        return self._fleet.num_workers + (0 if self._local is None else self._local.num_workers)
+        return self._requests.num_workers + (0 if self._local is None else self._local.num_workers)
 
     @property
     def num_hedged(self) -> int:
         """Requests that were asked of a second server because the first took long."""
-        return self._fleet.num_hedged
+        return self._requests.num_hedged
 
     @property
     def num_damaged(self) -> int:
         """Bodies that arrived damaged, and were asked for again."""
-        return self._fleet.num_damaged
+        return self._requests.num_damaged
 
     def steps_per_request(self, world_size: int) -> int:
         """How many steps make an answer of a sensible size: small messages cost more per byte on both sides."""
         if self._local is not None and not self._plan.is_rectangular:
             return 1  # workers of this machine take such batches one by one
-        share = max(1, (self._fleet.step_bytes or _REQUEST_BYTES) // world_size)
+        share = max(1, (self._requests.step_bytes or _REQUEST_BYTES) // world_size)
         return max(1, min(_MAX_STEPS, -(-_REQUEST_BYTES // share)))
 
     def submit(self, ticket: int, item: Item | Bundle, worker: int | None = None) -> None:
         """Have an item computed by whoever is free first."""
-        self._fleet.add(ticket, item)
+        self._requests.add(ticket, item)
         self._feed_local()
 
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
@@ -88,11 +90,11 @@ class RemoteEngine:
         if ticket in self._local_tickets:
             assert self._local is not None
             return self._local.is_done(ticket)
-        return ticket in self._fleet.done or ticket in self._computed_here
+        return ticket in self._requests.done or ticket in self._computed_here
 
     def forget(self) -> None:
         """Throw away everything submitted so far."""
-        self._fleet.forget()
+        self._requests.forget()
         if self._local is not None:
             self._local.forget()
         self._local_tickets.clear()
@@ -109,7 +111,7 @@ class RemoteEngine:
     def num_buffers(self) -> tuple[int, int]:
         """(buffers there are, buffers in use)."""
         made, held = self._local.num_buffers() if self._local is not None else (0, 0)
-        return made + self._fleet.pool.num_slots, held + self._fleet.pool.num_held
+        return made + self._requests.pool.num_slots, held + self._requests.pool.num_held
 
     def close(self) -> None:
         """Close every connection, and end the workers of this machine."""
@@ -121,13 +123,13 @@ class RemoteEngine:
     def _wait_for_a_server(self) -> None:
         """Until one says that it serves this plan."""
         try:
-            while not self._fleet.has_answered:
+            while not self._requests.has_answered:
                 if self._local is None:
                     self._fleet.check()
-                elif self._fleet.silent_seconds > _PATIENCE_SECONDS:
+                elif self._requests.silent_seconds > _PATIENCE_SECONDS:
                     return
-                with self._fleet.changed:
-                    self._fleet.changed.wait(_TICK_SECONDS)
+                with self._requests.changed:
+                    self._requests.changed.wait(_TICK_SECONDS)
         except BaseException:
             self.close()
             raise
@@ -144,9 +146,9 @@ class RemoteEngine:
         if here is not None:
             self._wait_locally(here)
             return
-        with self._fleet.changed:
-            if not any(ticket in self._fleet.done for ticket in wanted):
-                self._fleet.changed.wait(_TICK_SECONDS)
+        with self._requests.changed:
+            if not any(ticket in self._requests.done for ticket in wanted):
+                self._requests.changed.wait(_TICK_SECONDS)
 
     def _wait_locally(self, ticket: int) -> None:
         """Wait a little for a worker of this machine."""
@@ -161,7 +163,7 @@ class RemoteEngine:
         self._computed_here[ticket] = result
 
     def _any_done(self) -> int | None:
-        found = next(iter([*self._fleet.done, *self._computed_here]), None)
+        found = next(iter([*self._requests.done, *self._computed_here]), None)
         return found if found is not None else next(filter(self.is_done, self._local_tickets), None)
 
     def _finish(self, ticket: int, was_ready: bool) -> Result:
@@ -176,13 +178,13 @@ class RemoteEngine:
 
     def _hand_over(self, ticket: int, was_ready: bool) -> Result:
         """What a server sent."""
-        fleet = self._fleet
-        with fleet.changed:
-            arrived = fleet.done.pop(ticket)
+        requests = self._requests
+        with requests.changed:
+            arrived = requests.done.pop(ticket)
             if isinstance(arrived, BaseException):
                 raise arrived
-            batches = arrived.cut(fleet.pool.hand_over(arrived.slot, arrived.layout))
-            fleet.pool.shrink()
+            batches = arrived.cut(requests.pool.hand_over(arrived.slot, arrived.layout))
+            requests.pool.shrink()
         return Result(batches, arrived.layout.num_bytes, was_ready, 0, arrived.seconds, 0.0, 0)
 
     def _feed_local(self) -> None:
@@ -190,7 +192,7 @@ class RemoteEngine:
         if self._local is None:
             return
         while len(self._local_tickets) < 2 * self._local.num_workers:
-            taken = self._fleet.take_back()
+            taken = self._requests.take_back()
             if taken is None:
                 return
             ticket, item = taken

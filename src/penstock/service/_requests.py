@@ -1,0 +1,246 @@
+"""What is asked of which server, and what came of it: all that a loader's connections share.
+
+    Jobs ◄── take the oldest ── connections, a thread each
+    done ◄── what lies where, or why not ─┘
+
+Everything here is changed under one condition, which is notified with every change. Only `take` waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection
+from typing import Any
+
+from penstock.errors import FormatError, RemoteFailed, printable
+from penstock.loader import Bundle, Item, SlotPool, private_slot
+from penstock.service._addresses import Address
+from penstock.service._arrivals import Arrived
+from penstock.service._fetch import Connection, Refused
+from penstock.service._health import Health
+from penstock.service._jobs import Job, Jobs
+
+logger = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.05
+_MAX_FAILURES = 2
+"""Servers on which computing a batch may fail until the batch is at fault."""
+_MAX_DAMAGED = 5
+
+
+class Link:
+    """One server: what is known of it, and the connections to it."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.health = Health()
+        self.connections: list[Connection] = []
+        self.num_asked = 0
+        self.num_workers = 0
+        self.is_gone = False
+
+    def close(self) -> None:
+        """Break off whatever is on its way."""
+        self.is_gone = True
+        for connection in self.connections:
+            connection.close()
+
+    @property
+    def condition(self) -> str:
+        """What became of the last requests, for people."""
+        if self.num_asked and self.health.state != "down":
+            return f"is connected and owes answers to {self.num_asked} requests"
+        return self.health.reason
+
+
+class Requests:
+    """All servers of a plan as they are known now, what is asked of them, and what they sent."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.links: dict[Address, Link] = {}
+        self.done: dict[int, Arrived | BaseException] = {}
+        """What came, by ticket; whoever takes it gives its slot back to the pool, or hands it over."""
+        self.pool = SlotPool(private_slot)
+        self.num_damaged = 0
+        """Bodies that arrived damaged, and were asked for again."""
+        self.step_bytes = 0
+        """Bytes of one step over all ranks, as a server measured it; 0 until one has answered."""
+        self.is_closed = False
+        self._jobs = Jobs()
+        self._heard_at = time.monotonic()
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the servers that answer."""
+        return sum(link.num_workers for link in self.links.values() if link.health.state != "down")
+
+    @property
+    def num_hedged(self) -> int:
+        """Requests that were asked of a second server because the first took long."""
+        return self._jobs.num_hedged
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether a server has said that it serves this plan."""
+        return any(link.health.num_answers for link in self.links.values())
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long no server has answered, though something was asked."""
+        return time.monotonic() - self._heard_at
+
+    def add(self, ticket: int, item: Item | Bundle) -> None:
+        """Ask for an item; what comes of it will be in `done`."""
+        with self.changed:
+            if not self._jobs.by_ticket:
+                self._heard_at = time.monotonic()  # nobody had anything to answer until now
+            self._jobs.add(ticket, item)
+            self.changed.notify_all()
+
+    def take_back(self) -> tuple[int, Item | Bundle] | None:
+        """The oldest item that no server was asked for yet, for somebody else to compute."""
+        with self.changed:
+            job = self._jobs.take_locally()
+            return None if job is None else (job.ticket, job.item)
+
+    def forget(self) -> None:
+        """Throw away everything asked for; what servers still send frees its slot when it comes."""
+        with self.changed:
+            self._jobs.clear()
+            for arrived in self.done.values():
+                if isinstance(arrived, Arrived):
+                    self.pool.give_back(arrived.slot)
+            self.done.clear()
+            self._heard_at = time.monotonic()
+
+    def replace_links(self, addresses: Collection[Address]) -> tuple[list[Link], list[Link]]:
+        """Servers are at these addresses now; returns those that are new, and those that are gone."""
+        with self.changed:
+            gone = [link for address, link in self.links.items() if address not in addresses]
+            new = [Link(address) for address in addresses if address not in self.links]
+            for link in gone:
+                del self.links[link.address]
+                self._jobs.give_up_on(link.address)
+            for link in new:
+                self.links[link.address] = link
+            self.changed.notify_all()
+        return new, gone
+
+    def are_over(self, link: Link) -> bool:
+        """Whether a server will be asked for nothing more."""
+        return self.is_closed or link.is_gone
+
+    def met(self, link: Link, *, num_workers: int, step_bytes: int) -> None:
+        """A server says that it serves the plan."""
+        with self.changed:
+            link.num_workers, self.step_bytes = num_workers, step_bytes
+            link.health.answered(0.0)
+            self._heard_at = time.monotonic()
+            self.changed.notify_all()
+
+    def not_met(self, link: Link, error: Exception) -> float:
+        """A server refuses or cannot be reached; returns for how many seconds to leave it alone."""
+        with self.changed:
+            link.health.failed(time.monotonic(), _reason(error), is_refusal=isinstance(error, Refused))
+            self.changed.notify_all()
+            return max(0.0, link.health.asks_again_at - time.monotonic())
+
+    def take(self, link: Link) -> Job | None:
+        """The next item for a server; None when there will be none."""
+        with self.changed:
+            while not self.are_over(link):
+                now = time.monotonic()
+                if link.health.may_be_asked(now, link.num_asked):
+                    job = self._jobs.take(link.address, now)
+                    if job is not None:
+                        link.num_asked += 1
+                        return job
+                self.changed.wait(_TICK_SECONDS if link.health.state == "down" else 1.0)
+        return None
+
+    def answered(self, link: Link, job: Job, arrived: Arrived) -> None:
+        """A server sent what it was asked for."""
+        with self.changed:
+            link.num_asked -= 1
+            link.health.answered(arrived.seconds)
+            self._heard_at = time.monotonic()
+            job.asked.pop(link.address, None)
+            if not self._jobs.finish(job):
+                self.pool.give_back(arrived.slot)  # another was faster, or nobody wants it any more
+            else:
+                self.done[job.ticket] = arrived
+                for slower in job.asked:
+                    if slower in self.links:
+                        self.links[slower].health.overtaken()
+                        self._jobs.give_up_on(slower)
+            self.changed.notify_all()
+
+    def failed(self, link: Link, job: Job, slot: Any, error: Exception) -> None:
+        """A server did not send it: it is damaged, cannot be computed there, or there is no answer."""
+        with self.changed:
+            self.pool.give_back(slot)
+            link.num_asked -= 1
+            job.asked.pop(link.address, None)
+            if isinstance(error, FormatError):
+                self.num_damaged += 1
+                job.num_damaged += 1
+                logger.warning("%s: %s; asking again.", link.address, error)
+                error.add_note(f"This is what {link.address} sent.")
+            elif isinstance(error, RemoteFailed):
+                job.failures[link.address] = error
+            elif not self.are_over(link):
+                link.health.failed(time.monotonic(), _reason(error), is_refusal=isinstance(error, Refused))
+                self._jobs.give_up_on(link.address)
+            if job.num_damaged > _MAX_DAMAGED or self._is_at_fault(job):
+                if self._jobs.finish(job):
+                    self.done[job.ticket] = error
+            elif not any(self._is_up(server) for server in job.asked):
+                self._jobs.ask_again(job)
+            self.changed.notify_all()
+
+    def look_over(self) -> None:
+        """Ask elsewhere for what takes too long, and give up what nobody is left to try."""
+        with self.changed:
+            healths = {address: link.health for address, link in self.links.items()}
+            for job in self._jobs.by_ticket.values():  # of servers that are gone
+                for server in [server for server in job.asked if server not in healths]:
+                    del job.asked[server]
+            self._give_up_hopeless()
+            if self._jobs.hedge(healths, time.monotonic()):
+                self.changed.notify_all()
+
+    def close(self) -> list[Link]:
+        """Ask nothing more; returns the servers there are."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+            return list(self.links.values())
+
+    def _give_up_hopeless(self) -> None:
+        """Fail what failed on one server and that nobody is left to try."""
+        for job in list(self._jobs.by_ticket.values()):
+            if job.failures and not job.asked and self._is_at_fault(job):
+                self._jobs.finish(job)
+                self.done[job.ticket] = next(reversed(job.failures.values()))
+                self.changed.notify_all()
+
+    def _is_up(self, server: Address) -> bool:
+        link = self.links.get(server)
+        return link is not None and link.health.state == "up"
+
+    def _is_at_fault(self, job: Job) -> bool:
+        """Whether computing an item failed on so many servers that it is not for the servers."""
+        others = [link for address, link in self.links.items() if address not in job.failures]
+        is_hopeless = not any(link.health.state == "up" for link in others)
+        return len(job.failures) >= _MAX_FAILURES or (bool(job.failures) and is_hopeless)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there"
+    if isinstance(error, TimeoutError):
+        return "does not answer"
+    return printable(str(error)) or type(error).__name__
