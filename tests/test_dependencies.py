@@ -41,6 +41,15 @@ def test_the_table_of_licences_lists_every_dependency() -> None:
     assert {(name, group) for name, group, _ in ROWS} == declared()
 
 
+def test_hashes_are_of_the_versions_that_are_pinned() -> None:
+    pins = {line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")}
+    hashed = re.findall(
+        r"^(\S+==\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", (ROOT / "hashes.txt").read_text(), re.M
+    )
+    assert pins - {pin for pin, _ in hashed} == {pin for pin in pins if pin.startswith("torch==")}
+    assert {pin for pin, _ in hashed} <= pins
+
+
 @pytest.mark.parametrize(("name", "licence"), [(name, licence) for name, _, licence in ROWS])
 def test_a_dependency_has_the_licence_of_the_table(name: str, licence: str) -> None:
     fields = importlib.metadata.metadata(name)
