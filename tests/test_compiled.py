@@ -62,6 +62,15 @@ def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path) -> None:
     assert run(limited + CODE, NUMBA_CACHE_DIR=str(tmp_path)) == run(CODE)
 
 
+def test_kept_code_that_cannot_be_read_is_compiled_again(tmp_path: Path) -> None:
+    expected = run(CODE, NUMBA_CACHE_DIR=str(tmp_path))
+    for path in tmp_path.rglob("*.nbc"):
+        data = path.read_bytes()
+        path.write_bytes(data.replace(b"BC\xc0\xde", b"BC\xc0\xdf").replace(b"\x7fELF", b"\x7fELG"))
+        assert path.read_bytes() != data
+    assert run(CODE, NUMBA_CACHE_DIR=str(tmp_path)) == expected
+
+
 class Payload:
     """A pickle that leaves a file behind when it is read."""
 

@@ -125,9 +125,16 @@ class _Cache(FunctionCache):
     _impl_class = _Places
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What was kept, without numba's tables of types and functions: 0.3 s that only a compilation needs."""
+        """What was kept, without numba's tables of types and functions: 0.3 s that only a compilation needs.
+
+        None also if it cannot be read, and it is compiled again: where two versions of numba share a folder, the index
+        can be of one and the code of the other.
+        """
         rtsys.initialize(target_context)
-        return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        try:
+            return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception:  # noqa: BLE001 whatever LLVM or pickle say of a file that is not theirs
+            return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with contextlib.suppress(OSError):
