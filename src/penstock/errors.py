@@ -31,6 +31,7 @@ May import: nothing. Imported by: `cli`, `diagnosis`, `filesystem`, `loader`, `m
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # What moves a cursor, clears a screen, writes to a clipboard, ends a line, or turns text around; and halves of pairs.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -115,6 +116,25 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise `ValueError` unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name}={value!r}; the choices are {', '.join(map(repr, choices))}.")
+
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
+    """A question to end a message with, when one of the known names is much like what was typed; else nothing.
+
+    >>> did_you_mean("txet", ["label", "text"]), did_you_mean("x", ["label", "text"])
+    (" Did you mean 'text'?", '')
+    """
+    near = nearest_name(typed, known)
+    return "" if near is None else f" Did you mean {near!r}?"
+
+
+def nearest_name(typed: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like what was typed, if one is much like it."""
+    import difflib
+
+    names = {name.casefold(): name for name in known}
+    near = difflib.get_close_matches(typed.casefold(), names, n=1)
+    return names[near[0]] if near else None
 
 
 def counted(number: int, noun: str) -> str:

@@ -7,7 +7,6 @@ packages when it runs, so that `penstock --help` answers at once.
 from __future__ import annotations
 
 import argparse
-import difflib
 import io
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any, NoReturn
 
 from penstock._version import __version__
 from penstock.cli._verbs import VERBS, Verb, table_of_contents
-from penstock.errors import PenstockError, printable
+from penstock.errors import PenstockError, did_you_mean, printable
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,9 +25,9 @@ class _Parser(argparse.ArgumentParser):
     verb_parsers: Mapping[str, _VerbParser] = {}
 
     def error(self, message: str) -> NoReturn:
-        guess = difflib.get_close_matches(*self._mistyped(message), n=1)
+        guess = did_you_mean(*self._mistyped(message))
         self.print_usage(sys.stderr)
-        self.exit(2, f"penstock: {message}{f'. Did you mean {guess[0]!r}?' if guess else ''}\n")
+        self.exit(2, f"penstock: {message}{guess and '.'}{guess}\n")
 
     def _mistyped(self, message: str) -> tuple[str, list[str]]:
         """(what the message complains about, what could have been meant)."""

@@ -72,12 +72,12 @@ def _find_plan(arguments: argparse.Namespace) -> Plan:
             )
         plan = load_plan(arguments.path, allow_code=arguments.allow_code)
         return Plan(plan.source, tuple(stage for stage in plan.stages if stage.verb != "map"))
+    plan = open_dataset(arguments.path).as_plan()
     if given["batch"] is None:
         raise ValueError(
             f"{arguments.path} is a dataset: say what a batch is, as in --seed 7 --pack 4096 --batch 32, or give a "
             "plan file."
         )
-    plan = open_dataset(arguments.path).as_plan()
     for verb, name in (("shuffle", "seed"), ("pack", "pack"), ("window", "window"), ("batch", "batch")):
         plan = plan if given[name] is None else getattr(plan, verb)(given[name])
     return plan

@@ -10,8 +10,8 @@
     for batch in penstock.watch(loader): …
       _watch: a row of figures for each step -> _watch_steps: in bounded memory -> _watch_summary: words -> _watch_page
 
-May import: `errors`, `metrics`, `pytorch`, `report`, `workers`. Imported by: `cli`. Holds state: in a script under
-the doctor, the loaders that it made.
+May import: `errors`, `filesystem`, `metrics`, `pytorch`, `report`, `workers`. Imported by: `cli`. Holds state: in a
+script under the doctor, the loaders that it made.
 """
 
 from penstock.diagnosis._diagnosis import Diagnosis, diagnose

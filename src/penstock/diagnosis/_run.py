@@ -26,6 +26,7 @@ from typing import Any
 from penstock.diagnosis._recorder import FACTS, FOLDER_VARIABLE, SETTINGS, name_process
 from penstock.diagnosis._recording import Recording, read_recording
 from penstock.diagnosis._usage import Usage, summarise_usage
+from penstock.filesystem import similar_path
 from penstock.metrics import Sampler
 
 _INJECTED = Path(__file__).parent / "_injected"
@@ -155,7 +156,7 @@ def _check_exists(command: Sequence[str]) -> None:
     if shutil.which(program) is None:
         raise FileNotFoundError(f"There is no program {program!r} to run. Give a script: penstock doctor -- train.py")
     if program == sys.executable and script.endswith(".py") and not os.path.exists(script):
-        raise FileNotFoundError(f"There is no script {script!r}.")
+        raise FileNotFoundError(f"There is no script {script!r}.{similar_path(script)}")
 
 
 def _wait(process: subprocess.Popen[Any], folder: Path) -> None:

@@ -2,13 +2,14 @@
 
     read:    MappedFile (local disks) or PositionedFile (network) behind one protocol, FileReader
     write:   create_file, or DirectFile past the page cache -> rename -> sync_directory
-    name:    local_path, a path as people give it
+    name:    local_path, a path as people give it; similar_path, what they may have meant
     guard:   DirectoryLock, one writer at a time; OpenFolder, a folder by its descriptor, past no links
 
 Knows nothing of shards or columns.
 
-May import: `errors`. Imported by: `cli`, `placement`, `plan`, `preparation`, `shards`, `sources`, `transforms`,
-`tuning`. Holds state: the locks held by this process, weakly, so that a forked child lets go of them.
+May import: `errors`. Imported by: `cli`, `diagnosis`, `placement`, `plan`, `preparation`, `shards`, `sources`,
+`transforms`, `trials`, `tuning`. Holds state: the locks held by this process, weakly, so that a forked child lets go of
+them.
 """
 
 from penstock.filesystem._direct import AlignedBuffers, DirectFile
@@ -24,7 +25,7 @@ from penstock.filesystem._durable import (
 from penstock.filesystem._lock import DirectoryLock, lock_holder
 from penstock.filesystem._mounts import filesystem_type, is_network_filesystem
 from penstock.filesystem._open_folder import OpenFolder
-from penstock.filesystem._paths import local_path
+from penstock.filesystem._paths import local_path, similar_path
 from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "remove_if_present",
     "remove_tree",
     "rename",
+    "similar_path",
     "storage_errors",
     "sync_directory",
 ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
-from penstock.filesystem import local_path
+from penstock.filesystem import local_path, similar_path
 from penstock.identity import import_function
 from penstock.plan._concat import concat
 from penstock.plan._dataset import Dataset
@@ -37,6 +37,7 @@ def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ())
         allow_code: Packages whose functions the file may name; nothing else is imported.
 
     Raises:
+        FileNotFoundError: there is no such file.
         FormatError: the file is not a plan, or names a function of a package that is not allowed.
         DatasetChanged: a dataset is not the one that the plan was made for.
     """
@@ -45,6 +46,8 @@ def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ())
         raise TypeError(f"allow_code={allow_code!r}: give a list of packages, as in [{allow_code!r}].")
     try:
         fields = tomllib.loads(where.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{where}: no such plan file.{similar_path(where)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{where}: not TOML: {_short(error)}") from None
     if (version := fields.get("version")) != FILE_VERSION:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import FormatError
-from penstock.filesystem import local_path
+from penstock.filesystem import local_path, similar_path
 from penstock.shapes import misfit
 from penstock.shards import classes_of, read_manifest
 from penstock.sources import SourceFile
@@ -38,7 +38,7 @@ def read_classes(classes: Classes) -> tuple[str, ...]:
     elif path.is_file():
         names, what = _read_file(path), "names no class; write one on each line, or a JSON list of them"
     else:
-        raise FileNotFoundError(f"{path}: no such file or dataset to take classes from.")
+        raise FileNotFoundError(f"{path}: no such file or dataset to take classes from.{similar_path(path)}")
     if not names:
         raise FormatError(f"{path} {what}.")
     return names

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.errors import SchemaError
+from penstock.errors import SchemaError, did_you_mean
 from penstock.schema._dtypes import dtype_from_name, dtype_name
 
 Kind = Literal["fixed", "ragged", "bytes"]
@@ -172,7 +172,9 @@ class Schema(Mapping[str, Column]):
         for column in self.columns:
             if column.name == name:
                 return column
-        raise SchemaError(f"No column {name!r}; the columns are {', '.join(map(repr, self))}.")
+        raise SchemaError(
+            f"No column {name!r}; the columns are {', '.join(map(repr, self))}.{did_you_mean(name, self)}"
+        )
 
     def get(self, name: str, default: Any = None) -> Any:
         """The column called `name`, or `default`."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.errors import CorruptionError, FormatError, IncompleteDataset, SchemaError
-from penstock.filesystem import lock_holder, open_regular, storage_errors
+from penstock.filesystem import lock_holder, open_regular, similar_path, storage_errors
 from penstock.identity import digest
 from penstock.schema import Schema
 from penstock.shards._checksums import checksum
@@ -280,7 +280,7 @@ def _checksum(value: object) -> int:
 
 def _why_incomplete(directory: Path) -> str:
     if not directory.is_dir():
-        return f"{directory}: no dataset is there (the folder does not exist)."
+        return f"{directory}: no dataset is there (the folder does not exist).{similar_path(directory)}"
     holder = lock_holder(directory)
     if holder is not None:
         return f"{directory}: not finished; {holder} is writing it, or was stopped while writing."

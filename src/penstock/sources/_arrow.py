@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FormatError, MissingExtra, PenstockError, SchemaError
+from penstock.errors import FormatError, MissingExtra, PenstockError, SchemaError, did_you_mean
 from penstock.sources._model import Records, RowError
 
 _OUT_OF_MEMORY = "out of memory while reading"
@@ -216,8 +216,9 @@ def check_columns(names: Sequence[str], path: str, wanted: Sequence[str] | None)
         raise SchemaError(f"{path}: more than one column is called {', '.join(map(repr, repeated))}. Rename one.")
     for name in wanted or ():
         if name not in names and name.partition(".")[0] not in names:
-            partition = " Values in the names of folders are no columns." if f"/{name}=" in path else ""
-            raise SchemaError(f"{path}: no column {name!r}; the file has {', '.join(map(repr, names))}.{partition}")
+            is_partition = f"/{name}=" in path
+            hint = " Values in the names of folders are no columns." if is_partition else did_you_mean(name, names)
+            raise SchemaError(f"{path}: no column {name!r}; the file has {', '.join(map(repr, names))}.{hint}")
 
 
 def is_text(kind: Any) -> bool:

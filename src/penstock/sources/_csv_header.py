@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import FormatError, SchemaError
+from penstock.errors import FormatError, SchemaError, did_you_mean
 from penstock.sources._csv_doubt import check_is_data, check_is_header
 from penstock.sources._files import ByteStream, read_exactly, without_mark
 from penstock.sources._formats import is_tab_separated
@@ -113,7 +113,8 @@ def _check(names: tuple[str, ...], path: str, options: SourceOptions) -> None:
     for name in asked_for:
         if name not in names:
             raise SchemaError(
-                f"{path}: no column {name!r}; the header has {', '.join(map(repr, names))}.{_guess(names)}"
+                f"{path}: no column {name!r}; the header has {', '.join(map(repr, names))}."
+                f"{_guess(names) or did_you_mean(name, names)}"
             )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import printable
+from penstock.filesystem import similar_path
 from penstock.sources._formats import COLUMN_OF_FILES, format_of
 from penstock.sources._listing_local import expand_local, first_folder, is_wanted_folder, is_wanted_name, passed_over
 from penstock.sources._model import SourceFile
@@ -105,7 +106,10 @@ def _expand(source: str, options: SourceOptions) -> list[SourceFile]:
         _check_unread(source, options)
     if not files:
         brackets = " A bracket in a name is written [[] in a glob." if "[" in source else ""
-        raise FileNotFoundError(f"{source}: no file matches. Check the spelling, and quote globs in a shell.{brackets}")
+        guess = "" if is_remote(source) else similar_path(os.path.expanduser(source))
+        raise FileNotFoundError(
+            f"{source}: no file matches.{guess or ' Check the spelling, and quote globs in a shell.'}{brackets}"
+        )
     _check_formats(source, files, options)
     if format_of(files[0].path, options) in COLUMN_OF_FILES:
         return files

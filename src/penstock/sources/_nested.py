@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.errors import SchemaError
+from penstock.errors import SchemaError, did_you_mean
 from penstock.sources._arrow import arrow
 
 
@@ -57,7 +57,11 @@ def check_fields(schema: Any, names: Sequence[str] | None, path: str) -> None:
 def _walk(kind: Any, name: str, path: str) -> None:
     for field in name.split(".")[1:]:
         if not arrow().types.is_struct(kind) or kind.get_field_index(field) < 0:
-            raise SchemaError(f"{path}: no column {name!r}: there is no field {field!r} in values of type {kind}.")
+            fields = [each.name for each in kind] if arrow().types.is_struct(kind) else []
+            raise SchemaError(
+                f"{path}: no column {name!r}: there is no field {field!r} in values of type {kind}."
+                f"{did_you_mean(field, fields)}"
+            )
         kind = kind.field(field).type
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import SchemaError
+from penstock.errors import SchemaError, did_you_mean
 from penstock.schema import Ragged
 from penstock.sources import Records
 from penstock.transforms._transform import BadRows
@@ -37,7 +37,8 @@ def find_column(records: Records, name: str) -> Any:
     if name in records.columns:
         return records.columns[name]
     known = ", ".join(map(repr, records.columns)) or "none"
-    raise SchemaError(f"No column {name!r} in the source; its columns are {known}. Name one of them.")
+    guess = did_you_mean(name, records.columns) or " Name one of them."
+    raise SchemaError(f"No column {name!r} in the source; its columns are {known}.{guess}")
 
 
 def is_arrow(column: Any) -> bool:

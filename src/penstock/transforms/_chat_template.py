@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.errors import EngineFailed, MissingExtra
-from penstock.filesystem import local_path
+from penstock.filesystem import local_path, similar_path
 from penstock.transforms import _template_sandbox
 from penstock.transforms._special_tokens import Guard
 from penstock.transforms._template_sandbox import TemplateRefused, make_environment, read_message, send_message
@@ -191,7 +191,9 @@ def _find_text(template: str | os.PathLike[str] | Literal[True], source: Tokeniz
         path = local_path(template, "a chat template")
         if path.is_file():
             return path.read_text("utf-8")
-        raise FileNotFoundError(f"No chat template at {template!r}, and it is not Jinja text either.")
+        raise FileNotFoundError(
+            f"No chat template at {template!r}, and it is not Jinja text either.{similar_path(path)}"
+        )
     return template
 
 

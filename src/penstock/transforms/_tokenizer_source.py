@@ -8,7 +8,6 @@ Nothing is downloaded. Ids of EOS and BOS are looked up, never guessed.
 from __future__ import annotations
 
 import base64
-import difflib
 import functools
 import hashlib
 import importlib
@@ -19,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.errors import FormatError, MissingExtra
-from penstock.filesystem import local_path
+from penstock.errors import FormatError, MissingExtra, did_you_mean
+from penstock.filesystem import local_path, similar_path
 
 BYTES_EOS, BYTES_BOS = "<|eos|>", "<|bos|>"
 _BYTES_SPECIALS = {BYTES_EOS: 256, BYTES_BOS: 257}
@@ -146,8 +145,9 @@ def _load_named(name: str) -> TokenizerSource:
         return _load_folder(path)
     if not path.is_file():
         raise FileNotFoundError(
-            f"No tokenizer at {name!r}. Give a tokenizer.json or a folder with one; nothing is downloaded, so fetch "
-            f"it first (hf download REPOSITORY tokenizer.json tokenizer_config.json --local-dir FOLDER)."
+            f"No tokenizer at {name!r}.{similar_path(path)} Give a tokenizer.json or a folder with one; nothing is "
+            "downloaded, so fetch it first "
+            "(hf download REPOSITORY tokenizer.json tokenizer_config.json --local-dir FOLDER)."
         )
     if path.name.endswith(_SENTENCEPIECE_SUFFIX):
         raise FormatError(f"{path}: a tokenizer.json is needed. {_advise_on_sentencepiece(path.name)}")
@@ -158,9 +158,8 @@ def _get_encoding(name: str) -> Any:
     tiktoken = import_text("tiktoken")
     known = tiktoken.list_encoding_names()
     if name not in known:
-        guess = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        meant = f" Did you mean {_TIKTOKEN_PREFIX}{guess[0]}?" if guess else ""
-        raise ValueError(f"tiktoken has no encoding {name!r}.{meant} It has {', '.join(sorted(known))}.")
+        has = ", ".join(sorted(known))
+        raise ValueError(f"tiktoken has no encoding {name!r}.{did_you_mean(name, known)} It has {has}.")
     return tiktoken.get_encoding(name)
 
 

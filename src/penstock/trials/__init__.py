@@ -7,7 +7,8 @@
 
 Measuring is here, judging in `tuning`, drawing in `report`.
 
-May import: `errors`, `metrics`, `plan`, `pytorch`, `report`, `tuning`, `workers`. Imported by: `cli`. Holds no state.
+May import: `errors`, `filesystem`, `metrics`, `plan`, `pytorch`, `report`, `tuning`, `workers`. Imported by: `cli`.
+Holds no state.
 """
 
 from penstock.trials._bench import Bench, BenchLine, bench_job, bench_plan

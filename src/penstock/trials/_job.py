@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from penstock.filesystem import similar_path
+
 MakeLoader = Callable[..., Iterable[Any]]
 TrainStep = Callable[[Any], Any]
 
@@ -78,7 +80,7 @@ def ignores_batch(train_step: TrainStep) -> bool:
 
 def _import(path: Path) -> ModuleType:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file. {_SHAPE}")
+        raise FileNotFoundError(f"{path}: there is no such file.{similar_path(path)} {_SHAPE}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is not a Python file (.py).\n{_SHAPE}")

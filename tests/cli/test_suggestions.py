@@ -1,0 +1,67 @@
+"""What the command asks when a name was mistyped."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.cli import main
+from penstock.errors import did_you_mean
+from penstock.filesystem import similar_path
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one of each thing that a path may name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "text.jsonl").write_text('{"text": "a", "meta": {"source": "web"}}\n')
+    (tmp_path / "table.csv").write_text("text,label\na,1\nb,2\n")
+    (tmp_path / "train.py").touch()
+    with penstock.DatasetWriter("corpus", {"tokens": "uint16[*]"}) as writer:
+        writer.write({"tokens": [1, 2]})
+    (tmp_path / "plan.toml").write_text(penstock.open("corpus").batch(1).to_toml())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("inspcet corpus", "inspect"),
+        ("inspect corpsu", "corpus"),
+        ("verify Corpus", "corpus"),
+        ("trace plan.tolm --step 0", "plan.toml"),
+        ("bench paln.toml", "plan.toml"),
+        ("tune trian.py", "train.py"),
+        ("doctor -- trian.py", "train.py"),
+        ("prepare rwa/text.jsonl out", "raw"),
+        ("prepare raw/txet.jsonl out", "raw/text.jsonl"),
+        ("prepare rwa/*.jsonl out", "raw"),
+        ("prepare table.csv out --tokenizer bytes --column txet", "text"),
+        ("prepare raw/text.jsonl out --tokenizer tiktoken:cl100k", "cl100k_base"),
+    ],
+)
+def test_a_mistyped_verb_path_or_column_is_guessed(
+    line: str, meant: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["penstock", *line.split()])
+    try:
+        code = main(line.split())
+    except SystemExit as error:
+        code = int(error.code or 0)
+    assert code in (1, 2)
+    assert re.search(rf"Did you mean '(/.*/)?{re.escape(meant)}'\?", capsys.readouterr().err)
+
+
+def test_columns_of_a_dataset_are_guessed_in_python_too() -> None:
+    with pytest.raises(penstock.errors.SchemaError, match=r"the columns are 'tokens'\. Did you mean 'tokens'\?"):
+        penstock.open("corpus").select_columns(["token"])
+
+
+def test_what_is_like_nothing_is_not_guessed(folder: Path) -> None:
+    assert did_you_mean("zebra", ["text", "label"]) == ""
+    assert similar_path(folder / "zebra") == similar_path("*.jsonl") == similar_path("corpus") == ""
+    assert similar_path(folder / "train.py" / "inside") == ""
