@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.service import make_certificates
+from penstock.service import make_certificates, serve
 from penstock.service._server import Server
 
 from .processes import ServeProcess, written_plan
@@ -201,7 +201,7 @@ def test_slow_readers_take_little_memory(server: ServeProcess, plan_file: Path) 
 
 
 def test_strangers_write_no_tracebacks_into_the_log(caplog: pytest.LogCaptureFixture, plan_file: Path) -> None:
-    with Server(penstock.load_plan(plan_file), "127.0.0.1:0", num_workers=1) as server, connect(server) as stranger:
+    with serve(penstock.load_plan(plan_file), "127.0.0.1:0", num_workers=1) as server, connect(server) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1000)
         assert b" 400 " in stranger.recv(100)
     assert not caplog.records

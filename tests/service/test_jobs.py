@@ -8,10 +8,10 @@ import time
 import numpy as np
 
 import penstock
+from penstock.service import serve
 from penstock.service._addresses import Address
 from penstock.service._health import Health
 from penstock.service._jobs import Jobs
-from penstock.service._server import Server
 
 A, B, C = (Address("127.0.0.1", port, "localhost") for port in (1, 2, 3))
 
@@ -47,7 +47,7 @@ def test_a_server_that_hangs_holds_nothing_back_whatever_the_share_of_hedged_req
 
 def test_a_trainer_that_pauses_longer_than_the_timeout_finds_its_servers_again() -> None:
     plan = penstock.from_arrays({"x": np.zeros((64, 1 << 20), np.uint8)}).batch(2)
-    with Server(plan, "127.0.0.1:0", num_workers=1) as server:
+    with serve(plan, "127.0.0.1:0", num_workers=1) as server:
         remote = penstock.Remote(servers=server.address, timeout_seconds=3)
         with penstock.DataLoader(plan, remote=remote, prefetch=1) as loader:
             batches = iter(loader)

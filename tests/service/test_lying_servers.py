@@ -27,7 +27,7 @@ from penstock.cli._top import table_of
 from penstock.errors import CorruptionError, ServiceError, printable
 from penstock.loader import Bundle, Item, SlotPool, private_slot
 from penstock.schema import Ragged
-from penstock.service import Remote, Security, read_servers
+from penstock.service import Remote, Security, read_servers, serve
 from penstock.service._addresses import Servers
 from penstock.service._arrivals import Arrived
 from penstock.service._server import Server
@@ -80,7 +80,7 @@ def plan() -> penstock.Plan:
 
 @pytest.fixture(scope="module")
 def honest(plan: penstock.Plan) -> Iterator[Server]:
-    with Server(plan, "127.0.0.1:0", num_workers=1) as server:
+    with serve(plan, "127.0.0.1:0", num_workers=1) as server:
         yield server
 
 
@@ -218,7 +218,7 @@ def test_a_forged_answer_is_used_or_refused_by_an_error_of_ours(
 ) -> None:
     if arrangement == "stacked":
         rectangular = penstock.from_arrays({"x": np.arange(600).reshape(100, 6)}).batch(10)
-        with Server(rectangular, "127.0.0.1:0", num_workers=1) as server:
+        with serve(rectangular, "127.0.0.1:0", num_workers=1) as server:
             body = asked(server, f"/v1/batch/{rectangular.fingerprint}/0/3/0/1/0/1")
     else:
         body = asked(honest, f"/v1/batch/{plan.fingerprint}/0/{1 if arrangement == 'one' else 3}/0/1/0/1")

@@ -18,8 +18,7 @@ import torch
 
 import penstock
 from penstock.errors import RemoteFailed, ServiceError
-from penstock.service import make_certificates
-from penstock.service._server import Server
+from penstock.service import make_certificates, serve
 
 
 def scaled(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -58,7 +57,7 @@ PLANS = {
 @contextlib.contextmanager
 def served(plan: penstock.Plan, count: int = 1, **options: Any) -> Iterator[list[str]]:
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(Server(plan, "127.0.0.1:0", num_workers=1, **options)) for _ in range(count)]
+        servers = [stack.enter_context(serve(plan, "127.0.0.1:0", num_workers=1, **options)) for _ in range(count)]
         yield [server.address for server in servers]
 
 
@@ -106,7 +105,7 @@ def test_a_state_saved_with_servers_goes_on_without_them_and_back() -> None:
 def test_small_batches_travel_several_at_a_time() -> None:
     plan = samples(4096).shuffle(seed=1).batch(8)
     with (
-        Server(plan, "127.0.0.1:0", num_workers=1) as server,
+        serve(plan, "127.0.0.1:0", num_workers=1) as server,
         penstock.DataLoader(plan, remote=server.address) as loader,
     ):
         assert len(list(loader)) == 512
@@ -116,7 +115,7 @@ def test_small_batches_travel_several_at_a_time() -> None:
 
 def test_what_two_ask_for_is_computed_once() -> None:
     plan = samples().batch(10)
-    with Server(plan, "127.0.0.1:0", num_workers=1) as server:
+    with serve(plan, "127.0.0.1:0", num_workers=1) as server:
         for _ in range(3):
             with penstock.DataLoader(plan, remote=server.address) as loader:
                 assert len(list(loader)) == 10

@@ -11,13 +11,12 @@ from rich.console import Console
 import penstock
 from penstock.cli import main
 from penstock.cli._top import table_of
-from penstock.service import Reading
-from penstock.service._server import Server
+from penstock.service import Reading, serve
 
 
 def test_one_look_as_json_has_every_server_and_says_which_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     plan = penstock.from_arrays({"x": np.arange(100)}).batch(10)
-    with Server(plan, "127.0.0.1:0", num_workers=1) as server:
+    with serve(plan, "127.0.0.1:0", num_workers=1) as server:
         with penstock.DataLoader(plan, remote=server.address) as loader:
             assert len(list(loader)) == 10
         assert main(["top", server.address, "--json"]) == 0

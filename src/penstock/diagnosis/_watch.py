@@ -18,7 +18,6 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from penstock.diagnosis._watch_gauge import Gauge, gauge_of
@@ -172,9 +171,7 @@ class Watch(Generic[AnyBatch]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def record(self, row: StepRow) -> None:

@@ -18,7 +18,6 @@ import socket
 import sys
 import weakref
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from penstock.errors import StorageError, WriterBusy
@@ -85,9 +84,7 @@ class DirectoryLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.release()
 
     def __del__(self) -> None:

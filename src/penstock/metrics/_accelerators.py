@@ -7,7 +7,6 @@ each step.
 from __future__ import annotations
 
 import importlib
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 
@@ -41,9 +40,7 @@ class Accelerators:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _read(self, number: int, handle: Any) -> AcceleratorUsage:

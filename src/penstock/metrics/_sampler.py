@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -156,9 +155,7 @@ class Sampler:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _run(self) -> None:

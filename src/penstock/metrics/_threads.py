@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import time
-from types import TracebackType
 from typing import NamedTuple, Self
 
 _OF_THIS_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
@@ -58,9 +57,7 @@ class ThreadMeter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

@@ -140,7 +140,7 @@ class _GlobalGenerators:
                 self._kept_torch = torch.random.get_rng_state()
             torch.random.default_generator.manual_seed(key & (2**63 - 1))
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         random.setstate(self._kept[0])
         np.random.set_state(self._kept[1])
         if self._kept_torch is not None:

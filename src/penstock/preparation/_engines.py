@@ -12,7 +12,6 @@ import contextlib
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Protocol, Self
 
 from penstock.preparation._jobs import AnyJob, Done, Keyed, Listen, Lost, Opened, Told
@@ -36,9 +35,7 @@ class TaskEngine(Protocol):
         ...
 
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
 
 class InlineTaskEngine:
@@ -47,9 +44,7 @@ class InlineTaskEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         pass
 
     def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:

@@ -13,7 +13,6 @@ import collections
 import contextlib
 import uuid
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.errors import WorkerDied
@@ -36,10 +35,8 @@ class RayEngine:
         self._cluster.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._cluster.__exit__(kind, error, trace)
+    def __exit__(self, *exception: object) -> None:
+        self._cluster.__exit__(*exception)
 
     def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
         """Do all tasks; at most as many at once as there are workers.

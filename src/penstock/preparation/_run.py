@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from penstock.errors import PenstockError
@@ -62,9 +61,7 @@ class Preparation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             self._workforce.close()
             self._tidy()

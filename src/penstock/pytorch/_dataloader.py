@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -222,9 +221,7 @@ class DataLoader(TorchDataLoader[BatchType]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:

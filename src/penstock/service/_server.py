@@ -21,7 +21,6 @@ import socket
 import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -48,13 +47,7 @@ _FIRST_BATCH_SECONDS = 600.0
 
 
 class Server:
-    """Serves a plan until it is closed; in a thread of its own.
-
-    Args:
-        bind: Host and port; port 0 takes a free one.
-        num_workers: Worker processes; by default as many as this job may use processors.
-        security: TLS and tokens; needed beyond loopback.
-        window_bytes: How much of what was sent is kept for others who ask for the same.
+    """Serves a plan until it is closed; in a thread of its own. `serve` makes one, and says what the arguments mean.
 
     Raises:
         ValueError: the address can be reached by strangers, and nothing keeps them out.
@@ -63,12 +56,12 @@ class Server:
     def __init__(
         self,
         plan: Plan,
-        bind: str = "127.0.0.1:8815",
+        bind: str,
         *,
-        num_workers: int | None = None,
-        start_method: StartMethod = "forkserver",
-        security: Security | None = None,
-        window_bytes: int = 256 << 20,
+        num_workers: int | None,
+        start_method: StartMethod,
+        security: Security | None,
+        window_bytes: int,
     ) -> None:
         self.plan = plan
         self._host, self._port = split_address(bind)
@@ -114,9 +107,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _run(self) -> None:
