@@ -18,7 +18,18 @@ from penstock.pytorch import _live_tuning
 from penstock.pytorch._live_tuning import LiveTuning
 from penstock.tuning import Bounds, OnlineTuner, Setting
 
-EFFECTS: dict[str, Any] = {"apply": lambda setting: 2, "has_started": lambda: True}
+
+class Steady:
+    """A run whose workers compute, whatever is applied."""
+
+    def apply(self, setting: Setting) -> int:
+        return 2
+
+    def has_started(self) -> bool:
+        return True
+
+
+STEADY = Steady()
 
 
 @penstock.pure
@@ -110,7 +121,7 @@ def test_a_step_that_takes_most_of_a_stretch_is_something_else(monkeypatch):
     statistics, seen = LoaderStatistics(), []
     tuner = OnlineTuner(Setting(1, 2), 2)
     monkeypatch.setattr(tuner, "observe", lambda stretch, bounds: seen.append(stretch))
-    live = LiveTuning(tuner, statistics, "thread", **EFFECTS)
+    live = LiveTuning(STEADY, tuner, statistics, "thread")
     clock = iter(np.arange(0, 1000, 0.05))
     monkeypatch.setattr(_live_tuning.time, "perf_counter", lambda: float(next(clock)))
     live.begin(2)
@@ -128,13 +139,13 @@ def test_a_step_that_takes_most_of_a_stretch_is_something_else(monkeypatch):
 
 def test_bounds_follow_the_memory_that_is_free(monkeypatch):
     statistics = LoaderStatistics(num_bytes=10 * 50_000_000, num_batches=10)
-    live = LiveTuning(OnlineTuner(Setting(2, 2), 2), statistics, "thread", **EFFECTS)
+    live = LiveTuning(STEADY, OnlineTuner(Setting(2, 2), 2), statistics, "thread")
     monkeypatch.setattr(_live_tuning, "usable_cpus", lambda: 2)
     monkeypatch.setattr(_live_tuning, "available_memory", lambda: 4_000_000_000)
     assert live._bounds() == Bounds(most_workers=8, most_depth=4)
     monkeypatch.setattr(_live_tuning, "available_memory", lambda: None)
     assert live._bounds() == Bounds(most_workers=8, most_depth=16)
-    processes = LiveTuning(OnlineTuner(Setting(2, 2), 2), statistics, "process", **EFFECTS)
+    processes = LiveTuning(STEADY, OnlineTuner(Setting(2, 2), 2), statistics, "process")
     monkeypatch.setattr(_live_tuning, "available_memory", lambda: 400_000_000)
     assert processes._bounds().most_workers <= 3
 

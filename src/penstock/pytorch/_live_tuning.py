@@ -14,8 +14,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+import weakref
+from typing import NamedTuple, Protocol
 
 from penstock.loader import LoaderStatistics
 from penstock.metrics import ThreadMeter, available_memory, process_tree
@@ -46,28 +46,32 @@ class _LoopTotals(NamedTuple):
     delay: float
 
 
+class TunedRun(Protocol):
+    """What is tuned: a run that has workers."""
+
+    def apply(self, setting: Setting) -> int:
+        """Go on with another setting; returns how many batches are ahead of the loop then."""
+        ...
+
+    def has_started(self) -> bool:
+        """Whether all workers there are to be compute."""
+        ...
+
+
 class LiveTuning:
-    """Watches one loader, and changes it.
+    """Watches one run, and changes it.
 
     Args:
+        tuned: The run, which keeps this, and is not kept by it: a loader that is forgotten must end at once, not with
+            the next garbage collection.
         tuner: Decides.
-        statistics: The loader's, which are read, and told the decisions.
+        statistics: The run's, which are read, and told the decisions.
         kind: What computes: "thread" or "process".
-        apply: Makes a setting so; returns the batches that are ahead of the loop then.
-        has_started: Whether all workers there are to be compute.
     """
 
-    def __init__(
-        self,
-        tuner: OnlineTuner,
-        statistics: LoaderStatistics,
-        kind: str,
-        *,
-        apply: Callable[[Setting], int],
-        has_started: Callable[[], bool],
-    ) -> None:
+    def __init__(self, tuned: TunedRun, tuner: OnlineTuner, statistics: LoaderStatistics, kind: str) -> None:
+        self._find_tuned = weakref.ref(tuned)
         self._tuner, self._statistics, self._kind = tuner, statistics, kind
-        self._apply, self._has_started = apply, has_started
         self._meter: ThreadMeter | None = None
         self._thread = 0
         self._begun: _LoopTotals | None = None
@@ -102,6 +106,14 @@ class LiveTuning:
         meter, self._meter = self._meter, None
         if meter is not None:
             meter.close()
+
+    def _apply(self, setting: Setting) -> int:
+        tuned = self._find_tuned()
+        return 0 if tuned is None else tuned.apply(setting)
+
+    def _has_started(self) -> bool:
+        tuned = self._find_tuned()
+        return tuned is None or tuned.has_started()
 
     def _settle(self, num_steps: int) -> None:
         """Count nothing until workers have started, and then until what was computed before is used up."""

@@ -8,7 +8,6 @@ settings ──► Engine ──► Pipeline ──► the loop             made
 from __future__ import annotations
 
 import dataclasses
-import weakref
 
 from penstock.loader import (
     Engine,
@@ -119,8 +118,7 @@ class PlanWorkers:
         self._change_workers(setting.num_workers)
         return self._num_ahead
 
-    @property
-    def have_started(self) -> bool:
+    def has_started(self) -> bool:
         """Whether all workers there are to be compute."""
         return self._engine is None or self._engine.num_started() >= self._engine.num_workers
 
@@ -177,17 +175,7 @@ class PlanWorkers:
             tunes_workers=settings.tunes_workers,
             tunes_depth=settings.tunes_prefetch,
         )
-        find = weakref.ref(self)  # not itself: a loader that is forgotten must end at once, not with a collection
-
-        def apply(setting: Setting) -> int:
-            workers = find()
-            return 0 if workers is None else workers.apply(setting)
-
-        def has_started() -> bool:
-            workers = find()
-            return workers is None or workers.have_started
-
-        return LiveTuning(tuner, self.statistics, kind, apply=apply, has_started=has_started)
+        return LiveTuning(self, tuner, self.statistics, kind)
 
     def _stop_tuning(self) -> None:
         """Somebody says what to use: that is what is used."""

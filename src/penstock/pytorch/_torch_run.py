@@ -200,6 +200,11 @@ class TorchRun:
         batches = None if self._find_batches is None else self._find_batches()
         return batches.change(setting) if isinstance(batches, WorkerBatches) else 0
 
+    def has_started(self) -> bool:
+        """Whether all workers there are to be compute."""
+        batches = None if self._find_batches is None else self._find_batches()
+        return not isinstance(batches, WorkerBatches) or batches.has_started()
+
     def _make_tuning(self, loader: Any) -> LiveTuning:
         """What finds the settings while it runs; not for datasets that keep something from batch to batch."""
         fetching = _fetching_of(loader)
@@ -207,18 +212,7 @@ class TorchRun:
             what = "an iterable dataset" if fetching.is_iterable else "a dataset that has a state"
             raise ValueError(f"num_workers='auto' with {what}: what comes next depends on its workers. Give a number.")
         tuner = OnlineTuner(Setting(loader.num_workers, loader.prefetch_factor), usable_cpus())
-        find_run = weakref.ref(self)  # not itself: a loader that is forgotten must end at once
-
-        def apply(setting: Setting) -> int:
-            run = find_run()
-            return 0 if run is None else run.apply(setting)
-
-        def has_started() -> bool:
-            run = find_run()
-            batches = None if run is None or run._find_batches is None else run._find_batches()
-            return not isinstance(batches, WorkerBatches) or batches.has_started()
-
-        return LiveTuning(tuner, self._statistics, "process", apply=apply, has_started=has_started)
+        return LiveTuning(self, tuner, self._statistics, "process")
 
     @property
     def _loader(self) -> Any:
