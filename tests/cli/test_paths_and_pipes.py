@@ -89,6 +89,17 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(tmp_path: Path, mon
     assert len(penstock.open("~/written")) == 1
 
 
+def test_a_tilde_that_the_shell_left_in_an_option_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "train.py").write_text("print('nothing to look at')")
+    main(["doctor", "--html=~/report.html", "--", str(tmp_path / "train.py")])
+    assert "<html" in (tmp_path / "report.html").read_text()
+    assert main(["certificates", "~/tls", "localhost"]) == 0
+    assert (tmp_path / "tls").is_dir()
+
+
 @pytest.mark.parametrize("verb", ["inspect", "inspect --json", "verify", "verify --json", "prepare", "prepare --json"])
 def test_a_reader_that_goes_away_is_no_failure(dataset: Path, verb: str) -> None:
     sources = f"{dataset.parent}/a.jsonl" if verb.startswith("prepare") else ""

@@ -40,6 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("prepare rwa/text.jsonl out", "raw"),
         ("prepare raw/txet.jsonl out", "raw/text.jsonl"),
         ("prepare rwa/*.jsonl out", "raw"),
+        ("prepare raw/text.jsonl out --tokenizer bytes --column txet --workers 1", "text"),
         ("prepare table.csv out --tokenizer bytes --column txet", "text"),
         ("prepare raw/text.jsonl out --tokenizer tiktoken:cl100k", "cl100k_base"),
     ],

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
+from penstock.cli import _values
 from penstock.report import console, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument(
-        "data", type=Path, metavar="DATASET|PLAN.toml", help="a dataset, or a plan as to_toml() writes it"
+        "data", type=_values.path, metavar="DATASET|PLAN.toml", help="a dataset, or a plan as to_toml() writes it"
     )
     parser.add_argument("--measure", action="store_true", help="read a little, to measure the storage")
     parser.add_argument(

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
+from penstock.cli import _values
 from penstock.report import console, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument(
-        "what", type=Path, metavar="PLAN.toml|JOB.py", help="a plan, or a job as `penstock tune` takes it"
+        "what", type=_values.path, metavar="PLAN.toml|JOB.py", help="a plan, or a job as `penstock tune` takes it"
     )
     parser.add_argument("--steps", type=int, default=100, help="steps that count (%(default)s)")
     parser.add_argument(
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report to open in a browser")
+    parser.add_argument("--html", type=_values.path, metavar="FILE", help="write a report to open in a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:

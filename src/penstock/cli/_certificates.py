@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from penstock.cli import _values
 from penstock.report import console, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to write them")
+    parser.add_argument("folder", type=_values.path, metavar="FOLDER", help="where to write them")
     parser.add_argument("hosts", nargs="+", metavar="HOST", help="names and addresses that clients know the servers by")
     parser.add_argument("--days", type=int, default=365, help="how long they are good for (default: %(default)s)")
 

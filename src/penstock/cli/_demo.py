@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.cli import _values
 from penstock.cli._prepare_shown import preparation_bar, show_prepared
 from penstock.errors import MissingExtra
 from penstock.report import console, print_json
@@ -26,7 +27,7 @@ _STEPS, _KILL_AT, _COMPARED = 100, 40, 25
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("--path", type=Path, default=None, help="keep files here (default: temporary folder)")
+    parser.add_argument("--path", type=_values.path, default=None, help="keep files here (default: temporary folder)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli import _values
 from penstock.report import console, print_json
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _MAX_FILES = 8192
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="the plan, as plan.to_toml() writes it")
+    parser.add_argument("plan", type=_values.path, metavar="PLAN.toml", help="the plan, as plan.to_toml() writes it")
     parser.add_argument(
         "--bind",
         metavar="HOST:PORT",
@@ -39,10 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
     )
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the secret that clients must show")
-    parser.add_argument("--certificate", type=Path, metavar="FILE", help="this server's certificate, PEM")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
-    parser.add_argument("--authority", type=Path, metavar="FILE", help="ask clients for certificates of this authority")
+    parser.add_argument(
+        "--token-file", type=_values.path, metavar="FILE", help="file with the secret that clients must show"
+    )
+    parser.add_argument("--certificate", type=_values.path, metavar="FILE", help="this server's certificate, PEM")
+    parser.add_argument("--key", type=_values.path, metavar="FILE", help="its private key, PEM")
+    parser.add_argument(
+        "--authority", type=_values.path, metavar="FILE", help="ask clients for certificates of this authority"
+    )
     parser.add_argument(
         "--share-mb",
         type=int,
@@ -57,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     cluster.add_argument(
         "--servers-file",
-        type=Path,
+        type=_values.path,
         default=Path("servers.txt"),
         metavar="FILE",
         help="kept up to date for clients, as in DataLoader(plan, remote=Path(FILE)) (default: %(default)s)",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cli import _values
 from penstock.report import console, print_json
 
 if TYPE_CHECKING:
@@ -21,10 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="time between looks (default: %(default)s)"
     )
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the secret that servers ask for")
-    parser.add_argument("--certificate", type=Path, metavar="FILE", help="this client's certificate, PEM")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
-    parser.add_argument("--authority", type=Path, metavar="FILE", help="authority of the servers' certificates")
+    parser.add_argument(
+        "--token-file", type=_values.path, metavar="FILE", help="file with the secret that servers ask for"
+    )
+    parser.add_argument("--certificate", type=_values.path, metavar="FILE", help="this client's certificate, PEM")
+    parser.add_argument("--key", type=_values.path, metavar="FILE", help="its private key, PEM")
+    parser.add_argument("--authority", type=_values.path, metavar="FILE", help="authority of the servers' certificates")
 
 
 def run(arguments: argparse.Namespace) -> int:

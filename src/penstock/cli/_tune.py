@@ -10,6 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from penstock.cli import _values
 from penstock.report import console, print_json
 
 _INTERRUPTED = 130
@@ -18,11 +19,11 @@ _INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument(
-        "job", type=Path, metavar="JOB.py", help="a file with make_loader(**options) and train_step(batch)"
+        "job", type=_values.path, metavar="JOB.py", help="a file with make_loader(**options) and train_step(batch)"
     )
     parser.add_argument(
         "--settings",
-        type=Path,
+        type=_values.path,
         default=Path("penstock-settings.toml"),
         metavar="FILE",
         help="where to write what was found (%(default)s)",
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=15, help="steps of a turn that count (%(default)s)")
     parser.add_argument("--rounds", type=int, default=4, help="turns of each setting that races (%(default)s)")
     parser.add_argument("--seconds", type=float, help="begin no turn after this time")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report to open in a browser")
+    parser.add_argument("--html", type=_values.path, metavar="FILE", help="write a report to open in a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:

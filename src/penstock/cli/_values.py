@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -33,6 +34,11 @@ def rows_or_share(text: str) -> int | float:
         return int(text) if text.isdigit() else float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows, or a share such as 0.5 or 50%") from None
+
+
+def path(text: str) -> Path:
+    """A path of this machine; a shell leaves the `~` of `--html=~/report.html` as it is."""
+    return Path(text).expanduser()
 
 
 def names(text: str) -> tuple[str, ...]:

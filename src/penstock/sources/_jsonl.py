@@ -68,7 +68,7 @@ def _read_block(block: Block, path: str, row: int, reader: _FastReader) -> Recor
     records = parse_lines(data, offset, path, row)
     reader.learn(records)
     chosen = select_columns(records.columns, records.num_rows, reader.columns)
-    return Records(chosen, row, records.num_rows, records.errors, records.rows, len(block.data))
+    return Records(chosen, row, records.num_rows, records.errors, records.rows, len(block.data), tuple(records.columns))
 
 
 class _FastReader:

@@ -116,6 +116,8 @@ class Records:
     """Row number of each record; None when they are first_row, first_row + 1, …"""
     num_bytes: int = field(default=0)
     """Raw bytes this batch was made of, for rates."""
+    known: tuple[str, ...] = ()
+    """Names that these rows have, asked for or not, where the reader knows; for messages."""
 
     def row_numbers(self) -> NDArray[np.int64]:
         """Row number of each record within the split."""
