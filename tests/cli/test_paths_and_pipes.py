@@ -100,6 +100,11 @@ def test_a_tilde_that_the_shell_left_in_an_option_is_the_home_folder(
     assert (tmp_path / "tls").is_dir()
 
 
+def test_top_looks_once_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "127.0.0.1:1"]) == 1
+    assert "refused" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("verb", ["inspect", "inspect --json", "verify", "verify --json", "prepare", "prepare --json"])
 def test_a_reader_that_goes_away_is_no_failure(dataset: Path, verb: str) -> None:
     sources = f"{dataset.parent}/a.jsonl" if verb.startswith("prepare") else ""

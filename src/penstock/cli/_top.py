@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """With --json one look: 0 when every server answers. Else looks until Ctrl-C, which is a good end."""
+    """One look, with --json or where nobody watches: 0 when every server answers. Else until Ctrl-C, a good end."""
     from penstock.service import Security, read_servers
 
     security = Security(
@@ -40,8 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
         authority=arguments.authority,
     )
     readings = read_servers(arguments.servers, security)
-    if arguments.json:
-        print_json([{**each.metrics, "server": each.server, "problem": each.problem} for each in readings])
+    if arguments.json or not console().is_terminal:
+        if arguments.json:
+            print_json([{**each.metrics, "server": each.server, "problem": each.problem} for each in readings])
+        else:
+            console().print(table_of(readings, []))
         return 0 if readings and all(each.problem is None for each in readings) else 1
     from rich.live import Live
 
@@ -57,10 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def table_of(readings: list[Reading], before: list[Reading]) -> Table:
     """A row for each server; rates since the readings before."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     earlier = {each.server: each for each in before}
-    table = Table("server", "clients", "batches/s", "MB/s", "shared", "CPUs", "waiting", "queue")
+    table = Table(
+        Column("server", overflow="fold"), "clients", "batches/s", "MB/s", "shared", "CPUs", "waiting", "queue"
+    )
     for each in readings:
         if each.problem is not None:
             table.add_row(each.server, each.problem)
