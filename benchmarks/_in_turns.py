@@ -25,7 +25,8 @@ from penstock.diagnosis._run import environment
 from penstock.metrics import EventKind
 
 _OBSERVE = {"seconds": math.inf, "steps": None, "full": True, "observe": True, "turn_seconds": 1.5, "doctor": None}
-_WARM_SECONDS, _TURN_SECONDS, _SETTLE_SECONDS = 1.5, 2.0, 0.3
+_WARM_SECONDS, _TURN_SECONDS, _SETTLE_SECONDS = 1.5, 3.0, 0.5
+"""Sleeps go on while a script is stopped, so that its first steps afterwards are quick."""
 _LONGEST_START = 60.0
 
 
@@ -62,8 +63,10 @@ class Runner:
     def rates(self) -> list[float]:
         """Samples per second of each turn."""
         steps = self._steps()
-        turns = [steps[(steps["start"] > begin) & (steps["start"] < end)] for begin, end in self._windows]
-        return [float(turn["value"][:-1].sum() / (turn["start"][-1] - turn["start"][0]) * 1e9) for turn in turns]
+        asked = [steps["value"][(steps["start"] > begin) & (steps["start"] < end)] for begin, end in self._windows]
+        return [
+            float(1e9 * rows.sum() / (end - begin)) for rows, (begin, end) in zip(asked, self._windows, strict=True)
+        ]
 
     def close(self) -> None:
         """End it and all its workers."""

@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="the scripts that the doctor was not written for")
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=40)
-    parser.add_argument("--rounds", type=int, default=4, help="turns of two seconds as it is, and with the fix")
+    parser.add_argument("--rounds", type=int, default=4, help="turns of three seconds as it is, and with the fix")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after this time")
     parser.add_argument("--keep", type=Path, help="a folder for recordings of runs that were diagnosed rightly")
     parser.add_argument("--results", type=Path, help="where rows are written, and found again")

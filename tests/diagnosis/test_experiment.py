@@ -11,6 +11,7 @@ import pytest
 from penstock.diagnosis._experiment import (
     AS_IS,
     CEILING_ROUNDS,
+    RACE_ROUNDS,
     REPLAY,
     Trial,
     TurnResult,
@@ -101,6 +102,16 @@ def test_a_change_that_makes_it_slower_drops_out_after_one_turn() -> None:
     assert sum(each.trial == 2 for each in turns) == 5
 
 
+def test_a_gain_that_noise_hides_has_more_rounds_and_a_loss_has_not() -> None:
+    def rounds(gain: float) -> int:
+        noise = random.Random(5)
+        rates = {0: 10.0, 1: 20.0, 2: 10.0 * gain}
+        turns = conduct(lambda trial, place: rates[trial.number] * math.exp(noise.gauss(0, 0.3)), [FAST])
+        return sum(each.trial == 2 for each in turns)
+
+    assert rounds(1.3) > RACE_ROUNDS >= rounds(0.8)
+
+
 def test_a_change_whose_first_turn_was_slower_by_chance_has_another_on_a_noisy_machine() -> None:
     noisy = [turn(0, rate) for rate in (39, 63, 60, 81)]
     steady = [turn(0, rate) for rate in (60, 60, 60, 60)]
@@ -159,6 +170,16 @@ def test_steps_that_live_on_a_queue_that_runs_down_do_not_count() -> None:
     hand_over(clock, [*(30 - number for number in range(30)), *([0] * 20)])
     assert clock.is_over
     assert clock.result.steps < 30
+
+
+def test_steps_before_the_slowest_batches_can_have_come_do_not_count() -> None:
+    clock = TurnClock(2, settle=2, turn_seconds=0.1, settle_seconds=0.3)
+    hand_over(clock, [0] * 30)
+    assert clock.result.steps == 0
+    clock.restart()
+    hand_over(clock, [0] * 50)
+    assert clock.is_over
+    assert clock.result.steps == 20
 
 
 def test_a_queue_that_is_empty_needs_no_more_steps_to_settle() -> None:

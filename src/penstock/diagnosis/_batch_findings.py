@@ -57,7 +57,7 @@ def slow_samples(case: Case) -> Finding | None:
     if found is None or not case.waits_for_data or case.stages.slow_sample_share < 0.4:
         return None
     samples = case.recording.events_as_is(EventKind.SAMPLE)
-    if np.sort(samples["duration"])[-max(1, len(samples) // 100)] < case.stages.step:
+    if np.sort(samples["duration"])[-max(1, len(samples) // 200)] < case.stages.step:
         return None
     slowest = samples[np.argsort(samples["duration"])[-5:]][::-1]
     named = ", ".join(str(index) for index in slowest["value"] if index >= 0)

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.diagnosis._experiment import FEWEST_ROUNDS, HEALTHY_BELOW, Estimate, Trial
+from penstock.diagnosis._experiment import FEWEST_ROUNDS, HEALTHY_BELOW, LEAST_GAIN, Estimate, Trial
 from penstock.diagnosis._recording import Recording
 from penstock.diagnosis._stages import Stages, measure_stages
 from penstock.metrics import EventKind
 
-_LEAST_GAIN = 1.05
-"""Less is not worth a change, nor a reader's time."""
 _WIDE = 1.5
 """An interval that ends above this is no sign of health."""
 _MANY_OTHERS = 0.25
@@ -114,7 +112,7 @@ class Case:
             for trial in self.recording.trials[2:]
             if (found := self.recording.estimate(trial.number)) is not None
         ]
-        good = [each for each in tried if each.estimate.ratio >= _LEAST_GAIN and each.estimate.is_above(1.0)]
+        good = [each for each in tried if each.estimate.ratio >= LEAST_GAIN and each.estimate.is_above(1.0)]
         return sorted(good, key=lambda each: -each.estimate.ratio)
 
     def best(self, is_meant: Callable[[Trial], bool]) -> Tried | None:

@@ -21,9 +21,11 @@ from penstock.report import Gain
 TrialKind = Literal["as-is", "replay", "options", "penstock", "warm", "grouped", "threads"]
 _STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Two-sided 95 % quantiles by degrees of freedom."""
-CEILING_ROUNDS, MOST_CEILING_ROUNDS, RACE_ROUNDS = 3, 6, 5
+CEILING_ROUNDS, MOST_CEILING_ROUNDS, RACE_ROUNDS, MOST_RACE_ROUNDS = 3, 6, 5, 10
 FEWEST_ROUNDS = 3
 """Fewer are no evidence."""
+LEAST_GAIN = 1.05
+"""Less is not worth a change, nor a reader's time."""
 _NARROW = 0.05
 HEALTHY_BELOW = 1.15
 """Replayed batches are warm in caches, and no worker competes for cores: jobs that never wait read 1.07 to 1.19."""
@@ -127,14 +129,17 @@ def experiment(
         if done >= CEILING_ROUNDS and (REPLAY.number in failed or is_clear(estimate(turns, REPLAY.number))):
             break
     alive = list(choose(turns))
-    for done in range(1, RACE_ROUNDS + 1):
+    for done in range(1, MOST_RACE_ROUNDS + 1):
         for trial in alive:
             yield from take(trial)
         alive = survivors([trial for trial in alive if trial.number not in failed], turns, done)
         if not alive:
             return
         yield from take(AS_IS)
-        if done >= FEWEST_ROUNDS and all(is_narrow(estimate(turns, trial.number)) for trial in alive):
+        gains = [estimate(turns, trial.number) for trial in alive]
+        if done >= FEWEST_ROUNDS and all(is_narrow(gain) for gain in gains):
+            return
+        if done >= RACE_ROUNDS and not any(is_promising(gain) for gain in gains):
             return
 
 
@@ -149,6 +154,11 @@ def is_clear(ceiling: Estimate | None) -> bool:
 def is_narrow(gain: Estimate | None) -> bool:
     """Whether more rounds would hardly change a gain."""
     return gain is not None and gain.num_rounds >= FEWEST_ROUNDS and gain.gain.error < _NARROW * gain.ratio
+
+
+def is_promising(gain: Estimate | None) -> bool:
+    """Whether a change seems to help, and more rounds may show that it does."""
+    return gain is not None and gain.ratio >= LEAST_GAIN and not gain.is_above(1.0)
 
 
 def survivors(trials: Sequence[Trial], turns: Sequence[TurnResult], done: int) -> list[Trial]:

@@ -22,7 +22,8 @@ _QUICK_NS = 100_000
 _EVERY = 16
 _MEMORY_EVERY_NS = 500_000_000
 _MOST_MEMORY_SHARE = 0.002
-"""Of the time, for a worker that looks at its memory."""
+"""Of the time, for a worker that looks at its memory, after its first looks: jobs that grow show it soon."""
+_FIRST_LOOKS = 12
 
 
 def time_fetchers(fetch: Any) -> None:
@@ -209,7 +210,9 @@ def look_at_memory(log: Recorder) -> None:
     begin = time.perf_counter_ns()
     log.add(EventKind.MEMORY, begin, begin, value=_private_bytes())
     end = time.perf_counter_ns()
-    log.memory_due_at = end + max(_MEMORY_EVERY_NS, int((end - begin) / _MOST_MEMORY_SHARE))
+    log.num_memory_looks += 1
+    bound = int((end - begin) / _MOST_MEMORY_SHARE) if log.num_memory_looks >= _FIRST_LOOKS else 0
+    log.memory_due_at = end + max(_MEMORY_EVERY_NS, bound)
 
 
 def _private_bytes() -> int:

@@ -28,8 +28,8 @@ class Recorder:
         """Of which number this process is a loader's worker; -1 in a trainer."""
         self.loader = self.trial = self.sequence = 0
         """Whom a worker works for, and the number of the batch that it makes."""
-        self.memory_due_at = 0
-        """When a worker looks at its memory again."""
+        self.memory_due_at = self.num_memory_looks = 0
+        """When a worker looks at its memory again, and how often it did."""
         self._events: EventWriter | None = None
 
     @property

@@ -1,7 +1,8 @@
 """How fast the script is during a turn: time from one batch handed over to the next, and samples trained on.
 
 Between turns workers fill their queue. A loader that is slower than training then lives on the queue for a while, and
-seems to keep up: as long as the queue runs down, steps count as settling, not as measured.
+seems to keep up: as long as the queue runs down, steps count as settling, not as measured. So do those before the
+slowest batches can have come: at the beginning no worker is held up by one.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ _EMPTY_STEPS = 3
 class TurnClock:
     """Measures one turn. Times are in nanoseconds, without what the doctor itself used."""
 
-    def __init__(self, trial: int, *, settle: int, turn_seconds: float) -> None:
+    def __init__(self, trial: int, *, settle: int, turn_seconds: float, settle_seconds: float = 0.0) -> None:
         self.trial = trial
         self._settle, self._settled = settle, 0
+        self._settle_seconds = settle_seconds
+        self._began_at: int | None = None
         self._turn_seconds = turn_seconds
         self._left_at: int | None = None
         self._rows_in_hand = 0
@@ -36,7 +39,9 @@ class TurnClock:
 
     def restart(self) -> None:
         """Begin again: what was measured cannot be compared."""
-        self.__init__(self.trial, settle=self._settle, turn_seconds=self._turn_seconds)  # type: ignore[misc]
+        self.__init__(  # type: ignore[misc]
+            self.trial, settle=self._settle, turn_seconds=self._turn_seconds, settle_seconds=self._settle_seconds
+        )
 
     def handed_over(
         self, asked_at: int, now: int, rows: int, *, is_disturbed: bool, num_ready: Callable[[], float]
@@ -45,9 +50,11 @@ class TurnClock:
 
         A disturbed step, with a validation in it, does not count.
         """
-        if self._left_at is not None and self._settled >= self._settle and not is_disturbed:
+        self._began_at = now if self._began_at is None else self._began_at
+        is_early = now - self._began_at < 1e9 * self._settle_seconds
+        if self._left_at is not None and self._settled >= self._settle and not is_disturbed and not is_early:
             self._count(self._rows_in_hand, 1, now - self._left_at, now - asked_at)
-        if self._settled <= self._settle:
+        if self._settled <= self._settle or is_early:
             self._settle_down(num_ready())
         self._settled += 1
         self._left_at, self._rows_in_hand = now, rows

@@ -50,6 +50,7 @@ class Turns:
         self.trials = Trials(log)
         self.is_done = False
         self._log, self._board, self._ranks, self._settings = log, board, ranks, settings
+        self._slowest = measure_stages(read_recording(log.folder)).slowest_tenth
         self._length = self._measure_length()
         self._plan: Generator[Trial, TurnResult | None, None] | None = None
         self._loop: weakref.ref[TrainingLoop] | None = None
@@ -154,10 +155,9 @@ class Turns:
 
     def _measure_length(self) -> TurnLength:
         primary = self.primary
-        slowest = measure_stages(read_recording(self._log.folder)).slowest_tenth
         return turn_length(
             step_seconds=primary.step_seconds,
-            turn_seconds=max(self._settings["turn_seconds"], min(_LONGEST_TURN, 3 * slowest)),
+            turn_seconds=max(self._settings["turn_seconds"], min(_LONGEST_TURN, 3 * self._slowest)),
             prefetched=primary.prefetched,
             epoch_steps=primary.steps_of_last_epoch if primary.num_epochs else primary.length,
         )
@@ -249,7 +249,12 @@ class Turns:
         if self._clock is not None:
             self.trials.pause(loop, self.current_trial, whole_epochs=self.whole_epochs)
         settle = self._steps_to_settle(trial)
-        self._clock = TurnClock(trial.number, settle=settle, turn_seconds=self._length.seconds)
+        self._clock = TurnClock(
+            trial.number,
+            settle=settle,
+            turn_seconds=self._length.seconds,
+            settle_seconds=self._seconds_to_settle(trial),
+        )
         self._enter(loop, trial)
 
     def _end(self, loop: TrainingLoop) -> None:
@@ -272,6 +277,10 @@ class Turns:
         if trial.kind in ("replay", "grouped"):
             return 2
         return min(64, prefetched_by(trial, self.primary) + 1) if trial.changes else self._length.settle
+
+    def _seconds_to_settle(self, trial: Trial) -> float:
+        """Until the slowest batches have come; nobody makes those of a replay, or of a group, in its turn."""
+        return 0.0 if trial.kind in ("replay", "grouped") else min(_LONGEST_TURN / 3, self._slowest)
 
 
 def _observe() -> Generator[Trial, TurnResult | None, None]:
