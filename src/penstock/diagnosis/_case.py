@@ -20,6 +20,8 @@ _MANY_OTHERS = 0.25
 """Share of the cores."""
 _DELAYED = 0.2
 """Share of a time that was spent without a core."""
+_HARDLY_WAITS = 0.05
+"""Share of the time."""
 _SETTLED_SECONDS = 1.8
 _FEWEST_GROWTHS = 4
 _LEAST_GROWTH = 0.5e6
@@ -91,6 +93,8 @@ class Case:
         workers, stages = self.options["num_workers"], self.stages
         if not workers or self.recording.whole_epochs or not self.has_neighbours:
             return False
+        if stages.wait_share < _HARDLY_WAITS:
+            return True
         is_delayed = stages.fetch_delay > _DELAYED * stages.fetch or stages.delay > _DELAYED * stages.step
         fits = workers * (1 - stages.waits_share) <= self.cores
         keeps_up = stages.making / workers < HEALTHY_BELOW * stages.training
