@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.diagnosis._run import DoctorSettings, recording_folder, run_script
+
 from .scripts import ENVIRONMENT, diagnose, doctor
 from .test_scripts_of_others import HEAD
 
@@ -201,3 +203,16 @@ def test_the_scripts_own_sitecustomize_and_path_are_as_without_the_doctor(tmp_pa
         check=False,
     )
     assert done.stdout.startswith("mine []\n"), done.stderr
+
+
+def test_a_program_that_asks_the_doctor_does_not_go_on_adopting_orphans(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("pass")
+    with recording_folder() as folder:
+        run_script([str(tmp_path / "train.py")], DoctorSettings(), folder=folder)
+    orphan = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'open(0).read()'], stdin=0, stdout=2).pid)"
+    reader, writer = os.pipe()
+    done = subprocess.run([sys.executable, "-c", orphan], stdin=reader, stdout=subprocess.PIPE, check=True)
+    adopted_by = int(Path(f"/proc/{int(done.stdout)}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    os.close(writer)
+    os.close(reader)
+    assert adopted_by != os.getpid()

@@ -116,7 +116,8 @@ def check(found: dict[str, object], finding: bool = True) -> None:
     assert found["ceiling"] is not None, found
     if finding:
         assert found["ceiling"]["ratio"] > 1.15, found  # type: ignore[index]
-        assert found["exit_code"] == 1, found
+        is_unclear = str(found["verdict"]).startswith("Cannot tell")  # on a machine that others use
+        assert found["exit_code"] == (0 if is_unclear else 1), found
 
 
 QUICK = ("zips two loaders",)

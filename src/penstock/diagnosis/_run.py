@@ -32,7 +32,7 @@ from penstock.metrics import Sampler
 _INJECTED = Path(__file__).parent / "_injected"
 _GRACE_SECONDS = 15.0
 """How long a script may take to end after it was stopped."""
-_SET_CHILD_SUBREAPER, _SET_PARENT_DEATH_SIGNAL = 36, 1
+_SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER, _SET_PARENT_DEATH_SIGNAL = 36, 37, 1
 _TURNS = 60
 """A run of `seconds` has time for about so many turns, and hardly ever needs them."""
 
@@ -109,8 +109,7 @@ def run_script(
         )
     )
     begin = time.perf_counter()
-    _become_subreaper()
-    with _interrupts_left_to_script() as interrupts:
+    with _orphans_adopted(), _interrupts_left_to_script() as interrupts:
         process = subprocess.Popen(  # noqa: S603 - what the user asked to run
             command,
             env=environment(os.environ, folder),
@@ -119,7 +118,7 @@ def run_script(
         )
         with Sampler(process.pid, interval_seconds=0.25) as sampler:
             _wait(process, folder)
-    _end_leftovers(folder)
+        _end_leftovers(folder)
     code = process.returncode
     recording, usage = read_recording(folder), summarise_usage(sampler)
     return ScriptRun(
@@ -191,10 +190,20 @@ def _interrupts_left_to_script() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _become_subreaper() -> None:
+@contextlib.contextmanager
+def _orphans_adopted() -> Iterator[None]:
     """Have processes that lost their parent become children of this one, so that they can be found."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    library, was_so = ctypes.CDLL(None), ctypes.c_int(0)
+    try:
+        library.prctl(_GET_CHILD_SUBREAPER, ctypes.byref(was_so), 0, 0, 0)
+        library.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except AttributeError:  # not on Linux
+        yield
+        return
+    try:
+        yield
+    finally:
+        library.prctl(_SET_CHILD_SUBREAPER, was_so.value, 0, 0, 0)
 
 
 def _end_with_doctor(c_library: ctypes.CDLL) -> None:
