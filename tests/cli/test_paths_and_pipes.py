@@ -105,7 +105,15 @@ def test_top_looks_once_where_nobody_watches(capsys: pytest.CaptureFixture[str])
     assert "refused" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", ["inspect", "inspect --json", "verify", "verify --json", "prepare", "prepare --json"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "inspect",
+        "verify --json",
+        "prepare",
+        *(pytest.param(verb, marks=pytest.mark.stress) for verb in ("inspect --json", "verify", "prepare --json")),
+    ],
+)
 def test_a_reader_that_goes_away_is_no_failure(dataset: Path, verb: str) -> None:
     sources = f"{dataset.parent}/a.jsonl" if verb.startswith("prepare") else ""
     destination = f"{dataset}-{'json' in verb}" if sources else dataset
@@ -126,7 +134,7 @@ def test_help_may_be_cut_short_and_faults_are_faults_even_if_nobody_reads_them(d
         assert (done.returncode, done.stderr) == (code, "")
 
 
-@pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
+@pytest.mark.parametrize("mask", [0o002, pytest.param(0o022, marks=pytest.mark.stress), 0o077])
 @pytest.mark.parametrize("flags", [[], ["--shuffle", "1"]], ids=str)
 def test_every_file_of_a_preparation_follows_the_umask(tmp_path: Path, mask: int, flags: list[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 100)

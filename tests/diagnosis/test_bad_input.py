@@ -209,9 +209,10 @@ def test_a_program_that_asks_the_doctor_does_not_go_on_adopting_orphans(tmp_path
     (tmp_path / "train.py").write_text("pass")
     with recording_folder() as folder:
         run_script([str(tmp_path / "train.py")], DoctorSettings(), folder=folder)
-    orphan = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'open(0).read()'], stdin=0, stdout=2).pid)"
+    orphan = "subprocess.Popen([sys.executable, '-c', 'open(0).read()'], stdin=0, stdout=2)"
     reader, writer = os.pipe()
-    done = subprocess.run([sys.executable, "-c", orphan], stdin=reader, stdout=subprocess.PIPE, check=True)
+    code = f"import subprocess, sys; print({orphan}.pid)"
+    done = subprocess.run([sys.executable, "-c", code], stdin=reader, stdout=subprocess.PIPE, check=True)
     adopted_by = int(Path(f"/proc/{int(done.stdout)}/stat").read_text().rsplit(")", 1)[1].split()[1])
     os.close(writer)
     os.close(reader)

@@ -167,6 +167,7 @@ def test_as_their_authors_run_them(name: str, tmp_path: Path) -> None:
     assert found["loader"].startswith(script.name), found
 
 
+@pytest.mark.stress
 def test_nanogpts_own_loop_has_no_loader_and_is_told_so(tmp_path: Path) -> None:
     shutil.copy(STRANGERS / "nanogpt.py", tmp_path)
     found = diagnose("nanogpt.py", options=("--seconds", "1"), cwd=tmp_path)

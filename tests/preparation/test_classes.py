@@ -45,7 +45,9 @@ def test_a_dataset_knows_its_classes(train: penstock.Dataset, tmp_path: Path) ->
     assert penstock.open(tmp_path / "rows").classes == ()
 
 
-@pytest.mark.parametrize("kind", ["names", "dataset", "lines", "json"])
+@pytest.mark.parametrize(
+    "kind", ["names", "dataset", *(pytest.param(kind, marks=pytest.mark.stress) for kind in ("lines", "json"))]
+)
 def test_a_class_keeps_its_label_in_a_split_that_lacks_others(
     train: penstock.Dataset, tmp_path: Path, kind: str
 ) -> None:

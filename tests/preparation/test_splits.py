@@ -116,7 +116,9 @@ def test_copies_of_a_document_are_in_the_same_part(tmp_path: Path) -> None:
     assert len(parts["val"]) > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"shuffle": 2}, {"origins": "column"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, marks=pytest.mark.stress), {"shuffle": 2}, {"origins": "column"}], ids=str
+)
 def test_a_split_by_file_keeps_all_rows_of_a_file_together(tmp_path: Path, settings: dict[str, Any]) -> None:
     make_corpus(tmp_path / "corpus", num_files=12, num_rows=5)
     prepare(tmp_path / "corpus", tmp_path / "ds", **settings)

@@ -26,7 +26,7 @@ def write(path: Path, code: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.stress)])
 def test_a_map_that_uses_torch_runs_in_one_thread_after_the_trainer_used_openmp(method: str, tmp_path: Path) -> None:
     script = write(
         tmp_path / "train.py",

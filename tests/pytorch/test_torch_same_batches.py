@@ -49,7 +49,7 @@ def two_epochs(loader_class: Any, dataset: Any, **options: Any) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.stress), 2])
 @pytest.mark.parametrize("batching", BATCHINGS)
 @pytest.mark.parametrize("with_generator", [False, True])
 def test_epochs_of_a_map_style_dataset(num_workers: int, batching: dict[str, Any], with_generator: bool) -> None:

@@ -35,8 +35,10 @@ def losses(script: subprocess.Popen[str]) -> list[str]:
     ("name", "num_losses"),
     [
         ("text", 50),
-        ("images", 16),
-        *(pytest.param(*case, marks=pytest.mark.stress) for case in (("table", 60), ("distributed", 42))),
+        *(
+            pytest.param(*case, marks=pytest.mark.stress)
+            for case in (("images", 16), ("table", 60), ("distributed", 42))
+        ),
     ],
 )
 def test_losses_equal_torchs(name: str, num_losses: int, tmp_path: Path) -> None:

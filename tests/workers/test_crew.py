@@ -201,7 +201,7 @@ def run_owner(folder: Path, method: str, begin: str, last: str = "sleep") -> sub
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("last", ["sleep", "close all"])
+@pytest.mark.parametrize("last", [pytest.param("sleep", marks=pytest.mark.stress), "close all"])
 def test_the_program_may_be_of_the_owners_script_and_workers_end_when_it_is_killed(
     method: str, last: str, tmp_path: Path
 ) -> None:
