@@ -104,10 +104,11 @@ class Guard:
     def check_documents(self, rows: Ragged, bad: BadRows) -> int:
         """Mark the documents that cannot be used; how many special tokens the others spell out, if that is counted."""
         values, num_found = rows.values.data, 0
-        for place, found in _find_in_rows(_bytes_pattern(self.controls, True), values, rows):
-            bad.add(
-                place, REASON, f"The text holds U+FDD2 before {found!r}, which stands for the special token itself."
-            )
+        if _may_hold_marks(rows):
+            for place, found in _find_in_rows(_bytes_pattern(self.controls, True), values, rows):
+                bad.add(
+                    place, REASON, f"The text holds U+FDD2 before {found!r}, which stands for the special token itself."
+                )
         if self.policy == "text":
             return 0
         for place, found in _find_in_rows(_bytes_pattern(self.controls, False), values, rows):
@@ -158,6 +159,13 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _strings(each)
+
+
+def _may_hold_marks(rows: Ragged) -> bool:
+    """Whether the first two bytes of a mark are anywhere: a fifth of the price of a search in most texts."""
+    first, second, *_ = MARK.encode()
+    values = rows.values[int(rows.offsets[0]) : int(rows.offsets[-1])]
+    return bool((values[np.flatnonzero(values[:-1] == first) + 1] == second).any())
 
 
 def _find_in_rows(pattern: re.Pattern[bytes], values: memoryview, rows: Ragged) -> Iterator[tuple[int, str]]:
