@@ -88,7 +88,8 @@ def compare(script: Path, fix: dict[str, Any], *, rounds: int) -> dict[str, floa
         for number in range(rounds):
             for runner in (plain, fixed) if number % 2 else (fixed, plain):
                 runner.take_turn()
-        logs = [math.log(after / before) for after, before in zip(fixed.rates(), plain.rates(), strict=True)]
+        pairs = list(zip(fixed.rates(), plain.rates(), strict=True))
+    logs = [math.log(after / before) for after, before in pairs if after and before]  # a turn may see only a start
     return {"by_hand": math.exp(statistics.fmean(logs)), "error": statistics.stdev(logs) / math.sqrt(len(logs))}
 
 

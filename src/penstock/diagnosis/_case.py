@@ -72,7 +72,13 @@ class Case:
         """Whether a loader that costs nothing would be clearly faster."""
         ceiling = self.recording.ceiling
         is_faster = ceiling is not None and ceiling.ratio >= HEALTHY_BELOW and ceiling.is_above(1.05)
-        return is_faster and not self.others_hold_cores
+        return is_faster and not self.others_hold_cores and not self.only_shares_processor
+
+    @cached_property
+    def only_shares_processor(self) -> bool:
+        """Whether it hardly waits, and nothing that was tried helps: replayed batches are faster even so, as caches and
+        memory are then the step's alone, and a core that two threads share."""
+        return self.stages.wait_share < _HARDLY_WAITS and not self.helped
 
     @property
     def other_cores(self) -> float:
@@ -104,7 +110,7 @@ class Case:
     def is_unclear(self) -> bool:
         """Whether it cannot be told if it waits for data: the interval is too wide."""
         ceiling = self.recording.ceiling
-        if ceiling is None or self.waits_for_data or self.others_hold_cores:
+        if ceiling is None or self.waits_for_data or self.others_hold_cores or self.only_shares_processor:
             return ceiling is None
         return ceiling.ratio >= HEALTHY_BELOW or ceiling.ratio + ceiling.gain.error > _WIDE
 
