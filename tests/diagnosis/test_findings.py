@@ -162,6 +162,14 @@ def test_a_job_that_hardly_waits_is_not_told_that_its_samples_cost_much(other_co
     assert not case.is_unclear
 
 
+@pytest.mark.parametrize(("fetch", "is_healthy"), [(0.001, True), (0.008, False)])
+def test_a_loader_that_could_make_many_more_batches_may_take_a_little_to_hand_them_over(
+    fetch: float, is_healthy: bool
+) -> None:
+    case = Case(recording=recorded(steps(wait=0.0008, fetch=fetch), [], {1: 1.2}, options={"num_workers": 1}), cores=2)
+    assert (find(case) == []) is is_healthy
+
+
 def test_a_change_that_helps_is_told_to_a_job_that_hardly_waits() -> None:
     recording = recorded(steps(wait=0.0002), [option(2, num_workers=4)], {1: 1.9, 2: 1.8})
     assert find(Case(recording=recording, cores=4))[0].gain is not None

@@ -22,6 +22,8 @@ _DELAYED = 0.2
 """Share of a time that was spent without a core."""
 _HARDLY_WAITS = 0.05
 """Share of the time."""
+_PLENTY = 0.25
+"""Of the time of a step, to make a batch."""
 _SETTLED_SECONDS = 1.8
 _FEWEST_GROWTHS = 4
 _LEAST_GROWTH = 0.5e6
@@ -76,9 +78,13 @@ class Case:
 
     @cached_property
     def only_shares_processor(self) -> bool:
-        """Whether it hardly waits, and nothing that was tried helps: replayed batches are faster even so, as caches and
-        memory are then the step's alone, and a core that two threads share."""
-        return self.stages.wait_share < _HARDLY_WAITS and not self.helped
+        """Whether it hardly waits, and nothing that was tried helps much: replayed batches are faster even so, as caches
+        and memory are then the step's alone, and a core that two threads share. Of a loader that could make many times
+        as many batches, what is left of the wait is taking them over."""
+        stages, workers = self.stages, self.options["num_workers"]
+        has_plenty = bool(workers) and stages.making / workers < _PLENTY * stages.training
+        hardly_waits = stages.wait_share < (2 * _HARDLY_WAITS if has_plenty else _HARDLY_WAITS)
+        return hardly_waits and all(each.estimate.ratio < HEALTHY_BELOW for each in self.helped)
 
     @property
     def other_cores(self) -> float:
