@@ -78,9 +78,11 @@ class Case:
 
     @cached_property
     def only_shares_processor(self) -> bool:
-        """Whether it hardly waits, and nothing that was tried helps much: replayed batches are faster even so, as caches
-        and memory are then the step's alone, and a core that two threads share. Of a loader that could make many times
-        as many batches, what is left of the wait is taking them over."""
+        """Whether it hardly waits, and nothing that was tried helps much.
+
+        Replayed batches are faster even so: caches and memory are then the step's alone, and so is a core that two
+        threads share. If the loader could make many times as many batches, the rest of the wait is taking them over.
+        """
         stages, workers = self.stages, self.options["num_workers"]
         has_plenty = bool(workers) and stages.making / workers < _PLENTY * stages.training
         hardly_waits = stages.wait_share < (2 * _HARDLY_WAITS if has_plenty else _HARDLY_WAITS)
