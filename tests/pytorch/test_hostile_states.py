@@ -153,6 +153,15 @@ def test_a_position_far_away_takes_no_time(kind: str, tmp_path: Path) -> None:
     assert len(list(loader)) == 4
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_worker_far_away_takes_no_time(num_workers: int) -> None:
+    loader = penstock.DataLoader(Counting(), batch_size=2, num_workers=num_workers)
+    loader.load_state_dict(state_in_epoch(loader) | {"workers": [2**47]})
+    with contextlib.closing(loader), guarded():
+        assert list(loader) == []
+
+
 def test_a_state_that_is_refused_changes_nothing(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(5)
     loader = penstock.DataLoader(Numbers(12), batch_size=2, shuffle=True, generator=generator)

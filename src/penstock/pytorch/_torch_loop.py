@@ -180,7 +180,8 @@ class InlineBatches:
         if isinstance(start, int):
             with preserve_generators():
                 for _ in range(start):
-                    skip_batch(self._fetcher, indices.any_index)
+                    if not skip_batch(self._fetcher, indices.any_index):
+                        break  # a state may say any number
 
     def next(self) -> tuple[Receipt, Any] | None:
         """Fetch and collate now."""

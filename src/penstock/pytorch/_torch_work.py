@@ -189,8 +189,10 @@ class TorchWork:
         self._fetcher = self.fetching.make_fetcher(self._collate, start.state, is_over=start.is_over)
         self._epoch, self._has_ended = start.epoch, start.has_ended
         for _ in range(start.state if isinstance(start.state, int) else 0):
+            if self._has_ended:
+                break
             self._tensors = SlotTensors(arena)
-            self._has_ended = self._has_ended or not skip_batch(self._fetcher, start.index)
+            self._has_ended = not skip_batch(self._fetcher, start.index)
             arena.begin()
 
     def _collate(self, samples: Any) -> Any:
