@@ -74,3 +74,4 @@ trainer = Training(
     callbacks=[Kill()] if PHASE == "killed" else [],
 )
 trainer.train(resume_from_checkpoint=PHASE == "resumed")
+trainer.accelerator.end_training()  # else gloo's threads may abort the process as it ends
