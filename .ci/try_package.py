@@ -19,7 +19,7 @@ pathlib.Path("raw.jsonl").write_text("".join(json.dumps({"x": n, "y": [n] * (n %
 penstock.prepare("raw.jsonl", "data")
 plan = penstock.open("data").shuffle(seed=1).batch(10)
 loader = penstock.DataLoader(plan, workers="process", num_workers=1)
-seen = [batch["x"] for batch, _ in zip(loader, range(3))]
+seen = [batch["x"] for _, batch in zip(range(3), loader)]  # in this order: zip asks the first one first
 state = loader.state_dict()
 loader.close()
 loader = penstock.DataLoader(plan)
