@@ -11,6 +11,7 @@ take batches in turn, processors shared by whoever computes, uneven batches, and
 2,000 steps of each setting.
 
     python benchmarks/bench_tune.py [--runs 20] [--passes 3] [--jobs images tokens] [--simulated]
+    python benchmarks/bench_tune.py --keep tune.jsonl --minutes 5      # as often as it takes
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import io
 import random
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from _continued import Measurements
 from _machine import print_result
+from _virtual_job import VirtualJob, draw_images, draw_tokens
 from PIL import Image
 
 import penstock
@@ -110,100 +111,40 @@ def rate_of(job: Any, arm: dict[str, Any], steps: int) -> float:
         return take_turn(loader, job.train_step, num_steps=steps, warm_up=arm["num_workers"] + 1, begun=begun).rate
 
 
-def measure(job: Any, runs: int, passes: int, steps: int) -> dict[str, Any]:
+def tune(job: Any) -> dict[str, Any]:
+    found = penstock.tune(job.make_loader, job.train_step, job.space)
+    return {"options": found.options, "steps": found.num_steps, "seconds": found.seconds, "table": str(found.table())}
+
+
+def measure(name: str, job: Any, runs: int, passes: int, steps: int, kept: Measurements) -> dict[str, Any]:
     arms = arms_of(job.space)
     rates: dict[Any, list[float]] = {key_of(arm): [] for arm in arms}
-    begin = time.perf_counter()
     for number in range(passes):
         for arm in arms if number % 2 else reversed(arms):
-            rates[key_of(arm)].append(rate_of(job, arm, steps))
-    grid_seconds = (time.perf_counter() - begin) / passes
+            told = f"{name}, pass {number}, {name_of(arm)}"
+            rates[key_of(arm)].append(kept.get(told, lambda arm=arm: rate_of(job, arm, steps)))
     truth = {key: statistics.median(values) for key, values in rates.items()}
     best = max(arms, key=lambda arm: truth[key_of(arm)])
-    shares, distances, named, seconds = [], [], [], []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        found = penstock.tune(job.make_loader, job.train_step, job.space)
-        seconds.append(time.perf_counter() - begin)
-        shares.append(found.num_steps / (steps * len(arms)))
-        distances.append(1 - truth[key_of(found.options)] / truth[key_of(best)])
-        named.append(name_of(found.options))
+    found = [kept.get(f"{name}, run {number}", lambda: tune(job)) for number in range(runs)]
+    shares = [each["steps"] / (steps * len(arms)) for each in found]
+    distances = [1 - truth[key_of(each["options"])] / truth[key_of(best)] for each in found]
+    named = [name_of(each["options"]) for each in found]
     noise = statistics.median(statistics.pstdev(each) / statistics.fmean(each) for each in rates.values())
     return {
         "settings": len(arms),
         "grid: steps": steps * len(arms),
-        "grid: seconds": grid_seconds,
         "grid: best": name_of(best),
         "grid: best steps/s": truth[key_of(best)],
         "grid: worst / best": min(truth.values()) / truth[key_of(best)],
         "grid: spread of a setting over passes": noise,
         "tune: runs": runs,
         "tune: share of the grid's steps, most": max(shares),
-        "tune: seconds": statistics.median(seconds),
+        "tune: seconds": statistics.median(each["seconds"] for each in found),
         "tune: distance from the best, median": statistics.median(distances),
         "tune: distance from the best, most": max(distances),
         "tune: runs within 5 % of the best": sum(distance <= 0.05 for distance in distances),
         "tune: settings named": {name: named.count(name) for name in sorted(set(named))},
     }
-
-
-@dataclass
-class VirtualJob:
-    """A job on a machine in virtual time. It shares nothing with the model of the search."""
-
-    space: dict[str, Any]
-    draw_batch: Callable[[random.Random], tuple[float, float]]
-    """(seconds of waiting, seconds of computing) of one batch."""
-    step: tuple[float, float]
-    """The same of a training step."""
-    cores: int = 2
-
-    def turn(self, arm: dict[str, Any], steps: int, rng: random.Random) -> tuple[float, list[float]]:
-        """(steps per second, seconds of each batch)."""
-        workers = arm["num_workers"]
-        depth = max(1, arm["prefetch"] // workers) if "prefetch" in arm else arm["prefetch_factor"]
-        settle = workers + 1
-        batches = [self.draw_batch(rng) for _ in range(steps + settle + workers * depth)]
-        left = [[*each] for each in batches]
-        step_left: list[float] | None = None
-        taken, now, begun, tick = 0, 0.0, 0.0, 0.0005
-        at_work = [0] * workers  # turns of each worker that are over: it computes batch worker + turn * workers
-        while taken < steps + settle:
-            if step_left is None and self._is_ready(taken, workers, at_work):
-                step_left = [*self.step]
-                taken += 1
-                if taken == settle:
-                    begun = now
-            active = [left[number] for number in self._numbers(at_work, workers, taken, depth) if number < len(left)]
-            active += [step_left] if step_left is not None else []
-            computing = sum(each[0] <= 0 for each in active)
-            share = tick * min(1.0, self.cores / max(1, computing))
-            for each in active:
-                each[0 if each[0] > 0 else 1] -= tick if each[0] > 0 else share
-            for worker in range(workers):
-                number = worker + at_work[worker] * workers
-                if number < len(left) and left[number][0] <= 0 and left[number][1] <= 0:
-                    at_work[worker] += 1
-            if step_left is not None and step_left[0] <= 0 and step_left[1] <= 0:
-                step_left = None
-            now += tick
-        return (taken - settle) / (now - begun), [sum(each) for each in batches]
-
-    def _is_ready(self, number: int, workers: int, at_work: list[int]) -> bool:
-        return number // workers < at_work[number % workers]
-
-    def _numbers(self, at_work: list[int], workers: int, taken: int, depth: int) -> list[int]:
-        """Batches that workers are at: each has a queue of its own, as deep as it may be."""
-        given = [worker + turns * workers for worker, turns in enumerate(at_work)]
-        return [number for number in given if number < taken + workers * depth]
-
-
-def draw_images(rng: random.Random) -> tuple[float, float]:
-    return sum(0.020 if rng.random() < 0.02 else 0.001 for _ in range(12)), 12 * 0.0004
-
-
-def draw_tokens(rng: random.Random) -> tuple[float, float]:
-    return (0.080 if rng.random() < 1 / 16 else 0.012), 0.0005
 
 
 def simulate(job: VirtualJob, runs: int, steps: int) -> dict[str, Any]:
@@ -248,6 +189,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="of each setting in the grid")
     parser.add_argument("--jobs", nargs="+", default=["images", "tokens"], choices=["images", "tokens"])
     parser.add_argument("--simulated", action="store_true", help="in virtual time, for machines that are too busy")
+    parser.add_argument("--keep", metavar="FILE", help="keep measurements here, and go on with those there")
+    parser.add_argument("--minutes", type=float, help="begin no measurement after this time")
     arguments = parser.parse_args()
     if arguments.simulated:
         virtual = {
@@ -259,8 +202,10 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     made = {"images": ImageJob, "tokens": TokenJob}
+    kept = Measurements(arguments.keep, arguments.minutes)
     figures = {
-        name: measure(made[name](), arguments.runs, arguments.passes, arguments.steps) for name in arguments.jobs
+        name: measure(name, made[name](), arguments.runs, arguments.passes, arguments.steps, kept)
+        for name in arguments.jobs
     }
     print_result("Does tune find what a grid finds?", vars(arguments), figures, "torch", "pillow")
 

@@ -10,6 +10,7 @@ from penstock.report import (
     Arm,
     Chart,
     Fact,
+    FigureTable,
     Finding,
     Gain,
     Headline,
@@ -124,6 +125,10 @@ def ill_page(num_steps: int = 64, **changes: Any) -> Page:
             Arm(name="in_order=False", gain=Gain(ratio=0.88, error=0.14), steps_per_second=25.0,
                 wait_seconds=0.018, step_seconds=0.0220, cores=0.12),
         ),
+        "tables": (
+            FigureTable(title="Ways to run it", header=("", "batches/s", "memory"),
+                        rows=(("loader alone", "1,636", "544 MB"), ("with a step of 10 ms", "96.5", "501 MB"))),
+        ),
         "slowest": tuple(
             SlowSample(index=str(place * 128), seconds=0.2 - place / 100, cpu_seconds=0.002, step=place * 16,
                        worker=f"worker {place % 2}", origin=f"images/{place:05}.jpg")
@@ -168,6 +173,7 @@ def hostile_page() -> Page:
                       lines=(Line(name=HOSTILE, values=(0.0, 1.0)),)),),
         arms=(Arm(name=HOSTILE, gain=Gain(ratio=1.0), steps_per_second=1.0, wait_seconds=0.5, step_seconds=0.5,
                   note=HOSTILE),),
+        tables=(FigureTable(title=HOSTILE, header=(HOSTILE, "a:b"), rows=((HOSTILE, HOSTILE),)),),
         slowest=(SlowSample(index=HOSTILE, seconds=1.0, worker=HOSTILE, origin=HOSTILE, step=0),),
         machine=(Fact(name=HOSTILE, value=HOSTILE),),
         notes=(HOSTILE,),

@@ -9,7 +9,7 @@ import math
 import pytest
 from rich.console import Console
 
-from penstock.report import Chart, Line, Page, Span, StepTimes, console, render_terminal, to_perfetto
+from penstock.report import Chart, FigureTable, Line, Page, Span, StepTimes, console, render_terminal, to_perfetto
 
 from .pages import healthy_page, hostile_page, ill_page
 
@@ -31,6 +31,7 @@ def test_the_terminal_tells_verdict_findings_arms_and_slowest_samples(monkeypatc
     assert "at most × 1.75" in text
     assert "──●──" in text
     assert "images/00000.jpg" in text
+    assert "with a step of 10 ms        96.5   501 MB" in text
     assert "█" in text
 
 
@@ -77,6 +78,7 @@ def test_a_trace_has_every_span_of_every_lane_and_every_figure() -> None:
         (lambda: Span(start=0, duration=1, kind="thinking"), "kind='thinking'; the choices are step, wait"),
         (lambda: StepTimes(wait=(1.0,), step=()), "1 waits for 0 steps"),
         (lambda: Chart(title="C", unit="", times=(0.0,), lines=(Line(name="a", values=()),)), "0 values of 'a' at 1"),
+        (lambda: FigureTable(title="T", header=("a", "b"), rows=(("1",),)), "T: 1 cells under 2 names"),
     ],
 )
 def test_data_that_cannot_be_drawn_is_refused(make, message) -> None:  # type: ignore[no-untyped-def]

@@ -25,7 +25,12 @@ def fit_page(page: Page) -> Page:
     charts = tuple(_fit_chart(chart) for chart in page.charts[:_MOST_LINES])
     left_out = [
         f"{len(rows) - _MOST_ROWS} more {name} are not shown."
-        for name, rows in (("findings", page.findings), ("settings", page.arms), ("samples", page.slowest))
+        for name, rows in (
+            ("findings", page.findings),
+            ("settings", page.arms),
+            ("samples", page.slowest),
+            *((f"rows of {table.title}", table.rows) for table in page.tables),
+        )
         if len(rows) > _MOST_ROWS
     ]
     return dataclasses.replace(
@@ -36,6 +41,7 @@ def fit_page(page: Page) -> Page:
         findings=page.findings[:_MOST_ROWS],
         arms=page.arms[:_MOST_ROWS],
         slowest=page.slowest[:_MOST_ROWS],
+        tables=tuple(dataclasses.replace(table, rows=table.rows[:_MOST_ROWS]) for table in page.tables),
         notes=(*page.notes, *note, *left_out),
     )
 

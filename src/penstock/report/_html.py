@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock.errors import printable
 from penstock.report._fitting import fit_page
-from penstock.report._page import Arm, Chart, Fact, Finding, Gain, Headline, Page, SlowSample
+from penstock.report._page import Arm, Chart, Fact, FigureTable, Finding, Gain, Headline, Page, SlowSample
 from penstock.report._script_data import KINDS, LONGEST_TEXT, script_data
 from penstock.report._words import describe_gain, format_number, format_seconds
 
@@ -31,6 +31,7 @@ def render_html(page: Page) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     sections = (
         _headlines(page.headlines),
+        *map(_figure_table, page.tables),
         _findings(page),
         _lanes(page),
         _steps(page),
@@ -228,6 +229,11 @@ def _arm(arm: Arm, scale: _Scale) -> _Row:
         "" if arm.cores is None else format_number(arm.cores),
     )
     return _Row(f'class="{kind}"', cells)
+
+
+def _figure_table(table: FigureTable) -> str:
+    headers = [_safe(name).replace(":", "&#58;") for name in table.header]
+    return _section(_safe(table.title), _table(headers, [_Row("", tuple(map(_safe, row))) for row in table.rows]))
 
 
 def _slowest(samples: Sequence[SlowSample]) -> str:

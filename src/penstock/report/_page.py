@@ -6,6 +6,7 @@
          ── steps        wait and step of every step, or of every few
          ── charts       figures over time
          ── arms         settings that were tried
+         ── tables       other figures, in rows
          ── slowest      samples
          ── machine      facts
 
@@ -153,6 +154,20 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FigureTable:
+    """Figures in rows, each with a name in its first cell."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(f"{self.title}: {len(row)} cells under {len(self.header)} names: {row!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlowSample:
     """A sample that took long to make."""
 
@@ -190,6 +205,7 @@ class Page:
     steps: StepTimes | None = None
     charts: tuple[Chart, ...] = ()
     arms: tuple[Arm, ...] = ()
+    tables: tuple[FigureTable, ...] = ()
     slowest: tuple[SlowSample, ...] = ()
     machine: tuple[Fact, ...] = ()
     notes: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import printable
-from penstock.report._page import Arm, Finding, Headline, Page, SlowSample, StepTimes
+from penstock.report._page import Arm, FigureTable, Finding, Headline, Page, SlowSample, StepTimes
 from penstock.report._terminal import console
 from penstock.report._words import describe_gain, format_gain, format_number, format_seconds
 
@@ -30,6 +30,7 @@ def render_terminal(page: Page) -> RenderableType:
 
     parts: list[RenderableType] = [_text(page.title, "dim"), _text(page.verdict, _STYLES[page.tone])]
     parts += [_headlines(page.headlines)] if page.headlines else []
+    parts += [_figure_table(table) for table in page.tables]
     parts += [part for number, finding in enumerate(page.findings, 1) for part in _finding(number, finding)]
     parts += [_steps(page.steps)] if page.steps is not None and page.steps.wait else []
     parts += [_arms(page.arms, console().width)] if page.arms else []
@@ -132,6 +133,14 @@ def _intervals(arms: tuple[Arm, ...]) -> Iterator[str]:
             cells[place] = "─"
         cells[column(arm.gain.ratio)] = "●"
         yield "".join(cells)
+
+
+def _figure_table(figures: FigureTable) -> Table:
+    numbers = ["right"] * (len(figures.header) - 1)
+    table = _grid("left", *numbers, header=[*map(printable, (figures.header[0] or figures.title, *figures.header[1:]))])
+    for row in figures.rows:
+        table.add_row(*map(_text, row))
+    return table
 
 
 def _slowest(samples: tuple[SlowSample, ...]) -> Table:

@@ -1,6 +1,7 @@
 """`penstock bench`: how fast a loader is by itself, beside a step of a given length, and beside the real one.
 
-    limit         plan.read in a loop, in this thread; the memory's bandwidth; for a job, its step on a batch at hand
+    limit         plan.read in a loop, in this thread, where the loader has a plan; the memory's bandwidth; for a job,
+                  its step on a batch at hand
     loader        batches as fast as they come
     + N ms step   a step that waits, as for an accelerator
     + the step    the job's
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,9 +22,19 @@ import numpy as np
 
 from penstock.metrics import describe_machine
 from penstock.plan import Plan
-from penstock.report import Fact, Headline, Page, TextTable, format_bytes, format_number, format_seconds
+from penstock.report import (
+    Fact,
+    FigureTable,
+    Headline,
+    Page,
+    StepTimes,
+    TextTable,
+    format_bytes,
+    format_number,
+    format_seconds,
+)
 from penstock.trials._job import TrainingJob
-from penstock.trials._turns import EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
+from penstock.trials._turns import NO_BATCHES, EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
 
 _COPIED_BYTES = 64 << 20
 _LIMIT_SECONDS = 0.5
@@ -92,16 +103,16 @@ class Bench:
     def verdict(self) -> str:
         """One sentence."""
         last = self.lines[-1]
-        waits = 100 * last.measured.loading_seconds * last.measured.rate
+        rate, waits = format_number(last.measured.rate), 100 * last.measured.loading_seconds * last.measured.rate
         return (
-            f"{last.name}: {format_number(last.measured.rate)} batches/s, {100 * last.share:.0f} % of the limit; "
+            f"{last.name[:1].upper()}{last.name[1:]}: {rate} batches/s, {100 * last.share:.0f} % of the limit; "
             f"{waits:.0f} % of the time goes to waiting for data."
         )
 
     def page(self) -> Page:
         """For `penstock.report` to draw."""
-        machine = describe_machine()
-        alone = self.lines[0].measured
+        machine, table = describe_machine(), self.table()
+        alone, last = self.lines[0].measured, self.lines[-1].measured
         heads = (
             Headline(value=f"{format_number(alone.rate)}/s", label="batches, the loader alone"),
             Headline(value=f"{100 * self.lines[-1].share:.0f} %", label=f"of the limit: {self.lines[-1].name}"),
@@ -115,8 +126,12 @@ class Bench:
             title=f"penstock bench · {self.name}",
             verdict=self.verdict(),
             headlines=heads,
+            tables=(
+                FigureTable(title="Ways to run it", header=tuple(table.header), rows=tuple(map(tuple, table.rows))),
+            ),
+            steps=StepTimes(wait=last.waits, step=last.steps),
             machine=facts,
-            notes=(*self.facts(), *str(self.table()).splitlines()),
+            notes=tuple(self.facts()),
         )
 
     def __str__(self) -> str:
@@ -134,10 +149,7 @@ def bench_plan(plan: Plan, name: str, *, steps: int, step_seconds: Sequence[floa
     if not plan.num_rows:
         raise EmptyLoader(f"{name}: the plan has no rows, so it has no batches to measure.")
     make = functools.partial(DataLoader, plan, epochs=None, **options)
-    first = plan.read(0)
-    batch_bytes = sum(int(getattr(value, "nbytes", 0)) for value in first.values())
-    read_rate = _rate_of(_reader(plan))
-    copied = _copy_rate()
+    batch_bytes, read_rate, copied = _num_bytes(plan.read(0)), _rate_of(_reader(plan)), _copy_rate()
     lines = [BenchLine("loader alone", _measure(make, _nothing, steps), read_rate)]
     for seconds in step_seconds:
         line = _measure(make, functools.partial(_wait, seconds), steps)
@@ -150,19 +162,43 @@ def bench_plan(plan: Plan, name: str, *, steps: int, step_seconds: Sequence[floa
 def bench_job(job: TrainingJob, *, steps: int, step_seconds: Sequence[float], options: dict[str, Any]) -> Bench:
     """A job's loader, alone, beside steps that wait, and beside its own step, whose limit is a batch at hand."""
     make = functools.partial(job.make_loader, **options)
-    lines = [BenchLine("loader alone", _measure(make, _nothing, steps), math.nan)]
+    batch, plan = _look(make)
+    read_rate = None if plan is None else _rate_of(_reader(plan))
+    alone = math.nan if read_rate is None else read_rate
+    lines = [BenchLine("loader alone", _measure(make, _nothing, steps), alone)]
     for seconds in step_seconds:
         line = _measure(make, functools.partial(_wait, seconds), steps)
         lines.append(BenchLine(f"with a step of {format_seconds(seconds)}", line, 1 / seconds))
+    limit = _rate_of(lambda: job.train_step(batch))
+    lines.append(BenchLine("with the job's step", _measure(make, job.train_step, steps), limit))
+    return Bench(
+        name=job.name,
+        lines=tuple(lines),
+        read_rate=read_rate,
+        batch_bytes=_num_bytes(batch),
+        copy_bytes_per_second=_copy_rate(),
+    )
+
+
+def _look(make: Callable[[], Any]) -> tuple[Any, Plan | None]:
+    """A batch of the job's, and the plan that it comes from, if it does."""
     loader = make()
     try:
-        batch = next(iter(loader))
-        limit = _rate_of(lambda: job.train_step(batch))
+        for batch in loader:
+            plan = getattr(loader, "dataset", None)
+            return batch, plan if isinstance(plan, Plan) else None
+        raise EmptyLoader(NO_BATCHES)
     finally:
         close_loader(loader)
-    lines.append(BenchLine("with the job's step", _measure(make, job.train_step, steps), limit))
-    copied = _copy_rate()
-    return Bench(name=job.name, lines=tuple(lines), read_rate=None, batch_bytes=None, copy_bytes_per_second=copied)
+
+
+def _num_bytes(batch: Any) -> int:
+    """Of the arrays and tensors in a batch, however it is nested."""
+    if isinstance(batch, Mapping):
+        return sum(map(_num_bytes, batch.values()))
+    if isinstance(batch, list | tuple):
+        return sum(map(_num_bytes, batch))
+    return int(getattr(batch, "nbytes", 0))
 
 
 def _measure(make: Callable[[], Any], step: Callable[[Any], Any], num_steps: int) -> Measured:
