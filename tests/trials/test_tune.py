@@ -147,7 +147,7 @@ def test_the_command_prints_the_table_and_writes_the_settings(tmp_path: Path, ca
     for part in ("num_workers", "loading_time", "training_time", "cores", "memory", "#SBATCH --cpus-per-task="):
         assert part in shown
     assert f"Written to {settings}: penstock.DataLoader(..., settings=" in shown
-    assert read_settings(settings)["num_workers"] in (0, 1)
+    assert read_settings(settings).options["num_workers"] in (0, 1)
     assert "num_workers" in page.read_text()
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.errors import FormatError
+from penstock.pytorch import _warnings
 from penstock.tuning import format_settings, read_settings
+from penstock.workers import usable_cpus
 
 MEASURED = {"steps_per_second": 133.1}
 
@@ -22,7 +26,7 @@ def write(path, options):
 def test_options_come_back_as_they_were_and_those_of_the_job_are_kept_apart(tmp_path):
     options = {"num_workers": 2, "in_order": False, "workers": "thread", "mine": "a\x7f\n", "odd name": None}
     path = write(tmp_path / "s.toml", options)
-    assert read_settings(path) == {"num_workers": 2, "in_order": False, "workers": "thread"}
+    assert read_settings(path).options == {"num_workers": 2, "in_order": False, "workers": "thread"}
     assert 'mine = "a\\u007f\\n"' in path.read_text()
     assert '# "odd name" = None' in path.read_text()
 
@@ -34,6 +38,26 @@ def test_a_loader_takes_what_the_call_does_not_say(tmp_path):
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (3, 5, True)
     loader = penstock.DataLoader(data, batch_size=2, num_workers=1, settings=path)
     assert (loader.num_workers, loader.prefetch_factor) == (1, 5)
+
+
+def test_without_workers_in_the_call_what_the_file_says_of_workers_does_not_count(tmp_path):
+    path = write(tmp_path / "s.toml", {"num_workers": 3, "prefetch_factor": 5, "persistent_workers": True})
+    loader = penstock.DataLoader(TensorDataset(torch.arange(8)), batch_size=2, num_workers=0, settings=path)
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (0, None, False)
+    assert len(list(loader)) == 4
+
+
+@pytest.mark.parametrize(("processors", "warns"), [(usable_cpus(), False), (usable_cpus() + 1, True), (None, True)])
+def test_a_number_of_workers_that_was_measured_on_this_many_processors_is_not_warned_of(tmp_path, processors, warns):
+    _warnings._said.clear()
+    measured = MEASURED if processors is None else MEASURED | {"processors": processors}
+    path = tmp_path / "s.toml"
+    path.write_text(format_settings({"num_workers": 2 * usable_cpus()}, measured, command="penstock tune job.py"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        penstock.DataLoader(TensorDataset(torch.arange(8)), batch_size=2, settings=path)
+    assert ["worker processes in total" in str(each.message) for each in caught] == [True] * warns
+    _warnings._said.clear()
 
 
 def test_a_plans_loader_takes_them_too(tmp_path):

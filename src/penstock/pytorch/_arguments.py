@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 from penstock.loader import WorkerKind
 from penstock.plan import Plan
 from penstock.service import Remote, as_remote
-from penstock.tuning import read_settings
-from penstock.workers import StartMethod, default_workers
+from penstock.tuning import SettingsFile, read_settings, simplify
+from penstock.workers import StartMethod, default_workers, usable_cpus
 
 Workers = Literal["auto", "inline", "thread", "process"]
 
@@ -87,13 +87,19 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 def with_settings(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments, with those of the settings file in place of defaults: what stands in the call wins.
 
-    With `num_workers="auto"` in the call, the file says how many there are to begin with.
+    With `num_workers="auto"` in the call, the file says how many there are to begin with; without workers in the call,
+    what the file says of workers does not count. `measured_workers` is a number that was measured on as many processors
+    as there are, so that nobody need warn of it.
     """
     path = given["settings"]
-    found = {} if path is None else read_settings(path)
+    found, num_cpus = SettingsFile({}, None) if path is None else read_settings(path)
     start = found.get("num_workers") if given["num_workers"] == "auto" else None
+    is_measured_here = num_cpus is not None and num_cpus <= usable_cpus()
     taken = {name: value for name, value in found.items() if given[name] == defaults[name]}
-    return {**given, **taken, "start_workers": start}
+    kept = simplify({"num_workers": given["num_workers"], **taken})
+    taken = {name: value for name, value in taken.items() if name in kept}
+    measured = found.get("num_workers") if is_measured_here else None
+    return {**given, **taken, "start_workers": start, "measured_workers": measured}
 
 
 def check_plan_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

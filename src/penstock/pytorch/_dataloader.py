@@ -126,6 +126,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         given = with_settings({name: value for name, value in locals().items() if name in ARGUMENTS}, _DEFAULTS)
         num_workers, workers, prefetch, pin_memory = (given[name] for name in _TUNED)
         start_method, drop_consumed = given["start_method"], given["drop_consumed"]
+        self._measured_workers = given["measured_workers"]
         self.mesh = mesh
         if (rank is None) != (world_size is None) or (rank is not None and mesh is not None):
             raise ValueError("Give both rank and world_size, or mesh, or none of them.")
@@ -154,7 +155,7 @@ class DataLoader(TorchDataLoader[BatchType]):
             super().__init__(dataset, size, sampler=PlanSampler(self._run, size), **shown)  # type: ignore[arg-type]
             self._show_run(self._run)
             if self.kind == "process":
-                warn_too_many_workers(self._run.num_workers)
+                self._check_num_workers(self._run.num_workers)
             tell_of_runs(self._run.plan, rank)
             self._run.start_early()
         if self.batch_size is not None:
@@ -215,8 +216,12 @@ class DataLoader(TorchDataLoader[BatchType]):
 
     def check_worker_number_rationality(self) -> None:
         """Torch calls this when a loader is made, and when a loop begins."""
-        if self.num_workers:
-            warn_too_many_workers(self.num_workers)
+        self._check_num_workers(self.num_workers)
+
+    def _check_num_workers(self, num_workers: int) -> None:
+        """What was measured to be best needs no warning."""
+        if num_workers != self._measured_workers:
+            warn_too_many_workers(num_workers)
 
     def __enter__(self) -> Self:
         return self

@@ -30,7 +30,7 @@ from penstock.tuning._model import Look, choose_racers, predict
 from penstock.tuning._online import Bounds, Decision, OnlineTuner, Setting, Stretch
 from penstock.tuning._race import ROUNDS, Comparison, Turn, cheapest_within_noise, compare, leader_of, race
 from penstock.tuning._search import search
-from penstock.tuning._settings_file import FILE_NAME, format_settings, read_settings
+from penstock.tuning._settings_file import FILE_NAME, SettingsFile, format_settings, read_settings
 
 __all__ = [
     "FILE_NAME",
@@ -42,6 +42,7 @@ __all__ = [
     "OnlineTuner",
     "Options",
     "Setting",
+    "SettingsFile",
     "Space",
     "Stretch",
     "Turn",

@@ -4,7 +4,7 @@
     [loader]          options of the loader, as they are written in Python
     num_workers = 2
     [job]             options of your own that `make_loader` takes
-    [measured]        how fast that was, and where; nobody reads it but people
+    [measured]        how fast that was, for people; and on how many processors
 
 The file holds plain values only, and every one is checked by the loader as if it stood in the call.
 """
@@ -16,7 +16,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import FormatError
 from penstock.filesystem import local_path
@@ -44,8 +44,16 @@ def format_settings(options: Mapping[str, Any], measured: Mapping[str, Any], *, 
     return "\n".join(lines) + "\n"
 
 
-def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The options of the loader in a settings file.
+class SettingsFile(NamedTuple):
+    """What a loader needs of a settings file."""
+
+    options: dict[str, Any]
+    num_cpus: int | None
+    """Processors of the job that was measured; None when the file does not say."""
+
+
+def read_settings(path: str | os.PathLike[str]) -> SettingsFile:
+    """The options of the loader in a settings file, and where they were found.
 
     Raises:
         FormatError: it is not such a file; the message says what is wrong with it.
@@ -69,7 +77,9 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{where}: [loader] has {', '.join(unknown)}; settings may say {', '.join(LOADER_OPTIONS)}. "
             "Options of your own belong under [job]."
         )
-    return options
+    measured = fields.get("measured")
+    num_cpus = measured.get("processors") if isinstance(measured, dict) else None
+    return SettingsFile(options, num_cpus if type(num_cpus) is int else None)
 
 
 def _parse(where: Path) -> dict[str, Any]:
