@@ -171,3 +171,40 @@ def test_a_file_that_is_no_job_is_wrong_usage(tmp_path: Path, capsys, text, mess
     told = capsys.readouterr().err
     assert message in told
     assert "def train_step(batch):" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "import nowhere_to_be_found\n",
+            'odd.py", line 1, in <module>\n    import nowhere_to_be_found\nModuleNotFound',
+        ),
+        ("def train_step(batch) return\n", "SyntaxError: expected ':'"),
+        ("def make_loader(**options): pass\ndef train_step(): pass\n", "train_step must take one batch"),
+        ("SPACE = {'num_workers': 3}\n" + JOB.replace("SPACE", "_"), "space['num_workers']=3: expected a list"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["tune", "bench"])
+def test_a_job_that_cannot_be_taken_is_wrong_usage_and_shows_only_its_own_lines(tmp_path, capsys, verb, text, message):
+    (tmp_path / "odd.py").write_text(text)
+    assert main([verb, str(tmp_path / "odd.py")]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert "_job.py" not in told
+
+
+def test_when_no_setting_runs_the_command_shows_the_jobs_own_lines(tmp_path: Path, capsys):
+    step = "def train_step(batch):\n    return batch.no_such_thing\n"
+    (tmp_path / "odd.py").write_text("def make_loader(**options):\n    return range(9)\n" + step)
+    assert main(["tune", str(tmp_path / "odd.py"), "--settings", str(tmp_path / "s.toml")]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("penstock: No setting of odd.py could be run: 'int' object has no attribute 'no_such_thing'")
+    assert 'odd.py", line 4, in train_step' in told
+    assert "_turns.py" not in told
+    assert not (tmp_path / "s.toml").exists()
+
+
+def test_what_measuring_costs_is_not_counted_as_the_jobs():
+    found = penstock.tune(lambda a: range(100), step, {"a": (1,)}, **QUICK)
+    assert 0 < found.best.cores < 1.5  # of one thread

@@ -100,6 +100,14 @@ def test_a_race_drops_who_is_slower_beyond_noise_and_gives_its_turns_to_the_othe
     assert len(asked) <= 12
 
 
+@pytest.mark.parametrize("look", [None, Look([0.015] * 9, 0.0, [0.010] * 9, 0.0)])
+def test_a_search_ends_when_every_arm_has_failed(look):
+    turns: list[Turn] = []
+    leader, asked = run(search(GRID, look, 8, turns, rounds=4), lambda arm: None)
+    assert (leader, turns) == (None, [])
+    assert sorted(map(str, asked)) == sorted(map(str, arms_of(GRID)))
+
+
 def test_drift_of_the_machine_does_not_decide_a_race():
     slowing = iter(range(1, 1000))
     turns: list[Turn] = []

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         try:
             job = load_job(arguments.what)
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, TypeError, FileNotFoundError) as error:
             sys.stderr.write(f"penstock: {error}\n")
             return 2
         found = bench_job(job, options=options, **common)

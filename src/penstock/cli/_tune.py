@@ -37,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 when settings were found and written, 1 when nothing could be run, 2 for wrong usage, 130 after Ctrl-C."""
     from penstock.report import render_html
-    from penstock.trials import TuneSettings, load_job, tune
+    from penstock.trials import TuneSettings, job_traceback, load_job, tune
 
     try:
         TuneSettings(steps=arguments.steps, rounds=arguments.rounds, seconds=arguments.seconds)
         job = load_job(arguments.job)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, TypeError, FileNotFoundError) as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
     try:
@@ -56,8 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
             on_turn=_say_turn if sys.stderr.isatty() else None,
             name=job.name,
         )
-    except (RuntimeError, TypeError) as error:
-        sys.stderr.write(f"penstock: {error}\n")
+    except RuntimeError as error:
+        cause = error.__cause__
+        sys.stderr.write(f"penstock: {error}\n" + (f"{job_traceback(cause)}\n" if cause is not None else ""))
         return 1
     found.write(arguments.settings)
     if arguments.html is not None:

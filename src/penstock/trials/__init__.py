@@ -12,7 +12,7 @@ Holds no state.
 """
 
 from penstock.trials._bench import Bench, BenchLine, bench_job, bench_plan
-from penstock.trials._job import MakeLoader, TrainingJob, TrainStep, load_job
+from penstock.trials._job import MakeLoader, TrainingJob, TrainStep, job_traceback, load_job
 from penstock.trials._tune import TuneSettings, tune
 from penstock.trials._tuned import TriedSetting, Tuned
 from penstock.trials._turns import EmptyLoader, Measured, take_turn
@@ -30,6 +30,7 @@ __all__ = [
     "Tuned",
     "bench_job",
     "bench_plan",
+    "job_traceback",
     "load_job",
     "take_turn",
     "tune",

@@ -6,6 +6,7 @@ import dis
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from penstock.filesystem import similar_path
+from penstock.tuning import check_space
 
 MakeLoader = Callable[..., Iterable[Any]]
 TrainStep = Callable[[Any], Any]
 
+_PACKAGE = str(Path(__file__).parents[1])
 _SHAPE = """\
 A job is a Python file with two functions:
 
@@ -40,6 +43,8 @@ class TrainingJob:
     name: str = ""
 
     def __post_init__(self) -> None:
+        if self.space is not None:
+            check_space(self.space)
         for name in ("make_loader", "train_step"):
             if not callable(getattr(self, name)):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not a function.\n{_SHAPE}")
@@ -55,7 +60,8 @@ def load_job(path: Path) -> TrainingJob:
     """The job in a Python file, whose folder is then on the path, as for `python JOB.py`.
 
     Raises:
-        ValueError: it is no Python file, or lacks one of the two functions.
+        ValueError: it is no Python file, cannot be imported, or lacks one of the two functions.
+        TypeError: its step does not take a batch.
         FileNotFoundError: there is no such file.
     """
     module = _import(path)
@@ -64,6 +70,14 @@ def load_job(path: Path) -> TrainingJob:
         raise ValueError(f"{path} has no {' and no '.join(f'{name}()' for name in missing)}.\n{_SHAPE}")
     space = getattr(module, "SPACE", None)
     return TrainingJob(make_loader=module.make_loader, train_step=module.train_step, space=space, name=path.name)
+
+
+def job_traceback(error: BaseException) -> str:
+    """The traceback of what a job raised, from the first line outside Penstock on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_PACKAGE, "<frozen")):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
 def ignores_batch(train_step: TrainStep) -> bool:
@@ -87,5 +101,8 @@ def _import(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent.resolve()))
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # so that workers find its classes by name
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be imported.\n{job_traceback(error)}") from error
     return module

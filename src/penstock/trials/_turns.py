@@ -85,7 +85,7 @@ def take_turn(loader: Iterable[Any], train_step: TrainStep, *, num_steps: int, w
     waits: list[float] = []
     steps: list[float] = []
     wait_cpu = step_cpu = 0.0
-    tree_before, start = _cpu_of_tree(), time.perf_counter()
+    children_before, start = _cpu_of_children(), time.perf_counter()
     asked, asked_cpu = start, time.process_time()
     for _ in range(num_steps):
         batch = next(batches)
@@ -99,7 +99,7 @@ def take_turn(loader: Iterable[Any], train_step: TrainStep, *, num_steps: int, w
         steps.append(asked - before)
         step_cpu += asked_cpu - before_cpu
     seconds = asked - start
-    cpu = _cpu_of_tree() - tree_before
+    cpu = wait_cpu + step_cpu + _cpu_of_children() - children_before
     memory = _memory_of_tree()
     return Measured(num_steps, seconds, tuple(waits), tuple(steps), first_batch, wait_cpu, step_cpu, cpu, memory)
 
@@ -135,9 +135,9 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _cpu_of_tree() -> float:
-    """Of this process to the microsecond; of its descendants as the kernel tells, in ticks of 10 ms."""
-    return time.process_time() + sum(each.cpu_seconds for each in process_tree(os.getpid())[1:])
+def _cpu_of_children() -> float:
+    """In ticks of 10 ms, as the kernel tells it."""
+    return sum(each.cpu_seconds for each in process_tree(os.getpid())[1:])
 
 
 def _memory_of_tree() -> float | None:

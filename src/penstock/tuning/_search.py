@@ -41,16 +41,18 @@ def search(space: Space, look: Look | None, num_cpus: int, turns: list[Turn], *,
 
 
 def _race_known(arms: Sequence[Options], look: Look | None, num_cpus: int, turns: list[Turn], rounds: int) -> Asking:
-    racers = list(arms)
-    if look is not None and len(arms) > _NUM_RACERS:
-        racers = choose_racers(arms, look, num_cpus, _NUM_RACERS)
-    elif len(arms) > _NUM_RACERS:
-        racers = yield from _best_of_one_round(arms, turns)
-    leader = yield from race(racers, turns, rounds=rounds)
-    left = [arm for arm in arms if all(arm is not racer for racer in racers)]
-    if leader is None and left:  # every racer failed: whoever can run is next
-        return (yield from _race_known(left, look, num_cpus, turns, rounds))
-    return leader
+    left = list(arms)
+    if look is None and len(arms) > _NUM_RACERS:
+        left = yield from _best_of_one_round(arms, turns)
+    while left:
+        racers = left if look is None else choose_racers(left, look, num_cpus, _NUM_RACERS)
+        leader = yield from race(racers, turns, rounds=rounds)
+        if leader is not None:
+            return leader
+        left = [
+            arm for arm in left if all(arm is not racer for racer in racers)
+        ]  # these failed: whoever can run is next
+    return None
 
 
 def _race_values(leader: Options, name: str, values: Sequence[Any], turns: list[Turn], rounds: int) -> Asking:
