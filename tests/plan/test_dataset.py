@@ -124,6 +124,11 @@ def test_what_is_no_index_is_a_type_error(ds: penstock.Dataset, indices: Any) ->
         ds[indices]
 
 
+def test_a_number_of_samples_to_take_is_answered_with_a_range(ds: penstock.Dataset) -> None:
+    with pytest.raises(TypeError, match=r"The first 5 are range\(5\)"):
+        ds.take(5)
+
+
 def test_a_mask_is_answered_with_filter(ds: penstock.Dataset) -> None:
     mask = np.zeros(NUM_SAMPLES, bool)
     with pytest.raises(TypeError, match=r"bool of shape \[100\]. Use ds.filter\(mask\) for a mask"):

@@ -162,6 +162,11 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
         penstock.concat()
     with pytest.raises(TypeError, match="argument 1 is Plan"):
         penstock.concat(x, x.shuffle(seed=1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"argument 0 is list; give datasets, .*concat\(\*datasets\)"):
+        penstock.concat([x, x])  # type: ignore[arg-type]
+    for no_dataset in (x.shuffle(seed=1), np.arange(3), {"z": np.arange(3)}):
+        with pytest.raises(TypeError, match=r"zip\(\): a dataset is needed, not .*penstock.from_arrays makes one"):
+            x.zip(no_dataset)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one dataset has 3 samples, the other 2"):
         x.zip(penstock.from_arrays({"z": np.arange(2)}))
     with pytest.raises(SchemaError, match="both have a column 'x'"):
@@ -216,16 +221,19 @@ def test_conditions_are_those_of_a_mask(wanted: list[int], least: int) -> None:
     found = ds.filter(label=wanted, x=lambda x: x >= least)
     assert found.fingerprint == expected.fingerprint
     assert ds.filter(name=[str(value) for value in wanted]).fingerprint == ds.filter(label=wanted).fingerprint
-    assert len(ds.filter(label=3)) == 3
+    assert len(ds.filter(label=3)) == len(ds.filter(name=np.array(["3"]))) == 3
 
 
 def test_conditions_that_make_no_sense_are_refused() -> None:
-    ds = penstock.from_arrays({"x": np.arange(3), "v": np.zeros((3, 2))})
+    ds = penstock.from_arrays({"x": np.arange(3), "v": np.zeros((3, 2)), "name": [b"a", b"b", b"c"]})
     for arguments, error, message in (
         ({}, TypeError, "either a mask or conditions"),
         ({"y": 1}, SchemaError, "No column 'y'"),
         ({"v": 1}, SchemaError, "give a function of its values"),
         ({"x": lambda x: 1}, ValueError, "must give 3 bools"),
+        ({"x": "cat"}, SchemaError, r"filter\(x='cat'\): the column is int64; compare it with numbers"),
+        ({"x": [1, None]}, SchemaError, r"filter\(x=None\): the column is int64"),
+        ({"name": 3}, SchemaError, r"filter\(name=3\): the column is bytes; compare it with texts"),
     ):
         with pytest.raises(error, match=message):
             ds.filter(**arguments)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import StageError, StateError
+from penstock.errors import SchemaError, StageError, StateError
 from penstock.loader import Cursor
 from penstock.order import Mixture, ScheduledMixture
 from penstock.plan import Dataset, Plan
@@ -162,6 +162,17 @@ def test_a_plan_file_keeps_all_of_it_and_plans_without_it_are_what_they_were(tmp
     assert both().order_fingerprint == both(source_ids=True).order_fingerprint
 
 
+def test_a_place_in_a_schedule_may_be_written_as_a_power_of_ten() -> None:
+    assert both(schedule={1e3: {"a": 1}}).fingerprint == both(schedule={1000: {"a": 1}}).fingerprint
+
+
+def test_a_column_that_is_called_as_the_numbers_of_sources_is_not_overwritten() -> None:
+    data = penstock.from_arrays({"source_ids": np.arange(4)})
+    assert penstock.mix({"a": data}, seed=1, rows=4).batch(4).read(0)["source_ids"].tolist()
+    with pytest.raises(SchemaError, match=r"mix\(source_ids=True\): the sources have a column 'source_ids'"):
+        penstock.mix({"a": data}, seed=1, rows=4, source_ids=True)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -173,6 +184,10 @@ def test_a_plan_file_keeps_all_of_it_and_plans_without_it_are_what_they_were(tmp
         ({"schedule": {32: {"a": 1}, 33: {"b": 1}, 34: {"a": 1}}}, ValueError, "less than 32 rows apart"),
         ({"schedule": {99: {"a": 1}}, "schedule_in": "tokens"}, StageError, r"window\(\) or pack\(\)"),
         ({"schedule": {99: {"a": 1}}, "schedule_in": "steps"}, ValueError, "'rows' and 'tokens'"),
+        ({"schedule": [(32, {"a": 1})]}, TypeError, r"\{row: \{name: weight\}\} is needed, not list"),
+        ({"schedule": {"32": {"a": 1}, 64: {"b": 1}}}, TypeError, "must be an int, not str"),
+        ({"schedule": {32.5: {"a": 1}}}, TypeError, "must be an int, not float"),
+        ({"temperature": 1e-9}, ValueError, r"mix\(temperature=1e-09\): it leaves nothing of the weight of 'b'"),
         ({"temperature": 0}, ValueError, "a positive, finite number"),
         ({"temperature": "hot"}, ValueError, "a positive, finite number"),
     ],

@@ -100,6 +100,30 @@ def test_the_loader_counts_what_was_replaced() -> None:
         assert loader.stats().num_replaced == 8
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 3), st.integers(1, 9), st.sampled_from(["carry", "drop", "even"]), st.integers(20, 60))
+def test_the_ledger_counts_what_is_replaced_once_the_functions_are_tried(
+    epoch: int, size: int, tail: Any, taken: int
+) -> None:
+    stages = data().take(rows=taken).map(refuse_fives, on_error="skip").map(tripled, on_error="skip")
+    one_by_one, first = stages.batch(1), epoch * taken
+    expected = sum(one_by_one.read_at(row)["num_replaced"] for row in range(first, first + taken))
+    assert stages.batch(size, tail=tail).ledger(epoch).rows_replaced is None
+    assert stages.batch(size, tail=tail).ledger(epoch, try_maps=True).rows_replaced == expected
+    assert stages.ledger(epoch, try_maps=True).rows_replaced == expected
+    assert data().take(rows=taken).batch(size).ledger(epoch, try_maps=True).rows_replaced == 0
+
+
+def test_rows_that_a_batched_map_made_of_packed_ones_are_counted_too() -> None:
+    def sums(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"x": batch["input_ids"].sum(axis=1)}
+
+    documents = penstock.from_arrays({"tokens": penstock.Ragged.from_lengths(np.arange(90), [3] * 30)})
+    plan = documents.shuffle(seed=1).pack(3).map(sums, batched=True).map(refuse_fives, on_error="skip").batch(4)
+    expected = sum(int(sum(range(first, first + 3))) % 5 == 0 for first in range(0, 90, 3))
+    assert plan.ledger(try_maps=True).rows_replaced == expected
+
+
 def test_a_plan_shows_it_a_file_keeps_it_and_nonsense_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(9))
     plan = penstock.open(tmp_path / "x.npy").map(functions.jitter, on_error="skip").batch(2)

@@ -117,6 +117,16 @@ def test_a_budget_that_is_used_up_goes_on_where_it_ended_when_it_is_raised() -> 
     assert restore(whole.take(rows=15).batch(5), used_up) == 15
 
 
+def test_a_state_is_compared_at_once_however_many_passes_an_epoch_has() -> None:
+    """2**40 fingerprints, one for each number of passes, would take weeks."""
+    endless = numbers().shuffle(seed=3).repeat(2**40).batch(1)
+    for times in (1, 2, 3**20):
+        state = Cursor(numbers().shuffle(seed=3).repeat(times).batch(1), 7).state()
+        assert restore(endless, state) == 7
+    with pytest.raises(StateError, match="another order of the data"):
+        restore(endless, Cursor(numbers().shuffle(seed=4).repeat(2).batch(1), 7).state())
+
+
 def test_a_state_of_rows_that_stand_elsewhere_is_refused() -> None:
     whole = numbers().shuffle(seed=3)
     for before, after, row in (
@@ -141,6 +151,7 @@ def test_a_state_of_rows_that_stand_elsewhere_is_refused() -> None:
         (lambda plan: plan.skip(rows=10), ValueError, "nothing would be left; an epoch has 10 rows"),
         (lambda plan: plan.skip(rows=-1), ValueError, "at least 0"),
         (lambda plan: plan.repeat(0), ValueError, "at least 1"),
+        (lambda plan: plan.repeat(2**40).repeat(2**40), ValueError, r"more than 2\*\*62 rows"),
         (lambda plan: plan.batch(2).repeat(2), StageError, r"repeat\(\) cannot follow batch\(\)"),
         (lambda plan: plan.repeat(2).shuffle(1), StageError, r"shuffle\(\) cannot follow repeat\(\)"),
     ],

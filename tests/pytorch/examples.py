@@ -60,6 +60,15 @@ def plans() -> dict[str, Plan]:
         "sampled": kinds.sample("kind", rows=30).shuffle(seed=5).batch(4),
         "skipping": ds.shuffle(seed=2).map(fail_at_some, on_error="skip").batch(4),
         "stretched": docs.shuffle(seed=9).pack(32).skip(rows=3).take(rows=25).repeat(2).batch(4),
+        "scheduled": penstock.mix(
+            {"a": (ds.shuffle(seed=1), 3), "b": (ds.take(range(9)).shuffle(seed=2), 1)},
+            seed=7,
+            rows=100,
+            schedule={32: {"a": 1, "b": 3}, 64: {"b": 1}},
+            source_ids=True,
+        ).batch(4),
+        "kept": docs.zip(penstock.from_arrays({"domain": np.arange(len(docs))})).pack(32, keep="domain").batch(4),
+        "unfolded": ds.unfold(5, stride=2).shuffle(seed=1).batch(4),
     }
 
 

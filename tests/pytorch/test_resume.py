@@ -46,7 +46,9 @@ def test_resuming_at_every_step_equals_not_stopping(kind: str) -> None:
             assert resumed.state_dict() == states[step + 3]
 
 
-@pytest.mark.parametrize("name", ["padded", "balanced", "sampled", "skipping", "stretched"])
+@pytest.mark.parametrize(
+    "name", ["padded", "balanced", "sampled", "skipping", "stretched", "scheduled", "kept", "unfolded"]
+)
 def test_every_kind_of_order_resumes_at_every_step(name: str) -> None:
     plan = plans()[name]
     whole, states = [], []

@@ -58,9 +58,10 @@ class Cursor:
             raise StateError(
                 f"The state has version {reprlib.repr(state['version'])}; this Penstock reads version {STATE_VERSION}."
             )
-        epoch, row = self._unended(*(_whole_number(state.get(name)) for name in ("epoch", "row", "epoch_rows")))
+        epoch, row, rows_then = (_whole_number(state.get(name)) for name in ("epoch", "row", "epoch_rows"))
+        epoch, row = self._unended(epoch, row, rows_then)
         order, place = state["order"], epoch * self.plan.num_rows + row
-        if not isinstance(order, str) or not self.plan.goes_on_from(order, place):
+        if not isinstance(order, str) or not self.plan.goes_on_from(order, place, max(0, rows_then)):
             difference = _difference(state.get("facts"), self.plan.order_facts)
             raise StateError(
                 f"The state belongs to another order of the data. {difference} "

@@ -6,6 +6,7 @@ Kernels are compiled by numba at the first call.
 May import: `compiled`, `splitmix`. Imported by: `plan`, `preparation`, `streams`. Holds no state.
 """
 
+from penstock.order._border import MAX_ROWS
 from penstock.order._deal import ClassDeal
 from penstock.order._draw import WeightedDraw
 from penstock.order._keys import ORDER_VERSION, derive_key
@@ -18,6 +19,7 @@ from penstock.order._windowed import WindowedOrder
 
 __all__ = [
     "BLOCK",
+    "MAX_ROWS",
     "ORDER_VERSION",
     "ClassDeal",
     "FullOrder",

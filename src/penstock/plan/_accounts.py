@@ -12,7 +12,7 @@ from penstock.packing import PackingLedger
 from penstock.plan._samples import Samples
 
 COUNTED_BATCH = 256
-"""Samples of a batch whose classes are counted."""
+"""Rows of a batch in which something is counted, where the plan has no batches of its own."""
 _FAR = 1.5
 
 
@@ -80,6 +80,8 @@ class Ledger:
     """Passes over the data that the epoch touches, by repeat() and take()."""
     rows_left_out: int = 0
     """Rows of these passes that are not in the epoch, by take() and skip()."""
+    rows_replaced: int | None = 0
+    """Rows that another stands in for, by map(on_error="skip"); None where the functions have not been tried."""
     tokens_left_over: int = 0
     """Tokens after the last whole window, by window()."""
     tokens_truncated: int = 0

@@ -24,6 +24,9 @@ def concat(*datasets: Dataset, different_tokenizers: bool = False) -> Dataset:
     """
     for number, dataset in enumerate(datasets):
         if not isinstance(dataset, Dataset):
-            raise TypeError(f"concat(): argument {number} is {type(dataset).__name__}; give datasets.")
+            raise TypeError(
+                f"concat(): argument {number} is {type(dataset).__name__}; give datasets, as in concat(a, b) or "
+                "concat(*datasets)."
+            )
     check_concat(datasets, different_tokenizers)
     return Dataset(JoinedLocation("concat", datasets))

@@ -177,6 +177,10 @@ class Dataset(Verbs[Plan]):
         >>> {name: int(value) for name, value in x.zip(y)[2].items()}
         {'x': 2, 'y': 4}
         """
+        if not isinstance(other, Dataset):
+            raise TypeError(
+                f"zip(): a dataset is needed, not {type(other).__name__}; penstock.from_arrays makes one of arrays."
+            )
         names = (on,) if isinstance(on, str) else tuple(on)
         check_zip(self, other, names)
         rest = [name for name in other.schema if name not in names]

@@ -6,6 +6,7 @@ Conditions read those columns and no other, some megabytes at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -64,12 +65,20 @@ def _check(column: Column, condition: Condition, values: Ragged | NDArray[Any], 
 
 
 def _compare(column: Column, values: Ragged | NDArray[Any], wanted: Any) -> NDArray[np.bool_]:
-    if isinstance(values, np.ndarray) and values.ndim == 1:
-        chosen = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset, np.ndarray, range)) else [wanted]
-        found: NDArray[np.bool_] = np.isin(values, chosen)
-        return found
-    if column.kind != "bytes":
+    chosen = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset, np.ndarray, range)) else [wanted]
+    if column.kind == "bytes":
+        _check_kind(column, chosen, (str, bytes), "texts")
+        texts = {text.encode() if isinstance(text, str) else text for text in chosen}
+        return np.array([value in texts for value in values], bool)
+    if column.is_ragged or column.shape:
         raise SchemaError(f"filter({column.name}=…): the column is {column.spec}; give a function of its values.")
-    texts = wanted if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
-    chosen_bytes = {text.encode() if isinstance(text, str) else text for text in texts}
-    return np.array([value in chosen_bytes for value in values], bool)
+    _check_kind(column, chosen, (Real, np.bool_), "numbers")
+    found: NDArray[np.bool_] = np.isin(np.asarray(values), chosen)
+    return found
+
+
+def _check_kind(column: Column, chosen: list[Any], kinds: tuple[type, ...], told: str) -> None:
+    """Refuse values that a column cannot hold: no sample would have them."""
+    for value in chosen:
+        if not isinstance(value, kinds):
+            raise SchemaError(f"filter({column.name}={value!r}): the column is {column.spec}; compare it with {told}.")

@@ -152,7 +152,8 @@ def _samples(batch: Mapping[str, Any], num_rows: int) -> Iterator[dict[str, Any]
     if len(columns) < len(batch):
         whole = sorted(set(batch) - set(columns))
         raise SchemaError(
-            f"{', '.join(whole)} belong to the whole batch, not to a row: after pack(), use map(fn, batched=True)."
+            f"{', '.join(whole)} belong to the whole batch, not to a row: after pack() or pad(), use "
+            "map(fn, batched=True)."
         )
     return ({name: _row(value, row) for name, value in columns.items()} for row in range(num_rows))
 

@@ -114,7 +114,11 @@ class Mix:
     def _tempered(self, weights: tuple[float, ...]) -> tuple[float, ...]:
         if self.temperature == 1:
             return weights
-        return tuple((weight / max(weights)) ** (1 / self.temperature) if weight else 0.0 for weight in weights)
+        found = tuple((weight / max(weights)) ** (1 / self.temperature) if weight else 0.0 for weight in weights)
+        for (name, _, _), weight, tempered in zip(self.sources, weights, found, strict=True):
+            if weight and not tempered:
+                raise ValueError(f"mix(temperature={self.temperature!r}): it leaves nothing of the weight of {name!r}.")
+        return found
 
     def check_stage(self, stage: Stage) -> None:
         """Only take(), skip(), repeat(), map() and batch() can follow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from numbers import Real
 
@@ -14,7 +15,7 @@ from penstock.plan._stage_rules import LEGAL_ORDER
 from penstock.plan._stages import Batch, Map
 
 Sources = Mapping[str, Plan | Dataset | tuple[Plan | Dataset, float]]
-Schedule = Mapping[int, Mapping[str, float]]
+Schedule = Mapping[int | float, Mapping[str, float]]
 Parts = tuple[tuple[str, Plan, float], ...]
 
 
@@ -36,20 +37,33 @@ def schedule_unit(parts: Parts, unit: str) -> int:
 
 
 def checked_schedule(schedule: Schedule, parts: Parts, unit: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    """(row, weights of all sources from there on), in order.
+
+    Raises:
+        TypeError: it is no mapping from whole numbers.
+        ValueError: a number, a name or a weight that makes no sense.
+    """
+    if not isinstance(schedule, Mapping):
+        raise TypeError(f"mix(schedule=...): {{row: {{name: weight}}}} is needed, not {type(schedule).__name__}.")
     names = [name for name, _, _ in parts]
     changes = []
-    for at, weights in sorted(schedule.items()):
-        row = whole_number("mix", "schedule", at, at_least=1, at_most=2**60)
+    for at, weights in sorted(((_place(at), weights) for at, weights in schedule.items()), key=operator.itemgetter(0)):
         if not isinstance(weights, Mapping) or (wrong := set(weights) - set(names)):
-            told = f"{sorted(wrong)}" if isinstance(weights, Mapping) else repr(weights)
+            told = ", ".join(map(repr, wrong)) if isinstance(weights, Mapping) else repr(weights)
             raise ValueError(f"mix(schedule={{{at}: ...}}): {told}; expected weights of {', '.join(map(repr, names))}.")
         for name, weight in weights.items():
             if not is_number(weight) or not 0 <= weight < math.inf:
                 raise ValueError(f"mix(): from {at} on {name!r} weighs {weight!r}; weights are finite, and at least 0.")
         if not any(weights.values()):
             raise ValueError(f"mix(): from {at} on no source has a weight.")
-        changes.append((max(1, row // unit), tuple(float(weights.get(name, 0.0)) for name in names)))
+        changes.append((max(1, at // unit), tuple(float(weights.get(name, 0.0)) for name in names)))
     return tuple(changes)
+
+
+def _place(at: object) -> int:
+    """A row or a token of a schedule; 1e12 is how people write it."""
+    whole = int(at) if isinstance(at, float) and at.is_integer() else at
+    return whole_number("mix", "row or token of a schedule", whole, at_least=1, at_most=2**60)
 
 
 def checked_part(name: object, source: object) -> tuple[str, Plan, float]:

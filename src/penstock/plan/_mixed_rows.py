@@ -68,7 +68,7 @@ class MixedRows(RowSource):
         """The sources, their quotas, and the seed that deals them."""
         return self._order_with(list(self.schedule.items())[1:])
 
-    def earlier_orders(self) -> Iterator[tuple[Any, int]]:
+    def earlier_orders(self, epoch_rows: int | None) -> Iterator[tuple[Any, int]]:
         """The same with fewer changes of weights, up to the first that they lack."""
         changes = list(self.schedule.items())[1:]
         for number, (row, _) in enumerate(changes):
@@ -185,6 +185,8 @@ class MixedRows(RowSource):
 
     def _check_alike(self) -> None:
         first_rows = [source.read(np.arange(1), None) for source in self.sources]
+        if self.deal.source_ids and SOURCE_IDS in first_rows[0]:
+            raise SchemaError(f"mix(source_ids=True): the sources have a column {SOURCE_IDS!r} of their own.")
         self._check_same("columns", [{key: _spec(value) for key, value in row.items()} for row in first_rows])
 
     def _check_same(self, what: str, values: list[Any]) -> None:

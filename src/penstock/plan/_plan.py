@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from penstock.errors import StageError
 from penstock.identity import digest
 from penstock.order import ORDER_VERSION
-from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
+from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
 from penstock.plan._draw_stages import Balanced, Weighted
 from penstock.plan._mapping import is_marked_pure, is_pure
 from penstock.plan._plannable import Plannable, Stages
@@ -288,14 +288,26 @@ class Plan(Verbs["Plan"]):
         """
         return self.row_source.mixing()
 
-    def ledger(self, epoch: int = 0) -> Ledger:
-        """The account of an epoch: every token placed exactly once, and what padding, cuts and tails cost.
+    def ledger(self, epoch: int = 0, *, try_maps: bool = False) -> Ledger:
+        """The account of an epoch: every token placed exactly once, and what padding, cuts, tails and failures cost.
+
+        Args:
+            epoch: Which epoch, from 0.
+            try_maps: Also run the functions of map(on_error="skip") on all rows of the epoch, here and now, to count
+                those at which they fail.
 
         Raises:
             AssertionError: a token is missing or doubled, which would be a bug in Penstock.
         """
-        ledger = self.row_source.ledger(checked_epoch(epoch, verb="ledger"))
-        return ledger if self._batch is None else dataclasses.replace(ledger, rows_dropped=self.steps.num_dropped())
+        epoch = checked_epoch(epoch, verb="ledger")
+        ledger = self.row_source.ledger(epoch)
+        if self._batch is not None:
+            ledger = dataclasses.replace(ledger, rows_dropped=self.steps.num_dropped())
+        if self.replaces_rows:
+            cut = self if self._batch is not None else self.batch(COUNTED_BATCH)
+            replaced = cut._reader.count_replaced(epoch) if try_maps else None
+            ledger = dataclasses.replace(ledger, rows_replaced=replaced)
+        return ledger
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -308,11 +320,11 @@ class Plan(Verbs["Plan"]):
         """Identity of what decides which documents are row i of epoch e, and of nothing else."""
         return _order_fingerprint(self.row_source.order_identity)
 
-    def goes_on_from(self, order_fingerprint: str, row: int) -> bool:
-        """Whether all rows of the run before this one are those of a plan with this order."""
+    def goes_on_from(self, order_fingerprint: str, row: int, epoch_rows: int | None = None) -> bool:
+        """Whether all rows of the run before this one are those of a plan with this order and epochs of that length."""
         if order_fingerprint == self.order_fingerprint:
             return True
-        earlier = self.row_source.earlier_orders()
+        earlier = self.row_source.earlier_orders(epoch_rows)
         return any(row <= end and _order_fingerprint(order) == order_fingerprint for order, end in earlier)
 
     @functools.cached_property

@@ -62,6 +62,16 @@ class BatchReader:
             batch |= {IS_REPLACED: is_replaced, NUM_REPLACED: len(replacing.places)}
         return batch
 
+    def count_replaced(self, epoch: int) -> int:
+        """Rows of an epoch that another stands in for: all of them are computed, a batch of one rank at a time."""
+        first, size, counted = epoch * self.rows.num_rows, self.steps.global_size, 0
+        for begin in range(first, first + self.rows.num_rows, size):
+            rows = np.arange(begin, min(begin + size, first + self.rows.num_rows))
+            batch = self.rows.read(rows, None)
+            self._account(batch, rows, np.arange(len(rows)), None)
+            counted += self._map(batch, rows)[NUM_REPLACED]
+        return counted
+
     def _run_stage(self, number: int, batch: Batch, rows: Rows, replacing: Replacing | None) -> Batch:
         """The rows after one map; nothing is replaced without a place to count it."""
         stage = self.maps[number]

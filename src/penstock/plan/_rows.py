@@ -56,8 +56,11 @@ class RowSource(ABC):
         """JSON of everything that decides which data is row i of the run, epochs laid end to end."""
         return self.order_identity
 
-    def earlier_orders(self) -> Iterator[tuple[Any, int]]:
-        """(order identity, row) of others that agree with this one in all rows of the run before that row."""
+    def earlier_orders(self, epoch_rows: int | None) -> Iterator[tuple[Any, int]]:
+        """(order identity, row) of others that agree with this one in all rows of the run before that row.
+
+        `epoch_rows` is how many rows their epochs have, where take(), skip() or repeat() said so.
+        """
         return iter(())
 
     @property

@@ -188,6 +188,8 @@ def as_indices(indices: ArrayLike) -> NDArray[np.int64]:
 def _hint(array: NDArray[np.generic]) -> str:
     if array.dtype == np.bool_:
         return " Use ds.filter(mask) for a mask."
+    if array.dtype.kind in "iu" and not array.ndim:
+        return f" The first {array} are range({array})."
     if array.dtype.kind != "U" or array.ndim:
         return ""
     name = str(array)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StageError
+from penstock.order import MAX_ROWS
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
 from penstock.plan._rows import Batch, Filling, OutputArrays, PieceSource, Rows, RowSource
 from penstock.plan._stages import Repeat, Skip, TakeRows
@@ -52,14 +53,14 @@ class StretchedRows(RowSource):
         """Where epochs begin and end."""
         return ["stretch", self.begin, self.num_passes, self.num_rows, self.inner.run_identity]
 
-    def earlier_orders(self) -> Iterator[tuple[Any, int]]:
+    def earlier_orders(self, epoch_rows: int | None) -> Iterator[tuple[Any, int]]:
         """The same with fewer passes, which ends earlier; and what the source goes on from."""
-        if self.begin == 0:
-            for num_passes in range(1, self.num_passes):
-                yield self._order_over(self.inner, num_passes), num_passes * self.inner.num_rows
+        num_passes = _passes_for(epoch_rows or self.inner.num_rows, self.inner)
+        if self.begin == 0 and num_passes < self.num_passes:
+            yield self._order_over(self.inner, num_passes), num_passes * self.inner.num_rows
         if not isinstance(self.inner, StretchedRows):
             is_plain = self.begin == 0 and self.num_passes == 1
-            for identity, row in self.inner.earlier_orders():
+            for identity, row in self.inner.earlier_orders(epoch_rows):
                 order = identity if is_plain else ["stretch", self.begin, self.num_passes, identity]
                 yield order, self._num_rows_before(row)
 
@@ -173,12 +174,19 @@ def stretch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> StretchedRows:
             num_rows, num_passes = stage.times * inner.num_rows, stage.times
         case TakeRows():
             num_rows = _rows_taken(inner, stage)
-            num_passes = max(1, -(-num_rows // max(1, inner.num_rows)))
+            num_passes = _passes_for(num_rows, inner)
     if num_rows <= 0 or not inner.num_rows:
         raise ValueError(f"{stage.verb}(): nothing would be left; an epoch has {inner.num_rows:,} rows.")
+    if num_passes * inner.num_rows > MAX_ROWS:
+        raise ValueError(f"{stage.verb}(): an epoch would go over more than 2**62 rows, which is all that a run has.")
     if inner.as_pieces is None:
         return StretchedRows(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
     return StretchedPieceRows(inner.as_pieces, begin=begin, num_rows=num_rows, num_passes=num_passes)
+
+
+def _passes_for(num_rows: int, inner: RowSource) -> int:
+    """The fewest passes over a source that hold so many rows."""
+    return max(1, -(-num_rows // max(1, inner.num_rows)))
 
 
 def _rows_taken(inner: RowSource, stage: TakeRows) -> int:
