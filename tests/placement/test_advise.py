@@ -53,6 +53,17 @@ def test_the_model_and_workers_are_left_out_of_the_memory(corpus, on):
     assert not penstock.advise(corpus, reserve_bytes=10e9).fits
 
 
+@pytest.mark.parametrize("variables", [{"LOCAL_WORLD_SIZE": "4"}, {"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}])
+def test_ranks_of_one_node_share_the_data_and_not_what_they_need_for_themselves(corpus, on, variables):
+    on.setattr(_advise, "job_memory", lambda: 9_000_000_000)
+    assert penstock.advise(corpus, reserve_bytes=2.5e9).fits
+    for name, value in variables.items():
+        on.setenv(name, value)
+    advice = penstock.advise(corpus, reserve_bytes=2.5e9)
+    assert (advice.num_ranks, advice.fits) == (4, False)
+    assert "being for training and workers of 4 ranks" in next(advice.sentences())
+
+
 @pytest.mark.parametrize(("storage", "shuffle"), [("rotating", "windows"), ("network", "windows"), ("memory", "full")])
 def test_large_data_is_shuffled_as_its_storage_allows(corpus, on, storage, shuffle):
     on.setattr(_advise, "job_memory", lambda: 1_000_000_000)

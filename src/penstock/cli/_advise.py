@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--measure", action="store_true", help="read a little, to measure the storage")
     parser.add_argument(
-        "--reserve-gb", type=float, metavar="GB", help="memory that the training process needs for itself (default: 2)"
+        "--reserve-gb", type=float, metavar="GB", help="memory that each training process needs for itself (default: 2)"
     )
     parser.add_argument(
         "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"

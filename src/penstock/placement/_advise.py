@@ -18,7 +18,7 @@ from penstock.errors import counted
 from penstock.metrics import job_memory
 from penstock.placement._scratch import Scratch, StorageKind, find_scratch, storage_kind
 from penstock.plan import Dataset, Plan, open_dataset
-from penstock.workers import default_workers, usable_cpus
+from penstock.workers import default_workers, ranks_on_node, usable_cpus
 
 Placement = Literal["RAM", "memory map", "stage", "stream"]
 
@@ -60,7 +60,9 @@ class Advice:
     memory_bytes: int | None
     """That this job may use: the machine's, the control group's, Slurm's."""
     reserved_bytes: int
-    """Of it, for the training process and its workers."""
+    """Of it, for the training processes of this node and their workers."""
+    num_ranks: int
+    """Training processes that share this memory, and the pages of the data."""
     num_cpus: int
     num_workers: int
     storage: StorageKind
@@ -113,6 +115,7 @@ class Advice:
             "num_samples",
             "memory_bytes",
             "reserved_bytes",
+            "num_ranks",
             "fits",
             "num_cpus",
             "num_workers",
@@ -130,7 +133,7 @@ class Advice:
         return (
             f"{_gigabytes(self.data_bytes)} of data {verdict} in the {_gigabytes(left)} that are left of the "
             f"{_gigabytes(self.memory_bytes)} this job may use, {_gigabytes(self.reserved_bytes)} being for training "
-            "and workers."
+            f"and workers{f' of {self.num_ranks} ranks' if self.num_ranks > 1 else ''}."
         )
 
     def _placement_sentence(self) -> str:
@@ -182,14 +185,15 @@ def advise(
     Args:
         data: A dataset's path, a dataset, or a plan.
         measure: Read a little from storage, and compute a few batches of a plan: some seconds at most.
-        reserve_bytes: Memory that the training process needs for itself; 2 GB when nobody says.
+        reserve_bytes: Memory that each training process needs for itself; 2 GB when nobody says.
     """
     dataset, plan = _parts(data)
     where = dataset.path
     path, is_file = Path(where), os.path.exists(where)
     kind: Literal["thread", "process"] = "process" if plan is not None and plan.runs_python else "thread"
     workers, data_bytes = default_workers(kind), dataset.storage.num_bytes
-    reserved = int((reserve_bytes or _TRAINER_BYTES) + workers * _WORKER_BYTES[kind])
+    num_ranks = ranks_on_node()
+    reserved = num_ranks * int((reserve_bytes or _TRAINER_BYTES) + workers * _WORKER_BYTES[kind])
     storage = storage_kind(path) if is_file else "memory"
     speed = measure_speed(path) if measure and is_file else Speed(*_TYPICAL[storage], is_measured=False)
     memory = job_memory()
@@ -202,6 +206,7 @@ def advise(
         num_samples=len(dataset),
         memory_bytes=memory,
         reserved_bytes=reserved,
+        num_ranks=num_ranks,
         num_cpus=usable_cpus(),
         num_workers=workers,
         storage=storage,

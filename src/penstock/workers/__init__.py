@@ -27,7 +27,7 @@ that lets go of them in forked children.
 
 from penstock.workers._channel import Channel
 from penstock.workers._cluster import Cluster
-from penstock.workers._cpus import default_workers, thread_settings, usable_cpus
+from penstock.workers._cpus import default_workers, ranks_on_node, thread_settings, usable_cpus
 from penstock.workers._crew import Crew
 from penstock.workers._entry import guard_life_line
 from penstock.workers._failures import PackedError, describe_death, describe_ending
@@ -61,6 +61,7 @@ __all__ = [
     "grow_shared_memory",
     "guard_life_line",
     "lease_early",
+    "ranks_on_node",
     "thread_settings",
     "usable_cpus",
 ]

@@ -16,6 +16,11 @@ def usable_cpus() -> int:
     return max(1, int(min(limits) / (_given("LOCAL_WORLD_SIZE") or 1)))
 
 
+def ranks_on_node() -> int:
+    """Training processes of this job that share the memory of this machine, as far as torchrun and Slurm tell."""
+    return _slurm_tasks() * int(_given("LOCAL_WORLD_SIZE") or 1)
+
+
 def default_workers(kind: str) -> int:
     """Workers to start with: one processor is left to the training thread; more than a few seldom help."""
     return max(1, min(4 if kind == "thread" else 8, usable_cpus() - 1))
@@ -35,10 +40,13 @@ def _slurm_share() -> float | None:
     Without --cpus-per-task, what the job has on this node is shared by the tasks of the step there.
     """
     per_task, on_node = _given("SLURM_CPUS_PER_TASK"), _given("SLURM_CPUS_ON_NODE")
-    if per_task is not None or on_node is None:
-        return per_task
+    return per_task if per_task is not None or on_node is None else on_node / _slurm_tasks()
+
+
+def _slurm_tasks() -> int:
+    """Of the step, on this node; the variable lists all nodes, and sites give them as many each."""
     counts = re.fullmatch(r"(\d+)(?:\(x\d+\))?(?:,\d+(?:\(x\d+\))?)*", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    return on_node / max(1, int(counts[1])) if counts else on_node
+    return max(1, int(counts[1])) if counts else 1
 
 
 def _given(name: str) -> float | None:
