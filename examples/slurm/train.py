@@ -17,10 +17,8 @@ def main() -> None:
     plan = penstock.open(arguments.data).shuffle(seed=7).batch(arguments.batch, tail="drop")
     with penstock.DataLoader(plan) as loader:
         rows = sum(len(next(iter(batch.values()))) for batch in loader)
-    print(
-        f"rank {os.environ.get('SLURM_PROCID', os.environ.get('RANK', '0'))}: {rows} rows from {arguments.data}",
-        flush=True,
-    )
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))  # torchrun's, or Slurm's
+    print(f"rank {rank}: {rows} rows from {arguments.data}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import penstock
+from penstock.tuning import read_settings
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "slurm"
 
@@ -39,7 +41,8 @@ def site(tmp_path: Path) -> dict[str, str]:
     programs.mkdir()
     fakes = {
         "srun": SRUN.format(python=sys.executable),
-        "scontrol": "#!/bin/sh\necho node1\n",
+        "scontrol": "#!/bin/sh\necho localhost\n",
+        "torchrun": f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n',
         "penstock": f'#!/bin/sh\nexec {sys.executable} -m penstock.cli "$@"\n',
         "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
     }
@@ -55,7 +58,8 @@ def site(tmp_path: Path) -> dict[str, str]:
         "DATA": str(tmp_path / "corpus"),
         "SLURM_TMPDIR": str(tmp_path / "scratch"),
         "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_JOB_NODELIST": "node1",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_CPUS_PER_TASK": "1",
         "FAKE_TASKS": "2",
     }
@@ -70,6 +74,37 @@ def test_ranks_of_one_node_stage_once_and_read_a_share_each(site):
         (str(rank), str(staged)) for rank in (0, 1)
     ]
     assert done.stdout.count("and verified in") == 1
+
+
+@pytest.mark.parametrize("num_nodes", [1, pytest.param(2, marks=pytest.mark.stress)])
+def test_ranks_that_torchrun_starts_read_a_share_each(site, num_nodes):
+    tasks = {"SLURM_JOB_NUM_NODES": str(num_nodes), "FAKE_TASKS": str(num_nodes)}
+    own = {"SLURM_GPUS_ON_NODE": "2", "SLURM_CPUS_PER_TASK": "2"}
+    command = ["bash", str(SCRIPTS / "many_nodes.sbatch")]
+    done = subprocess.run(command, env=site | tasks | own, cwd=SCRIPTS, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    shares = sorted(re.findall(r"rank (\d): (\d+) rows from", done.stdout))
+    assert shares == [(str(rank), str(128 // num_nodes)) for rank in range(2 * num_nodes)]
+    assert done.stdout.count("and verified in") == 1  # all nodes of this test are one machine
+
+
+def test_the_job_that_tunes_writes_settings_and_prints_the_line_for_the_next(site, tmp_path):
+    job = """
+        import penstock, torch
+        SPACE = {"num_workers": [0, 1]}
+        def make_loader(**options):
+            return penstock.DataLoader(torch.arange(512), batch_size=4, **options)
+        def train_step(batch):
+            return batch.sum()
+    """
+    (tmp_path / "job.py").write_text(textwrap.dedent(job))
+    command = ["bash", str(SCRIPTS / "tune.sbatch")]
+    done = subprocess.run(
+        command, env=site | {"FAKE_TASKS": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^#SBATCH --cpus-per-task=\d+$", done.stdout, re.MULTILINE)
+    assert "num_workers" in read_settings(tmp_path / "penstock-settings.toml").options
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sbatch")), ids=lambda path: path.name)
