@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -113,11 +114,32 @@ def test_headers_tell_delimiters_columns_and_mistakes(tmp_path: Path) -> None:
         gather(write(tmp_path / "b.csv", b"x,x\n1,2\n"), header=True)
     assert gather(tmp_path / "b.csv", header=True, names=("x", "y"))[0] == [{"x": "1", "y": "2"}]
     with pytest.raises(SchemaError, match=r"the header has 'x;y'\. Do its fields end with ';'"):
-        gather(write(tmp_path / "c.csv", b"x;y\n1;2\n"), columns=("x",))
+        gather(write(tmp_path / "c.csv", b"x;y\n"), columns=("x",))
     with pytest.raises(FormatError, match=r"utf16\.csv: the file is UTF-16"):
         gather(write(tmp_path / "utf16.csv", "x,y\n".encode("utf-16")))
     assert gather(write(tmp_path / "c.csv", b"x;y\n1;2\n"), delimiter=";")[0] == [{"x": "1", "y": "2"}]
     assert gather(write(tmp_path / "d.tsv", b"x\ty\n1\t\n"))[0] == [{"x": "1", "y": ""}]
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+@pytest.mark.parametrize("rows", ["ann{0}3{0}x\nbob{0}4{0}y\n", "ann{0}3,5{0}x\n"])
+def test_fields_that_may_end_with_something_else_are_not_taken_for_one(
+    tmp_path: Path, delimiter: str, rows: str
+) -> None:
+    content = f"name{delimiter}age{delimiter}text\n{rows.format(delimiter)}".encode()
+    path = write(tmp_path / "a.csv", content)
+    said = re.escape(f"delimiter={delimiter!r}) (--delimiter); if not, delimiter=','")
+    for options in ({}, {"header": False}, {"names": ("name", "age", "text")}):
+        with pytest.raises(SchemaError, match=said):
+            gather(path, **options)
+    assert gather(path, delimiter=delimiter)[0][0]["name"] == "ann"
+
+
+def test_one_column_of_text_with_other_separators_is_one_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"a; b\nyes\nso; it; is\n")
+    assert [row["a; b"] for row in gather(path)[0]] == ["yes", "so; it; is"]
+    path = write(tmp_path / "b.csv", b"a;b\n1;2\n")
+    assert gather(path, delimiter=",")[0] == [{"a;b": "1;2"}]
 
 
 def test_files_without_rows_have_none(tmp_path: Path) -> None:

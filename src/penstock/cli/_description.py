@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import IncompleteDataset, PenstockError
+from penstock.errors import IncompleteDataset, PenstockError, counted
 from penstock.preparation import find_unfinished, is_stale
 from penstock.report import Histogram, histogram
 from penstock.schema import Column
@@ -106,7 +106,7 @@ def _lengths(folder: ShardFolder, column: Column) -> Iterator[NDArray[np.int64]]
 def _preview(column: Column, value: NDArray[Any]) -> str:
     if column.kind == "bytes":
         raw = value[:_SHOWN_BYTES].tobytes()
-        return f"{raw!r}{' …' if len(value) > _SHOWN_BYTES else ''} ({len(value):,} bytes)"
+        return f"{raw!r}{' …' if len(value) > _SHOWN_BYTES else ''} ({counted(len(value), 'byte')})"
     items = value.reshape(-1)
     shown = " ".join(str(item) for item in items[:_SHOWN_ITEMS].tolist())
     shape = f" {list(value.shape)}" if value.ndim else ""

@@ -150,4 +150,4 @@ def _size(manifest: Manifest, column: Column) -> str:
     if not column.is_ragged:
         return format_bytes(column.item_bytes * manifest.num_samples)
     count = sum(shard.num_values[column.name] for shard in manifest.shards)
-    return f"{format_bytes(count * column.item_bytes)}, {count:,} values"
+    return f"{format_bytes(count * column.item_bytes)}, {counted(count, 'value')}"

@@ -4,6 +4,9 @@ A file does not say whether its first line names the columns. Taking data for na
 taking names for data adds one. So where nobody said which it is, the first record is compared with the rows below
 it, column by column: a number above numbers is data, and text above nothing but numbers is a name. Numbers that are
 names all the same are the years of a table that has a column for each: `country,1990,1991`.
+
+Nor does it say what ends a field. Where every line is one field, and another separator comes equally often in each,
+the file would be taken for one column.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ _KINDS = {
 _YEAR = re.compile(r"[12]\d{3}")
 _MOST_YEARS_APART = 10
 _LONGEST_NAME = 200
+_OTHER_DELIMITERS = ";\t|"
 _WAYS_OUT = (
     "If it is a record, pass reading=SourceOptions(header=False) (--no-header), or names= (--names) for the columns; "
     "if it is the header, header=True (--header)."
@@ -42,6 +46,24 @@ def check_is_header(first: Record, rows: Sequence[Record], path: str) -> None:
     reason = next(_signs_of_data(first, rows), None)
     if reason is not None:
         raise SchemaError(f"{path}: the first line may be data rather than a header: {reason}. {_WAYS_OUT}")
+
+
+def check_delimiter(first: Record, rows: Sequence[Record], path: str, usual: str) -> None:
+    """Raise `SchemaError` when nobody said what ends a field, and another character than the usual one may."""
+    lines = [usual.join(record) for record in (first, *rows)]
+    for each in _OTHER_DELIMITERS if len(first) == 1 and rows else "":
+        counts = {line.count(each) for line in lines}
+        if len(counts) == 1 and counts != {0}:
+            raise SchemaError(
+                f"{path}: the first line is one field, and every line has {each!r} equally often. If that ends a "
+                f"field, pass reading=SourceOptions(delimiter={each!r}) (--delimiter); if not, delimiter={usual!r}."
+            )
+
+
+def guess_delimiter(names: Sequence[str]) -> str:
+    """What to try when a column is missing, and the whole header may have been taken for one name."""
+    found = next((each for each in _OTHER_DELIMITERS if len(names) == 1 and each in names[0]), None)
+    return f" Do its fields end with {found!r}? Then pass delimiter={found!r} (--delimiter)." if found else ""
 
 
 def check_is_data(first: Record, rows: Sequence[Record], names: Sequence[str], path: str) -> None:

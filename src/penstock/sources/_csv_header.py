@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import FormatError, SchemaError, did_you_mean
-from penstock.sources._csv_doubt import check_is_data, check_is_header
+from penstock.sources._csv_doubt import check_delimiter, check_is_data, check_is_header, guess_delimiter
 from penstock.sources._files import ByteStream, read_exactly, without_mark
 from penstock.sources._formats import is_tab_separated
 from penstock.sources._options import SourceOptions
 
-_OTHER_DELIMITERS = ";\t|"
 _HEADER_BYTES = (4 << 10, 64 << 10, 1 << 20)
 _ROWS_TO_COMPARE = 50
 
@@ -66,9 +65,12 @@ def _header_of(data: bytes, path: str, options: SourceOptions, *, is_whole: bool
         return None
     has_header = options.names is None if options.header is None else options.header
     names = options.names or (first if has_header else tuple(f"f{place}" for place in range(len(first))))
+    rows = _some_rows(records, is_whole)
+    if options.delimiter is None:
+        check_delimiter(first, rows, path, delimiter_of(path, options))
     if len(names) != len(first):
         raise SchemaError(f"{path}: names= has {len(names)} names, and the first line {len(first)} fields: {first}.")
-    _check_doubt(first, _some_rows(records, is_whole), path, options)
+    _check_doubt(first, rows, path, options)
     _check(names, path, options)
     start = mark + (end if has_header else 0)
     return Header(names, start, data[start:])
@@ -114,14 +116,8 @@ def _check(names: tuple[str, ...], path: str, options: SourceOptions) -> None:
         if name not in names:
             raise SchemaError(
                 f"{path}: no column {name!r}; the header has {', '.join(map(repr, names))}."
-                f"{_guess(names) or did_you_mean(name, names)}"
+                f"{guess_delimiter(names) or did_you_mean(name, names)}"
             )
-
-
-def _guess(names: tuple[str, ...]) -> str:
-    """What to try when the whole header was taken for one name."""
-    found = next((each for each in _OTHER_DELIMITERS if len(names) == 1 and each in names[0]), None)
-    return f" Do its fields end with {found!r}? Then pass delimiter={found!r} (--delimiter)." if found else ""
 
 
 class _Lines:
