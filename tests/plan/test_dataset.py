@@ -310,6 +310,7 @@ def test_columns_are_selected_in_the_order_asked_for(ds: penstock.Dataset) -> No
     assert list(chosen[5]) == list(chosen[:2]) == ["jpeg", "label"]
     assert len(chosen) == NUM_SAMPLES
     assert list(chosen.take([1, 2]).select_columns(["label"])[0]) == ["label"]
+    assert list(chosen.select_columns("label")[0]) == ["label"]
     with pytest.raises(SchemaError, match="No column 'image'; the columns are 'jpeg', 'label'"):
         chosen.select_columns(["image"])
     with pytest.raises(SchemaError, match="at least one column, each once"):

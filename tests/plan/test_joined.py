@@ -186,6 +186,18 @@ def test_labels_that_mean_different_classes_are_not_joined(tmp_path: Path) -> No
         penstock.concat(penstock.open(tmp_path / "a"), penstock.open(tmp_path / "b"))
 
 
+def test_labels_that_mean_different_classes_are_not_mixed(tmp_path: Path) -> None:
+    for name, classes in (("a", ["cat", "dog"]), ("b", ["dog", "emu"]), ("c", ["cat", "dog"])):
+        with penstock.DatasetWriter(tmp_path / name, {"label": "int64"}, attributes={"classes": classes}) as writer:
+            writer.write({"label": 0})
+    a, b, c = (penstock.open(tmp_path / name).shuffle(seed=1) for name in "abc")
+    unnamed = penstock.from_arrays({"label": np.zeros(3, np.int64)}).shuffle(seed=1)
+    alike = penstock.mix({"a": (a, 1), "c": (c, 1), "unnamed": (unnamed, 1)}, seed=0, rows=6)
+    for others in ({"a": (a, 1)}, {"mixed": (alike, 1)}):
+        with pytest.raises(ValueError, match=r"mix\(\): labels mean different classes: \['cat', 'dog'\] in one"):
+            penstock.mix({**others, "b": (b, 1)}, seed=0, rows=6)
+
+
 def test_zip_compares_columns_that_both_have() -> None:
     names = penstock.from_arrays({"id": np.arange(5), "x": np.arange(5) * 2})
     fitting = penstock.from_arrays({"id": np.arange(5), "y": np.arange(5) * 3})

@@ -111,7 +111,7 @@ class Dataset(Verbs[Plan]):
         return self.samples.lengths(found)
 
     def select_columns(self, names: Iterable[str]) -> Dataset:
-        """The same samples with only these columns."""
+        """The same samples with only these columns; a single one may come without a list."""
         return self._derive(columns=tuple(self.schema.select(names)))
 
     def take(self, indices: ArrayLike) -> Dataset:

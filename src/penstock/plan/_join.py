@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from penstock.errors import DatasetChanged, SchemaError
 from penstock.plan._concatenated import ConcatStorage
 from penstock.plan._joined import AnyDataset
 from penstock.plan._zipped import ZipStorage
-from penstock.shards import classes_of, read_samples
+from penstock.shards import read_samples
 
 _CHUNK = 1 << 16
 
@@ -62,11 +62,16 @@ def check_concat(parts: Sequence[AnyDataset], different_tokenizers: bool) -> Non
             "concat(): the datasets were made with different tokenizers, so one token id means different things: "
             f"{made}. Prepare them with one tokenizer, or pass different_tokenizers=True if that is what you want."
         )
-    classes = {names for part in parts if (names := classes_of(part.attributes))}
+    check_classes("concat", (part.classes for part in parts))
+
+
+def check_classes(verb: str, lists: Iterable[tuple[str, ...]]) -> None:
+    """Refuse datasets whose labels mean different classes; an empty list says nothing about them."""
+    classes = {names for names in lists if names}
     if len(classes) > 1:
         one, other, *_ = sorted(classes)
         raise ValueError(
-            f"concat(): labels mean different classes: {list(one)[:5]} in one dataset, {list(other)[:5]} in another. "
+            f"{verb}(): labels mean different classes: {list(one)[:5]} in one dataset, {list(other)[:5]} in another. "
             "Prepare them with one list of classes: classes=, --classes."
         )
 

@@ -45,6 +45,11 @@ class AnyDataset(Protocol):
         """The tokenizer of its tokens, name by digest."""
         ...
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their labels; empty where it does not say."""
+        ...
+
     def to_json(self) -> dict[str, Any]:
         """The dataset in a plan file."""
         ...

@@ -12,6 +12,7 @@ from penstock.errors import StageError
 from penstock.identity import digest
 from penstock.order import derive_key
 from penstock.plan._arguments import whole_number
+from penstock.plan._join import check_classes
 from penstock.plan._mix_arguments import (
     Parts,
     Schedule,
@@ -73,6 +74,7 @@ class Mix:
         mixture = cls(parts, whole_number("mix", "seed", seed), length, schedule=changes, **options)
         mixture.check_temperature()
         mixture.check_tokenizers()
+        check_classes("mix", (plan.source.classes for _, plan, _ in parts))
         mixture.build_rows()  # weights and columns that do not fit are an error here
         return mixture
 
@@ -80,6 +82,11 @@ class Mix:
     def tokenizers(self) -> dict[str, str]:
         """Those of all sources."""
         return {key: name for _, plan, _ in self.sources for key, name in plan.source.tokenizers.items()}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Those of the first source that has any; all that have them have the same."""
+        return next((plan.source.classes for _, plan, _ in self.sources if plan.source.classes), ())
 
     def check_tokenizers(self) -> None:
         """Refuse sources whose token ids mean different things, unless that was asked for."""

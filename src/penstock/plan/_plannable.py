@@ -24,6 +24,11 @@ class Plannable(Protocol):
         """The tokenizers whose tokens it holds, as far as it says: name by digest."""
         ...
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their labels, as far as it says."""
+        ...
+
     def build_rows(self, stages: Stages) -> RowSource:
         """The rows that these stages make of it."""
         ...

@@ -162,8 +162,8 @@ class Schema(Mapping[str, Column]):
         return {column.name: column.spec for column in self.columns}
 
     def select(self, names: Iterable[str]) -> Schema:
-        """Schema of these columns, in this order."""
-        chosen = tuple(self[name] for name in names)
+        """Schema of these columns, in this order; a single one may come without a list."""
+        chosen = tuple(self[name] for name in ((names,) if isinstance(names, str) else names))
         if not chosen or len(set(chosen)) != len(chosen):
             raise SchemaError(f"Choose at least one column, each once; the columns are {', '.join(map(repr, self))}.")
         return Schema(chosen)
