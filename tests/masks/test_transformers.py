@@ -79,6 +79,20 @@ def test_the_check_refuses_a_model_that_never_reads_positions() -> None:
         masks.check_isolation(model, pack(LENGTHS, ROW_LENGTH))
 
 
+def test_the_check_refuses_a_model_whose_convolutions_cross_borders() -> None:
+    configuration = transformers.Lfm2Config(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        full_attn_idxs=[],
+        num_attention_heads=2,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(configuration)
+    with pytest.raises(RuntimeError, match="changed the logits of 2 tokens of others"):
+        masks.check_isolation(model, pack(LENGTHS, ROW_LENGTH))
+
+
 def test_the_check_needs_two_documents() -> None:
     with pytest.raises(ValueError, match="holds one document"):
         masks.check_isolation(build("llama", "sdpa"), pack([[128]], ROW_LENGTH))

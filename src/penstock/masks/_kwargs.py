@@ -86,7 +86,7 @@ def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
     `attention_mask`, because its presence turns packing off. The four boundary arguments are for
     FlashAttention and work together: with one missing, boundaries are guessed from `position_ids`.
     The other backends always read them from there, but only in a model without a cache, which is
-    why `use_cache=False` travels along. A few architectures (OPT, BLOOM, Falcon, Mamba) never look:
+    why `use_cache=False` travels along. A few architectures (OPT, BLOOM, Falcon, MPT, Mamba, LFM2) never look:
     `check_isolation` tells.
 
     transformers shifts labels itself, so pack with `labels="same"`.
@@ -109,7 +109,7 @@ def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
 
 
 def check_isolation(model: Callable[..., Any], batch: Batch) -> None:
-    """Change one token and see that no other document's logits change: once, before a long training.
+    """Change a document and see that no other document's logits change: once, before a long training.
 
     `model(**hugging_face_kwargs(batch))` runs twice, in eval mode and without gradients; compare on the
     device and with the attention you train with. This waits for the GPU.
@@ -124,12 +124,13 @@ def check_isolation(model: Callable[..., Any], batch: Batch) -> None:
     if not is_other.any():
         raise ValueError("the batch holds one document; expected two or more, to see whether one changes another.")
     changed = kwargs["input_ids"].clone()
-    changed[0, 0] = 1 if changed[0, 0] == 0 else 0
+    is_first = documents == documents[0]  # to its last token: a convolution looks back over a few only
+    changed[0, is_first] = (changed[0, is_first] == 0).to(changed.dtype)
     before, after = _logits(model, kwargs), _logits(model, {**kwargs, "input_ids": changed})
     num_changed = int((before != after).any(dim=-1)[0, is_other].sum())
     if num_changed:
         raise RuntimeError(
-            f"one token of the batch's first document changed the logits of {num_changed} tokens of others, of "
+            f"other tokens in the batch's first document changed the logits of {num_changed} tokens of others, of "
             f"{int(is_other.sum())}: {type(model).__name__} does not keep packed documents apart. Use another "
             "attention implementation or model, or train on rows of one document each."
         )
