@@ -80,6 +80,21 @@ def test_a_padded_batch_is_what_one_would_write_by_hand(
         assert batch["num_targets"] == int((batch["labels"] != IGNORED).sum())
 
 
+@pytest.mark.parametrize("verb", ["pad", "pack", "window"])
+def test_the_mask_of_a_column_has_its_name(verb: str) -> None:
+    tokens, mask = rich([5, 3, 8])[:]["tokens"], rich([5, 3, 8])[:]["loss_mask"]
+    pair = {"chosen": tokens, "chosen_loss_mask": mask, "rejected": tokens}
+    plain = penstock.from_arrays({"tokens": tokens, "loss_mask": mask})
+    named, bare = penstock.from_arrays(pair), penstock.from_arrays({"tokens": tokens})
+    arguments: dict[str, Any] = {} if verb == "pad" else {"length": 8}
+
+    def labels(ds: Dataset, column: str) -> Any:
+        return getattr(ds, verb)(column=column, **arguments).batch(2).read(0)["labels"].tolist()
+
+    assert labels(named, "chosen") == labels(plain, "tokens") != labels(bare, "tokens")
+    assert labels(named, "rejected") == labels(bare, "tokens")
+
+
 def test_rows_of_a_fixed_length_are_a_multiple_of_it() -> None:
     plan = tokens_dataset([3, 90, 2]).pad(8, multiple=8).batch(1)
     assert [plan.read(step)["input_ids"].shape for step in range(3)] == [(1, 8)] * 3

@@ -179,6 +179,27 @@ def test_rows_in_another_layout_are_bad_and_say_what_to_do(
     assert message in output.errors[0].message
 
 
+@pytest.mark.parametrize(
+    ("row", "arguments", "message"),
+    [
+        ({"conversations": SHAREGPT}, ["--chat-format", "messages"], "--chat-format sharegpt"),
+        ({"messages": TALK}, ["--chat-format", "sharegpt"], "--chat-format messages"),
+        ({"prompt": "a", "completion": "b"}, ["--chat-format", "preference"], "--chat-format prompt"),
+        ({"chosen": TALK, "rejected": TALK}, ["--chat-format", "messages"], "--chat-format preference"),
+        ({"messages": TALK}, ["--chat-format", "messages", "--column", "mesages"], "Did you mean 'messages'?"),
+        ({"messages": TALK}, ["--template-date", "today", "--chat-format", "messages"], "such as '2026-07-01'"),
+    ],
+)
+def test_the_command_says_which_layout_rows_are_in(
+    row: dict[str, Any], arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_hf_folder(tmp_path / "model", chat_template=PLAIN)
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    options = ["--tokenizer", str(folder), "--workers", "1", *arguments]
+    assert main(["prepare", str(tmp_path / "a.jsonl"), str(tmp_path / "data"), *options]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_a_template_that_marks_too_little_cannot_tell_turns_apart() -> None:
     once = MARKED.replace("message.role == 'assistant'", "message.role == 'assistant' and loop.last")
     output = run({"messages": [TALK]}, chat_template=once, loss_on="last")

@@ -40,13 +40,17 @@ def windowed_column(schema: Schema, name: str) -> Column:
 
 
 def mask_column(schema: Schema, tokens: Column) -> Column | None:
-    """The column that says which tokens are predicted, if the dataset has one."""
-    if LOSS_MASK not in schema or tokens.name == LOSS_MASK:
+    """The column that says which tokens are predicted, if the dataset has one.
+
+    Of `chosen`, as `prepare` makes it of preferences, that is `chosen_loss_mask`.
+    """
+    own = f"{tokens.name}_{LOSS_MASK}"
+    mask: Column | None = schema.get(own if own in schema else LOSS_MASK)
+    if mask is None or mask.name == tokens.name:
         return None
-    mask = schema[LOSS_MASK]
     if mask.kind != tokens.kind or mask.shape or mask.dtype.kind not in "bu" or mask.dtype.itemsize != 1:
         stars = "[*]" if tokens.is_ragged else ""
-        raise SchemaError(f"Column {LOSS_MASK!r} is {mask.spec}; a loss mask is 'bool{stars}' or 'uint8{stars}'.")
+        raise SchemaError(f"Column {mask.name!r} is {mask.spec}; a loss mask is 'bool{stars}' or 'uint8{stars}'.")
     return mask
 
 

@@ -12,14 +12,23 @@ Nobody learns from a prompt: in the last two layouts only turns behind it count.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from penstock.errors import did_you_mean
 
 ChatFormat = Literal["messages", "sharegpt", "prompt", "preference"]
 COMPLETION = "completion"
 ANSWERS = ("chosen", "rejected")
 _DEFAULT_COLUMN: dict[ChatFormat, str] = {"messages": "messages", "sharegpt": "conversations", "prompt": "prompt"}
+_TELLING: dict[ChatFormat, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "sharegpt": ("conversations",),
+    "preference": ANSWERS,
+    "prompt": ("prompt", COMPLETION),
+}
+"""Columns by which a layout is known."""
 _SPEAKERS = {
     "system": "system",
     "human": "user",
@@ -85,6 +94,14 @@ class ChatLayout:
         """Columns to read."""
         more = {"prompt": (COMPLETION,), "preference": ANSWERS}.get(self.format, ())
         return tuple(filter(None, (self.column, *more)))
+
+    def advise(self, known: Collection[str]) -> str:
+        """What to say where a column is null in every row of a source with these columns."""
+        for format, columns in _TELLING.items():
+            if format != self.format and all(name in known for name in columns):
+                held = " and ".join(map(repr, columns))
+                return f" The rows hold {held}: that is chat_format={format!r} (--chat-format {format})."
+        return did_you_mean(self.column, known)
 
     def read(self, row: Mapping[str, Any], side: str, *, as_text: bool) -> Dialogue | Continuation:
         """One conversation of a row; `as_text` where no template will render it.

@@ -174,12 +174,19 @@ def load_template(
         ValueError: there is none, it is not Jinja, or the date is not an ISO date.
     """
     if date is not None:
-        datetime.date.fromisoformat(date)
+        _check_date(date)
     json.dumps(dict(values))
     text = _find_text(template, source)
     tokens = {key: source.declared[key] for key in ("bos_token", "eos_token") if key in source.declared}
     _check_syntax(text)
     return ChatTemplate(text, tokens, dict(values), date, guard)
+
+
+def _check_date(date: str) -> None:
+    try:
+        datetime.date.fromisoformat(date)
+    except (TypeError, ValueError):
+        raise ValueError(f"template_date={date!r}: a date such as '2026-07-01' is needed.") from None
 
 
 def _find_text(template: str | os.PathLike[str] | Literal[True], source: TokenizerSource) -> str:

@@ -85,6 +85,8 @@ class ConversationReader:
     def __init__(self, settings: ChatSettings) -> None:
         self.settings = settings
         self._renderer = None if settings.template is None else settings.template.open()
+        self._advice = ""
+        """What to do where a column is null in all rows at hand."""
 
     def __enter__(self) -> ConversationReader:
         return self
@@ -97,6 +99,9 @@ class ConversationReader:
         """One conversation of every row, rendered; None where the row is bad."""
         settings = self.settings
         columns = {name: _list_values(records, name) for name in settings.layout.columns}
+        self._advice = ""
+        if any(all(value is None for value in values) for values in columns.values()):
+            self._advice = settings.layout.advise(records.known)
         tools = _list_values(records, settings.tools_column) if settings.tools_column else itertools.repeat(None)
         rows = zip(range(records.num_rows), zip(*columns.values(), strict=True), tools, strict=False)
         return [self._read(dict(zip(columns, row, strict=True)), given, side, place, bad) for place, row, given in rows]
@@ -113,7 +118,7 @@ class ConversationReader:
             column = side or layout.column
             bad.add(place, "chat_template", f"Column {column!r}: the chat template refuses this conversation: {error}.")
         except BadConversation as error:
-            bad.add(place, error.reason, str(error))
+            bad.add(place, error.reason, f"{error}{self._advice if error.reason == 'null' else ''}")
         return None
 
     def _render(self, dialogue: Dialogue, tools: Any) -> Conversation:
