@@ -252,7 +252,7 @@ def test_the_date_is_given_or_refused_but_never_todays() -> None:
     assert "template_date='YYYY-MM-DD'" in output.errors[0].message
     opened = Tokenize("bytes", chat_template=template, loss_mask=False, template_date="2026-07-01").open()
     assert bytes(token_lists(opened(make_records({"messages": [TALK]})))[0]) == b"01 Jul 2026"
-    with pytest.raises(ValueError, match="a date such as .2026-07-01. is needed"):
+    with pytest.raises(ValueError, match="a date such as"):
         Tokenize("bytes", chat_template=template, template_date="yesterday")
 
 
