@@ -19,6 +19,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "text.jsonl").write_text('{"text": "a", "meta": {"source": "web"}}\n')
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    (tmp_path / "t.jinja").write_text("{% for each in messages %}{{ each.content }}{% endfor %}")
     (tmp_path / "table.csv").write_text("text,label\na,1\nb,2\n")
     (tmp_path / "train.py").touch()
     with penstock.DatasetWriter("corpus", {"tokens": "uint16[*]"}) as writer:
@@ -41,6 +43,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("prepare raw/txet.jsonl out", "raw/text.jsonl"),
         ("prepare rwa/*.jsonl out", "raw"),
         ("prepare raw/text.jsonl out --tokenizer bytes --column txet --workers 1", "text"),
+        ("prepare raw/text.jsonl out --tokenizer bytes --column meta.sourse --workers 1", "meta.source"),
+        ("prepare raw/text.jsonl out --tokenizer bytes --column mta.source --workers 1", "meta.source"),
+        ("prepare chats.jsonl out --tokenizer bytes --chat-template t.jinja --column mesages --workers 1", "messages"),
         ("prepare table.csv out --tokenizer bytes --column txet", "text"),
         ("prepare raw/text.jsonl out --tokenizer tiktoken:cl100k", "cl100k_base"),
     ],

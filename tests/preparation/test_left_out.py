@@ -51,6 +51,18 @@ def test_files_of_a_folder_whose_names_say_nothing_are_told(tmp_path: Path) -> N
     assert note in json.loads((tmp_path / "data" / "run.json").read_text())["notes"]
 
 
+def test_data_whose_name_begins_with_an_underscore_is_told(tmp_path: Path) -> None:
+    for name in ("a.txt", "_b.txt", "deep/_c.txt", "_SUCCESS", "_README"):
+        path = tmp_path / "raw" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    done = prepare(tmp_path / "raw", tmp_path / "data", transform=Tokenize("bytes"), workers=1)
+    assert done.num_samples == 1
+    [note] = done.notes
+    assert note.startswith(f"Skipped files whose names begin with an underscore: 2 .txt ({tmp_path}/raw/_b.txt, …).")
+    assert prepare(f"{tmp_path}/raw/*.txt", tmp_path / "all", transform=Tokenize("bytes"), workers=1).num_samples == 2
+
+
 def test_files_that_are_no_longer_given_are_told(tmp_path: Path) -> None:
     for name in ("day1", "day2"):
         source = write_rows(tmp_path / name / "a.jsonl", {"text": name})

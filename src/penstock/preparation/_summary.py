@@ -193,15 +193,26 @@ def describe_run(settings: Settings, summary: Prepared) -> dict[str, Any]:
 
 
 def note_passed_over(paths: Sequence[str]) -> list[str]:
-    """A note when folders hold files that were not read, counted by extension."""
-    if not paths:
-        return []
+    """Notes when folders hold files that were not read, counted by extension."""
+    private = [path for path in paths if os.path.basename(path).startswith("_")]
+    unknown = [path for path in paths if not os.path.basename(path).startswith("_")]
+    notes = []
+    if unknown:
+        notes.append(
+            f"Skipped files with an unrecognised extension: {_kinds(unknown)} ({_such_as(unknown)}). "
+            "If they are data, give them as paths with reading=SourceOptions(format=…), or --format."
+        )
+    if private:
+        notes.append(
+            f"Skipped files whose names begin with an underscore: {_kinds(private)} ({_such_as(private)}). "
+            "If they are data, give them as paths or by a glob, as in 'folder/*.txt'."
+        )
+    return notes
+
+
+def _kinds(paths: Sequence[str]) -> str:
     kinds = collections.Counter(os.path.splitext(path)[1].lower() or "no extension" for path in paths)
-    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN_KINDS))
-    return [
-        f"Skipped files with an unrecognised extension: {shown} ({_such_as(paths)}). "
-        "If they are data, give them as paths with reading=SourceOptions(format=…), or --format."
-    ]
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN_KINDS))
 
 
 def note_permuted(settings: Settings, specification: Specification, rows: FirstRows | None) -> list[str]:

@@ -13,7 +13,7 @@ alone 390-490), about 235 when every block goes through `json.loads`; 180 on row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from penstock.sources._blocks import Block, record_blocks
 from penstock.sources._files import without_mark
 from penstock.sources._json_lines import parse_lines, read_objects, select_columns
 from penstock.sources._model import Records, Rows, Split
-from penstock.sources._nested import top_level
+from penstock.sources._nested import names_within, top_level
 from penstock.sources._options import SourceOptions
 
 _SAMPLE_BYTES = 64 << 10
@@ -64,11 +64,12 @@ def _read_block(block: Block, path: str, row: int, reader: _FastReader) -> Recor
     arrays = reader.read(data)
     if arrays is not None:
         num_rows = len(next(iter(arrays.values())))
-        return Records(arrays, row, num_rows, num_bytes=len(block.data))
+        return Records(arrays, row, num_rows, num_bytes=len(block.data), known=reader.known_if_absent(arrays))
     records = parse_lines(data, offset, path, row)
     reader.learn(records)
     chosen = select_columns(records.columns, records.num_rows, reader.columns)
-    return Records(chosen, row, records.num_rows, records.errors, records.rows, len(block.data), tuple(records.columns))
+    known = reader.known_if_absent(chosen)
+    return Records(chosen, row, records.num_rows, records.errors, records.rows, len(block.data), known)
 
 
 class _FastReader:
@@ -77,6 +78,7 @@ class _FastReader:
     def __init__(self, columns: Sequence[str] | None) -> None:
         self.columns = None if columns is None else tuple(columns)
         self._types: dict[str, Any] = {}
+        self._mixed: set[str] = set()  # names of columns without one type
 
     @property
     def has_types(self) -> bool:
@@ -88,8 +90,15 @@ class _FastReader:
         for name, column in records.columns.items():
             if isinstance(column, list):
                 self._types.pop(name, None)
+                self._mixed.add(name)
             else:
                 self._types[name] = _widest(self._types.get(name), column.type)
+
+    def known_if_absent(self, chosen: Mapping[str, Any]) -> tuple[str, ...]:
+        """All names that were seen, if a column that was asked for has no value in this block."""
+        if not any(str(getattr(column, "type", "")) == "null" for column in chosen.values()):
+            return ()
+        return tuple(names_within({**dict.fromkeys(self._mixed), **self._types}))
 
     def read(self, data: bytes) -> dict[str, Any] | None:
         """Columns with a row per line, or None when this block needs `json.loads`."""

@@ -6,7 +6,7 @@ import functools
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,10 @@ def _identity_now(path: str) -> str | None:
 
 
 def passed_over(source: str, options: SourceOptions) -> Iterator[str]:
-    """Files of a source's folder that are not listed because their names tell no format, or another."""
+    """Files of a source's folder that are not listed because of their names, and that may well be data."""
     path = _absolute(source)
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, _STATE_NAME)):
-        yield from (each for each in _walk(path, options, set()) if not is_data_name(each, options))
+        yield from _walk(path, options, set(), is_worth_a_word)
 
 
 def is_wanted_name(name: str, options: SourceOptions) -> bool:
@@ -77,6 +77,13 @@ def is_visible_name(name: str, options: SourceOptions) -> bool:
     if name.startswith(".") or (name.startswith("_") and options.format not in COLUMN_OF_FILES):
         return False
     return options.format is not None or name.lower().split(".", 1)[0] not in _NOT_DATA
+
+
+def is_worth_a_word(name: str, options: SourceOptions) -> bool:
+    """Whether a file found in a folder is left out, but is not plainly what a tool wrote beside the data."""
+    if is_visible_name(name, options):
+        return not is_data_name(name, options)
+    return name.startswith("_") and os.path.splitext(name)[1] != "" and is_data_name(name, options)
 
 
 def is_wanted_folder(name: str, options: SourceOptions) -> bool:
@@ -135,8 +142,13 @@ def _expand_folder(folder: str, options: SourceOptions, *, class_from: str) -> l
     return [_describe(path, first_folder(path.removeprefix(root))) for path in paths]
 
 
-def _walk(folder: str, options: SourceOptions, seen: set[tuple[int, int]]) -> Iterator[str]:
-    """Files in a folder and the folders in it, whatever their names say of their format."""
+def _walk(
+    folder: str,
+    options: SourceOptions,
+    seen: set[tuple[int, int]],
+    takes: Callable[[str, SourceOptions], bool] = is_visible_name,
+) -> Iterator[str]:
+    """Files in a folder and the folders in it whose names `takes` takes, whatever they say of their format."""
     status = os.stat(folder)
     if (status.st_dev, status.st_ino) in seen or _is_dataset(folder):  # a link that leads back up, or what we made
         return
@@ -145,8 +157,8 @@ def _walk(folder: str, options: SourceOptions, seen: set[tuple[int, int]]) -> It
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.is_dir():
                 if is_wanted_folder(entry.name, options):
-                    yield from _walk(entry.path, options, seen)
-            elif (entry.is_file() or entry.is_symlink()) and is_visible_name(entry.name, options):
+                    yield from _walk(entry.path, options, seen, takes)
+            elif (entry.is_file() or entry.is_symlink()) and takes(entry.name, options):
                 yield entry.path
 
 

@@ -5,7 +5,7 @@ A column that is called exactly so comes first: CSV files have `sepal.length`, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import SchemaError, did_you_mean
@@ -21,6 +21,14 @@ def top_level(name: str, known: Iterable[str]) -> str:
 def with_roots(names: Sequence[str]) -> tuple[str, ...]:
     """The names, and every column that they may be in."""
     return tuple(dict.fromkeys(each for name in names for each in (name, name.partition(".")[0])))
+
+
+def names_within(types: Mapping[str, Any]) -> Iterator[str]:
+    """Names of columns of these Arrow types, and of the fields in them."""
+    for name, kind in types.items():
+        yield name
+        if kind is not None and arrow().types.is_struct(kind):
+            yield from names_within({f"{name}.{field.name}": field.type for field in kind})
 
 
 def value_at(item: Mapping[str, Any], name: str) -> Any:
