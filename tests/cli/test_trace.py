@@ -93,7 +93,7 @@ def test_inspect_fits_a_screen_and_full_shows_all(tmp_path: Path, capsys) -> Non
     assert main(["inspect", str(tmp_path / "data")]) == 0
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) <= 50
-    for part in ("… and 22 columns more; --full shows all", "… and 22 more; --full", "Lengths of 29 columns more"):
+    for part in ("… and 22 more columns; --full shows all", "… and 22 more; --full", "Lengths of 29 more columns"):
         assert part in shown
     assert main(["inspect", str(tmp_path / "data"), "--full"]) == 0
     full = capsys.readouterr().out
@@ -107,6 +107,9 @@ def test_inspect_shows_bytes_as_the_text_they_are(corpus: Path, capsys) -> None:
     shown = capsys.readouterr().out
     assert "Document 0 is about water" in shown
     assert "Sources: not looked at; --sources says whether they have changed." in shown
+    assert "tokenizer            bytes, 25" in shown
+    assert "skipped              nothing" in shown
+    assert "recipe" not in shown
     assert "Sample 1" not in shown
 
 

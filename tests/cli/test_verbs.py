@@ -57,6 +57,29 @@ def test_inspect_shows_tokens_as_text(dataset, tmp_path, capsys):
     assert "no column of tokens to decode" in capsys.readouterr().err
 
 
+def test_inspect_tells_how_a_dataset_was_made_in_a_few_words(tmp_path, capsys):
+    Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="a")).save(str(tmp_path / "words.json"))
+    (tmp_path / "a.txt").write_text("a a")
+    tokenize = penstock.Tokenize(str(tmp_path / "words.json"), append_eos="<eos>")
+    penstock.prepare(str(tmp_path / "a.txt"), str(tmp_path / "made"), transform=tokenize, workers=1)
+    assert main(["inspect", str(tmp_path / "made")]) == 0
+    shown = capsys.readouterr().out
+    assert f"From 1 file, {tmp_path}/a.txt" in shown
+    assert "tokenizer            words.json, 2 tokens, <eos> (1) ends each document" in shown
+    assert "transform            Tokenize, column text" in shown
+    assert "--decode TOKENIZER shows tokens as text; they were made with words.json" in shown
+    assert main(["inspect", str(tmp_path / "made"), "--decode", str(tmp_path / "words.json")]) == 0
+    assert "--decode TOKENIZER" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("attribute", [None, 3, [], "x", {}, {"name": []}, {"files": {}, "patterns": 3}])
+@pytest.mark.parametrize("key", ["tokenizer", "transform", "skipped", "preparation", "images"])
+def test_inspect_shows_attributes_that_are_not_as_prepare_writes_them(tmp_path, key, attribute):
+    with penstock.DatasetWriter(tmp_path / "data", {"x": "int64"}, attributes={key: attribute}) as writer:
+        writer.write({"x": 1})
+    assert main(["inspect", str(tmp_path / "data")]) == 0
+
+
 def test_inspect_shows_a_batch_of_a_plan_as_text(dataset, tmp_path, capsys):
     vocabulary = {chr(97 + number): number for number in range(20)}
     Tokenizer(models.WordLevel(vocabulary, unk_token="a")).save(str(tmp_path / "tokenizer.json"))

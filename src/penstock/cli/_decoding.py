@@ -39,7 +39,7 @@ def with_texts(description: Description, tokenizer: str | None) -> Description:
             more = " …" if len(tokens) > _SHOWN_TOKENS else ""
             shown[column.name] = f"{text}{more} ({len(tokens):,} tokens){note}"
         texts.append(shown)
-    return dataclasses.replace(description, samples=tuple(texts))
+    return dataclasses.replace(description, samples=tuple(texts), is_decoded=True)
 
 
 def _made_with(description: Description) -> dict[str, str]:

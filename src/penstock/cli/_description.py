@@ -33,6 +33,8 @@ class Description:
     """Whether the sources have changed since, in words; None when nobody asked, or there are none."""
     unfinished: str | None = None
     """How far a preparation has come that the next run would continue, in words; None when there is none."""
+    is_decoded: bool = False
+    """Whether tokens in the samples are shown as text."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from penstock.cli._description import Description
+from penstock.cli._facts import in_short, in_words, sources_of
 from penstock.errors import counted, printable
 from penstock.preparation import part_of_recipe
 from penstock.report import console, format_bytes
@@ -15,7 +15,6 @@ from penstock.shards import Manifest
 
 _SHOWN_COLUMNS, _SHOWN_ATTRIBUTES, _SHOWN_BINS = 8, 8, 10
 _SHOWN_ATTRIBUTE = 200
-_HASH = re.compile("[0-9a-f]{32,}")
 Thing = TypeVar("Thing")
 
 
@@ -50,7 +49,8 @@ def _currency(description: Description) -> Iterator[str]:
         yield f"Sources: {description.staleness}"
     elif description.unfinished is not None:
         yield f"A preparation can be continued: {description.unfinished}"
-    elif "preparation" in description.manifest.attributes:
+    elif (sources := sources_of(description.manifest.attributes)) is not None:
+        yield f"From {printable(sources)}"
         yield "Sources: not looked at; --sources says whether they have changed."
 
 
@@ -59,15 +59,19 @@ def _columns(manifest: Manifest, is_full: bool) -> Iterator[str]:
     for column in columns:
         yield f"  {printable(column.name):<20} {column.spec:<20} {_size(manifest, column)}"
     if left:
-        yield f"  … and {counted(left, 'column')} more; --full shows all"
+        yield f"  … and {counted(left, 'more column')}; --full shows all"
 
 
 def _facts(manifest: Manifest, is_full: bool) -> Iterator[str]:
-    facts, left = _cut(list(manifest.attributes.items()), None if is_full else _SHOWN_ATTRIBUTES)
+    told = {
+        key: in_words(value) if is_full else in_short(key, manifest.attributes)
+        for key, value in manifest.attributes.items()
+    }
+    facts, left = _cut([(key, words) for key, words in told.items() if words], None if is_full else _SHOWN_ATTRIBUTES)
     if facts:
         yield ""
-    for key, value in facts:
-        words = printable(_in_words(value))
+    for key, fact in facts:
+        words = printable(fact)
         yield f"  {printable(key):<20} {words if is_full else _shorten(words)}"
     if left:
         yield f"  … and {left} more; --full shows all"
@@ -83,7 +87,7 @@ def _histograms(description: Description, is_full: bool) -> Iterator[str]:
         yield f"\nLengths of {printable(name)}: {lengths.shortest:,} to {lengths.longest:,}, mean {lengths.mean:,.1f}"
         yield from lengths.lines(None if is_full else _SHOWN_BINS)
     if left:
-        yield f"Lengths of {counted(left, 'column')} more: --full shows all"
+        yield f"Lengths of {counted(left, 'more column')}: --full shows all"
 
 
 def _samples(description: Description, is_full: bool) -> Iterator[str]:
@@ -93,7 +97,11 @@ def _samples(description: Description, is_full: bool) -> Iterator[str]:
         for name, preview in values:
             yield f"  {printable(name):<20} {preview}"
         if left:
-            yield f"  … and {counted(left, 'column')} more; --full shows all"
+            yield f"  … and {counted(left, 'more column')}; --full shows all"
+    made_with = description.manifest.attributes.get("tokenizer")
+    if description.samples and not description.is_decoded and isinstance(made_with, Mapping):
+        name = printable(in_words(made_with.get("name")))
+        yield f"  --decode TOKENIZER shows tokens as text; they were made with {name}"
 
 
 def _cut(things: Sequence[Thing], limit: int | None) -> tuple[Sequence[Thing], int]:
@@ -122,22 +130,6 @@ def _lets_text_control(tokenizer: Any) -> bool:
     if not isinstance(tokenizer, Mapping) or tokenizer.get("kind") not in ("json", "tiktoken"):
         return False
     return bool(tokenizer.get("special_tokens", "allow") == "allow")
-
-
-def _in_words(value: Any) -> str:
-    """JSON on one line for people: empty values are left out, hashes are cut short."""
-    if isinstance(value, Mapping):
-        present = {key: part for key, part in value.items() if part not in (None, {}, [], "")}
-        parts = [
-            f"{key} ({_in_words(part)})" if isinstance(part, Mapping) else f"{key} {_in_words(part)}"
-            for key, part in present.items()
-        ]
-        return ", ".join(parts) if parts else "nothing"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_in_words, value))}]"
-    if isinstance(value, str):
-        return f"{value[:12]}…" if _HASH.fullmatch(value) else value
-    return f"{value:,}" if type(value) is int else str(value)
 
 
 def _shorten(text: str) -> str:

@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="stop after so many steps of the training loop")
     parser.add_argument("--observe", action="store_true", help="only measure the script as it is, and try nothing")
     parser.add_argument("--full", action="store_true", help="let the script run on to its own end")
+    parser.usage = f"{parser.prog} [options] -- COMMAND"  # argparse would write three dots
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,

@@ -9,7 +9,7 @@ from penstock.report import print_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("path", metavar="DEST", help="the dataset's folder, or a plan file (.toml)")
+    parser.add_argument("path", metavar="DATASET|PLAN.toml", help="the dataset's folder, or a plan file (.toml)")
     parser.add_argument("--samples", type=int, metavar="N", help="how many samples to show (default: 1; as JSON 3)")
     parser.add_argument("--full", action="store_true", help="all of it, however long; without, what fits a screen")
     parser.add_argument(

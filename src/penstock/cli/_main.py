@@ -62,6 +62,13 @@ class _VerbParser(argparse.ArgumentParser):
             self.description = module.__doc__
             self.set_defaults(run=module.run)
             module.add_arguments(self)
+            self.usage = self.usage or self._short_usage()
+
+    def _short_usage(self) -> str:
+        """What a verb takes, without a wall of options: the help lists them in groups."""
+        formatter = self._get_formatter()
+        words = [formatter._format_args(action, action.dest) for action in self._get_positional_actions()]
+        return " ".join([self.prog, "[options]", *words]).replace("%", "%%")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

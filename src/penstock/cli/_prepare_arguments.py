@@ -18,70 +18,79 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_writing_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers",
-        type=_values.workers,
-        default="auto",
-        metavar="N",
-        help="number of processes (default: one per core)",
-    )
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where tasks run")
-    parser.add_argument("--address", metavar="HOST:PORT", help="Ray cluster (default: one on this machine)")
-    parser.add_argument(
-        "--shard-bytes",
-        type=_values.size,
-        default=256 << 20,
-        metavar="SIZE",
-        help="size of a shard, such as 256MB (the default is 256MiB)",
-    )
-    parser.add_argument(
+    what = parser.add_argument_group("what is written")
+    what.add_argument(
         "--shuffle",
         type=_values.seed,
         default="auto",
         metavar="SEED",
         help="permute all documents by this seed (default: only what would come class by class)",
     )
-    parser.add_argument(
+    what.add_argument(
         "--no-shuffle", dest="shuffle", action="store_const", const=None, help="keep the order of the sources"
     )
-    parser.add_argument(
+    what.add_argument(
         "--pack", type=int, action="append", default=[], metavar="LENGTH", help="count packed rows of this length"
     )
-    parser.add_argument(
+    what.add_argument(
         "--split",
         type=_values.shares,
         metavar="NAME=SHARE,…",
         help="write parts, such as val=0.02, as datasets DEST/val and DEST/train; a sample stays in its part for good",
     )
-    parser.add_argument("--split-seed", type=int, default=0, metavar="SEED", help="another one gives another split")
-    parser.add_argument(
+    what.add_argument("--split-seed", type=int, default=0, metavar="SEED", help="another one gives another split")
+    what.add_argument(
         "--split-by",
         type=_values.names,
         default=("content",),
         metavar="content|file|NAME,…",
         help="what decides a sample's part: its content (the default), its file, or columns",
     )
-    parser.add_argument("--limit", type=_values.count, metavar="N", help="make only the first N samples: a trial")
-    parser.add_argument("--on-error", choices=("raise", "skip"), default="raise", help="stop at a bad row, or skip it")
-    parser.add_argument(
-        "--max-skipped",
-        type=_values.rows_or_share,
-        metavar="N|SHARE",
-        help="most rows to skip: a number, or a share such as 0.5 or 50%% (default: 10%%, and ten rows in any case)",
+    what.add_argument("--limit", type=_values.count, metavar="N", help="make only the first N samples: a trial")
+    what.add_argument(
+        "--shard-bytes",
+        type=_values.size,
+        default=256 << 20,
+        metavar="SIZE",
+        help="size of a shard, such as 256MB (the default is 256MiB)",
     )
-    parser.add_argument(
+    what.add_argument(
         "--origins",
         choices=("auto", "manifest", "column"),
         default="auto",
         help="where to keep the file and row of each sample",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a dataset made with different settings")
-    parser.add_argument(
+    _add_rerun_arguments(parser.add_argument_group("if DEST is there already (default: go on, or add what is new)"))
+    _add_run_arguments(parser.add_argument_group("how it runs"))
+
+
+def _add_rerun_arguments(again: Any) -> None:
+    again.add_argument("--overwrite", action="store_true", help="replace a dataset made with different settings")
+    again.add_argument(
         "--append", action="store_true", help="add the sources to those of the dataset, which need not be given again"
     )
-    parser.add_argument(
+    again.add_argument(
         "--remove", action="store_true", help="remove the samples of source files that are no longer given"
     )
+
+
+def _add_run_arguments(how: Any) -> None:
+    how.add_argument(
+        "--workers",
+        type=_values.workers,
+        default="auto",
+        metavar="N",
+        help="number of processes (default: one per core)",
+    )
+    how.add_argument("--on-error", choices=("raise", "skip"), default="raise", help="stop at a bad row, or skip it")
+    how.add_argument(
+        "--max-skipped",
+        type=_values.rows_or_share,
+        metavar="N|SHARE",
+        help="most rows to skip: a number, or a share such as 0.5 or 50%% (default: 10%%, and ten rows in any case)",
+    )
+    how.add_argument("--engine", choices=("local", "ray"), default="local", help="where tasks run")
+    how.add_argument("--address", metavar="HOST:PORT", help="Ray cluster (default: one on this machine)")
 
 
 def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from penstock.report import console, format_bytes, print_json, progress_bar
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("path", metavar="DEST", help="the dataset's folder")
+    parser.add_argument("path", metavar="DATASET", help="the dataset's folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
