@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,21 @@ def test_an_endless_loader_resumes_in_a_later_epoch_of_the_plan(tmp_path: Path) 
     for model, steps in ((first, 9), (second, 14)):
         fit(tmp_path, model, DataModule(train=penstock.DataLoader(plan, epochs=None, num_workers=0)), steps=steps)
     assert list(itertools.chain(first.seen, second.seen)) == expected(plan, 14)
+
+
+def test_what_a_data_module_does_not_have_is_not_missed(tmp_path: Path) -> None:
+    class WithoutValidation(Noting):
+        validation_step = lightning.LightningModule.validation_step
+        test_step = Noting.validation_step
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(tmp_path, WithoutValidation(), DataModule(train=packed(), num_workers=0), steps=1)
+    assert [str(each.message) for each in caught if "val_dataloader" in str(each.message)] == []
+    with pytest.raises(Exception, match="`test_dataloader` must be implemented"):
+        lightning.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path).test(
+            WithoutValidation(), DataModule(train=packed())
+        )
 
 
 def test_what_the_loader_measured_goes_to_the_loggers(tmp_path: Path) -> None:

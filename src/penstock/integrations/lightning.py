@@ -37,6 +37,10 @@ class DataModule(lightning.LightningDataModule):
         super().__init__()
         self._train, self._validation, self._test, self._predict = train, validation, test, predict
         self._options = options
+        given = {"train": train, "val": validation, "test": test, "predict": predict}
+        for name in (f"{kind}_dataloader" for kind, data in given.items() if data is None):
+            # Lightning asks whether the method is its own, and if not, misses a `validation_step`.
+            setattr(self, name, getattr(super(), name))
 
     def train_dataloader(self) -> Any:
         """What is trained on, in loops of equally many steps."""
@@ -46,7 +50,7 @@ class DataModule(lightning.LightningDataModule):
         return data if data is None or _has_length(data) else TrainedState(data)
 
     def val_dataloader(self) -> Any:
-        """What is validated on; nothing, without one."""
+        """What is validated on."""
         return self._loader(self._validation)
 
     def test_dataloader(self) -> Any:
@@ -58,9 +62,7 @@ class DataModule(lightning.LightningDataModule):
         return self._loader(self._predict)
 
     def _loader(self, data: Plan | DataLoader | None) -> Any:
-        if isinstance(data, Plan):
-            return DataLoader(data, **self._options)
-        return [] if data is None else data
+        return DataLoader(data, **self._options) if isinstance(data, Plan) else data
 
 
 class TrainedState:

@@ -156,10 +156,11 @@ def _micro_batch(plan: Plan, args: transformers.TrainingArguments) -> int:
     size, times, processes = args.per_device_train_batch_size, args.gradient_accumulation_steps, args.world_size
     if plan.global_size != size * times * processes:
         fits, rest = divmod(plan.global_size, times * processes)
+        running = "1 process" if processes == 1 else f"{processes} processes"
         advice = f"per_device_train_batch_size={fits} or " if not rest else ""
         raise ValueError(
             f"The plan's batch has {plan.global_size} rows, a step of the Trainer {size * times * processes}: "
-            f"per_device_train_batch_size={size} x gradient_accumulation_steps={times} x {processes} processes. "
+            f"per_device_train_batch_size={size} x gradient_accumulation_steps={times} x {running}. "
             f"Use {advice}plan.batch({size * times * processes})."
         )
     return int(size)
