@@ -37,6 +37,15 @@ ROOMS = {
     "errors": "Errors",
 }
 
+FIRST = ("prepare", "Tokenize", "open")
+FRAMEWORKS = {
+    "transformers": ("Trainer", "ModelLoader"),
+    "trl": ("SFTTrainer",),
+    "lightning": ("DataModule", "LogLoader"),
+    "checkpoint": ("RankState",),
+    "scalars": ("LoaderScalars", "to_tensorboard"),
+}
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to those in docs/."""
@@ -89,8 +98,28 @@ def python_page() -> str:
     for room in [*ROOMS, *(room for room in names if room not in ROOMS)]:
         if room in names:
             lines += ["", f"## {ROOMS.get(room, room.capitalize())}", ""]
-            lines += [entry(name, home) for name, home in sorted(names[room])]
+            lines += [entry(name, home) for name, home in sorted(names[room], key=in_order_of_use)]
+    lines += [
+        "",
+        "## Frameworks",
+        "",
+        "Imported by name, as in `from penstock.integrations.trl import SFTTrainer`.",
+        "",
+    ]
+    lines += [framework_entry(module, name) for module, names_of in FRAMEWORKS.items() for name in names_of]
     return "\n".join(lines) + "\n"
+
+
+def in_order_of_use(found: tuple[str, str]) -> tuple[bool, str]:
+    """What people look for first in a room comes first, then the rest by name."""
+    return found[0] not in FIRST, found[0]
+
+
+def framework_entry(module: str, name: str) -> str:
+    """The directive for what an integration offers; what it inherits is the framework's to document."""
+    home = f"penstock.integrations.{module}.{name}"
+    options = "".join(f"\n      {key}: false" for key in ("inherited_members", "members"))
+    return f"::: {home}\n    options:\n      heading: {home}\n      toc_label: {module}.{name}{options}\n"
 
 
 def entry(name: str, home: str) -> str:

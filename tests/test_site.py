@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -29,6 +30,16 @@ def load(name: str) -> ModuleType:
 def test_the_reference_has_every_public_name_once() -> None:
     names = re.findall(r"heading: penstock\.(\w+)$", load("site_pages").python_page(), re.MULTILINE)
     assert sorted(names) == sorted(set(penstock.__all__) - {"__version__"})
+
+
+def test_the_reference_has_what_frameworks_need() -> None:
+    page = load("site_pages").python_page()
+    doors = re.findall(
+        r"^ {4}(\w+) {3,}(\w+)", str(importlib.import_module("penstock.integrations").__doc__), re.MULTILINE
+    )
+    assert len(doors) == 5
+    for module, name in doors:
+        assert f"::: penstock.integrations.{module}.{name}\n" in page
 
 
 def test_the_reference_has_every_verb_with_its_help() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,20 @@ from penstock.preparation._engines import InlineTaskEngine
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("start", "guide", "how-to")
 PAGES = sorted(page for folder in FOLDERS for page in (ROOT / "docs" / folder).glob("*.md"))
+PAGES.append(ROOT / "docs" / "index.md")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+# What loads frameworks takes long, and they warn of their own affairs.
+FRAMEWORKS = ("how-to/frameworks", "how-to/chat")
+OF_FRAMEWORKS = [pytest.mark.stress, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+
+def named(page: Path) -> Any:
+    name = f"{page.parent.name}/{page.stem}"
+    return pytest.param(page, id=name, marks=OF_FRAMEWORKS if name in FRAMEWORKS else ())
+
+
+@pytest.mark.parametrize("page", [named(page) for page in PAGES])
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if page.parent.name != "start":  # the same bytes without starting workers, which takes a second or two
