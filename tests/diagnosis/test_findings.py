@@ -187,6 +187,12 @@ def test_reads_from_disk_that_more_workers_overlap_are_still_reads_from_disk() -
     assert (first.id, first.change) == ("cold-reads", "DataLoader(..., num_workers=4)")
 
 
+def test_reads_from_disk_are_named_first_whichever_change_helps_most() -> None:
+    trials = [{"trial": 2, "kind": "warm", "changes": {}}, option(3, num_workers=4)]
+    found = find(Case(recording=recorded(steps(faults=9), trials, {1: 2.0, 2: 1.5, 3: 1.8}), cores=2))
+    assert [(each.id, each.change) for each in found] == [("cold-reads", "DataLoader(..., num_workers=4)")]
+
+
 def test_padding_is_found_also_when_nothing_waits() -> None:
     trials = [{"trial": 2, "kind": "grouped", "changes": {}}]
     recording = recorded(steps(wait=0.0001), trials, {1: 1.02, 2: 2.5}, padding=0.7)

@@ -28,10 +28,11 @@ _MOSTLY = 0.5
 
 def cold_reads(case: Case) -> Finding | None:
     """Samples wait for pages from disk; in memory, or read by more workers at a time, they do so less."""
-    warm = case.best(lambda trial: trial.kind == "warm")
-    found = warm or case.best(lambda trial: trial.changes.get("num_workers", 0) > case.options["num_workers"])
+    workers = case.options["num_workers"]
+    found = case.best(lambda trial: trial.kind == "warm" or trial.changes.get("num_workers", 0) > workers)
     if found is None or not case.waits_for_data or case.stages.faults < 1:
         return None
+    warm = found.trial.kind == "warm"
     return advise(
         case,
         found,
