@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from penstock.diagnosis._experiment import (
     affordable_trials,
     estimate,
     experiment,
+    steps_to_settle,
+    steps_within,
     survivors,
     turn_length,
 )
@@ -147,7 +150,7 @@ def test_at_most_three_then_two_run_on() -> None:
 
 @pytest.mark.parametrize(("epoch_steps", "whole"), [(10, True), (100_000, False), (None, False)])
 def test_short_epochs_are_taken_whole(epoch_steps: int | None, whole: bool) -> None:
-    length = turn_length(step_seconds=0.02, turn_seconds=1.0, prefetched=4, epoch_steps=epoch_steps)
+    length = turn_length(step_seconds=0.02, turn_seconds=1.0, settle=5, epoch_steps=epoch_steps)
     assert length.whole_epochs is whole
 
 
@@ -162,35 +165,55 @@ def hand_over(clock: TurnClock, ready: list[float]) -> None:
         clock.handed_over(now, now, 1, is_disturbed=False, num_ready=lambda count=count: count)
 
 
+def new_clock(*, settle: int = 2, steps: int = 10) -> TurnClock:
+    return TurnClock(2, settle=settle, steps=steps, longest_seconds=10.0)
+
+
 def test_steps_that_live_on_a_queue_that_runs_down_do_not_count() -> None:
-    clock = TurnClock(2, settle=2, turn_seconds=0.1)
+    clock = new_clock()
     hand_over(clock, [30 - number for number in range(30)])
     assert not clock.is_over
-    clock = TurnClock(2, settle=2, turn_seconds=0.1)
+    clock = new_clock()
     hand_over(clock, [*(30 - number for number in range(30)), *([0] * 20)])
     assert clock.is_over
     assert clock.result.steps < 30
 
 
-def test_steps_before_the_slowest_batches_can_have_come_do_not_count() -> None:
-    clock = TurnClock(2, settle=2, turn_seconds=0.1, settle_seconds=0.3)
-    hand_over(clock, [0] * 30)
-    assert clock.result.steps == 0
-    clock.restart()
-    hand_over(clock, [0] * 50)
+def test_a_queue_that_runs_down_before_each_slow_batch_and_is_full_behind_it_does_not_run_down() -> None:
+    clock = new_clock(steps=30)
+    hand_over(clock, [7, 7, 7, 7, 6, 5, 4, 3, 2, 1, 0] * 4)
     assert clock.is_over
-    assert clock.result.steps == 20
+    assert clock.result.steps >= 30
 
 
 def test_a_queue_that_is_empty_needs_no_more_steps_to_settle() -> None:
-    clock = TurnClock(2, settle=30, turn_seconds=0.1)
+    clock = new_clock(settle=30)
     hand_over(clock, [3, 2, *([0] * 16)])
     assert clock.is_over
 
 
 @pytest.mark.parametrize("ready", [[4, 3, 4, 3] * 4, [0] * 16, [math.nan] * 16])
 def test_steps_beside_a_queue_that_stays_as_it_is_count_at_once(ready: list[float]) -> None:
-    clock = TurnClock(2, settle=2, turn_seconds=0.1)
+    clock = new_clock()
     hand_over(clock, ready)
     assert clock.is_over
     assert clock.result.steps >= 10
+
+
+def test_turns_of_a_job_with_slow_batches_are_as_fast_as_the_job() -> None:
+    """Every sixteenth batch takes long; wherever a turn ends, the next one goes on."""
+    periods = itertools.cycle([0.015] * 15 + [0.18])
+    now, rows, seconds, pace = 0, 0.0, 0.0, 0.015
+    for _ in range(40):
+        clock = TurnClock(0, settle=13, steps=steps_within(0.67, pace), longest_seconds=10.0)
+        while not clock.is_over:
+            now += int(1e9 * next(periods))
+            clock.handed_over(now, now, 1, is_disturbed=False, num_ready=lambda: math.nan)
+        rows, seconds = rows + clock.result.rows, seconds + clock.result.seconds
+        pace = clock.result.seconds / clock.result.steps
+    assert math.isclose(rows / seconds, 16 / (15 * 0.015 + 0.18), rel_tol=0.05)
+
+
+def test_a_turn_waits_until_some_worker_may_be_at_a_slow_batch() -> None:
+    assert steps_to_settle(4, slowest=0.02, pace=0.01) == 5
+    assert steps_to_settle(4, slowest=0.30, pace=0.01) == 30

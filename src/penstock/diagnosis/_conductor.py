@@ -132,7 +132,7 @@ class Conductor:
         source = loop.sources[loop.trial.number]
         if isinstance(source, Grouped) and not source.is_ready:
             begin = time.perf_counter_ns()
-            source.gather()
+            source.deal()
             self._expected_turns.pass_over(time.perf_counter_ns() - begin)
         return source.take()
 

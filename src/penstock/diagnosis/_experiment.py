@@ -27,6 +27,7 @@ FEWEST_ROUNDS = 3
 LEAST_GAIN = 1.05
 """Less is not worth a change, nor a reader's time."""
 _NARROW = 0.05
+_ENOUGH_STEPS, _MOST_SETTLING = 8, 64
 HEALTHY_BELOW = 1.15
 """Replayed batches are warm in caches, and no worker competes for cores: jobs that never wait read 1.07 to 1.19."""
 
@@ -190,15 +191,23 @@ class TurnLength(NamedTuple):
     """How long a turn lasts."""
 
     seconds: float
-    settle: int
-    """Steps before it that are not counted: until what was prefetched during the others' turns is used up."""
     whole_epochs: bool
     """Short epochs are taken whole, so that starting workers counts."""
 
 
-def turn_length(*, step_seconds: float, turn_seconds: float, prefetched: int, epoch_steps: int | None) -> TurnLength:
+def turn_length(*, step_seconds: float, turn_seconds: float, settle: int, epoch_steps: int | None) -> TurnLength:
     """Turns of about `turn_seconds`; whole epochs where an epoch has no room for two of them."""
-    settle = min(64, max(2, prefetched + 1))
-    steps = max(8, turn_seconds / max(step_seconds, 1e-6))
+    steps = steps_within(turn_seconds, step_seconds)
     whole = epoch_steps is not None and epoch_steps < 2 * (steps + settle)
-    return TurnLength(turn_seconds, settle, whole)
+    return TurnLength(turn_seconds, whole)
+
+
+def steps_within(seconds: float, pace: float, *, multiple_of: int = 1) -> int:
+    """How many steps of `pace` seconds to count, to measure for so long."""
+    steps = max(_ENOUGH_STEPS, math.ceil(seconds / max(pace, 1e-6)))
+    return -(-steps // multiple_of) * multiple_of
+
+
+def steps_to_settle(prefetched: int, *, slowest: float, pace: float) -> int:
+    """Steps that are not counted: until batches prefetched before are used up, and some worker may be at a slow one."""
+    return min(_MOST_SETTLING, max(2, prefetched + 1, math.ceil(slowest / max(pace, 1e-6))))

@@ -24,6 +24,7 @@ from penstock.diagnosis._watch_gauge import gauge_of
 
 _MOST_REPLAYED, _MOST_REPLAYED_BYTES = 8, 256 << 20
 _MOST_REMEMBERED = 512
+_MOST_GATHERED_BYTES = 1 << 29
 _PATIENCE_SECONDS = 60
 _SETTLING_SECONDS = 0.5
 """How long an iterator that cannot be asked is given to prefetch all it may."""
@@ -127,10 +128,14 @@ class Replay:
 
 
 class Grouped:
-    """Batches of another source, gathered before a turn and dealt anew by length: less padding."""
+    """Batches of another source, dealt anew by length: less padding.
+
+    While one group is served, the next is gathered, a batch for each that is taken: loading costs what it costs.
+    """
 
     def __init__(self, source: Source, *, num_batches: int) -> None:
         self._source, self._num_batches = source, num_batches
+        self._gathered: list[Any] = []
         self._ready: deque[Any] = deque()
 
     @property
@@ -138,27 +143,25 @@ class Grouped:
         """Whether a group is there."""
         return bool(self._ready)
 
-    def gather(self) -> None:
-        """Fill up, off the clock."""
-        batches: list[Any] = []
-        with contextlib.suppress(StopIteration):
-            while (
-                len(batches) < self._num_batches
-                and sum(bytes_of(each) for each in batches[:1]) * len(batches) < 1 << 29
-            ):
-                batches.append(self._source.take())
-        full = [batch for batch in batches if rows_of(batch) == rows_of(batches[0])]
+    def deal(self) -> None:
+        """Make a group of what was gathered, off the clock; the first time, gather it."""
+        if not self._gathered:
+            while len(self._gathered) < self._num_batches and self._gather():
+                pass
+        full = [batch for batch in self._gathered if rows_of(batch) == rows_of(self._gathered[0])]
         self._ready.extend(group_by_length(full) if full else [])
+        self._gathered.clear()
 
     def take(self) -> Any:
-        """The next group."""
+        """The next of the group."""
         if not self._ready:
             raise StopIteration
+        self._gather()
         return self._ready.popleft()
 
     def num_ready(self) -> float:
-        """They are not made in a turn."""
-        return math.nan
+        """As the other source."""
+        return self._source.num_ready()
 
     def is_idle(self) -> bool:
         """As the other source."""
@@ -166,7 +169,18 @@ class Grouped:
 
     def close(self) -> None:
         """The other source is not ours to close."""
+        self._gathered.clear()
         self._ready.clear()
+
+    def _gather(self) -> bool:
+        """Whether another batch was there, and room for it."""
+        if len(self._gathered) * sum(bytes_of(each) for each in self._gathered[:1]) >= _MOST_GATHERED_BYTES:
+            return False
+        try:
+            self._gathered.append(self._source.take())
+        except StopIteration:
+            return False
+        return True
 
 
 class IndexTap:

@@ -73,8 +73,8 @@ class TrainingLoop:
         return self._own
 
     def num_ready(self) -> float:
-        """Batches that the trial has ready; NaN for those that are made off the clock, and where nobody knows."""
-        if self.trial.kind in ("replay", "grouped"):
+        """Batches that the trial has ready; NaN for those that nobody makes, and where nobody knows."""
+        if self.trial.kind == "replay":
             return math.nan
         return (self.sources.get(self.trial.number) or self.own()).num_ready()
 

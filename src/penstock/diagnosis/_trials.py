@@ -56,9 +56,9 @@ class Trials:
             if is_new:
                 loop.sources[trial.number] = self._open(loop, trial, whole_epochs=whole_epochs)
             source = loop.sources[trial.number]
-            if isinstance(source, Grouped):
-                source.gather()
-            elif not whole_epochs:
+            if isinstance(source, Grouped) and not source.is_ready:
+                source.deal()
+            if not whole_epochs:
                 wait_until_idle(source.is_idle, seconds=_START_SECONDS if is_new else _IDLE_SECONDS)
         if trial.kind == "threads":
             torch = sys.modules["torch"]
@@ -114,3 +114,8 @@ def prefetched_by(trial: Trial, watched: Watched) -> int:
     workers = changes.get("num_workers", num_workers_of(loader))
     depth = changes.get("prefetch_factor", loader.prefetch_factor) or 2
     return int(changes.get("prefetch") or workers * depth)
+
+
+def group_size(trial: Trial) -> int:
+    """Of how many batches none stands for the others: those that are dealt by length together."""
+    return _GROUPED if trial.kind == "grouped" else 1

@@ -1,22 +1,25 @@
 """How fast the script is during a turn: time from one batch handed over to the next, and samples trained on.
 
+How many steps a turn has, and how many go before that are not counted, is settled before it begins. A turn that ended
+when its time is up would mostly end within a long step, as waiting for one of the slow batches is, and the next one
+would begin behind it: jobs whose batches differ seemed a fifth slower than they are.
+
 Between turns workers fill their queue. A loader that is slower than training then lives on the queue for a while, and
-seems to keep up: as long as the queue runs down, steps count as settling, not as measured. So do those before the
-slowest batches can have come: at the beginning no worker is held up by one.
+seems to keep up: as long as the queue runs down, steps count as settling, not as measured.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from penstock.diagnosis._experiment import TurnResult
 
-_ENOUGH_STEPS, _FEWEST_STEPS = 8, 3
-_LONG = 4
-"""A turn that takes this many times as long as it should ends after the fewest steps."""
+_FEWEST_STEPS = 3
+"""Of a turn that takes longer than it may."""
 _RUNS_DOWN = 0.12
 """Batches by which a queue falls for each one handed over, from which on that is no chance."""
+_MOST_LOOKS = 64
+"""At the queue, in a turn: each takes some µs, and those of a replay have none to look at."""
 _MOST_REPEATS = 3
 _EMPTY_STEPS = 3
 """So many steps in a row with an empty queue, and nothing is left of the pause."""
@@ -25,22 +28,19 @@ _EMPTY_STEPS = 3
 class TurnClock:
     """Measures one turn. Times are in nanoseconds, without what the doctor itself used."""
 
-    def __init__(self, trial: int, *, settle: int, turn_seconds: float, settle_seconds: float = 0.0) -> None:
+    def __init__(self, trial: int, *, settle: int, steps: int, longest_seconds: float) -> None:
         self.trial = trial
-        self._settle, self._settled = settle, 0
-        self._settle_seconds = settle_seconds
-        self._began_at: int | None = None
-        self._turn_seconds = turn_seconds
+        self._settle, self._steps, self._longest_seconds = settle, steps, longest_seconds
+        self._look_every = max(1, steps // _MOST_LOOKS)
+        self._settled = self._num_repeats = self._num_empty = 0
         self._left_at: int | None = None
         self._rows_in_hand = 0
-        self._num_repeats = self._num_empty = 0
-        self._ready_at_first = math.nan
         self._clear()
 
     def restart(self) -> None:
         """Begin again: what was measured cannot be compared."""
         self.__init__(  # type: ignore[misc]
-            self.trial, settle=self._settle, turn_seconds=self._turn_seconds, settle_seconds=self._settle_seconds
+            self.trial, settle=self._settle, steps=self._steps, longest_seconds=self._longest_seconds
         )
 
     def handed_over(
@@ -50,20 +50,17 @@ class TurnClock:
 
         A disturbed step, with a validation in it, does not count.
         """
-        self._began_at = now if self._began_at is None else self._began_at
-        is_early = now - self._began_at < 1e9 * self._settle_seconds
-        if self._left_at is not None and self._settled >= self._settle and not is_disturbed and not is_early:
+        if self._left_at is not None and self._settled >= self._settle and not is_disturbed:
             self._count(self._rows_in_hand, 1, now - self._left_at, now - asked_at)
-        if self._settled <= self._settle or is_early:
+            if self._num_steps % self._look_every == 0:
+                self._ready.append(num_ready())
+        elif self._settled < self._settle:
             self._settle_down(num_ready())
         self._settled += 1
         self._left_at, self._rows_in_hand = now, rows
-        if self.is_over and self._num_repeats < _MOST_REPEATS:
-            ready = num_ready()
-            if self._ready_at_first - ready > max(1, _RUNS_DOWN * self._num_steps):
-                self._num_repeats += 1
-                self._ready_at_first = ready
-                self._clear()
+        if self.is_over and self._num_repeats < _MOST_REPEATS and self._runs_down():
+            self._num_repeats += 1
+            self._clear()
 
     def epoch(self, rows: int, steps: int, nanoseconds: int, waited: int) -> None:
         """A whole epoch went by."""
@@ -73,9 +70,9 @@ class TurnClock:
 
     @property
     def is_over(self) -> bool:
-        """Whether enough was measured: time for many steps, or a few long ones."""
-        fewest = _FEWEST_STEPS if self._seconds > _LONG * self._turn_seconds else _ENOUGH_STEPS
-        return self._seconds >= self._turn_seconds and self._num_steps >= fewest
+        """Whether enough was measured: all steps, or a few long ones."""
+        is_late = self._seconds > self._longest_seconds and self._num_steps >= _FEWEST_STEPS
+        return is_late or self._num_steps >= self._steps
 
     @property
     def result(self) -> TurnResult:
@@ -84,13 +81,24 @@ class TurnClock:
 
     def _settle_down(self, ready: float) -> None:
         """Steps do not count until what was ready before the turn is used up."""
-        self._ready_at_first = ready
         self._num_empty = self._num_empty + 1 if ready <= 1 else 0
         if self._num_empty >= _EMPTY_STEPS:
             self._settled = self._settle
 
+    def _runs_down(self) -> bool:
+        """Whether the queue was much fuller in the first third than in the last, at its fullest.
+
+        Behind a slow batch, and before the next one, the queue of a job whose batches differ is full again.
+        """
+        if not self._ready:
+            return False
+        third = max(1, len(self._ready) // 3)
+        fell = max(self._ready[:third]) - max(self._ready[-third:])
+        return fell > max(1, _RUNS_DOWN * (self._num_steps - self._num_steps // 3))
+
     def _clear(self) -> None:
         self._rows, self._num_steps, self._seconds, self._wait = 0.0, 0, 0.0, 0.0
+        self._ready: list[float] = []
 
     def _count(self, rows: float, steps: int, nanoseconds: int, waited: int) -> None:
         self._rows += rows

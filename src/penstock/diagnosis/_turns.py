@@ -19,6 +19,8 @@ from penstock.diagnosis._experiment import (
     TurnResult,
     affordable_trials,
     experiment,
+    steps_to_settle,
+    steps_within,
     turn_length,
 )
 from penstock.diagnosis._ranks import Ranks
@@ -27,7 +29,7 @@ from penstock.diagnosis._recording import read_recording
 from penstock.diagnosis._remedies import choose_trials
 from penstock.diagnosis._stages import measure_stages
 from penstock.diagnosis._training_loop import TrainingLoop
-from penstock.diagnosis._trials import Trials, prefetched_by
+from penstock.diagnosis._trials import Trials, group_size, prefetched_by
 from penstock.diagnosis._turn_clock import TurnClock
 from penstock.diagnosis._watched import Watched
 from penstock.workers import usable_cpus
@@ -37,6 +39,8 @@ _MARGIN = 4
 _MOST_INTERRUPTIONS = 2
 _LONGEST_TURN = 4.0
 """Seconds that a turn may take so that several of the slowest batches are in it."""
+_LONG = 4
+"""A turn that takes this many times as long as it should ends after a few steps."""
 _GONE_SECONDS = 10
 
 
@@ -52,6 +56,8 @@ class Turns:
         self._log, self._board, self._ranks, self._settings = log, board, ranks, settings
         self._slowest = measure_stages(read_recording(log.folder)).slowest_tenth
         self._length = self._measure_length()
+        self._paces = {AS_IS.number: primary.step_seconds}
+        """Seconds of a step, of each trial that had a turn."""
         self._plan: Generator[Trial, TurnResult | None, None] | None = None
         self._loop: weakref.ref[TrainingLoop] | None = None
         self._clock: TurnClock | None = None
@@ -97,7 +103,7 @@ class Turns:
         if self.is_done or clock is None or self.whole_epochs or self._is_between_turns:
             return
         off = self._off_clock
-        asked = end - off if loop.trial.kind in ("replay", "grouped") else begin - off
+        asked = end - off if loop.trial.kind == "replay" else begin - off
         clock.handed_over(asked, end - off, rows, is_disturbed=is_disturbed, num_ready=loop.num_ready)
         if clock.is_over and self._plan is not None:
             self._finish_turn()
@@ -158,7 +164,7 @@ class Turns:
         return turn_length(
             step_seconds=primary.step_seconds,
             turn_seconds=max(self._settings["turn_seconds"], min(_LONGEST_TURN, 3 * self._slowest)),
-            prefetched=primary.prefetched,
+            settle=steps_to_settle(primary.prefetched, slowest=self._slowest, pace=primary.step_seconds),
             epoch_steps=primary.steps_of_last_epoch if primary.num_epochs else primary.length,
         )
 
@@ -195,6 +201,7 @@ class Turns:
         assert self._clock is not None
         result = self._clock.result
         self._interruptions = min(self._interruptions, 0)
+        self._paces[result.trial] = result.seconds / result.steps
         self._log.note("turn", **result._asdict(), step=self.primary.num_steps)
         self._next_turn(result)
 
@@ -244,16 +251,16 @@ class Turns:
             self._begin_turn(loop, notice)
 
     def _begin_turn(self, loop: TrainingLoop, notice: Notice) -> None:
-        trial = self.trials.find(notice.trial)
+        trial, before = self.trials.find(notice.trial), self.current_trial if self._clock is not None else None
         self._length = self._length._replace(whole_epochs=notice.whole_epochs)
-        if self._clock is not None:
-            self.trials.pause(loop, self.current_trial, whole_epochs=self.whole_epochs)
-        settle = self._steps_to_settle(trial)
+        goes_on = trial is before  # as when it is only observed: no pause in which queues would fill
+        if before is not None and not goes_on:
+            self.trials.pause(loop, before, whole_epochs=self.whole_epochs)
         self._clock = TurnClock(
             trial.number,
-            settle=settle,
-            turn_seconds=self._length.seconds,
-            settle_seconds=self._seconds_to_settle(trial),
+            settle=0 if goes_on else self._steps_to_settle(trial),
+            steps=steps_within(self._length.seconds, self._pace_of(trial), multiple_of=group_size(trial)),
+            longest_seconds=_LONG * self._length.seconds,
         )
         self._enter(loop, trial)
 
@@ -274,13 +281,14 @@ class Turns:
         if self.whole_epochs:
             keeps = trial.changes.get("persistent_workers", getattr(self.primary.loader, "persistent_workers", False))
             return int(bool(keeps) and trial.kind != "replay" and not self.trials.keeps_loader_of(trial))
-        if trial.kind in ("replay", "grouped"):
+        if trial.kind == "replay":
             return 2
-        return min(64, prefetched_by(trial, self.primary) + 1) if trial.changes else self._length.settle
+        prefetched = prefetched_by(trial, self.primary) if trial.changes else self.primary.prefetched
+        return steps_to_settle(prefetched, slowest=self._slowest, pace=min(self._paces.values()))
 
-    def _seconds_to_settle(self, trial: Trial) -> float:
-        """Until the slowest batches have come; nobody makes those of a replay, or of a group, in its turn."""
-        return 0.0 if trial.kind in ("replay", "grouped") else min(_LONGEST_TURN / 3, self._slowest)
+    def _pace_of(self, trial: Trial) -> float:
+        """Seconds of a step when it last had a turn; before its first, of a step as it is."""
+        return self._paces.get(trial.number, self._paces[AS_IS.number])
 
 
 def _observe() -> Generator[Trial, TurnResult | None, None]:
