@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -33,6 +34,20 @@ def test_the_terminal_tells_verdict_findings_arms_and_slowest_samples(monkeypatc
     assert "images/00000.jpg" in text
     assert "with a step of 10 ms        96.5   501 MB" in text
     assert "█" in text
+
+
+@pytest.mark.parametrize("width", [80, 90, 100, 120])
+def test_intervals_are_drawn_where_they_leave_room_for_the_names_of_settings(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    console.cache_clear()
+    arms = tuple(dataclasses.replace(arm, cores=None) for arm in ill_page().arms)
+    text = printed(dataclasses.replace(ill_page(), arms=arms), width)
+    console.cache_clear()
+    tried = text.partition("settings tried")[2].partition("slowest")[0]
+    assert [arm.name for arm in arms if arm.name not in tried] == []
+    assert ("●" in tried, "cores" in tried, "…" in tried) == (width >= 100, False, False)
 
 
 def test_a_narrow_terminal_cuts_no_words() -> None:

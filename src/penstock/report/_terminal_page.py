@@ -20,7 +20,7 @@ _STYLES = {"good": "bold green", "bad": "bold red", "plain": "bold"}
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _BAR_COLUMNS = 60
 _INTERVAL_COLUMNS = 24
-_WIDE = 100
+_GAP = 3
 """Columns of a terminal in which there is room to draw intervals."""
 
 
@@ -51,7 +51,7 @@ def _text(words: str, style: str = "") -> Text:
 def _grid(*justify: str, header: Sequence[str] = ()) -> Table:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_header=bool(header), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=bool(header), header_style="dim")
     for place, side in enumerate(justify):
         table.add_column(header[place] if header else "", justify="right" if side == "right" else "left")
     return table
@@ -102,20 +102,28 @@ def _shrunk(values: Sequence[float], columns: int) -> list[float]:
 def _arms(arms: tuple[Arm, ...], width: int) -> Table:
     from rich.text import Text
 
-    names = ("settings tried", "gain", "", "steps/s", "wait", "step", "cores")
-    table = _grid("left", "right", "left", "right", "right", "right", "right", header=names)
-    for arm, drawn in zip(arms, _intervals(arms), strict=True):
-        cells = (
-            format_gain(arm.gain),
-            drawn if width >= _WIDE else "",
-            format_number(arm.steps_per_second),
-            format_seconds(arm.wait_seconds),
-            format_seconds(arm.step_seconds),
-            "" if arm.cores is None else format_number(arm.cores),
-        )
-        name = _text(arm.name + (" ★" if arm.is_advised else ""), "bold cyan" if arm.is_advised else "")
-        table.add_row(name, *(Text(cell, no_wrap=True) for cell in cells))
+    headers = ["settings tried", "gain", "steps/s", "wait", "step", "cores"]
+    rows = [[arm.name + (" ★" if arm.is_advised else ""), *_figures(arm)] for arm in arms]
+    if all(arm.cores is None for arm in arms):
+        headers, rows = headers[:-1], [row[:-1] for row in rows]
+    widest = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    if sum(widest) + _INTERVAL_COLUMNS + _GAP * len(widest) <= width:
+        headers.insert(2, "")
+        for row, drawn in zip(rows, _intervals(arms), strict=True):
+            row.insert(2, drawn)
+    table = _grid("left", *["right"] * (len(headers) - 1), header=headers)
+    for arm, (name, *cells) in zip(arms, rows, strict=True):
+        style = "bold cyan" if arm.is_advised else ""
+        table.add_row(_text(name, style), *(Text(cell, no_wrap=True) for cell in cells))
     return table
+
+
+def _figures(arm: Arm) -> Iterator[str]:
+    yield format_gain(arm.gain)
+    yield format_number(arm.steps_per_second)
+    yield format_seconds(arm.wait_seconds)
+    yield format_seconds(arm.step_seconds)
+    yield "" if arm.cores is None else format_number(arm.cores)
 
 
 def _intervals(arms: tuple[Arm, ...]) -> Iterator[str]:
