@@ -46,6 +46,19 @@ def test_inspect_shows_columns_counts_attributes_lengths_and_samples(dataset, ca
     assert "b'document [1]'" in shown
 
 
+def test_the_command_alone_shows_the_table_of_contents(capsys):
+    assert main([]) == 2
+    assert "penstock demo" in capsys.readouterr().out
+
+
+def test_wrong_usage_shows_what_a_verb_takes_and_an_example(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["trace", "corpus"])
+    told = capsys.readouterr().err
+    assert told.startswith("usage: penstock trace [options] --step N DATASET_OR_PLAN\n")
+    assert "required: --step\nTry `penstock trace plan.toml" in told
+
+
 def test_inspect_shows_tokens_as_text(dataset, tmp_path, capsys):
     vocabulary = {chr(97 + number): number for number in range(20)}
     Tokenizer(models.WordLevel(vocabulary, unk_token="a")).save(str(tmp_path / "tokenizer.json"))

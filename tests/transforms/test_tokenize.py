@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import penstock
-from penstock.errors import FormatError, SchemaError
+from penstock.errors import FormatError, SchemaError, StorageError
 from penstock.transforms._tokenize import Tokenize
 from penstock.transforms._transform import Output
 
@@ -394,3 +394,12 @@ def test_a_panic_is_a_bad_tokenizer_and_a_wish_to_stop_is_not(
     monkeypatch.setattr("penstock.transforms._tokenizer_source.import_text", lambda _: library)
     with pytest.raises(arrives, match="now"):
         Tokenize(path).open()
+
+
+def test_an_encoding_that_tiktoken_cannot_fetch_says_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str) -> None:
+        raise ConnectionError("Max retries exceeded")
+
+    monkeypatch.setattr("tiktoken.get_encoding", offline)
+    with pytest.raises(StorageError, match=r"tiktoken:gpt2: .* could not \(ConnectionError\)\. .*TIKTOKEN_CACHE_DIR"):
+        Tokenize("tiktoken:gpt2")

@@ -173,14 +173,22 @@ def test_a_file_that_is_no_job_is_wrong_usage(tmp_path: Path, capsys, text, mess
     assert "def train_step(batch):" in told
 
 
+def test_a_training_script_is_not_run_to_find_that_it_is_no_job(tmp_path: Path, capsys):
+    path = tmp_path / "train.py"
+    path.write_text(f"open({str(tmp_path / 'trained')!r}, 'w')\n")
+    assert main(["tune", str(path)]) == 2
+    assert "has no make_loader() and no train_step()" in capsys.readouterr().err
+    assert not (tmp_path / "trained").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (
-            "import nowhere_to_be_found\n",
+            "import nowhere_to_be_found\n# make_loader, train_step\n",
             'odd.py", line 1, in <module>\n    import nowhere_to_be_found\nModuleNotFound',
         ),
-        ("def train_step(batch) return\n", "SyntaxError: expected ':'"),
+        ("def train_step(batch) return\n# make_loader\n", "SyntaxError: expected ':'"),
         ("def make_loader(**options): pass\ndef train_step(): pass\n", "train_step must take one batch"),
         ("SPACE = {'num_workers': 3}\n" + JOB.replace("SPACE", "_"), "space['num_workers']=3: expected a list"),
     ],

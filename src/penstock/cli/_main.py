@@ -49,6 +49,11 @@ class _VerbParser(argparse.ArgumentParser):
     """Parses what follows a verb; imports the verb's module when there is something to parse, `--help` included."""
 
     verb: Verb | None = None
+    example = ""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"penstock: {message}\nTry `{self.example}`, or `{self.prog} --help`.\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.load()
@@ -67,7 +72,9 @@ class _VerbParser(argparse.ArgumentParser):
     def _short_usage(self) -> str:
         """What a verb takes, without a wall of options: the help lists them in groups."""
         formatter = self._get_formatter()
-        words = [formatter._format_args(action, action.dest) for action in self._get_positional_actions()]
+        needed = [action for action in self._actions if action.required and action.option_strings]
+        words = [f"{action.option_strings[0]} {action.metavar}" for action in needed]
+        words += [formatter._format_args(action, action.dest) for action in self._get_positional_actions()]
         return " ".join([self.prog, "[options]", *words]).replace("%", "%%")
 
 
@@ -77,6 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:
         _complete(parser)
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help()
+        return 2
     try:
         return _run(parser.parse_args(arguments))
     finally:
@@ -119,7 +129,7 @@ def _parser() -> _Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         verb_parser.add_argument("--json", action="store_true", help="print JSON for machines")
-        verb_parser.verb = verb
+        verb_parser.verb, verb_parser.example = verb, verb.example
     parser.verb_parsers = parsers.choices
     return parser
 

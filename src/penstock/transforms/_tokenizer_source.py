@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.errors import FormatError, MissingExtra, did_you_mean
+from penstock.errors import FormatError, MissingExtra, StorageError, did_you_mean
 from penstock.filesystem import local_path, similar_path
 
 BYTES_EOS, BYTES_BOS = "<|eos|>", "<|bos|>"
@@ -160,7 +160,14 @@ def _get_encoding(name: str) -> Any:
     if name not in known:
         has = ", ".join(sorted(known))
         raise ValueError(f"tiktoken has no encoding {name!r}.{did_you_mean(name, known)} It has {has}.")
-    return tiktoken.get_encoding(name)
+    try:
+        return tiktoken.get_encoding(name)
+    except OSError as error:  # those of requests are, too
+        raise StorageError(
+            f"tiktoken:{name}: tiktoken fetches an encoding when it is first used, and could not "
+            f"({type(error).__name__}). Fetch it on a machine with a network, and set TIKTOKEN_CACHE_DIR to the "
+            "folder that holds it; or give a tokenizer.json."
+        ) from error
 
 
 def _load_folder(folder: Path) -> TokenizerSource:

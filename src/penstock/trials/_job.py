@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -20,6 +20,7 @@ MakeLoader = Callable[..., Iterable[Any]]
 TrainStep = Callable[[Any], Any]
 
 _PACKAGE = str(Path(__file__).parents[1])
+_FUNCTIONS = ("make_loader", "train_step")
 _SHAPE = """\
 A job is a Python file with two functions:
 
@@ -64,12 +65,23 @@ def load_job(path: Path) -> TrainingJob:
         TypeError: its step does not take a batch.
         FileNotFoundError: there is no such file.
     """
+    _check_mentions(path)
     module = _import(path)
-    missing = [name for name in ("make_loader", "train_step") if not callable(getattr(module, name, None))]
-    if missing:
-        raise ValueError(f"{path} has no {' and no '.join(f'{name}()' for name in missing)}.\n{_SHAPE}")
+    _refuse_without(path, [name for name in _FUNCTIONS if not callable(getattr(module, name, None))])
     space = getattr(module, "SPACE", None)
     return TrainingJob(make_loader=module.make_loader, train_step=module.train_step, space=space, name=path.name)
+
+
+def _check_mentions(path: Path) -> None:
+    """Refuse a training script that was meant for the doctor before it is run: importing it would train."""
+    text = path.read_text(errors="replace") if path.suffix == ".py" and path.is_file() else "import *"
+    if "import *" not in text:  # with it, the functions may come from another file
+        _refuse_without(path, [name for name in _FUNCTIONS if name not in text])
+
+
+def _refuse_without(path: Path, missing: Sequence[str]) -> None:
+    if missing:
+        raise ValueError(f"{path} has no {' and no '.join(f'{name}()' for name in missing)}.\n{_SHAPE}")
 
 
 def job_traceback(error: BaseException) -> str:
