@@ -59,7 +59,7 @@ floors:
 		--editable '.[all]' $$($(PYTHON) .ci/floors.py --tools)
 	$(FLOORS)/bin/pytest $$($(PYTHON) .ci/floors.py --tests)
 
-# What would be uploaded, tried in empty environments with every Python of these that is here.
+# What would be uploaded, tried in empty environments with every Python of these that is here, and with the oldest versions.
 PYTHONS ?= python3.11 python3.12 python3.13
 release: setup
 	rm -rf dist
@@ -68,6 +68,8 @@ release: setup
 		$$python --version >/dev/null 2>&1 || { echo "$$python is not here: not tried."; continue; }; \
 		for package in dist/*; do $$python .ci/try_package.py $$package || exit 1; done; \
 	done
+	$(PYTHON) .ci/floors.py $(addprefix --keep ,$(KEEP)) > $(VENV)/oldest.txt
+	$(PYTHON) .ci/try_package.py dist/*.whl $(VENV)/oldest.txt
 
 bench: setup
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done

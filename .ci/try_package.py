@@ -1,8 +1,10 @@
 """Install a built wheel or sdist into an empty environment and use it as a newcomer would: prepare, open, load, resume.
 
     python3.12 .ci/try_package.py dist/penstock-0.1.0-py3-none-any.whl
+    python3.11 .ci/try_package.py dist/penstock-0.1.0-py3-none-any.whl oldest.txt
 
-Runs with the Python that is being tried; needs nothing but the standard library.
+Takes the versions of constraints.txt, or of a file that is named. Runs with the Python that is being tried; needs
+nothing but the standard library.
 """
 
 import subprocess
@@ -30,20 +32,20 @@ assert torch.cat(seen).sort().values.tolist() == list(range(100))
 """
 
 
-def main(package: Path) -> None:
+def main(package: Path, constraints: Path = ROOT / "constraints.txt") -> None:
     """Install and use `package`; an exception says what failed."""
     with tempfile.TemporaryDirectory(prefix="penstock-package-") as folder:
         venv.create(folder, with_pip=True)
         python = f"{folder}/bin/python"
         wanted = f"penstock[torch] @ {package.resolve().as_uri()}"
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--constraint", ROOT / "constraints.txt", wanted], check=True)
+        subprocess.run([*pip, "--constraint", constraints, wanted], check=True)
         script = Path(folder, "use.py")  # a file: worker processes look for the main module
         script.write_text(f"if __name__ == '__main__':\n{''.join(f'    {line}' for line in USE.splitlines(True))}")
         subprocess.run([python, script], cwd=folder, check=True)
         subprocess.run([f"{folder}/bin/penstock", "verify", "data"], cwd=folder, check=True)
-    print(f"{package.name} works with Python {sys.version.split()[0]}.")
+    print(f"{package.name} works with Python {sys.version.split()[0]} and {constraints.name}.", flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))
