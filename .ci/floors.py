@@ -15,7 +15,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist", "safetensors", "xxhash")
-ROOMS = ("filesystem", "loader", "order", "packing", "plan", "schema", "shards", "sources", "streams", "transforms")
+ROOMS = (
+    "filesystem",
+    "loader",
+    "order",
+    "packing",
+    "plan",
+    "rows",
+    "samples",
+    "schema",
+    "shards",
+    "sources",
+    "stages",
+    "streams",
+    "transforms",
+)
 TESTS = (
     *(f"tests/{room}" for room in (*ROOMS, "preparation", "cli", "workers")),
     "tests/test_forged_files.py",

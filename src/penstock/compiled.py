@@ -8,8 +8,8 @@ only if whoever can write to it could change the module as well, or is this user
 In many containers none of the first three is writable, or HOME is missing or shared. Without any place, or on a full
 disk, each process compiles for itself.
 
-May import: nothing. Imported by: `order`, `packing`, `plan`, `shards`, `transforms`. Holds state: files of
-compiled loops, in the first of these folders.
+May import: nothing. Imported by: `order`, `packing`, `rows`, `shards`, `transforms`. Holds state: files of compiled
+loops, in the first of these folders.
 """
 
 from __future__ import annotations

@@ -24,12 +24,13 @@ Each also inherits the builtin that people already catch. A wrong argument is a 
 characters are escaped wherever such text is shown to people: `printable`.
 
 May import: nothing. Imported by: `cli`, `diagnosis`, `filesystem`, `loader`, `masks`, `placement`, `plan`,
-`preparation`, `pytorch`, `report`, `schema`, `service`, `shards`, `sources`, `streams`, `transforms`, `trials`,
-`tuning`, `workers`. Holds no state.
+`preparation`, `pytorch`, `report`, `rows`, `samples`, `schema`, `service`, `shards`, `sources`, `stages`, `streams`,
+`transforms`, `trials`, `tuning`, `workers`. Holds no state.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable
 
@@ -116,6 +117,27 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise `ValueError` unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name}={value!r}; the choices are {', '.join(map(repr, choices))}.")
+
+
+def whole_number(
+    verb: str, name: str, value: object, *, at_least: int | None = None, at_most: int | None = None
+) -> int:
+    """`value` as a Python int, also when it is numpy's or torch's.
+
+    Raises:
+        TypeError: it is no integer, or a bool.
+        ValueError: it is out of range.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{verb}({name}={value!r}): the {name} must be an int, not {type(value).__name__}.")
+    if (at_least is not None and number < at_least) or (at_most is not None and number > at_most):
+        upper = f" and at most {at_most:,}" if at_most is not None else ""
+        raise ValueError(f"{verb}({name}={number}): the {name} must be at least {at_least:,}{upper}.")
+    return number
 
 
 def did_you_mean(typed: str, known: Iterable[str]) -> str:

@@ -13,7 +13,8 @@ Whether two functions are the same has two answers, and both are stored, so both
 
 A function's name is "package.module:function", as `name_function` writes and `import_function` reads it.
 
-May import: nothing. Imported by: `plan`, `preparation`, `shards`, `sources`, `streams`, `transforms`. Holds no state.
+May import: nothing. Imported by: `plan`, `preparation`, `rows`, `samples`, `shards`, `sources`, `stages`, `streams`,
+`transforms`. Holds no state.
 """
 
 from __future__ import annotations

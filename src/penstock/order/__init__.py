@@ -3,7 +3,7 @@
 Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torch.
 Kernels are compiled by numba at the first call.
 
-May import: `compiled`, `splitmix`. Imported by: `plan`, `preparation`, `streams`. Holds no state.
+May import: `compiled`, `splitmix`. Imported by: `plan`, `preparation`, `rows`, `samples`, `streams`. Holds no state.
 """
 
 from penstock.order._border import MAX_ROWS

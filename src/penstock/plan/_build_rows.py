@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from penstock.errors import StageError
-from penstock.plan._draw_stages import Balanced, Weighted
-from penstock.plan._pack_cache import find_pack_index
-from penstock.plan._packed_rows import PackedRows
-from penstock.plan._padded_rows import PaddedRows
 from penstock.plan._plannable import Stages
-from penstock.plan._rows import RowSource
-from penstock.plan._sample_orders import make_order
-from penstock.plan._sample_rows import SampleRows
-from penstock.plan._samples import Samples
-from penstock.plan._stage_rules import with_groups
-from penstock.plan._stages import Cast, Pack, Pad, Shuffle, Window
-from penstock.plan._token_window_rows import TokenWindowRows
-from penstock.plan._tokens import packed_column
+from penstock.rows import PackedRows, PaddedRows, RowSource, SampleRows, TokenWindowRows, find_pack_index, make_order
+from penstock.samples import Samples, packed_column
+from penstock.stages import Balanced, Cast, Pack, Pad, Shuffle, Weighted, Window, with_groups
 
 
 def build_rows(samples: Samples, stages: Stages) -> RowSource:

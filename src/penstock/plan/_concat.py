@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.plan._dataset import Dataset
-from penstock.plan._join import JoinedLocation, check_concat
+from penstock.samples import JoinedLocation, check_concat
 
 
 def concat(*datasets: Dataset, different_tokenizers: bool = False) -> Dataset:

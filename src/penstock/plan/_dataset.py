@@ -14,27 +14,36 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.errors import SchemaError, counted
-from penstock.plan._arguments import whole_number
+from penstock.errors import SchemaError, counted, whole_number
 from penstock.plan._build_rows import build_rows, map_seed
-from penstock.plan._columns import Columns, Sample, read_columns, read_sample
-from penstock.plan._filters import Condition, find_samples, find_true
-from penstock.plan._join import JoinedLocation, check_zip
-from penstock.plan._location import ArraysLocation, Location
 from penstock.plan._plan import Plan
 from penstock.plan._plannable import Stages
-from penstock.plan._rows import RowSource
-from penstock.plan._sample_keys import SampleKeys
-from penstock.plan._sample_rows import is_cheap_at_random
-from penstock.plan._samples import Samples, Selection, Take, as_indices
-from penstock.plan._splits import split_parts
-from penstock.plan._stage_rules import order_facts
-from penstock.plan._stages import Stage
-from penstock.plan._unfolded import UnfoldedLocation
 from penstock.plan._verbs import Verbs
 from penstock.plan._whole_batch import WholeBatch
+from penstock.rows import RowSource, is_cheap_at_random
+from penstock.samples import (
+    ArraysLocation,
+    Columns,
+    Condition,
+    JoinedLocation,
+    Location,
+    Sample,
+    SampleKeys,
+    Samples,
+    Selection,
+    Take,
+    UnfoldedLocation,
+    as_indices,
+    check_zip,
+    find_samples,
+    find_true,
+    read_columns,
+    read_sample,
+    split_parts,
+)
 from penstock.schema import Schema
 from penstock.shards import Storage, classes_of
+from penstock.stages import Stage, order_facts
 
 
 class Dataset(Verbs[Plan]):

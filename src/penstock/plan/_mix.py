@@ -8,11 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from penstock.errors import StageError
+from penstock.errors import StageError, whole_number
 from penstock.identity import digest
 from penstock.order import derive_key
-from penstock.plan._arguments import whole_number
-from penstock.plan._join import check_classes
 from penstock.plan._mix_arguments import (
     Parts,
     Schedule,
@@ -22,12 +20,11 @@ from penstock.plan._mix_arguments import (
     is_number,
     schedule_unit,
 )
-from penstock.plan._mixed_pieces import mix_rows
-from penstock.plan._mixed_rows import Deal, MixedRows
 from penstock.plan._plan import Plan
 from penstock.plan._plannable import Stages
-from penstock.plan._stage_rules import LEGAL_ORDER, order_facts
-from penstock.plan._stages import Stage, TakeRows
+from penstock.rows import Deal, MixedRows, mix_rows
+from penstock.samples import check_classes
+from penstock.stages import LEGAL_ORDER, Stage, TakeRows, order_facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,10 @@ import operator
 from collections.abc import Mapping
 from numbers import Real
 
-from penstock.errors import StageError
-from penstock.plan._arguments import whole_number
+from penstock.errors import StageError, whole_number
 from penstock.plan._dataset import Dataset
 from penstock.plan._plan import Plan
-from penstock.plan._stage_rules import LEGAL_ORDER
-from penstock.plan._stages import Batch, Map
+from penstock.stages import LEGAL_ORDER, Batch, Map
 
 Sources = Mapping[str, Plan | Dataset | tuple[Plan | Dataset, float]]
 Schedule = Mapping[int | float, Mapping[str, float]]

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 from numpy.typing import DTypeLike
 
-from penstock.errors import FormatError
+from penstock.errors import FormatError, whole_number
 from penstock.filesystem import local_path
-from penstock.plan._arguments import name_of_dtype, whole_number
-from penstock.plan._as_of import find_earlier
 from penstock.plan._dataset import Dataset
-from penstock.plan._location import ArraysLocation, FolderLocation, ForeignLocation
+from penstock.samples import ArraysLocation, FolderLocation, ForeignLocation, find_earlier
+from penstock.schema import name_of_dtype
 from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
 
 Format = Literal["penstock", "npy", "raw", "megatron"]

@@ -23,16 +23,30 @@ from numpy.typing import NDArray
 from penstock.errors import StageError
 from penstock.identity import digest
 from penstock.order import ORDER_VERSION
-from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
-from penstock.plan._draw_stages import Balanced, Weighted
 from penstock.plan._mapping import is_marked_pure, is_pure
 from penstock.plan._plannable import Plannable, Stages
 from penstock.plan._reading import BatchReader
-from penstock.plan._rows import Batch as BatchArrays
-from penstock.plan._rows import OutputArrays, RowSource
 from penstock.plan._show import Decode, Tokenizer, show_batch
-from penstock.plan._stage_rules import (
+from penstock.plan._steps import Steps, checked_epoch
+from penstock.plan._toml import write_toml
+from penstock.plan._verbs import Verbs
+from penstock.plan._whole_batch import WholeBatch
+from penstock.rows import COUNTED_BATCH, BatchArrays, DocumentTrace, Ledger, Mixing, OutputArrays, RowSource, stretch
+from penstock.stages import (
     LEGAL_ORDER,
+    Balanced,
+    Batch,
+    Cast,
+    Labels,
+    Map,
+    Pack,
+    Pad,
+    Repeat,
+    Skip,
+    Stage,
+    TakeRows,
+    Weighted,
+    Window,
     check_next,
     describe_stage,
     stage_identity,
@@ -40,12 +54,6 @@ from penstock.plan._stage_rules import (
     with_groups,
     without_groups,
 )
-from penstock.plan._stages import Batch, Cast, Labels, Map, Pack, Pad, Repeat, Skip, Stage, TakeRows, Window
-from penstock.plan._steps import Steps, checked_epoch
-from penstock.plan._stretched_rows import stretch
-from penstock.plan._toml import write_toml
-from penstock.plan._verbs import Verbs
-from penstock.plan._whole_batch import WholeBatch
 
 FILE_VERSION = 1
 """Version of plan files."""

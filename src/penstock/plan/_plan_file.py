@@ -21,7 +21,7 @@ from penstock.plan._dataset import Dataset
 from penstock.plan._mix import mix
 from penstock.plan._open import open_dataset
 from penstock.plan._plan import FILE_VERSION, Plan
-from penstock.plan._splits import SplitPart
+from penstock.samples import SplitPart
 
 _SHOWN = 300
 _GROUP_BEFORE = 16

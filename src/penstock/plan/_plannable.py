@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from penstock.plan._rows import RowSource
-from penstock.plan._stages import Stage
+from penstock.rows import RowSource
+from penstock.stages import Stage
 
 Stages = tuple[Stage, ...]
 

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order import derive_key
-from penstock.plan._compose import ROW_TARGETS
 from penstock.plan._mapping import run_map
 from penstock.plan._replacing import Replacing
-from penstock.plan._rows import Batch, Rows, RowSource
-from penstock.plan._stages import IGNORED, Map
 from penstock.plan._steps import Steps
+from penstock.rows import ROW_TARGETS, BatchArrays, Rows, RowSource
+from penstock.stages import IGNORED, Map
 
 IS_REPEATED = "is_repeated"
 IS_REPLACED, NUM_REPLACED = "is_replaced", "num_replaced"
@@ -36,7 +35,7 @@ class BatchReader:
 
     def read_at(
         self, row: int, rank: int, world_size: int, part: int, num_parts: int, out: Mapping[str, NDArray[Any]] | None
-    ) -> Batch:
+    ) -> BatchArrays:
         """A rank's part of the batch that starts at an absolute row."""
         rows, is_repeated = self.steps.rows_at(row, world_size)
         own = self.steps.part(self.steps.share(rows, rank, world_size), part, num_parts)
@@ -51,7 +50,7 @@ class BatchReader:
             batch[IS_REPEATED] = is_repeated[places]
         return batch
 
-    def _map(self, batch: Batch, rows: Rows) -> Batch:
+    def _map(self, batch: BatchArrays, rows: Rows) -> BatchArrays:
         """The rows after all maps; where one may skip, with what was replaced."""
         replacing = Replacing(self.seed, self.rows.num_rows)
         for number in range(len(self.maps)):
@@ -72,7 +71,7 @@ class BatchReader:
             counted += self._map(batch, rows)[NUM_REPLACED]
         return counted
 
-    def _run_stage(self, number: int, batch: Batch, rows: Rows, replacing: Replacing | None) -> Batch:
+    def _run_stage(self, number: int, batch: BatchArrays, rows: Rows, replacing: Replacing | None) -> BatchArrays:
         """The rows after one map; nothing is replaced without a place to count it."""
         stage = self.maps[number]
 
@@ -83,7 +82,7 @@ class BatchReader:
 
         return run_map(stage, batch, rows, derive_key(self.seed, "map", number), self.rows.describe, replace)
 
-    def _alone(self, row: int, last: int) -> Batch:
+    def _alone(self, row: int, last: int) -> BatchArrays:
         """One row after the maps up to the last; whatever fails is an error."""
         rows = np.array([row])
         batch = self.rows.read(rows, None)
@@ -91,7 +90,7 @@ class BatchReader:
             batch = self._run_stage(number, batch, rows, None)
         return batch
 
-    def _account(self, batch: Batch, rows: Rows, places: Rows, is_hidden: NDArray[np.bool_] | None) -> None:
+    def _account(self, batch: BatchArrays, rows: Rows, places: Rows, is_hidden: NDArray[np.bool_] | None) -> None:
         """Count targets, those of hidden rows as none; `places` are this share's among `rows`."""
         is_real = np.ones(len(rows), np.bool_) if is_hidden is None else ~is_hidden
         if self.rows.makes_labels and not is_real[places].all():

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StageError, printable
-from penstock.plan._accounts import DocumentTrace
-from penstock.plan._stages import IGNORED
+from penstock.rows import DocumentTrace
+from penstock.stages import IGNORED
 
 
 class Tokenizer(Protocol):

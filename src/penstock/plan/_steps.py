@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.plan._arguments import whole_number
-from penstock.plan._stages import Tail
+from penstock.errors import whole_number
+from penstock.stages import Tail
 
 _MAX_ROW = 2**62
 Kind = TypeVar("Kind", bound=np.generic)

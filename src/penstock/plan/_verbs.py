@@ -9,9 +9,9 @@ from typing import Any, Generic, Literal, TypeVar
 from numpy.typing import ArrayLike, DTypeLike
 
 from penstock.packing import PackingSettings
-from penstock.plan._arguments import name_of_dtype
-from penstock.plan._draw_stages import Balanced, SampleWeights, Weighted
-from penstock.plan._stages import (
+from penstock.schema import name_of_dtype
+from penstock.stages import (
+    Balanced,
     Batch,
     Cast,
     Labels,
@@ -22,11 +22,13 @@ from penstock.plan._stages import (
     Pad,
     Positions,
     Repeat,
+    SampleWeights,
     Shuffle,
     Side,
     Skip,
     Stage,
     Tail,
+    Weighted,
     Window,
 )
 

@@ -2,12 +2,12 @@
 
 Knows nothing of files.
 
-May import: `errors`. Imported by: `cli`, `loader`, `plan`, `preparation`, `pytorch`, `service`, `shards`, `transforms`.
-Holds no state.
+May import: `errors`. Imported by: `cli`, `loader`, `plan`, `preparation`, `pytorch`, `rows`, `samples`, `service`,
+`shards`, `transforms`. Holds no state.
 """
 
 from penstock.schema._columns import HASH_COLUMN, LABEL_COLUMNS, Column, Schema
-from penstock.schema._dtypes import dtype_from_name, dtype_from_tag, dtype_name, dtype_tag
+from penstock.schema._dtypes import dtype_from_name, dtype_from_tag, dtype_name, dtype_tag, name_of_dtype
 from penstock.schema._ragged import Ragged, offsets_of
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "dtype_from_tag",
     "dtype_name",
     "dtype_tag",
+    "name_of_dtype",
     "offsets_of",
 ]

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from penstock.errors import SchemaError
 
@@ -74,3 +75,8 @@ def dtype_from_tag(tag: str) -> np.dtype[Any]:
     if tag not in _NAME_OF_TAG:
         raise SchemaError(f"{str(tag)[:20]!r} is not a dtype of safetensors that numpy can hold.")
     return dtype_from_name(_NAME_OF_TAG[tag])
+
+
+def name_of_dtype(dtype: DTypeLike) -> str:
+    """Name of a dtype given as text, which may be one that numpy itself does not know, or as numpy's own."""
+    return dtype_name(dtype_from_name(dtype) if isinstance(dtype, str) else np.dtype(dtype))

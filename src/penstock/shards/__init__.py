@@ -8,7 +8,8 @@
 Files are checked here: rooms that import this one can trust every count, offset and name.
 
 May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`. Imported by: `cli`, `placement`, `plan`,
-`preparation`, `service`. Holds state: the open shards of this process, weakly, so that a forked child opens its own.
+`preparation`, `rows`, `samples`, `service`. Holds state: the open shards of this process, weakly, so that a forked
+child opens its own.
 """
 
 from penstock.shards._arrays import ArrayStorage, storage_of_arrays

@@ -1,0 +1,146 @@
+"""What a plan reports about its batches: the documents in a batch, and the account of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.packing import PackingLedger
+from penstock.samples import Samples
+
+COUNTED_BATCH = 256
+"""Rows of a batch in which something is counted, where the plan has no batches of its own."""
+_FAR = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentTrace:
+    """One document, or a part of it, in a batch."""
+
+    row: int
+    """Row of the batch."""
+    column: int
+    """Place in the row where it begins."""
+    source: str
+    """Name of the mixture's source, as in "web" or, in a mixture of mixtures, "web/news"; or ""."""
+    document: int
+    """Index of the document in its dataset."""
+    start: int
+    """First token of the document that is here."""
+    size: int
+    """Tokens of the document that are here."""
+    origin: str
+    """File and row that the document was prepared from, or "" when the dataset does not say."""
+
+
+def trace_document(
+    samples: Samples, source: str, row: int, column: int, document: int, start: int, size: int
+) -> DocumentTrace:
+    """The trace of one document, with its origin."""
+    return DocumentTrace(
+        row=row,
+        column=column,
+        source=source,
+        document=document,
+        start=start,
+        size=size,
+        origin=samples.origin(document) or "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """How often samples come in an epoch, where that is not once each."""
+
+    num_samples: int
+    """Different samples."""
+    num_absent: int
+    """Samples that do not come at all."""
+    most: int
+    """How often the most frequent one comes."""
+
+    @classmethod
+    def of(cls, counts: NDArray[np.int64]) -> Drawn:
+        """From how often each sample comes."""
+        return cls(int(np.count_nonzero(counts)), int(np.count_nonzero(counts == 0)), int(counts.max(initial=0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What an epoch holds and what it leaves out."""
+
+    num_rows: int
+    """Rows in the epoch."""
+    rows_dropped: int = 0
+    """Rows in no batch, by tail="drop"."""
+    num_passes: int = 1
+    """Passes over the data that the epoch touches, by repeat() and take()."""
+    rows_left_out: int = 0
+    """Rows of these passes that are not in the epoch, by take() and skip()."""
+    rows_replaced: int | None = 0
+    """Rows that another stands in for, by map(on_error="skip"); None where the functions have not been tried."""
+    tokens_left_over: int = 0
+    """Tokens after the last whole window, by window()."""
+    tokens_truncated: int = 0
+    """Tokens cut off, by pad(length=...)."""
+    drawn: Drawn | None = None
+    """How often samples come in one pass, by sample() and balance()."""
+    packing: PackingLedger | None = None
+    """Tokens, pieces, padding and cuts of one pass, by pack(). A mixture has those of its `sources`."""
+    sources: Mapping[str, SourceLedger] = field(default_factory=dict)
+    """What each source of a mixture gives."""
+    schedule: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Where they change: shares of the sources by the row of the run from which on they hold, to this epoch's end."""
+
+    @property
+    def fill(self) -> float:
+        """Share of places in rows that hold a token; of a mixture, if each source gave whole passes."""
+        if self.sources:
+            return sum(s.num_rows * s.one_pass.fill for s in self.sources.values()) / self.num_rows
+        return self.packing.fill if self.packing is not None else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLedger:
+    """What one source gives to an epoch of a mixture.
+
+    Sources run through epochs of their own, which need not end where the mixture's do. The account of one
+    pass is the same for all of them.
+    """
+
+    num_rows: int
+    """Rows of the source in this epoch of the mixture."""
+    one_pass: Ledger
+    """The account of one pass over the source."""
+
+    @property
+    def num_passes(self) -> float:
+        """Passes over the source that its rows amount to: with 2.5, half of them come a third time."""
+        return self.num_rows / self.one_pass.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """How far batches are from those of a full shuffle."""
+
+    what: str
+    """What was counted: a column, or "source"."""
+    num_classes: float
+    """Classes in a batch of 256, on average."""
+    variance: float
+    """Variance of class counts per batch, as a multiple of that under a full shuffle."""
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it is worth a word."""
+        return self.variance > _FAR
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} comes in runs, and a shuffle of groups of storage windows cannot take them apart: the counts "
+            f"per batch vary {self.variance:.1f} times as much as under a full shuffle ({self.num_classes:.0f} "
+            f"different ones in a batch of {COUNTED_BATCH})"
+        )

@@ -1,0 +1,80 @@
+"""Rows of like length together, so that padding them wastes little, in an order that any row number opens.
+
+Rows of an epoch are taken `bucket` at a time, sorted by length, cut into runs, and the runs are put in an order drawn
+from the seed. A batch of as many rows as a run then holds rows of like length, and batches still come long and short by
+turns. Which rows share a bucket is the order's own business: under a shuffle, other ones in each epoch.
+
+Price: the lengths of a bucket are looked up and sorted when its first row is read; a few buckets are kept.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.order import Permutation, derive_key
+from penstock.rows._accounts import Mixing
+from penstock.rows._rows import Rows
+from penstock.rows._sample_orders import SampleOrder
+from penstock.samples import Samples
+from penstock.schema import Column, offsets_of
+from penstock.stages import Pad
+
+_KEPT_BUCKETS = 16
+
+
+class BucketedOrder(SampleOrder):
+    """Another order with the rows of each bucket put in runs of like length."""
+
+    def __init__(self, inner: SampleOrder, samples: Samples, column: Column, stage: Pad) -> None:
+        assert stage.bucket is not None
+        self._inner, self._samples, self._column = inner, samples, column
+        self._bucket, self._run = stage.bucket, stage.run
+        self.num_rows, self.num_samples, self.seed = inner.num_rows, inner.num_samples, inner.seed
+        self.is_once = inner.is_once
+        self._sorted = functools.lru_cache(_KEPT_BUCKETS)(self._sort)
+
+    @property
+    def identity(self) -> Any:
+        """Of the inner order, and how it is bucketed."""
+        return ["bucket", self._column.name, self._bucket, self._run, self._inner.identity]
+
+    def find(self, rows: Rows) -> NDArray[np.int64]:
+        """By bucket."""
+        found = np.empty(len(rows), np.int64)
+        epochs, places = np.divmod(rows, max(1, self.num_rows))
+        buckets = places // self._bucket
+        firsts = epochs * self.num_rows + buckets * self._bucket
+        for first in np.unique(firsts).tolist():
+            here = np.flatnonzero(firsts == first)
+            found[here] = self._sorted(first)[rows[here] - first]
+        return found
+
+    def announce(self, row: int) -> None:
+        """What the inner order needs."""
+        self._inner.announce(row)
+
+    def release(self, row: int) -> None:
+        """What is behind the bucket."""
+        self._inner.release(row - row % max(1, self.num_rows) % self._bucket)
+
+    def mixing(self) -> list[Mixing]:
+        """Of the inner order."""
+        return self._inner.mixing()
+
+    def _sort(self, first: int) -> NDArray[np.int64]:
+        """The samples of the bucket that begins at a row."""
+        epoch, place = divmod(first, self.num_rows)
+        size = min(self._bucket, self.num_rows - place)
+        samples = self._inner.find(np.arange(first, first + size))
+        lengths = self._samples.storage.lengths_of(self._column, self._samples.locate(samples))
+        by_length = np.argsort(lengths, kind="stable")
+        num_runs = -(-size // self._run)
+        key = derive_key(self.seed or 0, "bucket", epoch if self.seed is not None else 0, place)
+        runs = Permutation(num_runs, key)(np.arange(num_runs))
+        starts = offsets_of(np.minimum(self._run, size - runs * self._run))
+        places = np.repeat(runs * self._run - starts[:-1], np.diff(starts)) + np.arange(size)
+        return samples[by_length[places]]

@@ -1,0 +1,69 @@
+"""Which samples there are, wherever they are stored: locations, selections, and datasets joined without a copy.
+
+    Location      a folder of shards, a foreign file, arrays in memory, or several joined        _location
+        joined    one after the other, or column beside column; windows of series as samples    _join (_joined),
+                                                                                                 _concatenated, _zipped,
+                                                                                                 _unfolded
+    Samples       a storage, and the selections that say which of its samples are meant          _samples
+        chosen by position, by a column's values, or by a key that follows the sample            _filters, _splits,
+                                                                                                 _keys
+        read      as columns and single samples; their tokens as one stream                      _columns, _tokens
+    find_earlier  a dataset as it was before samples were appended                               _as_of
+
+May import: `errors`, `identity`, `order`, `schema`, `shards`, `splitmix`. Imported by: `plan`, `rows`. Holds no state.
+"""
+
+from penstock.samples._as_of import find_earlier
+from penstock.samples._columns import Columns, Sample, read_columns, read_sample
+from penstock.samples._concatenated import ConcatStorage
+from penstock.samples._filters import Condition, find_samples, find_true
+from penstock.samples._join import JoinedLocation, check_classes, check_concat, check_zip
+from penstock.samples._keys import SampleKeys
+from penstock.samples._location import ArraysLocation, FolderLocation, ForeignLocation, Location
+from penstock.samples._samples import Samples, Selection, Take, as_indices
+from penstock.samples._splits import SplitPart, split_parts
+from penstock.samples._tokens import (
+    TokenStream,
+    check_mask_lengths,
+    mask_column,
+    mask_stream,
+    packed_column,
+    token_stream,
+    windowed_column,
+)
+from penstock.samples._unfolded import UnfoldedLocation
+
+__all__ = [
+    "ArraysLocation",
+    "Columns",
+    "ConcatStorage",
+    "Condition",
+    "FolderLocation",
+    "ForeignLocation",
+    "JoinedLocation",
+    "Location",
+    "Sample",
+    "SampleKeys",
+    "Samples",
+    "Selection",
+    "SplitPart",
+    "Take",
+    "TokenStream",
+    "UnfoldedLocation",
+    "as_indices",
+    "check_classes",
+    "check_concat",
+    "check_mask_lengths",
+    "check_zip",
+    "find_earlier",
+    "find_samples",
+    "find_true",
+    "mask_column",
+    "mask_stream",
+    "packed_column",
+    "read_columns",
+    "read_sample",
+    "split_parts",
+    "token_stream",
+    "windowed_column",
+]

@@ -1,0 +1,109 @@
+"""Datasets side by side: each column is read from the part that has it, as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.samples._joined import Int64, JoinedStorage, count_elements
+from penstock.samples._keys import By, SampleKeys
+from penstock.samples._samples import Samples
+from penstock.samples._tokens import token_stream
+from penstock.schema import Column, Ragged, Schema
+from penstock.shards import Spans
+
+
+class ZipStorage(JoinedStorage):
+    """Columns of several parts that have the same samples."""
+
+    def __init__(self, parts: Sequence[Samples]) -> None:
+        owners = {name: part for part in reversed(parts) for name in part.schema}
+        columns = {name: owner.schema[name] for part in parts for name in part.schema if (owner := owners[name])}
+        schema = Schema(tuple(columns.values()))
+        super().__init__(parts, schema, len(parts[0]))
+        self.owners: dict[str, Samples] = owners
+
+    def sample_keys(self) -> SampleKeys:
+        """Those of the first part: more columns make no other sample."""
+        return _ZipKeys(self)
+
+    def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
+        """Copy samples of a fixed column into `out`, converting to its dtype."""
+        part = self.owners[column.name]
+        part.storage.read_fixed(column, part.locate(self._checked(indices)), out)
+
+    def read_ragged(self, column: Column, indices: Int64) -> Ragged:
+        """Samples of a ragged column, side by side."""
+        part = self.owners[column.name]
+        return part.storage.read_ragged(column, part.locate(self._checked(indices)))
+
+    def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
+        """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
+        part = self.owners[column.name]
+        own = Spans(part.locate(spans.indices), spans.firsts, spans.sizes, spans.targets)
+        part.storage.read_spans(column, own, out)
+
+    def lengths_of(self, column: Column, indices: Int64) -> Int64:
+        """Lengths of samples of a ragged column; indices count from the front."""
+        part = self.owners[column.name]
+        return part.storage.lengths_of(column, part.locate(indices))
+
+    def lengths(self, column: Column, begin: int, end: int) -> Int64:
+        """Lengths of samples `begin` to `end` of a ragged column."""
+        return self.owners[column.name].lengths_between(column, begin, end)
+
+    def read_stream(self, column: Column, firsts: Int64, out: NDArray[Any]) -> None:
+        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples."""
+        token_stream(self.owners[column.name], column).read(firsts, out)
+
+    def num_elements(self, column: Column) -> int:
+        """Elements of a column in all samples."""
+        return count_elements(self.owners[column.name], column)
+
+    def value(self, column: Column, index: int) -> NDArray[Any]:
+        """One sample of a column, read-only, without a copy where that is possible."""
+        part = self.owners[column.name]
+        return part.storage.value(column, part.locate_one(index))
+
+    def announce(self, column: Column, begin: int, end: int) -> None:
+        """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
+        self.owners[column.name].announce([column], begin, end)
+
+    def release(self, column: Column, begin: int, end: int) -> None:
+        """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
+        self.owners[column.name].release([column], begin, end)
+
+    def check_samples(self, column: Column, begin: int, end: int) -> None:
+        """Check samples `begin` to `end` of a column now; those that were picked are checked when they are read."""
+        part = self.owners[column.name]
+        if part.are_whole:
+            part.storage.check_samples(column, begin, end)
+
+
+class _ZipKeys(SampleKeys):
+    """Keys of the first part; by columns of others, those that can be computed from the joined samples."""
+
+    def __init__(self, storage: ZipStorage) -> None:
+        super().__init__(storage)
+        self._first = storage.parts[0]
+
+    def of(self, by: By, indices: Int64) -> NDArray[np.uint64]:
+        """Keys of stored samples."""
+        return self._first.keys.of(by, self._first.locate(indices)) if self._is_first(by) else super().of(by, indices)
+
+    def check(self, by: By) -> None:
+        """Refuse what there are no keys by."""
+        if self._is_first(by):
+            self._first.keys.check(by)
+        else:
+            super().check(by)
+
+    def origin(self, index: int) -> str | None:
+        """File and row that a stored sample was prepared from."""
+        return self._first.origin(index)
+
+    def _is_first(self, by: By) -> bool:
+        return isinstance(by, str) or all(name in self._first.schema for name in by)

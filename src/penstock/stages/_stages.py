@@ -1,0 +1,228 @@
+"""The stages a plan is made of, as settings that are checked when they are made.
+
+A stage's level is where it may come (`_stage_rules.py`):
+
+    level   0       1                    2          3                       4                     5      6
+            cast -> sample or balance -> shuffle -> window, pack or pad -> take, skip, repeat -> map -> batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from penstock.packing import PackingSettings
+from penstock.stages._checks import check_choice, check_names, make_whole
+from penstock.stages._drawing import Balanced, Weighted
+
+Mode = Literal["windows", "full"]
+Tail = Literal["carry", "short", "even", "pad", "drop"]
+Labels = Literal["next", "same"]
+Positions = Literal["restart", "continue"]
+Side = Literal["right", "left"]
+OnError = Literal["raise", "skip"]
+
+IGNORED = -100
+"""The label where nothing is predicted; torch's losses leave it out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """Read columns in a wider dtype; done inside the gather, so it costs no second pass."""
+
+    verb: ClassVar[str] = "cast"
+    level: ClassVar[int] = 0
+    dtypes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shuffle:
+    """Another order in each epoch, computed on the fly."""
+
+    verb: ClassVar[str] = "shuffle"
+    level: ClassVar[int] = 2
+    seed: int
+    """Decides the order; any integer."""
+    mode: Mode = "windows"
+    """"windows" permutes stretches of data and the rows within a group of them: reads stay local.
+    "full" permutes everything and reads randomly."""
+    group: int | None = None
+    """Windows that are mixed with each other: more mixes wider, reads from more places at once and, when packed,
+    keeps 5 bytes per document of them in memory. None is about a gigabyte of them: see `with_groups`."""
+
+    def __post_init__(self) -> None:
+        make_whole(self, "seed")
+        if self.group is not None:
+            make_whole(self, "group", at_least=1, at_most=2**62)
+        if self.mode not in ("windows", "full"):
+            raise ValueError(f"shuffle(mode={self.mode!r}): the modes are 'windows' and 'full'.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Rows are fixed windows of all documents, one after the other."""
+
+    verb: ClassVar[str] = "window"
+    level: ClassVar[int] = 3
+    length: int
+    """Tokens in a row."""
+    column: str = "tokens"
+    """The column that is cut."""
+
+    def __post_init__(self) -> None:
+        make_whole(self, "length", at_least=1, at_most=2**40)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """Rows are whole documents side by side, chosen so that next to nothing is padding."""
+
+    verb: ClassVar[str] = "pack"
+    level: ClassVar[int] = 3
+    settings: PackingSettings
+    column: str = "tokens"
+    """The column that is packed."""
+    labels: Labels = "next"
+    """"next": labels[t] is the token after t. "same": labels[t] is token t, and the model shifts, as
+    Hugging Face's do."""
+    positions: Positions = "restart"
+    """Where the positions of the later pieces of a split document begin: at 0, or where the piece lies."""
+    pad: int = 0
+    """Token id in places that hold no token; attention and loss never see it."""
+    keep: tuple[str, ...] = ()
+    """Columns to have beside the tokens."""
+
+    def __post_init__(self) -> None:
+        make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
+        check_choice(self, "labels", Labels)
+        check_choice(self, "positions", Positions)
+        check_names(self, "keep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pad:
+    """Rows are single documents, padded to the longest of a batch."""
+
+    verb: ClassVar[str] = "pad"
+    level: ClassVar[int] = 3
+    length: int | None = None
+    """Documents longer than this are cut off there; None keeps them whole."""
+    multiple: int = 1
+    """Rows are a multiple of this many tokens long; with multiple=length, always `length`."""
+    column: str = "tokens"
+    """The column that holds the tokens."""
+    labels: Labels = "next"
+    """As for pack()."""
+    pad: int = 0
+    """Token id in places that hold no token."""
+    side: Side = "right"
+    """Where the padding is: "left" is for models that generate."""
+    keep: tuple[str, ...] = ()
+    """Columns to have beside the tokens."""
+    bucket: int | None = None
+    """Rows that are sorted by length among each other, so that those of a batch are alike; None sorts none."""
+    run: int = 32
+    """Rows of like length that then stay together; the batch size, or a multiple of it, pads least."""
+
+    def __post_init__(self) -> None:
+        for name, most in (("length", 2**40), ("multiple", 2**40), ("bucket", 2**24), ("run", 2**24)):
+            if getattr(self, name) is not None:
+                make_whole(self, name, at_least=1, at_most=most)
+        make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
+        check_choice(self, "labels", Labels)
+        check_choice(self, "side", Side)
+        check_names(self, "keep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeRows:
+    """An epoch is its first rows; or more than all of them, in several passes."""
+
+    verb: ClassVar[str] = "take"
+    level: ClassVar[int] = 4
+    rows: int | None = None
+    """Rows in an epoch."""
+    tokens: float | None = None
+    """Or as many rows as have places for this many tokens, rounded down."""
+
+    def __post_init__(self) -> None:
+        if (self.rows is None) == (self.tokens is None):
+            raise ValueError("take(): give rows=, the rows in an epoch, or tokens=, the places for tokens in it.")
+        if isinstance(self.tokens, float) and self.tokens.is_integer():  # 300e9 is how people write it
+            object.__setattr__(self, "tokens", int(self.tokens))
+        make_whole(self, "rows" if self.tokens is None else "tokens", at_least=1, at_most=2**62)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """An epoch is all but its first rows."""
+
+    verb: ClassVar[str] = "skip"
+    level: ClassVar[int] = 4
+    rows: int
+    """Rows left out at the start of every epoch."""
+
+    def __post_init__(self) -> None:
+        make_whole(self, "rows", at_least=0, at_most=2**62)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """An epoch is several passes."""
+
+    verb: ClassVar[str] = "repeat"
+    level: ClassVar[int] = 4
+    times: int
+    """Passes in an epoch; each is shuffled anew."""
+
+    def __post_init__(self) -> None:
+        make_whole(self, "times", at_least=1, at_most=2**40)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Map:
+    """A function of each row, or of each batch of rows."""
+
+    verb: ClassVar[str] = "map"
+    level: ClassVar[int] = 5
+    function: Callable[..., Any]
+    batched: bool = False
+    """Give the function a whole batch, as arrays, instead of one row."""
+    ragged: tuple[str, ...] = ()
+    """Columns that are `Ragged` in every batch, also where their rows happen to be of one length."""
+    on_error: OnError = "raise"
+    """"skip" puts another row of the epoch where the function fails, always the same one, and counts it."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"map({self.function!r}): a function is needed.")
+        check_names(self, "ragged")
+        check_choice(self, "on_error", OnError)
+        if self.on_error == "skip" and self.batched:
+            raise ValueError("map(on_error='skip', batched=True): only a function of single rows can be given another.")
+        if self.ragged and self.batched:
+            raise ValueError("map(ragged=..., batched=True): a function of a batch returns `Ragged` columns itself.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Cut the endless sequence of rows into batches."""
+
+    verb: ClassVar[str] = "batch"
+    level: ClassVar[int] = 6
+    global_size: int
+    """Rows per step over all ranks."""
+    tail: Tail = "carry"
+    """What becomes of an epoch's last rows: "carry" lets a batch span two epochs; "short" gives a
+    smaller batch, and some ranks none of it; "even" gives a smaller batch with as many rows for every rank, one at
+    least, by repeating some and marking them; "pad" repeats rows up to a full batch, and hides their labels; "drop"
+    leaves them out and counts them."""
+
+    def __post_init__(self) -> None:
+        make_whole(self, "global_size", at_least=1, at_most=2**40)
+        if self.tail not in get_args(Tail):
+            raise ValueError(f"batch(tail={self.tail!r}): the tails are {', '.join(map(repr, get_args(Tail)))}.")
+
+
+Stage = Cast | Weighted | Balanced | Shuffle | Window | Pack | Pad | TakeRows | Skip | Repeat | Map | Batch

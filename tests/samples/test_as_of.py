@@ -1,0 +1,77 @@
+"""Going on with a state after samples were appended: on the samples there were then, said in so many words."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import DatasetChanged, StateError
+from penstock.loader import Cursor
+from plan.examples import assert_same, make_documents
+
+DOCUMENTS = make_documents([5, 9, 3, 8, 2, 7, 4, 6, 1, 9])
+
+
+def write(path: Path, first: int, last: int, mode: Any = "append") -> None:
+    with penstock.DatasetWriter(path, {"tokens": "uint32[*]"}, shard_bytes=60, mode=mode) as writer:
+        for document in DOCUMENTS[first:last]:
+            writer.write({"tokens": document})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "data", 0, 6, "create")
+    return tmp_path / "data"
+
+
+def plan(dataset: Any) -> Any:
+    return dataset.shuffle(seed=7).pack(8).batch(2)
+
+
+def test_a_state_goes_on_with_the_samples_there_were(folder: Path) -> None:
+    before = plan(penstock.open(folder))
+    state, rows = Cursor(before, 3).state(), [before.read_at(row) for row in range(8)]
+    fingerprints = [penstock.open(folder).fingerprint, penstock.open(folder).storage.fingerprint]
+    for first, last in ((6, 8), (8, 10)):  # twice: the state is of the first of three
+        write(folder, first, last)
+        with pytest.raises(StateError, match="data was"):
+            Cursor(plan(penstock.open(folder))).restore(state)
+        for as_of in (state, *fingerprints):
+            earlier = penstock.open(folder, as_of=as_of)
+            assert len(earlier) == 6
+            assert plan(earlier) == before
+            assert Cursor(plan(earlier)).restore(state).row == 3
+            for row, batch in enumerate(rows):
+                assert_same(plan(earlier).read_at(row), batch)
+    assert len(penstock.open(folder)) == 10
+    assert (
+        penstock.open(folder, as_of=penstock.open(folder).fingerprint).fingerprint == penstock.open(folder).fingerprint
+    )
+
+
+def test_pickles_and_plan_files_keep_what_was_meant(folder: Path, tmp_path: Path) -> None:
+    fingerprint = penstock.open(folder).fingerprint
+    write(folder, 6, 8)
+    earlier = plan(penstock.open(folder, as_of=fingerprint))
+    write(folder, 8, 10)
+    assert len(pickle.loads(pickle.dumps(earlier)).source) == 6
+    (tmp_path / "plan.toml").write_text(earlier.to_toml())
+    again = penstock.load_plan(tmp_path / "plan.toml")
+    assert again == earlier
+    assert_same(again.read_at(1), earlier.read_at(1))
+
+
+def test_what_was_not_only_appended_to_is_refused(folder: Path, tmp_path: Path) -> None:
+    state = Cursor(plan(penstock.open(folder)), 3).state()
+    write(folder, 1, 9, "overwrite")
+    with pytest.raises(DatasetChanged, match="was not only appended to since"):
+        penstock.open(folder, as_of=state)
+    with pytest.raises(ValueError, match="not the state of a plan over one dataset"):
+        penstock.open(folder, as_of={"epoch": 1})
+    (tmp_path / "x.bin").write_bytes(bytes(8))
+    with pytest.raises(ValueError, match="as_of= is for dataset folders"):
+        penstock.open(tmp_path / "x.bin", dtype="uint8", as_of="0" * 32)
