@@ -46,7 +46,6 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock import errors, masks
-    from penstock.diagnosis import watch
     from penstock.placement import advise, stage
     from penstock.plan import Dataset, Plan, concat, from_arrays, load_plan, mix, pure
     from penstock.plan import open_dataset as open
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.sources import SourceOptions
     from penstock.transforms import DecodeImage, FunctionTransform, KeepColumns, Tokenize
     from penstock.trials import tune
+    from penstock.watching import watch
 else:  # hidden from type checkers, to which a module with `__getattr__` has every name
     import importlib
 
@@ -89,7 +89,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "stream": "penstock.pytorch",
         "tune": "penstock.trials",
         "verify": "penstock.shards",
-        "watch": "penstock.diagnosis",
+        "watch": "penstock.watching",
     }
     _MODULES = ("errors", "masks")
     _NAME_AT_HOME = {"open": "open_dataset"}

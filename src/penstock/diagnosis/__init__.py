@@ -7,10 +7,7 @@
       experiment whose turn is next, gains and errors; what to try: pure             _experiment, _remedies
       recording  what is left in a folder after any death -> figures -> findings -> page    _recording, _findings, _page
 
-    for batch in penstock.watch(loader): …
-      _watch: a row of figures for each step -> _watch_steps: in bounded memory -> _watch_summary: words -> _watch_page
-
-May import: `errors`, `filesystem`, `metrics`, `pytorch`, `report`, `workers`. Imported by: `cli`. Holds state: in a
+May import: `filesystem`, `metrics`, `pytorch`, `report`, `watching`, `workers`. Imported by: `cli`. Holds state: in a
 script under the doctor, the loaders that it made.
 """
 
@@ -18,20 +15,15 @@ from penstock.diagnosis._diagnosis import Diagnosis, diagnose
 from penstock.diagnosis._excerpt import make_excerpt, read_excerpt
 from penstock.diagnosis._page import make_page
 from penstock.diagnosis._run import DoctorSettings, ScriptRun, recording_folder, run_script
-from penstock.diagnosis._watch import Watch, watch
-from penstock.diagnosis._watch_summary import WatchSummary
 
 __all__ = [
     "Diagnosis",
     "DoctorSettings",
     "ScriptRun",
-    "Watch",
-    "WatchSummary",
     "diagnose",
     "make_excerpt",
     "make_page",
     "read_excerpt",
     "recording_folder",
     "run_script",
-    "watch",
 ]

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from penstock.diagnosis._batches import bytes_of, copy_batch, group_by_length, rows_of
 from penstock.diagnosis._experiment import Trial
-from penstock.diagnosis._watch_gauge import gauge_of
+from penstock.watching import gauge_of
 
 _MOST_REPLAYED, _MOST_REPLAYED_BYTES = 8, 256 << 20
 _MOST_REMEMBERED = 512

@@ -10,7 +10,8 @@
 What the kernel does not offer, or a container may not read, is None or NaN, never an error. Nothing here knows
 loaders, and nothing draws.
 
-May import: `cgroups`, `workers`. Imported by: `diagnosis`, `placement`, `pytorch`, `trials`. Holds no state.
+May import: `cgroups`, `workers`. Imported by: `diagnosis`, `placement`, `pytorch`, `trials`, `watching`. Holds no
+state.
 """
 
 from penstock.metrics._accelerators import Accelerators, AcceleratorUsage

@@ -6,7 +6,7 @@
 One file per medium. Knows nothing of where the data comes from; what takes long to import (numpy, rich)
 is imported when it is needed, so that `penstock --help` need not wait for it.
 
-May import: `errors`. Imported by: `cli`, `diagnosis`, `trials`. Holds no state.
+May import: `errors`. Imported by: `cli`, `diagnosis`, `trials`, `watching`. Holds no state.
 """
 
 from penstock.report._histogram import Histogram, histogram

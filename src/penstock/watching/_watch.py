@@ -20,13 +20,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from penstock.diagnosis._watch_gauge import Gauge, gauge_of
-from penstock.diagnosis._watch_page import watch_page
-from penstock.diagnosis._watch_scalars import Log, Scalars
-from penstock.diagnosis._watch_steps import StepHistory, StepRow
-from penstock.diagnosis._watch_summary import WatchSummary, summarise
 from penstock.metrics import Sampler, ThreadMeter, ThreadUsage, UsageHistory, describe_machine
 from penstock.report import Page, render_html, to_perfetto
+from penstock.watching._gauge import Gauge, gauge_of
+from penstock.watching._page import watch_page
+from penstock.watching._scalars import Log, Scalars
+from penstock.watching._steps import StepHistory, StepRow
+from penstock.watching._summary import WatchSummary, summarise
 
 _SECONDS_BETWEEN_READINGS = 0.005
 _SECONDS_BETWEEN_LOOKS = 0.05

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.diagnosis._watch_steps import StepHistory
 from penstock.errors import counted
 from penstock.metrics import MachineFacts, UsageHistory
 from penstock.report import format_bytes, format_number, format_seconds
+from penstock.watching._steps import StepHistory
 
 HEALTHY_SHARE = 0.05
 """Of the time spent waiting: below it there is little to win."""

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import penstock
-from penstock.diagnosis import WatchSummary
+from penstock.watching import WatchSummary
 from penstock.metrics import _machine, _processes, _threads
 
 _WAIT = 0.02

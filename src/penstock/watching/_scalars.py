@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from penstock.diagnosis._watch_steps import COLUMNS, StepRow
 from penstock.metrics import Sampler
+from penstock.watching._steps import COLUMNS, StepRow
 
 Log = Callable[[Mapping[str, float], int], object]
 

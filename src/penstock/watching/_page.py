@@ -11,8 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.diagnosis._watch_steps import COLUMNS, StepHistory
-from penstock.diagnosis._watch_summary import WatchSummary, format_cores
 from penstock.metrics import MachineFacts, UsageHistory
 from penstock.report import (
     Chart,
@@ -29,6 +27,8 @@ from penstock.report import (
     format_number,
     format_seconds,
 )
+from penstock.watching._steps import COLUMNS, StepHistory
+from penstock.watching._summary import WatchSummary, format_cores
 
 _MOST_STEPS_IN_LANES = 1500
 _GIGABYTE = 1e9
