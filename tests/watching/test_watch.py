@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import penstock
-from penstock.watching import WatchSummary
 from penstock.metrics import _machine, _processes, _threads
+from penstock.watching import WatchSummary
 
 _WAIT = 0.02
 
