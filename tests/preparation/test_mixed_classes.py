@@ -123,7 +123,10 @@ def test_the_summary_says_so_and_the_command_can_be_told_otherwise(
     folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["prepare", str(folders), str(tmp_path / "a"), "--image-size", "6", "--workers", "1"]) == 0
-    assert "Images are stored with their classes mixed: shuffle=None (--no-shuffle)" in capsys.readouterr().out
+    assert (
+        "Files of class folders are stored with their classes mixed: shuffle=None (--no-shuffle)"
+        in capsys.readouterr().out
+    )
     command = ["prepare", str(folders), str(tmp_path / "b"), "--image-size", "6", "--workers", "1", "--no-shuffle"]
     assert main(command) == 0
     assert "mixed" not in capsys.readouterr().out

@@ -91,5 +91,6 @@ def _difference(theirs: Any, ours: Mapping[str, str]) -> str:
         names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
         if names:
             told = "; ".join(f"{name} was {theirs.get(name, 'none')}, is {ours.get(name, 'none')}" for name in names)
-            return f"Different: {told}."
+            grown = " If samples were appended since, penstock.open(path, as_of=state) has those that there were."
+            return f"Different: {told}.{grown if names == ['data'] else ''}"
     return "The dataset, shuffle, window, packing, mixture, or the version of Penstock's order differs."

@@ -223,7 +223,7 @@ def note_permuted(settings: Settings, specification: Specification, rows: FirstR
     if specification.shuffle is not None:
         why = f", as column {rows.runs!r} comes in runs" if rows is not None and rows.runs is not None else ""
         return [f"Samples are stored permuted{why}: {keep}"]
-    return [f"Images are stored with their classes mixed: {keep}"] if specification.file_order else []
+    return [f"Files of class folders are stored with their classes mixed: {keep}"] if specification.file_order else []
 
 
 def note_gone(previous: Previous | None, files: Sequence[SourceFile]) -> list[str]:

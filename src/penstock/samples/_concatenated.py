@@ -38,10 +38,11 @@ class ConcatStorage(JoinedStorage):
     def shares(self, indices: Int64) -> Iterator[tuple[Samples, Int64, Int64]]:
         """(part, places in `indices`, its own indices) of every part that is asked for something."""
         numbers = np.searchsorted(self._starts, indices, side="right") - 1
-        for number, part in enumerate(self.parts):
-            places = np.flatnonzero(numbers == number)
-            if len(places):
-                yield part, places, indices[places] - self._starts[number]
+        places = np.argsort(numbers, kind="stable")
+        asked, firsts = np.unique(numbers[places], return_index=True)
+        for number, begin, end in zip(asked.tolist(), firsts, [*firsts[1:], len(places)], strict=False):
+            own = places[begin:end]
+            yield self.parts[number], own, indices[own] - self._starts[number]
 
     def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
         """Copy samples of a fixed column into `out`, converting to its dtype."""
