@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
+from penstock.errors import FormatError
 from penstock.metrics import job_memory
 from penstock.placement import _advise, _scratch
 from penstock.workers import usable_cpus
@@ -100,6 +101,23 @@ def test_measuring_reads_a_little_and_times_mapped_functions(corpus):
     assert "better done once" in words(advice)
     plain = penstock.advise(penstock.open(corpus).batch(4), measure=True)
     assert "Mapped functions" not in words(plain)
+
+
+def test_measuring_reads_files_of_the_dataset_only(corpus, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for number, target in enumerate(("/nowhere", "/dev/zero", tmp_path / "pipe", sys.executable)):
+        (corpus / f"{number}.safetensors").symlink_to(target)
+    assert penstock.advise(corpus, measure=True).speed.is_measured
+    shard = next(corpus.glob("shard-*"))
+    shard.unlink()
+    shard.symlink_to(sys.executable)
+    with pytest.raises(FormatError, match="is a symbolic link"):
+        penstock.advise(corpus, measure=True)
+
+
+def test_nothing_can_be_measured_of_a_dataset_without_samples(tmp_path):
+    penstock.DatasetWriter(tmp_path / "empty", {"x": "int64"}).close()
+    assert not penstock.advise(tmp_path / "empty", measure=True).speed.is_measured
 
 
 def test_arrays_in_memory_and_mixtures_have_advice_too(corpus):

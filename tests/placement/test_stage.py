@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -174,3 +175,39 @@ def test_the_command_says_what_it_did(corpus, scratch, capsys):
     assert "was there, or another process copied it" in capsys.readouterr().out
     assert main(["stage", str(corpus), str(scratch), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["copied_bytes"] == 0
+
+
+@pytest.mark.parametrize("name", ["corpus", ".corpus.staging", ".corpus.staging/data"])
+def test_a_link_that_somebody_put_into_shared_scratch_is_not_followed(corpus, scratch, tmp_path, name):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("irreplaceable")
+    (scratch / name).parent.mkdir(exist_ok=True)
+    (scratch / name).symlink_to(precious)
+    with pytest.raises(DatasetExists, match="is a link, or no folder"):
+        penstock.stage(corpus, scratch)
+    assert names(precious) == {"thesis.tex"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("name", ["corpus", ".corpus.staging", ".corpus.staging/data"])
+def test_what_another_user_put_into_shared_scratch_is_not_taken_for_the_copy(corpus, scratch, name):
+    if name == "corpus":
+        shutil.copytree(corpus, scratch / name)
+    else:
+        (scratch / name).mkdir(parents=True)
+    os.chown(scratch / name, 54_321, 54_321)
+    with pytest.raises(DatasetExists, match="belongs to user 54321"):
+        penstock.stage(corpus, scratch)
+    os.chown(corpus, 54_321, 54_321)  # who owns the source may have staged it
+    assert penstock.stage(corpus, scratch).path == scratch / "corpus"
+
+
+def test_a_link_among_the_files_of_a_copy_is_replaced(corpus, scratch, tmp_path):
+    shard = next(corpus.glob("shard-*"))
+    shutil.copy(shard, tmp_path / "elsewhere")
+    (scratch / ".corpus.staging" / "data").mkdir(parents=True)
+    (scratch / ".corpus.staging" / "data" / shard.name).symlink_to(tmp_path / "elsewhere")
+    penstock.stage(corpus, scratch)
+    assert not (scratch / "corpus" / shard.name).is_symlink()
+    assert penstock.verify(scratch / "corpus").is_sound

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from penstock.errors import counted
+from penstock.filesystem import open_regular
 from penstock.metrics import job_memory
 from penstock.placement._scratch import Scratch, StorageKind, find_scratch, storage_kind
 from penstock.plan import Dataset, Plan, open_dataset
+from penstock.shards import ShardFolder
 from penstock.workers import default_workers, ranks_on_node, usable_cpus
 
 Placement = Literal["RAM", "memory map", "stage", "stream"]
@@ -195,7 +197,8 @@ def advise(
     num_ranks = ranks_on_node()
     reserved = num_ranks * int((reserve_bytes or _TRAINER_BYTES) + workers * _WORKER_BYTES[kind])
     storage = storage_kind(path) if is_file else "memory"
-    speed = measure_speed(path) if measure and is_file else Speed(*_TYPICAL[storage], is_measured=False)
+    largest = _largest_file(dataset) if measure and is_file else None
+    speed = Speed(*_TYPICAL[storage], is_measured=False) if largest is None else measure_speed(largest)
     memory = job_memory()
     fits = memory is not None and data_bytes <= memory - reserved
     scratch = find_scratch(data_bytes) if storage == "network" else None
@@ -219,13 +222,23 @@ def advise(
     )
 
 
+def _largest_file(dataset: Dataset) -> Path | None:
+    """Of the files that the data is in; None where there is no data."""
+    if not isinstance(dataset.storage, ShardFolder):
+        return Path(dataset.path).resolve()
+    shards = dataset.storage.manifest.shards
+    largest = max(shards, key=lambda shard: shard.num_bytes, default=None)
+    return None if largest is None else dataset.storage.path / largest.name
+
+
 def measure_speed(path: Path) -> Speed:
-    """A few random reads, and a few megabytes in order, past what the page cache holds where that can be asked for."""
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    largest = max(files, key=lambda file: file.stat().st_size)
-    size = largest.stat().st_size
-    descriptor = os.open(largest, os.O_RDONLY | os.O_CLOEXEC)
+    """Of the storage that a file is on: a few random reads, and a few megabytes in order.
+
+    Past what the page cache holds, where that can be asked for.
+    """
+    descriptor = open_regular(path)
     try:
+        size = os.fstat(descriptor).st_size
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         draw = random.Random(0)  # noqa: S311 - not for secrets
         begin = time.perf_counter()

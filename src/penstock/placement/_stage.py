@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def stage(
 
     Raises:
         IncompleteDataset: no dataset is at the source, or no folder at the destination.
-        DatasetExists: another dataset, or something else, has that name at the destination.
+        DatasetExists: another dataset, a link, or something of another user has that name at the destination.
         CorruptionError: bytes of the source differ from their checksums.
         StorageError: the destination is full, read-only or gone; what was copied stays, to be continued.
     """
@@ -86,7 +87,7 @@ def stage(
     if final == folder:
         raise DatasetExists(f"{folder} is in {scratch} already: staging it there would copy it onto itself.")
     copied = 0
-    while not _is_there(final, manifest):
+    while not _is_there(final, folder, manifest):
         if (copied := _copy_or_wait(folder, manifest, final, on_progress)) >= 0:
             break
     return Staged(
@@ -98,7 +99,7 @@ def stage(
     )
 
 
-def _is_there(final: Path, manifest: Manifest) -> bool:
+def _is_there(final: Path, folder: Path, manifest: Manifest) -> bool:
     """Whether the dataset has been staged.
 
     Raises:
@@ -106,6 +107,7 @@ def _is_there(final: Path, manifest: Manifest) -> bool:
     """
     if not os.path.lexists(final):
         return False
+    _check_owner(final, folder)
     try:
         is_same = read_manifest(final).fingerprint == manifest.fingerprint
     except IncompleteDataset:
@@ -115,10 +117,25 @@ def _is_there(final: Path, manifest: Manifest) -> bool:
     return True
 
 
+def _check_owner(path: Path, folder: Path) -> None:
+    """Refuse what somebody else may have put there: scratch is often shared, and a copy is trusted like its source.
+
+    Raises:
+        DatasetExists: it is a link, or of another user than this one, the source's owner or root.
+    """
+    status = os.lstat(path)
+    owners = {os.geteuid(), 0, os.stat(folder).st_uid, os.stat("/").st_uid}  # "/": root, in a user namespace
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
+        whose = f"belongs to user {status.st_uid}" if stat.S_ISDIR(status.st_mode) else "is a link, or no folder"
+        raise DatasetExists(f"{path} {whose}. Remove it, or stage into a folder of your own.")
+
+
 def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: OnProgress | None) -> int:
     """Bytes copied; -1 when another process was at it, and the dataset may be there now."""
     staging = final.parent / f".{final.name}.staging"
     make_directory(staging)
+    with contextlib.suppress(FileNotFoundError):  # who was done has just removed it
+        _check_owner(staging, folder)
     lock = DirectoryLock(staging)
     try:
         lock.acquire()
@@ -130,7 +147,7 @@ def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: On
             return -1
         raise
     try:
-        if _is_there(final, manifest):
+        if _is_there(final, folder, manifest):
             return -1
         return _copy(folder, manifest, staging / "data", final, on_progress)
     finally:
@@ -143,6 +160,7 @@ def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: On
 
 def _copy(folder: Path, manifest: Manifest, data: Path, final: Path, on_progress: OnProgress | None) -> int:
     make_directory(data)
+    _check_owner(data, folder)
     sizes = _sizes(folder, manifest)
     missing = {name: size for name, size in sizes.items() if not _is_complete(data / name, size)}
     _check_room(final, sum(missing.values()))
@@ -167,7 +185,8 @@ def _sizes(folder: Path, manifest: Manifest) -> dict[str, int]:
 def _is_complete(path: Path, size: int) -> bool:
     """A file has its name only once its bytes are synced, so the size is enough until all is verified."""
     try:
-        return path.stat().st_size == size
+        status = os.lstat(path)
+        return stat.S_ISREG(status.st_mode) and status.st_size == size
     except OSError:
         return False
 
