@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import FormatError, StorageError
-from penstock.filesystem import MappedFile, PositionedFile, open_regular
+from penstock.filesystem import MappedFile, PositionedFile, open_regular, read_small
 
 from .children import addresses_in_use, run_in_child
 
@@ -193,3 +193,24 @@ def test_descriptors_are_given_back_also_by_what_was_refused(path, reader):
         with pytest.raises(FormatError):
             reader(path.parent)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_small_file_that_somebody_named_may_be_behind_a_link(path, tmp_path):
+    (tmp_path / "link").symlink_to(path)
+    assert read_small(tmp_path / "link", len(DATA)) == DATA
+    with pytest.raises(FormatError, match=r"has 12,388 bytes; 100 is the limit"):
+        read_small(path, 100)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_may_never_end_is_not_read_as_a_small_file(tmp_path, kind):
+    place = tmp_path / "place"
+    match kind:
+        case "pipe":
+            os.mkfifo(place)
+        case "device":
+            place.symlink_to("/dev/zero")
+        case "folder":
+            place.mkdir()
+    with pytest.raises(FormatError, match="place is not a regular file"):
+        read_small(place, 100)

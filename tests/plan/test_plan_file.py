@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.cli import main
 from penstock.errors import DatasetChanged, FormatError, PenstockError
 from penstock.plan import Plan
 
@@ -302,6 +303,17 @@ def test_a_file_that_is_no_plan_only_gives_errors_of_ours(tmp_path: Path, text: 
     (tmp_path / "plan.toml").write_text(text, encoding="utf-8")
     with pytest.raises(PenstockError):
         penstock.load_plan(tmp_path / "plan.toml")
+
+
+@pytest.mark.parametrize("verb", ["inspect", "trace", "serve"])
+def test_a_pipe_in_the_place_of_a_plan_is_refused_and_not_waited_for(
+    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "plan.toml")
+    with pytest.raises(FormatError, match="not a regular file"):
+        penstock.load_plan(tmp_path / "plan.toml")
+    assert main([verb, str(tmp_path / "plan.toml"), *(["--step", "0", "--batch", "2"] if verb == "trace" else [])]) == 1
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_bytes_that_are_no_text_only_give_errors_of_ours(tmp_path: Path) -> None:

@@ -77,7 +77,15 @@ def test_what_has_no_classes_is_refused(tmp_path: Path) -> None:
     prepare([{"x": 1}], tmp_path / "rows", workers=1)
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "wrong.json").write_text('{"a": 0}')
-    for wrong, message in (("rows", "has no classes"), ("empty.txt", "names no class"), ("wrong.json", "not a list")):
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    (tmp_path / "half.json").write_text('["\\ud800"]')
+    for wrong, message in (
+        ("rows", "has no classes"),
+        ("empty.txt", "names no class"),
+        ("wrong.json", "not a list"),
+        ("deep.json", "deep.json is no list of classes: maximum recursion"),
+        ("half.json", "half.json is no list of classes: .*surrogates"),
+    ):
         with pytest.raises(FormatError, match=message):
             make(source, tmp_path / "data", classes=tmp_path / wrong)
     with pytest.raises(FileNotFoundError, match="no such file or dataset"):

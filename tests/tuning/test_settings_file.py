@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import numpy as np
@@ -82,6 +83,7 @@ def test_a_plans_loader_takes_them_too(tmp_path):
             r"\[loader\] has collate_fn; settings may say num_workers",
         ),
         ("version = 1\n[loader]\nnum_workers = 'many'\n", "num_workers='many'"),
+        ("version = 1\n[loader]\nnum_workers = 9223372036854775807\n", "no machine has use for more than 4,096"),
     ],
 )
 def test_a_file_that_is_no_settings_file_is_refused_with_the_reason(tmp_path, text, message):
@@ -89,6 +91,12 @@ def test_a_file_that_is_no_settings_file_is_refused_with_the_reason(tmp_path, te
     plan = penstock.from_arrays({"x": np.arange(4)}).batch(2)
     with pytest.raises((FormatError, ValueError), match=message):
         penstock.DataLoader(plan, settings=tmp_path / "s.toml")
+
+
+def test_a_pipe_in_the_place_of_settings_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "s.toml")
+    with pytest.raises(FormatError, match="not a regular file"):
+        penstock.DataLoader(range(3), settings=tmp_path / "s.toml")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

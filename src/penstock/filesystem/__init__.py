@@ -26,7 +26,7 @@ from penstock.filesystem._lock import DirectoryLock, lock_holder
 from penstock.filesystem._mounts import filesystem_type, is_network_filesystem
 from penstock.filesystem._open_folder import OpenFolder
 from penstock.filesystem._paths import local_path, similar_path
-from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular
+from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular, read_small
 
 __all__ = [
     "AlignedBuffers",
@@ -43,6 +43,7 @@ __all__ = [
     "lock_holder",
     "make_directory",
     "open_regular",
+    "read_small",
     "remove_if_present",
     "remove_tree",
     "rename",

@@ -91,6 +91,26 @@ def open_regular(path: Path, *, within: int | None = None) -> int:
     return descriptor
 
 
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """All of a small file that a person named. Links lead on; pipes and devices, which may never end, are refused.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+        FormatError: it is no regular file, or longer than `max_bytes`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError(f"{path} is not a regular file.")
+        if status.st_size > max_bytes:
+            raise FormatError(f"{path} has {status.st_size:,} bytes; {max_bytes:,} is the limit for such a file.")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    finally:
+        os.close(descriptor)
+
+
 def _status(descriptor: int, path: Path) -> os.stat_result:
     with storage_errors(path, doing="asked for its size"):
         return os.fstat(descriptor)

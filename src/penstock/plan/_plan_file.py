@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
-from penstock.filesystem import local_path, similar_path
+from penstock.filesystem import local_path, read_small, similar_path
 from penstock.identity import import_function
 from penstock.plan._concat import concat
 from penstock.plan._dataset import Dataset
@@ -24,6 +24,7 @@ from penstock.plan._plan import FILE_VERSION, Plan
 from penstock.samples import SplitPart
 
 _SHOWN = 300
+_MAX_BYTES = 16 << 20
 _GROUP_BEFORE = 16
 """What a file means that names no group: the default when such files were written."""
 _VERBS = ("cast", "sample", "balance", "shuffle", "window", "pack", "pad", "take", "skip", "repeat", "map", "batch")
@@ -45,7 +46,7 @@ def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ())
     if isinstance(allow_code, str):
         raise TypeError(f"allow_code={allow_code!r}: give a list of packages, as in [{allow_code!r}].")
     try:
-        fields = tomllib.loads(where.read_text(encoding="utf-8"))
+        fields = tomllib.loads(read_small(where, _MAX_BYTES).decode())
     except FileNotFoundError:
         raise FileNotFoundError(f"{where}: no such plan file.{similar_path(where)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

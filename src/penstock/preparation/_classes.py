@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import FormatError
-from penstock.filesystem import local_path, similar_path
+from penstock.filesystem import local_path, read_small, similar_path
 from penstock.shapes import misfit
 from penstock.shards import classes_of, read_manifest
 from penstock.sources import SourceFile
+
+_MAX_BYTES = 64 << 20
 
 Classes = Sequence[str] | str | os.PathLike[str]
 """Names in the order of their numbers, a file with one on each line (or a JSON list), or a dataset that has them."""
@@ -46,11 +48,12 @@ def read_classes(classes: Classes) -> tuple[str, ...]:
 
 def _read_file(path: Path) -> tuple[str, ...]:
     try:
-        text = path.read_text("utf-8")
+        text = read_small(path, _MAX_BYTES).decode()
         if path.suffix != ".json":
             return tuple(line for line in text.splitlines() if line.strip())
         names = json.loads(text)
-    except ValueError as error:
+        json.dumps(names, ensure_ascii=False).encode()  # refuses halves of surrogate pairs
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is no list of classes: {error}.") from None
     if wrong := misfit(names, [str], "the list"):
         raise FormatError(f"{path} is no list of classes: {wrong}.")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import FormatError
-from penstock.filesystem import local_path
+from penstock.filesystem import local_path, read_small
 
 FILE_NAME = "penstock-settings.toml"
 LOADER_OPTIONS = (
@@ -29,6 +29,7 @@ LOADER_OPTIONS = (
 """What a settings file may say of a loader."""
 _VERSION = 1
 _LARGEST = 1 << 20
+_MOST_WORKERS = 4096
 
 
 def format_settings(options: Mapping[str, Any], measured: Mapping[str, Any], *, command: str) -> str:
@@ -77,16 +78,16 @@ def read_settings(path: str | os.PathLike[str]) -> SettingsFile:
             f"{where}: [loader] has {', '.join(unknown)}; settings may say {', '.join(LOADER_OPTIONS)}. "
             "Options of your own belong under [job]."
         )
+    if isinstance(count := options.get("num_workers"), int) and count > _MOST_WORKERS:
+        raise FormatError(f"{where}: num_workers = {count}; no machine has use for more than {_MOST_WORKERS:,}.")
     measured = fields.get("measured")
     num_cpus = measured.get("processors") if isinstance(measured, dict) else None
     return SettingsFile(options, num_cpus if type(num_cpus) is int else None)
 
 
 def _parse(where: Path) -> dict[str, Any]:
-    if where.stat().st_size > _LARGEST:
-        raise FormatError(f"{where}: {where.stat().st_size:,} bytes; settings have a few hundred.")
     try:
-        return tomllib.loads(where.read_text(encoding="utf-8"))
+        return tomllib.loads(read_small(where, _LARGEST).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{where}: not TOML: {str(error)[:200]}") from None
 
