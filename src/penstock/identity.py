@@ -44,6 +44,23 @@ def digest(content: bytes | str, num_bytes: int = 16) -> str:
     return hashlib.blake2b(data, digest_size=num_bytes).hexdigest()
 
 
+class GrowingDigest:
+    """Digests of a text as it grows: each is what `digest` gives for all of it so far."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add(self, text: str) -> str:
+        """The digest with this text added.
+
+        >>> growing = GrowingDigest()
+        >>> growing.add("pen") == digest("pen"), growing.add("stock") == digest("penstock")
+        (True, True)
+        """
+        self._hash.update(text.encode())
+        return self._hash.hexdigest()
+
+
 def digest_json(value: Any) -> str:
     """Digest of plain data, whatever the order of its keys.
 

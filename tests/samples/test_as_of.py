@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import penstock
+from guarding import guarded
 from penstock.errors import DatasetChanged, StateError
 from penstock.loader import Cursor
 from plan.examples import assert_same, make_documents
+from shards.forging import manifest_of, put_manifest
 
 DOCUMENTS = make_documents([5, 9, 3, 8, 2, 7, 4, 6, 1, 9])
 
@@ -77,3 +79,23 @@ def test_what_was_not_only_appended_to_is_refused(folder: Path, tmp_path: Path) 
     (tmp_path / "x.bin").write_bytes(bytes(8))
     with pytest.raises(ValueError, match="as_of= is for dataset folders"):
         penstock.open(tmp_path / "x.bin", dtype="uint8", as_of="0" * 32)
+
+
+def test_a_state_of_any_depth_is_refused(folder: Path) -> None:
+    state: dict[str, Any] = {}
+    for _ in range(100_000):
+        state = {"facts": state}
+    with pytest.raises(ValueError, match="not the state of a plan over one dataset"):
+        penstock.open(folder, as_of=state)
+
+
+def test_what_was_there_is_looked_for_in_one_pass_over_the_shards(folder: Path) -> None:
+    fields = manifest_of(folder)
+    entry, before = fields["shards"][0], penstock.open(folder).fingerprint
+    fields["shards"] += [entry | {"name": f"shard-{number:012d}-{number:016x}.safetensors"} for number in range(30_000)]
+    fields["samples"] = sum(entry["samples"] for entry in fields["shards"])
+    put_manifest(folder, fields)
+    with guarded():
+        assert len(penstock.open(folder, as_of=before)) == 6
+        with pytest.raises(DatasetChanged, match="was not only appended to since"):
+            penstock.open(folder, as_of="0" * 32)

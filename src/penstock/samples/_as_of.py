@@ -6,14 +6,14 @@ its list of shards. So what a folder held earlier is found by its fingerprint: i
 
 from __future__ import annotations
 
-import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import DatasetChanged
 from penstock.identity import digest
-from penstock.shards import Manifest, read_manifest
+from penstock.shards import read_manifest
 
 
 def find_earlier(path: Path, as_of: str | Mapping[str, Any]) -> str:
@@ -24,27 +24,23 @@ def find_earlier(path: Path, as_of: str | Mapping[str, Any]) -> str:
         ValueError: the state does not name a single whole dataset.
     """
     wanted = as_of if isinstance(as_of, str) else _data_of(as_of)
-    for earlier in read_manifest(path).as_it_grew():
-        if wanted in _fingerprints(earlier):
-            return earlier.fingerprint
+    manifest = read_manifest(path)
+    schema = repr(manifest.schema.shown.to_json())
+    for own, _ in manifest.as_it_grew():
+        if wanted in (own, digest(own), digest(f"{own}\n{schema}")):  # the storage, all its rows, the dataset
+            return own
     raise DatasetChanged(
         f"{path}: no first shards of it have the fingerprint {wanted[:64]}. It was not only appended to since, or the "
         "fingerprint is of a part of it (a split, a filter): give the one that `penstock inspect` showed then."
     )
 
 
-def _fingerprints(manifest: Manifest) -> set[str]:
-    """What the storage, the rows of the whole dataset, and the dataset call it."""
-    own = manifest.fingerprint
-    return {own, digest(own), digest(f"{own}\n{manifest.schema.shown.to_json()!r}")}
-
-
 def _data_of(state: Mapping[str, Any]) -> str:
     facts = state.get("facts") if isinstance(state, Mapping) else None
     data = facts.get("data") if isinstance(facts, Mapping) else None
     if not isinstance(data, str):
-        shown = json.dumps(state, default=str)[:200] if isinstance(state, Mapping) else repr(state)[:200]
         raise ValueError(
-            f"as_of={shown}: not the state of a plan over one dataset. Of a mixture's source, give the fingerprint."
+            f"as_of={reprlib.repr(state)}: not the state of a plan over one dataset. Of a mixture's source, give the "
+            "fingerprint."
         )
     return data

@@ -104,10 +104,10 @@ class ShardFolder:
         manifest = read_manifest(self.path)
         if self._as_of is None:
             return manifest
-        earlier = next((one for one in manifest.as_it_grew() if one.fingerprint == self._as_of), None)
-        if earlier is None:
+        num_shards = next((count for each, count in manifest.as_it_grew() if each == self._as_of), None)
+        if num_shards is None:
             raise changed(self.path, manifest.fingerprint, self._as_of)
-        return earlier
+        return manifest.first_shards(num_shards)
 
     def num_elements(self, column: Column) -> int:
         """Elements of a column in all samples."""

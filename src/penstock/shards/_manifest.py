@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from penstock.errors import CorruptionError, FormatError, IncompleteDataset, SchemaError
 from penstock.filesystem import lock_holder, open_regular, similar_path, storage_errors
-from penstock.identity import digest
+from penstock.identity import GrowingDigest, digest
 from penstock.schema import Schema
 from penstock.shards._checksums import checksum
 from penstock.shards._layout import ALIGNMENT, MAX_HEADER_BYTES
@@ -120,16 +120,26 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """Digest of schema and shards; attributes do not count."""
-        lines = [json.dumps(self.schema.to_json())]
-        lines += [
-            f"{shard.name} {shard.num_samples} {shard.num_bytes} {shard.header_checksum}" for shard in self.shards
-        ]
-        return digest("\n".join(lines))
+        return digest("\n".join(self._identity()))
 
-    def as_it_grew(self) -> Iterator[Manifest]:
-        """This one, and those of fewer and fewer of its first shards: what was there before others were appended."""
-        for num_shards in range(len(self.shards), -1, -1):
-            yield dataclasses.replace(self, shards=self.shards[:num_shards])
+    def as_it_grew(self) -> Iterator[tuple[str, int]]:
+        """(fingerprint, number of shards) of this one, and of fewer and fewer of its first shards.
+
+        That is what was there before others were appended. Each shard is hashed once.
+        """
+        growing, found = GrowingDigest(), []
+        for num_shards, line in enumerate(self._identity()):
+            found.append((growing.add(line if num_shards == 0 else f"\n{line}"), num_shards))
+        return reversed(found)
+
+    def first_shards(self, num_shards: int) -> Manifest:
+        """The manifest of the first shards only."""
+        return dataclasses.replace(self, shards=self.shards[:num_shards])
+
+    def _identity(self) -> Iterator[str]:
+        yield json.dumps(self.schema.to_json())
+        for shard in self.shards:
+            yield f"{shard.name} {shard.num_samples} {shard.num_bytes} {shard.header_checksum}"
 
     def to_bytes(self) -> bytes:
         """The file: JSON whose last line is the checksum of all before it."""
