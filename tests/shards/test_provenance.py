@@ -195,3 +195,33 @@ def test_the_manifest_stays_small_however_many_files_there_are(noted: Path) -> N
     add_provenance(noted, {"sources": [[f"/data/train/{number}.jpg", 1, "x"] for number in range(100_000)]})
     assert (noted / "manifest.json").stat().st_size < 5_000
     assert json.loads((noted / "manifest.json").read_text())["provenance"]["name"] == file_of(noted).name
+
+
+PLACES = [(2**40, 0), (-1, 0), (0, -1), (1, 2), (-(2**63), -(2**63)), (0, 2**62)]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_column_of_origins_that_leads_nowhere_is_refused_by_name(tmp_path: Path, place: tuple[int, int]) -> None:
+    """It is data like any other, under right checksums."""
+    with penstock.DatasetWriter(tmp_path / "ds", {"x": "int64", "origin": "int64[2]"}) as writer:
+        for sample in ((0, 3), (1, 1), place):
+            writer.write({"x": 1, "origin": sample})
+    splits = [[0, 0, 10, 2, None], [1, 0, 2, 1, None, 2]]
+    add_provenance(tmp_path / "ds", {"origins": {"files": ["a.jsonl", "b.txt", "c.txt"], "splits": splits}})
+    ds = penstock.open(tmp_path / "ds")
+    assert [ds.origin(index) for index in range(2)] == ["a.jsonl [0:10], row 3", "c.txt"]
+    with pytest.raises(FormatError, match=rf"is row {place[1]} of split {place[0]}, which none of the 2 splits"):
+        ds.origin(2)
+    with pytest.raises(FormatError, match="which none of the 2 splits"):
+        len(ds.split({"a": 0.5, "b": 0.5}, seed=1, by="file")["a"])
+
+
+@pytest.mark.parametrize("spec", ["float32", "int64", "int64[*]", "bytes", "uint8[16]"])
+def test_a_column_of_somebody_else_called_origin_is_no_column_of_origins(tmp_path: Path, spec: str) -> None:
+    values = {"float32": 1.5, "int64": 9, "int64[*]": [9, 9, 9], "bytes": b"Rome", "uint8[16]": [255] * 16}
+    with penstock.DatasetWriter(tmp_path / "ds", {"origin": spec}) as writer:
+        writer.write({"origin": values[spec]})
+    add_provenance(tmp_path / "ds", {"origins": {"files": ["a.jsonl"], "splits": [[0, 0, 10, 1, None]]}})
+    ds = penstock.open(tmp_path / "ds")
+    assert ds.origin(0) == "a.jsonl [0:10], row 0"
+    assert sum(map(len, ds.split({"a": 0.5, "b": 0.5}, seed=1, by="file").values())) == 1

@@ -21,6 +21,7 @@ it reads piece by piece, in little memory.
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import json
 import reprlib
@@ -225,6 +226,9 @@ class Provenance:
         """Paths; a split names them by their place here."""
         self._splits: list[list[Any]] = origins.get("splits", [])
         self._ends = np.cumsum([split[3] for split in self._splits], dtype=np.int64)
+        is_known = ORIGIN_COLUMN in storage.schema and storage.schema[ORIGIN_COLUMN].spec == ORIGIN_SPEC
+        self._column = storage.schema[ORIGIN_COLUMN] if is_known else None
+        """Says (split, row) of each sample; a column of that name that cannot is somebody's own."""
 
     @property
     def is_complete(self) -> bool:
@@ -252,9 +256,10 @@ class Provenance:
         splits: NDArray[np.int64] = np.array(
             [[file, bool(group)] for file, _, _, _, _, *group in self._splits], np.int64
         ).reshape(-1, 2)
-        if ORIGIN_COLUMN in self._storage.schema:
+        if self._column is not None:
             origins = np.empty((len(indices), 2), np.int64)
-            self._storage.read_fixed(self._storage.schema[ORIGIN_COLUMN], indices, origins)
+            self._storage.read_fixed(self._column, indices, origins)
+            self._check_places(origins)
             numbers, rows = origins[:, 0], origins[:, 1]
         else:
             numbers = np.searchsorted(self._ends, indices, side="right")
@@ -265,12 +270,35 @@ class Provenance:
         files: NDArray[np.int64] = splits[numbers, 0] + rows * splits[numbers, 1]
         return files
 
+    def _check_places(self, places: NDArray[np.int64]) -> None:
+        """Refuse (split, row) of samples that lead nowhere: they are data, and may come from strangers.
+
+        Raises:
+            FormatError: naming one.
+        """
+        num_rows, (numbers, rows) = self._num_rows, places.T
+        lead = (numbers >= 0) & (numbers < len(num_rows)) & (rows >= 0)
+        lead[lead] = rows[lead] < num_rows[numbers[lead]]
+        if not lead.all():
+            number, row = places[~lead][0].tolist()
+            raise FormatError(
+                f"The column {ORIGIN_COLUMN!r} says that a sample is row {row} of split {number}, which none of the "
+                f"{len(num_rows):,} splits that the dataset names has. Prepare the dataset again."
+            )
+
+    @functools.cached_property
+    def _num_rows(self) -> NDArray[np.int64]:
+        """Rows that each split may have: of a group of files, one for each."""
+        return np.array([split[5] if len(split) > 5 else _MAX_COUNT for split in self._splits], np.int64)
+
     def origin(self, index: int) -> str | None:
         """File and row of a stored sample in words; None if the dataset does not say."""
         if not self._splits:
             return None
-        if ORIGIN_COLUMN in self._storage.schema:
-            number, row = self._storage.value(self._storage.schema[ORIGIN_COLUMN], index).tolist()
+        if self._column is not None:
+            place = self._storage.value(self._column, index)
+            self._check_places(place.reshape(1, 2))
+            number, row = place.tolist()
         else:
             number = int(np.searchsorted(self._ends, index, side="right"))
             if number >= len(self._splits):
