@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load
 
+from guarding import guarded
 from penstock.errors import FormatError, SchemaError
 from penstock.schema import Ragged
 from penstock.service._wire import BatchRequest, SentArray, SentRagged, body_checksum, decode, encode
@@ -110,6 +112,23 @@ def test_a_damaged_or_forged_body_is_a_format_error_and_nothing_else(noise: byte
         received(values, memoryview(body))
     except FormatError:
         pass
+
+
+@pytest.mark.parametrize("form", ["raw", "tensor"])
+def test_an_answer_cannot_become_more_than_was_sent(form: str) -> None:
+    """A megabyte that is in a list a thousand times would be copied a thousand times."""
+    megabyte = np.zeros(1 << 20, np.uint8)
+    whole = b"".join(encode({"x": megabyte}, "one").buffers)
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    for count, names in ((1000, ["x"] * 1000), (1000, [f"x{number}" for number in range(1000)])):
+        forged = dict.fromkeys(names, header["x"])
+        said = {"x": {"list": [{form: name} for name in names]}}
+        metadata = {"penstock.form": json.dumps(said), "penstock.arrangement": "one"}
+        text = json.dumps({"__metadata__": metadata, **forged}).encode()
+        body = memoryview(bytearray(len(text).to_bytes(8, "little") + text + megabyte.tobytes()))
+        with guarded(), pytest.raises(FormatError, match=r"claim to be 1,048,576,000|makes no batch \(KeyError: 'x'\)"):
+            assert len(decode(body)[0]["x"]) == count
 
 
 @given(st.tuples(*[st.integers(0, 2**62 - 1)] * 2, st.integers(1, 9), st.integers(1, 9)))

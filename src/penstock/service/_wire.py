@@ -207,6 +207,7 @@ def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
     try:
         said = header.pop("__metadata__")
         tensors = {name: _sent_array(entry, start, body) for name, entry in header.items()}
+        _check_sizes(tensors, len(body) - start)
         form, arrangement = json.loads(said[_FORM]), said[_ARRANGEMENT]
         check_choice("arrangement", arrangement, get_args(Arrangement))
         return {name: _build(each, tensors, body) for name, each in form.items()}, arrangement
@@ -253,6 +254,13 @@ def _sent_array(entry: dict[str, Any], start: int, body: memoryview) -> SentArra
     return array
 
 
+def _check_sizes(tensors: dict[str, SentArray], num_bytes: int) -> None:
+    """Refuse tensors that share bytes: byte strings and nested arrays are copied, and would be more than was sent."""
+    claimed = sum(tensor.num_bytes for tensor in tensors.values())
+    if claimed > num_bytes:
+        raise FormatError(f"The server's answer has {num_bytes:,} bytes of tensors that claim to be {claimed:,}.")
+
+
 def _sent_ragged(values: SentArray, offsets: SentArray, is_bytes: bool, body: memoryview) -> SentRagged:
     """Rows that lie within their values."""
     places = offsets.view(body)
@@ -264,15 +272,18 @@ def _sent_ragged(values: SentArray, offsets: SentArray, is_bytes: bool, body: me
 
 
 def _build(form: dict[str, Any], tensors: dict[str, SentArray], body: memoryview) -> Any:
+    """What a form describes. It takes its tensors out: each is in the batch once."""
     kind = next(iter(form))
     match kind:
         case "tensor":
-            return tensors[form["tensor"]]
+            return tensors.pop(form["tensor"])
         case "ragged":
             name = form["ragged"]
-            return _sent_ragged(tensors[f"{name}.values"], tensors[f"{name}.offsets"], bool(form["bytes"]), body)
+            return _sent_ragged(
+                tensors.pop(f"{name}.values"), tensors.pop(f"{name}.offsets"), bool(form["bytes"]), body
+            )
         case "raw":
-            return tensors[form["raw"]].view(body).tobytes()
+            return tensors.pop(form["raw"]).view(body).tobytes()
         case "dict":
             return {key: _build(each, tensors, body) for key, each in form["dict"].items()}
         case "list":
