@@ -131,3 +131,14 @@ def test_a_mistyped_option_is_guessed(corpus: Path, capsys, monkeypatch) -> None
         main(command)
     assert exit_code.value.code == 2
     assert "--sampels=2. Did you mean '--samples'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["inspect", "trace"])
+def test_a_step_that_is_not_there_and_a_batch_that_fits_nowhere_are_said_in_a_sentence(
+    corpus: Path, tmp_path: Path, verb: str, capsys
+) -> None:
+    packed, path = penstock.open(corpus).shuffle(seed=7).pack(64), tmp_path / "plan.toml"
+    for size, step, message in ((4, "99999", "step 99999 is asked for"), (1 << 40, "0", "out of memory: ")):
+        path.write_text(packed.batch(size).to_toml())
+        assert main([verb, str(path), "--step", step]) == 1
+        assert message in capsys.readouterr().err

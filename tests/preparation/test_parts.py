@@ -225,6 +225,17 @@ def test_another_split_is_refused(tmp_path: Path, inline: None) -> None:
         prepare(tmp_path / "raw", tmp_path / "whole")
 
 
+def test_a_part_is_not_written_through_a_link(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 20, 1)
+    for name in ("precious", "data"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data" / "val").symlink_to(tmp_path / "precious")
+    for overwrite in (False, True):
+        with pytest.raises(DatasetExists, match=r"data/val is a link\. Penstock does not write through it"):
+            prepare(tmp_path / "a.jsonl", tmp_path / "data", overwrite=overwrite)
+    assert list((tmp_path / "precious").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

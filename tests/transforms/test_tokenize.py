@@ -294,6 +294,30 @@ def test_a_folder_without_tokenizer_json_lists_what_it_has(tmp_path: Path) -> No
         Tokenize(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        "[" * 200_000,
+        "[]",
+        "{",
+        '{"chat_template": [5]}',
+        '{"chat_template": [{"name": "default"}]}',
+    ],
+)
+def test_a_folder_whose_declarations_make_no_sense_is_a_format_error(tmp_path: Path, config: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(FormatError, match=r"tokenizer_config\.json does not say which tokens and template there are"):
+        Tokenize(tmp_path)
+
+
+def test_declarations_that_are_no_text_are_none(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": 5}, "chat_template": {"a": 1}}')
+    with pytest.raises(ValueError, match="append_eos=True"):
+        Tokenize(tmp_path, append_eos=True)
+
+
 def test_an_encoding_that_tiktoken_lacks_is_named_with_those_it_has() -> None:
     with pytest.raises(ValueError, match=r"no encoding 'cl100k'\. Did you mean 'cl100k_base'\? It has cl100k_base, "):
         Tokenize("tiktoken:cl100k")

@@ -53,7 +53,10 @@ def _show_batch(arguments: argparse.Namespace) -> int:
     from penstock.transforms import find_decoder
 
     plan = load_plan(arguments.path)
-    text = plan.show(arguments.step, find_decoder(arguments.decode, {}))
+    try:
+        text = plan.show(arguments.step, find_decoder(arguments.decode, {}))
+    except IndexError as error:  # there is no such step: what was typed, not a fault
+        raise ValueError(str(error)) from None
     if arguments.json:
         print_json({"plan": repr(plan), "fingerprint": plan.fingerprint, "step": arguments.step, "batch": text})
     else:

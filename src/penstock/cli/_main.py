@@ -109,6 +109,9 @@ def _run(parsed: argparse.Namespace) -> int:
     except (PenstockError, ValueError, OSError) as error:
         _report(error, as_json=parsed.json)
         return 1
+    except MemoryError as error:  # of what was asked for, or of what a file says
+        _report(error, as_json=parsed.json)
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("penstock: interrupted\n")
         return 130
@@ -144,6 +147,8 @@ def _report(error: Exception, *, as_json: bool) -> None:
 
 def _message(error: Exception) -> str:
     """What went wrong; an OSError's own text begins with its number."""
+    if isinstance(error, MemoryError):
+        return f"out of memory{f': {error}' if str(error) else ''}"
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -129,7 +129,7 @@ def _with_rest(fractions: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_destination(destination: Path, parts: Sequence[Part]) -> None:
-    """Refuse a folder that is a dataset itself, or holds parts of another split.
+    """Refuse a folder that is a dataset itself, holds parts of another split, or a link where a part will be.
 
     Raises:
         DatasetExists: naming what is there.
@@ -137,6 +137,9 @@ def check_destination(destination: Path, parts: Sequence[Part]) -> None:
     if not destination.is_dir():
         return
     names = {part.name for part in parts}
+    for name in sorted(names):
+        if (destination / name).is_symlink():
+            raise DatasetExists(f"{destination / name} is a link. Penstock does not write through it; remove it.")
     if (destination / "manifest.json").exists():
         raise DatasetExists(
             f"{destination}: a dataset is there, and split= puts {', '.join(sorted(names))} into folders of their own. "

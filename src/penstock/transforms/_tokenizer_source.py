@@ -195,10 +195,16 @@ def _advise_on_sentencepiece(name: str) -> str:
 def _read_declarations(folder: Path) -> dict[str, str]:
     """EOS, BOS and chat template, from tokenizer_config.json and chat_template.jinja."""
     path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config = json.loads(path.read_bytes()) if path.is_file() else {}
-    declared = {key: _token_text(config.get(key)) for key in ("eos_token", "bos_token")}
-    declared["chat_template"] = template.read_text("utf-8") if template.is_file() else _pick_template(config)
-    return {key: value for key, value in declared.items() if value is not None}
+    try:
+        config = json.loads(path.read_bytes()) if path.is_file() else {}
+        declared = {key: _token_text(config.get(key)) for key in ("eos_token", "bos_token")}
+        declared["chat_template"] = template.read_text("utf-8") if template.is_file() else _pick_template(config)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(
+            f"{path} does not say which tokens and template there are ({type(error).__name__}: {error}). "
+            "Fetch the file again, or remove it and name them yourself."
+        ) from None
+    return {key: value for key, value in declared.items() if isinstance(value, str)}
 
 
 def _token_text(token: Any) -> str | None:
