@@ -18,7 +18,7 @@ import torch
 
 import penstock
 from penstock.errors import RemoteFailed, ServiceError
-from penstock.service import make_certificates, serve
+from penstock.service import _security, make_certificates, serve
 
 
 def scaled(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -252,3 +252,28 @@ def test_workers_that_cannot_be_set_up_are_an_error_of_serve_and_no_silence(monk
     monkeypatch.setitem(sys.modules, "here_only", here_only)
     with pytest.raises(ModuleNotFoundError, match=r"here_only.*\n*while worker process 0 was being set up"):
         penstock.serve(samples().map(here_only.same).batch(8), "127.0.0.1:0", num_workers=1)
+
+
+def test_a_secret_that_all_users_can_change_is_refused_and_one_they_can_read_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token, files = tmp_path / "token", make_certificates(tmp_path / "keys", ["127.0.0.1"])
+    token.write_text("a secret of many characters")
+    certificate, key = files.server
+    for secret, use in (
+        (token, lambda: penstock.Security(token_file=token).token),
+        (key, penstock.Security(certificate=certificate, key=key).server_context),
+        (key, penstock.Security(certificate=certificate, key=key, authority=files.authority).client_context),
+    ):
+        for mode, num_told in ((0o600, 0), (0o640, 0), (0o644, 1)):
+            secret.chmod(mode)
+            caplog.clear()
+            _security._tell_readable.cache_clear()
+            assert use()
+            assert [f"{secret}: every user of this machine can read" in each for each in caplog.messages] == (
+                [True] * num_told
+            )
+        secret.chmod(0o602)
+        with pytest.raises(ValueError, match=f"{secret}: every user of this machine can change this secret. chmod 600"):
+            use()
+        secret.chmod(0o600)

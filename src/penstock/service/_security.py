@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
+import logging
 import os
 import ssl
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 _MIN_TOKEN_CHARACTERS = 16
 
@@ -38,10 +43,11 @@ class Security:
         """The secret in the token file.
 
         Raises:
-            ValueError: it is too short to be one, or cannot be sent.
+            ValueError: it is too short to be one, cannot be sent, or everybody can change it.
         """
         if self.token_file is None:
             return None
+        _check_secret(self.token_file)
         token = Path(self.token_file).expanduser().read_text(encoding="utf-8").strip()
         if len(token) < _MIN_TOKEN_CHARACTERS or not token.isascii() or not token.isprintable():
             raise ValueError(
@@ -54,6 +60,7 @@ class Security:
         """What a server speaks TLS with, or None where it does not."""
         if self.certificate is None or self.key is None:
             return None
+        _check_secret(self.key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self.certificate, self.key)
@@ -71,6 +78,7 @@ class Security:
         context = ssl.create_default_context(cafile=os.fspath(self.authority))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         if self.certificate is not None and self.key is not None:
+            _check_secret(self.key)
             context.load_cert_chain(self.certificate, self.key)
         return context
 
@@ -93,6 +101,27 @@ class Security:
                 f"{host} can be reached from other machines: a server there needs token_file=, or authority= to "
                 "ask clients for certificates."
             )
+
+
+def _check_secret(path: str | os.PathLike[str]) -> None:
+    """Refuse a secret that every user of this machine can change, and tell of one that they can read.
+
+    It is only told, because containers mount their secrets like that.
+
+    Raises:
+        ValueError: everybody can write to the file.
+    """
+    mode = os.stat(Path(path).expanduser()).st_mode
+    if mode & stat.S_IWOTH:
+        raise ValueError(f"{path}: every user of this machine can change this secret. chmod 600 {path}")
+    if mode & stat.S_IROTH:
+        _tell_readable(os.fspath(path))
+
+
+@functools.cache
+def _tell_readable(path: str) -> None:
+    """Once for each: it may be looked at every second."""
+    logger.warning("%s: every user of this machine can read this secret. chmod 600 %s", path, path)
 
 
 def is_loopback(host: str) -> bool:
