@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.diagnosis._run import DoctorSettings, recording_folder, run_script
+from penstock.diagnosis._run import DoctorSettings, environment, recording_folder, run_script
 
 from .scripts import ENVIRONMENT, diagnose, doctor
 from .test_scripts_of_others import HEAD
@@ -217,3 +217,32 @@ def test_a_program_that_asks_the_doctor_does_not_go_on_adopting_orphans(tmp_path
     os.close(writer)
     os.close(reader)
     assert adopted_by != os.getpid()
+
+
+OUTLIVES = """
+print("ready", flush=True)
+input()
+from torch.utils.data import DataLoader
+for num_workers in (0, 1):
+    assert sum(map(len, DataLoader(range(8), batch_size=2, num_workers=num_workers))) == 8
+print("went on")
+"""
+
+
+def test_a_process_that_outlives_the_doctor_goes_on_as_if_there_had_been_none(tmp_path: Path) -> None:
+    """Its folder is gone, before torch is imported there."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", OUTLIVES],
+        env=environment(os.environ, folder),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    folder.rmdir()
+    said, errors = process.communicate("\n", timeout=100)
+    assert said == "went on\n", errors

@@ -50,7 +50,7 @@ def watch_optimizers(optimizer: ModuleType) -> None:
 
 
 def _optimized(*_: Any) -> None:
-    if recorder().worker < 0:
+    if recorder().worker < 0 and recorder().is_wanted:
         _conductor().optimized()
 
 
@@ -106,7 +106,7 @@ def _watch_iter(loader_class: Any) -> None:
     @functools.wraps(plain)
     def iterate(self: Any) -> Iterator[Any]:
         watched = _watched.get(self)
-        if watched is None or recorder().worker >= 0:
+        if watched is None or recorder().worker >= 0 or not recorder().is_wanted:
             return plain(self)
         number = watched.number
         return _conductor().start_loop(watched, lambda: iterate_plainly(self, number, 0))

@@ -19,8 +19,15 @@ FOLDER_VARIABLE = "PENSTOCK_DOCTOR"
 FACTS, SETTINGS = "facts.jsonl", "settings.json"
 
 
+class _Nowhere:
+    """Takes what nobody will read."""
+
+    def add(self, *what: Any, **more: Any) -> None:
+        """Do nothing."""
+
+
 class Recorder:
-    """Writes for one process."""
+    """Writes for one process; one that outlives the doctor, whose folder is gone then, writes nothing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.pid = folder, os.getpid()
@@ -30,13 +37,21 @@ class Recorder:
         """Whom a worker works for, and the number of the batch that it makes."""
         self.memory_due_at = self.num_memory_looks = 0
         """When a worker looks at its memory again, and how often it did."""
-        self._events: EventWriter | None = None
+        self._events: EventWriter | _Nowhere | None = None
 
     @property
-    def events(self) -> EventWriter:
+    def is_wanted(self) -> bool:
+        """Whether the doctor is still there to read it."""
+        return self.folder.is_dir()
+
+    @property
+    def events(self) -> EventWriter | _Nowhere:
         """The file of this process, made when something happens."""
         if self._events is None:
-            self._events = EventWriter(self.folder / f"{self.pid}-{time.monotonic_ns()}.events")
+            try:
+                self._events = EventWriter(self.folder / f"{self.pid}-{time.monotonic_ns()}.events")
+            except FileNotFoundError:
+                self._events = _Nowhere()
         return self._events
 
     def add(
@@ -67,7 +82,10 @@ class Recorder:
     def note(self, fact: str, **fields: Any) -> None:
         """Write a fact."""
         line = json.dumps({"fact": fact, "pid": self.pid, "time": time.perf_counter(), **fields}, default=repr) + "\n"
-        descriptor = os.open(self.folder / FACTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(self.folder / FACTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return
         try:
             os.write(descriptor, line.encode())
         finally:

@@ -77,8 +77,11 @@ def _say(reason: str) -> None:
     import json
 
     line = json.dumps({"fact": "blind", "pid": os.getpid(), "reason": reason}) + "\n"
-    with open(os.path.join(os.environ["PENSTOCK_DOCTOR"], "facts.jsonl"), "a") as facts:
-        facts.write(line)
+    try:
+        with open(os.path.join(os.environ["PENSTOCK_DOCTOR"], "facts.jsonl"), "a") as facts:
+            facts.write(line)
+    except OSError:  # the doctor has gone, and its folder with it
+        return
 
 
 def _give_way() -> None:
