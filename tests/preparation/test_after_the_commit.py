@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,23 @@ from penstock.errors import StorageError
 from penstock.preparation._work_folder import WorkFolder
 
 from .corpora import make_corpus
+
+
+def test_a_disk_that_is_full_when_the_run_is_recorded_is_no_failure_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, real = make_corpus(tmp_path / "raw", 1, 10), os.replace
+
+    def replace(source: Any, target: Any, **more: Any) -> None:
+        if os.path.basename(target) == "run.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target, **more)
+
+    monkeypatch.setattr(os, "replace", replace)
+    command = ["prepare", str(tmp_path / "raw"), str(tmp_path / "data"), "--tokenizer", "bytes", "--workers", "1"]
+    assert main(command) == 0
+    assert "The dataset is complete, but the run could not be recorded" in capsys.readouterr().out
+    assert len(penstock.open(tmp_path / "data")) == len(texts)
 
 
 @pytest.mark.parametrize("step", ["write_run", "remove"])

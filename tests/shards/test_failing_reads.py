@@ -15,7 +15,6 @@ import penstock
 from penstock.errors import DatasetChanged, FormatError, StorageError
 from penstock.shards import Workspace
 from penstock.shards import _manifest as manifest_module
-from penstock.shards import _verify as verify_module
 
 from .forging import error_of, write_small
 
@@ -73,21 +72,17 @@ def rewrite(path: Path) -> None:
         writer.write({"x": 1})
 
 
-def test_verifying_a_dataset_that_is_overwritten_meanwhile_says_so(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = verify_module._verify_shard, []
+def test_verifying_a_dataset_that_is_overwritten_meanwhile_says_so(small: Path) -> None:
+    seen: list[int] = []
 
-    def overwrite_first(*arguments: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 2:
+    def overwrite_once(done: int, total: int) -> None:
+        if not seen:
             rewrite(small)
-        return real(*arguments)
+        seen.append(done)
 
-    monkeypatch.setattr(verify_module, "_verify_shard", overwrite_first)
     with pytest.raises(DatasetChanged, match=r"written anew while it was being verified.* Verify it again"):
-        penstock.verify(small)
-    assert len(calls) > 2
+        penstock.verify(small, on_progress=overwrite_once)
+    assert seen
 
 
 def test_a_shard_that_is_just_missing_is_still_a_fault(small: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+import penstock
+from penstock import prepare
 from penstock.errors import EngineFailed, MissingExtra
 from penstock.transforms import _chat_template
 from penstock.transforms._chat_template import ChatTemplate, TemplateRenderer
@@ -86,6 +90,16 @@ def test_one_conversation_over_the_budget_does_not_stop_the_next() -> None:
     assert reasons(output) == [(1, "chat_template")]
     assert "more than 0.5 s of processor time" in output.errors[0].message
     assert [bytes(tokens) for tokens in token_lists(output)] == [b"a", b"b"]
+
+
+def test_preparing_skips_a_conversation_whose_template_asks_for_gigabytes(tmp_path: Path) -> None:
+    template = "{% if messages[0].content == 'b' %}" + GIGABYTES["ljust"] + "{% endif %}{{ messages[0].content }}"
+    lines = [json.dumps({"messages": [{"role": "user", "content": each}]}) + "\n" for each in "abc"]
+    (tmp_path / "chats.jsonl").write_text("".join(lines))
+    transform = Tokenize("bytes", chat_template=template, loss_mask=False)
+    done = prepare(tmp_path / "chats.jsonl", tmp_path / "data", transform=transform, workers=1, on_error="skip")
+    assert done.skipped == {"chat_template": 1}
+    assert [bytes(sample["tokens"].astype("uint8")) for sample in penstock.open(tmp_path / "data")] == [b"a", b"c"]
 
 
 def test_tojson_takes_no_functions_from_a_template() -> None:
