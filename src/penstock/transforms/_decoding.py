@@ -37,10 +37,17 @@ def find_decoder(tokenizer: Any | None, made_with: Mapping[str, str]) -> Decoder
 
 
 def _make(source: TokenizerSource) -> Decoder:
+    """Ids that the tokenizer does not have are left out: they may be anything, and its library may not take it well."""
     if source.kind == "bytes":
-        return lambda ids: bytes(np.asarray(ids)[np.asarray(ids) < 256].astype(np.uint8)).decode(errors="replace")
+        return lambda ids: bytes(_below(ids, 256).astype(np.uint8)).decode(errors="replace")
     if source.kind == "tiktoken":
         encoding = make_encoding(source)
-        return lambda ids: str(encoding.decode(np.asarray(ids).tolist()))
+        known = np.array([*encoding._mergeable_ranks.values(), *encoding._special_tokens.values()], np.int64)
+        return lambda ids: str(encoding.decode((few := _below(ids, source.vocab_size))[np.isin(few, known)].tolist()))
     tokenizer = import_text("tokenizers").Tokenizer.from_str(source.data.decode())
-    return lambda ids: str(tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
+    return lambda ids: str(tokenizer.decode(_below(ids, source.vocab_size).tolist(), skip_special_tokens=False))
+
+
+def _below(ids: NDArray[Any] | list[int], limit: int) -> NDArray[Any]:
+    array = np.asarray(ids)
+    return array[(array >= 0) & (array < limit)]
