@@ -33,6 +33,7 @@ from penstock.identity import digest
 from penstock.plan._toml import write_toml
 from penstock.preparation import Progress, find_unfinished, is_stale
 from penstock.preparation._engines import InlineTaskEngine
+from penstock.shards import Provenance
 from preparation.corpora import write_jsonl
 from shards.forging import manifest_of, put_manifest
 
@@ -177,6 +178,9 @@ def uses(place: Path, raw: Path) -> Iterator[Callable[[], object]]:
     yield lambda: penstock.open(place).shuffle(seed=1).pack(64).batch(2).read(0)
     yield lambda: penstock.verify(place)
     yield lambda: show(place)
+    yield lambda: look_closer(place)
+    yield lambda: penstock.advise(place, measure=True)
+    yield lambda: stage(place)
     yield lambda: find_unfinished(place)
     yield lambda: is_stale(place, sources=raw)
     yield lambda: is_stale(place, schemes=())
@@ -194,6 +198,22 @@ def read(place: Path, io: Any) -> None:
         assert isinstance(ds.origin(index), str | None)
     assert isinstance(ds.classes, tuple)
     assert isinstance(ds.tokenizers, dict)
+
+
+def look_closer(place: Path) -> None:
+    """What needs to know where samples came from, and what was there before."""
+    ds = penstock.open(place, as_of=penstock.open(place).fingerprint)
+    if len(ds) > 1:
+        ds.shuffle(seed=1).batch(2).documents(0)
+    if Provenance(ds.storage).is_complete:
+        assert sum(map(len, ds.split({"a": 0.5, "b": 0.5}, seed=1, by="file").values())) == len(ds)
+
+
+def stage(place: Path) -> None:
+    scratch = place.parent / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    penstock.stage(place, scratch)
 
 
 def show(place: Path) -> None:
@@ -234,15 +254,29 @@ def test_a_forged_dataset_is_used_or_refused_by_an_error_of_ours(
 
 
 def plan_texts(example: Example) -> list[str]:
-    ds = penstock.open(example.finished)
+    ds, series = penstock.open(example.finished), make_series(example.folder / "series")
     plans = [
         ds.shuffle(seed=3).pack(64).batch(2),
         ds.shuffle(seed=3, mode="full").window(16).batch(4),
         ds.select_columns(["tokens"]).batch(1),
         penstock.mix({"a": (ds.shuffle(seed=1).pack(32), 0.5), "b": (ds.pack(32), 0.5)}, seed=2, rows=20).batch(2),
         ds.split({"train": 0.8, "test": 0.2}, seed=1)["train"].shuffle(seed=1).pack(32).batch(2),
+        penstock.concat(ds, ds.split({"a": 0.5, "b": 0.5}, seed=2, by="file")["b"]).shuffle(seed=1).pack(32).batch(2),
+        series.select_columns(["steps"]).zip(series.select_columns(["y"])).shuffle(seed=1).batch(2),
+        series.unfold(3, 2).shuffle(seed=1).batch(2, tail="drop"),
+        series.select_columns(["y"]).sample("y").batch(2),
+        series.balance("y").take(rows=9).skip(rows=2).repeat(3).batch(2, tail="pad"),
+        penstock.open(example.finished, as_of=ds.fingerprint).shuffle(seed=1).pad(16, bucket=4).batch(2),
+        penstock.mix({"a": ds.pack(32), "b": ds.pack(32)}, seed=2, rows=20, temperature=2.0, source_ids=True).batch(2),
     ]
     return [plan.to_toml() for plan in plans]
+
+
+def make_series(path: Path) -> penstock.Dataset:
+    with penstock.DatasetWriter(path, {"steps": "int32[*]", "y": "int64"}) as writer:
+        for number in range(12):
+            writer.write({"steps": range(5 + number), "y": 1 + number % 3})
+    return penstock.open(path)
 
 
 @pytest.mark.timeout(900)
