@@ -94,10 +94,11 @@ def test_every_round_holds_each_class_once_and_every_pass_each_member(
 @few
 @given(st.lists(st.integers(2, 9), min_size=1, max_size=8), st.data())
 def test_no_member_comes_twice_in_the_rounds_that_ask_for_it(sizes: list[int], data: st.DataObject) -> None:
-    rounds = data.draw(st.integers(1, min(sizes)))
-    members = ClassDeal(np.array(sizes), 7, rounds).members(np.arange(rounds * len(sizes) * 6))
-    for epoch in members.reshape(6, -1):
+    rounds, seed = data.draw(st.integers(1, min(sizes))), data.draw(st.sampled_from([None, 7]))
+    members = ClassDeal(np.array(sizes), seed, rounds).members(np.arange(rounds * len(sizes) * 60))
+    for epoch in members.reshape(60, -1):
         assert len(set(epoch.tolist())) == len(epoch)
+    assert len(set(members.tolist())) == sum(sizes)  # over the epochs all of them come
 
 
 def test_a_deal_is_the_one_it_always_was() -> None:

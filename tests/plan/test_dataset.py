@@ -329,6 +329,17 @@ def test_columns_that_are_not_selected_are_not_read(tmp_path: Path) -> None:
     assert ds[:]["label"].tolist() == [0, 1, 2, 3, 4]
 
 
+def test_a_dataset_in_memory_keeps_its_classes_and_its_tokenizer(tmp_path: Path) -> None:
+    known = {"classes": ["cat", "dog"], "tokenizer": {"name": "mine", "sha256": "abc"}, "skipped": {"null": 3}}
+    with penstock.DatasetWriter(tmp_path / "ds", {"label": "int64"}, attributes=known) as writer:
+        writer.write({"label": 1})
+    stored = penstock.open(tmp_path / "ds")
+    held = pickle.loads(pickle.dumps(stored.in_memory()))
+    assert held.classes == stored.classes == ("cat", "dog")
+    assert held.tokenizers == stored.tokenizers == {"abc": "mine"}
+    assert held.fingerprint == penstock.from_arrays({"label": np.array([1])}).fingerprint
+
+
 def test_a_dataset_in_memory_needs_no_file(tmp_path: Path) -> None:
     ds = penstock.open(write(tmp_path / "ds", 20)).take([7, 3]).in_memory()
     for file in (tmp_path / "ds").iterdir():

@@ -41,6 +41,14 @@ def test_without_replacement_a_balanced_epoch_ends_with_the_smallest_class() -> 
     assert plan.ledger().drawn.num_absent == 30
 
 
+def test_without_a_shuffle_no_sample_of_a_large_class_is_left_out_for_good() -> None:
+    sizes = penstock.from_arrays({"x": np.arange(13), "label": np.array([0] * 3 + [1] * 10)})
+    plan = sizes.balance("label", replacement=False)
+    seen = [epoch_of(plan, "x", epoch).tolist() for epoch in range(4)]
+    assert all(len(set(epoch)) == 6 for epoch in seen)
+    assert {sample for epoch in seen for sample in epoch} == set(range(13))
+
+
 def test_without_a_shuffle_classes_come_in_turn_as_stored() -> None:
     assert epoch_of(labelled(12).balance("label", rows=6).as_plan(), "x").tolist() == [0, 3, 5, 1, 4, 11]
 

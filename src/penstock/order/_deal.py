@@ -9,7 +9,8 @@ come, however small the class is. So the members of a small class come often and
 arithmetic alone; nothing is drawn, and nothing is stored but the sizes.
 
 Where no member may come twice in `rounds` rounds (an epoch without repetition), a pass uses only whole multiples of
-`rounds` of its places; which members that leaves out is another choice in each pass.
+`rounds` of its places; which members that leaves out is another choice in each pass. Dealt as they stand, members go
+round: no `rounds` turns in a row hold one twice, and none is left out.
 
 Price: 16 bytes per class; two keyed permutations per row.
 """
@@ -53,7 +54,7 @@ class ClassDeal:
         if not 1 <= self.rounds <= sizes.min():
             raise ValueError(f"no member twice in {self.rounds:,} rounds: the smallest class has {sizes.min():,}")
         object.__setattr__(self, "_starts", np.cumsum(sizes) - sizes)
-        object.__setattr__(self, "_used", sizes // self.rounds * self.rounds)
+        object.__setattr__(self, "_used", sizes if self.seed is None else sizes // self.rounds * self.rounds)
 
     def members(self, rows: ArrayLike) -> Int64:
         """The member at each row of the run."""

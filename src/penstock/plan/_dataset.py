@@ -37,6 +37,7 @@ from penstock.samples import (
     check_zip,
     find_samples,
     find_true,
+    lasting_attributes,
     read_columns,
     read_sample,
     split_parts,
@@ -216,7 +217,7 @@ class Dataset(Verbs[Plan]):
     def in_memory(self) -> Dataset:
         """The same samples, loaded into RAM now."""
         arrays = self.read(np.arange(len(self)))
-        return Dataset(ArraysLocation(arrays))
+        return Dataset(ArraysLocation(arrays, lasting_attributes(self.attributes)))
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -167,7 +167,8 @@ class BalancedOrder(SampleOrder):
     @property
     def identity(self) -> Any:
         """The column, how many rows, and the seed."""
-        return ["balance", self._stage.column, self.num_rows, self._stage.replacement, self.seed]
+        goes_round = ["round"] if self.seed is None and not self._stage.replacement else []
+        return ["balance", self._stage.column, self.num_rows, self._stage.replacement, self.seed, *goes_round]
 
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """The member of the class whose turn it is."""

@@ -18,6 +18,7 @@ from penstock.samples._columns import Columns, Sample, read_columns, read_sample
 from penstock.samples._concatenated import ConcatStorage
 from penstock.samples._filters import Condition, find_samples, find_true
 from penstock.samples._join import JoinedLocation, check_classes, check_concat, check_zip
+from penstock.samples._joined import lasting_attributes
 from penstock.samples._keys import SampleKeys
 from penstock.samples._location import ArraysLocation, FolderLocation, ForeignLocation, Location
 from penstock.samples._samples import Samples, Selection, Take, as_indices
@@ -58,6 +59,7 @@ __all__ = [
     "find_earlier",
     "find_samples",
     "find_true",
+    "lasting_attributes",
     "mask_column",
     "mask_stream",
     "packed_column",

@@ -25,8 +25,13 @@ from penstock.samples._samples import Samples
 from penstock.schema import Column, Schema
 
 Int64 = NDArray[np.int64]
-_SHARED = ("tokenizer", "classes")
-"""What is known beside the data that still holds when datasets are joined."""
+_LASTING = ("tokenizer", "classes")
+"""What is known beside the data that still holds of some of the samples, joined with others or not."""
+
+
+def lasting_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What of this still holds when samples are picked, joined or copied."""
+    return {key: attributes[key] for key in _LASTING if key in attributes}
 
 
 class AnyDataset(Protocol):
@@ -74,8 +79,10 @@ class JoinedStorage(ABC):
     @property
     def attributes(self) -> Mapping[str, Any]:
         """Tokenizer and classes of the first part that has them; who joins has compared them."""
-        known = [part.storage.attributes for part in self.parts]
-        return {key: each[key] for key in _SHARED for each in reversed(known) if key in each}
+        known: dict[str, Any] = {}
+        for part in reversed(self.parts):
+            known |= lasting_attributes(part.storage.attributes)
+        return known
 
     def provenance(self) -> Mapping[str, Any]:
         """Empty: each part has its own, and `sample_keys` asks it."""

@@ -7,7 +7,7 @@ A process that unpickles a location opens the files itself and compares the fing
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,10 +102,12 @@ class ArraysLocation:
     """Arrays in RAM: pickled whole, there is nowhere else to get them from."""
 
     arrays: Mapping[str, Any]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """What is known beside them: tokenizer, classes."""
 
     def open(self, fingerprint: str | None = None) -> ArrayStorage:
         """The arrays as a storage."""
-        return storage_of_arrays(self.arrays)
+        return storage_of_arrays(self.arrays, self.attributes)
 
     def to_json(self) -> dict[str, Any]:
         """Always refused."""

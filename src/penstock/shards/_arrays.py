@@ -36,11 +36,14 @@ class ArrayStorage:
         *,
         file: MappedFile | None = None,
         identity: Callable[[], str] | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.schema = schema
         self._columns = dict(columns)
         self._file = file
         self._identity = identity
+        self.attributes: Mapping[str, Any] = attributes or {}
+        """What is known beside the data, by who made the arrays."""
         self.num_samples = len(next(iter(self._columns.values())))
         self.starts: NDArray[np.int64] = np.array([0, self.num_samples], np.int64)
         self.slots = column_slots(schema)
@@ -81,11 +84,6 @@ class ArrayStorage:
         """Bytes of all columns."""
         parts = (part.values if isinstance(part, Ragged) else part for part in self._columns.values())
         return sum(part.nbytes for part in parts)
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """Empty: there is nothing but the data."""
-        return {}
 
     def provenance(self) -> Mapping[str, Any]:
         """Empty: arrays have no source files."""
@@ -172,8 +170,8 @@ def _num_elements(stored: Ragged | NDArray[Any]) -> int:
     return len(stored.values) if isinstance(stored, Ragged) else len(stored)
 
 
-def storage_of_arrays(arrays: Mapping[str, Any]) -> ArrayStorage:
-    """Storage of columns given as arrays, `Ragged`, or lists of arrays or byte strings.
+def storage_of_arrays(arrays: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> ArrayStorage:
+    """Storage of columns given as arrays, `Ragged`, or lists of arrays or byte strings, and what is known beside them.
 
     Raises:
         SchemaError: the columns differ in length, or one cannot be stored.
@@ -185,7 +183,7 @@ def storage_of_arrays(arrays: Mapping[str, Any]) -> ArrayStorage:
     counts = {name: len(value) for name, value in columns.items()}
     if len(set(counts.values())) > 1:
         raise SchemaError(f"Every column must have the same number of samples; these have {counts}.")
-    return ArrayStorage(schema, columns)
+    return ArrayStorage(schema, columns, attributes=attributes)
 
 
 def _own(column: Column, value: Any) -> Ragged | NDArray[Any]:
