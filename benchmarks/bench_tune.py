@@ -1,10 +1,11 @@
 """Does `penstock.tune` find what an exhaustive grid finds, and with how many steps?
 
 An image job (JPEGs that are waited for and decoded in worker processes) and a token job (a plan's windows, waited for
-and gathered in threads), each with a grid of 25 settings (workers x prefetch). First the grid, every setting `--steps`
-steps, in `--passes` passes whose medians are the truth; then `--runs` searches. A run is good when the truth of the
-setting that it names is within 5 % of the truth of the best. Storage and accelerator are waits, so that the figures
-depend less on what else the machine does.
+and gathered in threads), each with a grid of 25 settings (workers x prefetch). First the truth: every setting, in
+`--passes` passes of `--truth` steps whose median counts; then `--runs` searches. A run is good when the truth of the
+setting that it names is within 5 % of the truth of the best. The grid that a search is compared with takes `--steps`
+steps of each setting: fewer than the truth, so that the best of 25 is not the luckiest. Storage and accelerator are
+waits, so that the figures depend less on what else the machine does.
 
 Where a machine is too busy for that, `--simulated` runs the same search against a machine in virtual time: workers that
 take batches in turn, processors shared by whoever computes, uneven batches, and 3 % of noise on every turn. Truth is
@@ -116,13 +117,14 @@ def tune(job: Any) -> dict[str, Any]:
     return {"options": found.options, "steps": found.num_steps, "seconds": found.seconds, "table": str(found.table())}
 
 
-def measure(name: str, job: Any, runs: int, passes: int, steps: int, kept: Measurements) -> dict[str, Any]:
+def measure(name: str, job: Any, arguments: argparse.Namespace, kept: Measurements) -> dict[str, Any]:
+    runs, steps = arguments.runs, arguments.steps
     arms = arms_of(job.space)
     rates: dict[Any, list[float]] = {key_of(arm): [] for arm in arms}
-    for number in range(passes):
+    for number in range(arguments.passes):
         for arm in arms if number % 2 else reversed(arms):
             told = f"{name}, pass {number}, {name_of(arm)}"
-            rates[key_of(arm)].append(kept.get(told, lambda arm=arm: rate_of(job, arm, steps)))
+            rates[key_of(arm)].append(kept.get(told, lambda arm=arm: rate_of(job, arm, arguments.truth)))
     truth = {key: statistics.median(values) for key, values in rates.items()}
     best = max(arms, key=lambda arm: truth[key_of(arm)])
     found = [kept.get(f"{name}, run {number}", lambda: tune(job)) for number in range(runs)]
@@ -147,6 +149,11 @@ def measure(name: str, job: Any, runs: int, passes: int, steps: int, kept: Measu
     }
 
 
+def num_steps(arm: Any) -> int:
+    """Of a turn, warm-up included."""
+    return 15 + max(2, arm["num_workers"])
+
+
 def simulate(job: VirtualJob, runs: int, steps: int) -> dict[str, Any]:
     arms = arms_of(job.space)
     truth = {key_of(arm): job.turn(arm, 2000, random.Random(1))[0] for arm in arms}
@@ -158,11 +165,11 @@ def simulate(job: VirtualJob, runs: int, steps: int) -> dict[str, Any]:
         cpu = statistics.fmean(each[1] for each in batches)
         look = Look([sum(each) for each in batches], cpu, [sum(job.step)] * 30, job.step[1])
         turns: list[Turn] = []
-        asking, used = search(job.space, look, job.cores, turns, rounds=4), 32
+        asking, used = search(job.space, look, job.cores, turns, rounds=4, cost=lambda arm: num_steps(arm) / 19), 32
         try:
             arm = next(asking)
             while True:
-                used += 15 + max(2, arm["num_workers"])
+                used += num_steps(arm)
                 arm = asking.send(job.turn(dict(arm), 15, rng)[0] * rng.gauss(1, 0.03))
         except StopIteration as end:
             found = cheapest_within_noise(turns, end.value)
@@ -187,6 +194,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40, help="of each setting in the grid")
+    parser.add_argument("--truth", type=int, default=100, help="of each setting in a pass of the truth")
     parser.add_argument("--jobs", nargs="+", default=["images", "tokens"], choices=["images", "tokens"])
     parser.add_argument("--simulated", action="store_true", help="in virtual time, for machines that are too busy")
     parser.add_argument("--keep", metavar="FILE", help="keep measurements here, and go on with those there")
@@ -203,10 +211,7 @@ def main() -> None:
     torch.set_num_threads(1)
     made = {"images": ImageJob, "tokens": TokenJob}
     kept = Measurements(arguments.keep, arguments.minutes)
-    figures = {
-        name: measure(name, made[name](), arguments.runs, arguments.passes, arguments.steps, kept)
-        for name in arguments.jobs
-    }
+    figures = {name: measure(name, made[name](), arguments, kept) for name in arguments.jobs}
     print_result("Does tune find what a grid finds?", vars(arguments), figures, "torch", "pillow")
 
 

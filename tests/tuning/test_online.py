@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from dataclasses import dataclass
 
 import pytest
@@ -151,3 +153,52 @@ def test_one_odd_stretch_does_not_wake_a_job_at_rest():
     assert [tuner.observe(each, lambda: WIDE) for each in (calm, calm, pause, calm, pause, calm)] == [None] * 6
     assert tuner.observe(pause, lambda: WIDE) is None
     assert tuner.observe(pause, lambda: WIDE) is not None
+
+
+def uneven(mean: float, spread: float, draw: random.Random, wait_share: float) -> Stretch:
+    """Ten steps whose lengths differ, of which a share is waiting that no setting changes: handing batches over."""
+    steps = [mean * max(0.3, draw.gauss(1, spread)) for _ in range(STEPS)]
+    error = statistics.stdev(steps) / statistics.fmean(steps) / math.sqrt(STEPS)
+    return Stretch(STEPS, sum(steps), wait_share * sum(steps), 0.3 * sum(steps), 0.2, 0.0, error)
+
+
+def test_what_is_within_the_noise_of_the_steps_is_tried_for_longer():
+    base = Stretch(10, 1.00, 0.3, 0.5, 0.2, 0.0, 0.04)
+    faster, slower = base._replace(seconds=0.93), base._replace(seconds=1.0)
+    tuner = OnlineTuner(Setting(2, 2), 2)
+    assert [tuner.observe(base, lambda: WIDE) for _ in range(2)][1] is not None
+    assert tuner.observe(faster, lambda: WIDE) is None  # x 1.075 within 8 % of noise: not sure
+    assert tuner.observe(slower, lambda: WIDE) is None
+    assert tuner.observe(slower, lambda: WIDE) is None
+    back = tuner.observe(slower, lambda: WIDE)
+    assert back is not None
+    assert back.reason.startswith("back to 2 workers, 2 ahead each: 3 workers, 2 ahead each gains nothing (x 1.02)")
+
+
+def test_what_is_beyond_the_noise_is_judged_at_once():
+    base = Stretch(10, 1.00, 0.3, 0.5, 0.2, 0.0, 0.02)
+    tuner = OnlineTuner(Setting(2, 2), 2)
+    assert [tuner.observe(base, lambda: WIDE) for _ in range(2)][1] is not None
+    back = tuner.observe(base._replace(seconds=1.2), lambda: WIDE)
+    assert back is not None
+    assert back.setting == Setting(2, 2)
+
+
+def test_noise_does_not_add_workers_where_waiting_is_handing_over():
+    ends = []
+    for seed in range(20):
+        draw, tuner = random.Random(seed), OnlineTuner(Setting(2, 2), 2)
+        for _ in range(100):
+            tuner.observe(uneven(0.010, 0.1, draw, 0.06), lambda: WIDE)
+        ends.append(tuner.setting)
+    assert sum(setting.num_workers > 2 or setting.depth > 2 for setting in ends) <= 2
+
+
+def test_a_job_that_changes_while_something_is_tried_is_compared_with_what_it_is_now():
+    slow = Stretch(10, 1.00, 0.3, 0.5, 0.2, 0.0, 0.01)
+    fast = slow._replace(seconds=0.5, wait_seconds=0.15)
+    tuner = OnlineTuner(Setting(2, 2), 2)
+    decided = [tuner.observe(each, lambda: WIDE) for each in (slow, slow, fast, fast, fast, fast)]
+    assert decided[1].setting == Setting(3, 2)
+    assert decided[2].setting == Setting(4, 2)  # taken for what the third worker gave
+    assert decided[3].setting == Setting(3, 2)  # which the fourth does not

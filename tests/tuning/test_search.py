@@ -39,6 +39,10 @@ def run(asking: Any, rate: Callable[[Options], float | None]) -> tuple[Options |
         return end.value, asked
 
 
+def equal(arm: Options) -> float:
+    return 1.0
+
+
 def uneven(mean: float, spread: float, count: int = 30) -> list[float]:
     draw = random.Random(3)
     return [max(mean / 4, draw.gauss(mean, spread)) for _ in range(count)]
@@ -103,9 +107,44 @@ def test_a_race_drops_who_is_slower_beyond_noise_and_gives_its_turns_to_the_othe
 @pytest.mark.parametrize("look", [None, Look([0.015] * 9, 0.0, [0.010] * 9, 0.0)])
 def test_a_search_ends_when_every_arm_has_failed(look):
     turns: list[Turn] = []
-    leader, asked = run(search(GRID, look, 8, turns, rounds=4), lambda arm: None)
+    leader, asked = run(search(GRID, look, 8, turns, rounds=4, cost=equal), lambda arm: None)
     assert (leader, turns) == (None, [])
     assert sorted(map(str, asked)) == sorted(map(str, arms_of(GRID)))
+
+
+def test_turns_that_cost_more_are_fewer_and_the_last_ones_are_for_the_best_two():
+    costs, slowest = {0: 1.0, 1: 1.0, 2: 1.3}, iter((90.0, 104.0, 93.0))
+    asking = race([{"a": arm} for arm in costs], [], rounds=4, cost=lambda arm: costs[arm["a"]])
+    _, asked = run(asking, lambda arm: next(slowest) if arm["a"] == 2 else 100.0)
+    assert [arm["a"] for arm in asked] == [0, 1, 2] * 3 + [0, 1]
+    assert sum(costs[arm["a"]] for arm in asked) <= 12
+
+
+def test_there_are_two_rounds_whatever_they_cost():
+    _, asked = run(race([{"a": 0}, {"a": 1}], [], rounds=2, cost=lambda arm: 9.0), lambda arm: 5.0)
+    assert [arm["a"] for arm in asked] == [0, 1, 0, 1]
+
+
+def test_an_arm_that_seems_to_lose_nearly_as_much_as_is_worth_it_is_not_taken_however_noisy_the_turns():
+    cheap, best = {"num_workers": 2}, {"num_workers": 3}
+    for loss, chosen in ((0.96, best), (0.985, cheap)):
+        rates = ((100 * loss, 90), (100 * loss, 110), (90 * loss, 100), (110 * loss, 100))
+        turns = [
+            Turn(arm, number, rate)
+            for number, both in enumerate(rates)
+            for arm, rate in zip((cheap, best), both, strict=True)
+        ]
+        assert compare(turns, cheap, best).width > 0.1
+        assert cheapest_within_noise(turns, best) == chosen
+
+
+def test_the_first_racer_is_not_at_the_edge_when_a_few_uneven_batches_leave_much_open():
+    even = Look([0.0155] * 30, 0.0, [0.010] * 30, 0.0)
+    assert choose_racers(arms_of(GRID), even, 8)[0]["num_workers"] == 2
+    open_ = Look([0.010] * 24 + [0.0375] * 6, 0.0, [0.010] * 30, 0.0)  # the same mean
+    racers = choose_racers(arms_of(GRID), open_, 8)
+    assert racers[0]["num_workers"] == 3
+    assert {racer["num_workers"] for racer in racers} == {2, 3, 4}  # a hedge on each side
 
 
 def test_drift_of_the_machine_does_not_decide_a_race():
@@ -141,7 +180,9 @@ def test_an_arm_that_fails_is_out_and_the_rest_goes_on():
 
 def test_when_all_racers_fail_the_others_are_tried():
     look = Look([0.015] * 9, 0.0, [0.010] * 9, 0.0)
-    found, asked = run(search(GRID, look, 8, [], rounds=2), lambda arm: 1.0 if arm["num_workers"] > 4 else None)
+    found, asked = run(
+        search(GRID, look, 8, [], rounds=2, cost=equal), lambda arm: 1.0 if arm["num_workers"] > 4 else None
+    )
     assert found is not None
     assert found["num_workers"] == 6
     assert len(asked) > 3
@@ -151,7 +192,7 @@ def test_other_options_are_tried_one_after_the_other_on_the_winner():
     look = Look([0.015] * 9, 0.0, [0.010] * 9, 0.0)
     space = {**GRID, "pin_memory": (False, True), "mine": ("a", "b", "c")}
     found, asked = run(
-        search(space, look, 8, [], rounds=4),
+        search(space, look, 8, [], rounds=4, cost=equal),
         lambda arm: (1.0 + 0.3 * (arm["mine"] == "c")) * (1 + 0.3 * arm["pin_memory"]) * arm["num_workers"],
     )
     assert (found["pin_memory"], found["mine"], found["num_workers"]) == (True, "c", 3)
@@ -159,7 +200,9 @@ def test_other_options_are_tried_one_after_the_other_on_the_winner():
 
 
 def test_without_options_that_the_model_knows_every_arm_has_a_turn_and_the_best_race():
-    found, asked = run(search({"mine": tuple(range(9))}, None, 8, [], rounds=3), lambda arm: 1.0 + arm["mine"])
+    found, asked = run(
+        search({"mine": tuple(range(9))}, None, 8, [], rounds=3, cost=equal), lambda arm: 1.0 + arm["mine"]
+    )
     assert found == {"mine": 8}
     assert {arm["mine"] for arm in asked} == set(range(9))
 
@@ -182,7 +225,8 @@ def test_the_search_finds_a_setting_near_the_best_with_a_quarter_of_the_grids_st
         seen = look._replace(produce=draw.choices(look.produce, k=30), step=draw.choices(look.step, k=30))
         turns: list[Turn] = []
         found, asked = run(
-            search(GRID, seen, 2, turns, rounds=4), lambda arm, draw=draw: truth[str(arm)] * draw.gauss(1, 0.04)
+            search(GRID, seen, 2, turns, rounds=4, cost=equal),
+            lambda arm, draw=draw: truth[str(arm)] * draw.gauss(1, 0.04),
         )
         chosen = cheapest_within_noise(turns, found)
         good += truth[str(chosen)] > 0.95 * max(truth.values())

@@ -121,6 +121,8 @@ def check_torch_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any])
     Raises:
         ValueError: one was given; the message says what to do instead.
     """
+    if isinstance(given["num_workers"], str) and given["num_workers"] != "auto":
+        raise ValueError(f"num_workers={given['num_workers']!r}; expected an integer of at least 0, or 'auto'.")
     if given["prefetch"] == "auto" and given["num_workers"] != "auto":
         raise ValueError("prefetch='auto' with a torch dataset goes with num_workers='auto'; or use prefetch_factor.")
     for name, argument in ARGUMENTS.items():

@@ -3,14 +3,15 @@
     step  step  step  …  step │ change │ step … step │ step  step …
     └──────── stretch ────────┘        └ settling ───┘ └ stretch …
 
-A stretch lasts ten steps or a tenth of a second, whichever is longer. After a change, what was computed with the old
-setting is handed out first, and workers start: these steps are not counted. A step costs about a microsecond, a stretch
-a few readings of clocks.
+A stretch lasts ten steps or a tenth of a second, whichever is longer; how uneven its steps are says how far its rate
+can be trusted. After a change, what was computed with the old setting is handed out first, and workers start: these
+steps are not counted. A step costs about a microsecond, a stretch a few readings of clocks.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -77,7 +78,7 @@ class LiveTuning:
         self._begun: _LoopTotals | None = None
         self._num_steps, self._settle_steps, self._settled_at = 0, _STEPS, 0.0
         self._awaits_workers, self._num_ahead = True, 0
-        self._longest_step, self._last_step_seconds = 0.0, 0.0
+        self._longest_step, self._last_step_seconds, self._last_seconds, self._squares = 0.0, 0.0, 0.0, 0.0
 
     def begin(self, num_ahead: int) -> None:
         """A loop begins: its first steps fill the queue, and what was between loops does not count."""
@@ -90,6 +91,9 @@ class LiveTuning:
         statistics = self._statistics
         self._longest_step = max(self._longest_step, statistics.step_seconds - self._last_step_seconds)
         self._last_step_seconds = statistics.step_seconds
+        seconds = statistics.step_seconds + statistics.wait_seconds
+        self._squares += (seconds - self._last_seconds) ** 2
+        self._last_seconds = seconds
         if self._awaits_workers:
             self._look_for_workers()
             return
@@ -127,7 +131,7 @@ class LiveTuning:
 
     def _begin_stretch(self, now: float) -> None:
         self._begun, self._num_steps, self._settle_steps = self._read(now), 0, _STEPS
-        self._longest_step = 0.0
+        self._longest_step, self._squares = 0.0, 0.0
 
     def _end_stretch(self, begun: _LoopTotals, now: float) -> None:
         decision = self._tuner.observe(self._stretch(begun, self._read(now)), self._bounds)
@@ -142,16 +146,19 @@ class LiveTuning:
     def _stretch(self, begun: _LoopTotals, now: _LoopTotals) -> Stretch:
         """What happened between two readings; one step that took most of the time was something else: a checkpoint."""
         seconds, num_steps = now.at - begun.at, now.num_batches - begun.num_batches
-        wait = now.wait - begun.wait
+        wait, squares = now.wait - begun.wait, self._squares
         if self._longest_step > (seconds - wait) / 2:
-            seconds, num_steps = seconds - self._longest_step, num_steps - 1
+            seconds, num_steps, squares = seconds - self._longest_step, num_steps - 1, squares - self._longest_step**2
+        num_steps, seconds = max(1, num_steps), max(seconds, 1e-9)
+        variance = max(0.0, squares / num_steps - (seconds / num_steps) ** 2)
         return Stretch(
-            max(1, num_steps),
+            num_steps,
             seconds,
             wait,
             now.produce - begun.produce,
             (now.cpu - begun.cpu) / max(now.at - begun.at, 1e-9) / usable_cpus(),
             (now.delay - begun.delay) / max(now.at - begun.at, 1e-9),
+            math.sqrt(variance * num_steps) / seconds,
         )
 
     def _read(self, now: float) -> _LoopTotals:

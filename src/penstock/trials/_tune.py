@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,9 @@ from penstock.workers import usable_cpus
 
 _LOOK_TURNS = 2
 """The look lasts as long as so many turns: it must see the rare slow batch."""
+
+_FEW_WORKERS = 4
+"""Up to so many, racers have all their turns."""
 
 OnTurn = Callable[[int, Options, Measured | Exception], None]
 """(turns so far, arm, what came of it)"""
@@ -114,7 +118,8 @@ class _Tuner:
     def run(self) -> None:
         """Look, then take turns until the search is over or the time is up."""
         look = self._look()
-        asking = search(self._space, look, usable_cpus(), self._turns, rounds=self._settings.rounds)
+        rounds, cost = self._settings.rounds, self._cost
+        asking = search(self._space, look, usable_cpus(), self._turns, rounds=rounds, cost=cost)
         try:
             arm = next(asking)
             while not self._turns or self._is_in_time():
@@ -163,6 +168,13 @@ class _Tuner:
         in_one_thread = max(1.0, produce[0] / max(1e-9, found.loading_seconds))  # as a worker computes
         waits = tuple(wait * in_one_thread for wait in found.waits)
         return Look(waits, produce[0], found.steps, produce[1])
+
+    def _cost(self, arm: Options) -> float:
+        """Of a turn, in turns with as many workers as are usual in the space: each has a step of warm-up."""
+        steps = self._settings.steps
+        counts = [count for count in self._space.get("num_workers", ()) if isinstance(count, int)]
+        usual = max(_FEW_WORKERS, int(statistics.median(counts)) if counts else 0)
+        return (steps + warm_up_steps(num_workers_of(arm))) / (steps + warm_up_steps(usual))
 
     def _turn(self, arm: Options) -> float | None:
         found = self._measure(arm)

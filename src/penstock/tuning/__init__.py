@@ -28,7 +28,7 @@ from penstock.tuning._arms import (
 )
 from penstock.tuning._model import Look, choose_racers, predict
 from penstock.tuning._online import Bounds, Decision, OnlineTuner, Setting, Stretch
-from penstock.tuning._race import ROUNDS, Comparison, Turn, cheapest_within_noise, compare, leader_of, race
+from penstock.tuning._race import ROUNDS, Comparison, Cost, Turn, cheapest_within_noise, compare, leader_of, race
 from penstock.tuning._search import search
 from penstock.tuning._settings_file import FILE_NAME, SettingsFile, format_settings, read_settings
 
@@ -37,6 +37,7 @@ __all__ = [
     "ROUNDS",
     "Bounds",
     "Comparison",
+    "Cost",
     "Decision",
     "Look",
     "OnlineTuner",

@@ -12,6 +12,7 @@ only chooses who races (see `_race`), it never judges.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 import statistics
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from penstock.tuning._arms import Options, num_ahead_of, num_workers_of, price_o
 _STEPS, _SETTLED = 240, 40
 _ALIKE = 1.03
 """Predictions that differ by less are taken for equal."""
+_MARGIN = 0.1
+"""How much longer batches may take than those looked at, beyond what a few uneven ones leave open: contended cores."""
 _CROWD = 0.01
 """Of the time of a step that each worker beyond the processors is taken to cost: switches, and cold caches."""
 
@@ -54,21 +57,53 @@ def predict(look: Look, options: Options, num_cpus: int) -> float:
 
 
 def choose_racers(arms: Sequence[Options], look: Look, num_cpus: int, count: int = 3) -> list[Options]:
-    """The arms to race: those that should be fastest, and among equals the cheapest and a hedge in each direction.
+    """The arms to race: those that should be fastest; of equals the cheapest with a margin, and a hedge on each side.
 
-    The cheapest of many equals is at their edge: real batches are less even than those looked at, real cores more
-    contended. So one racer is deeper inside (more batches ahead), and one has more workers.
+    The cheapest of many equals is at their edge, and a look is short: real batches are less even than those looked at,
+    real cores more contended. So the first racer would also do if batches took longer. One is cheaper, or has only a
+    deeper queue, in case the margin was not needed; one has more workers, in case it was not enough.
     """
     predicted = sorted(((predict(look, arm, num_cpus), price_of(arm), arm) for arm in arms), key=lambda each: each[:2])
-    near = sorted((each for each in predicted if each[0] <= _ALIKE * predicted[0][0]), key=lambda each: each[1])
-    first = near[0]
+    near = _near(predicted)
+    first = _with_margin(near, look, num_cpus)
     workers = first[1][0]
-    deeper = _deep([each for each in near[1:] if each[1][0] == workers])
+    fewer = [each for each in near if each[1][0] < workers]
+    same = [each for each in near if each[1][0] == workers and each[1] > first[1]]
     wider = [each for each in near if each[1][0] > workers]
-    wider = _deep([each for each in wider if each[1][0] == wider[0][1][0]])
-    chosen = [first, *deeper, *wider]
+    chosen = [first, *(_deep(_of_most(fewer)) or _deep(same)), *_deep(_of_fewest(wider))]
     chosen += [each for each in predicted if all(each is not other for other in chosen)]
     return [arm for _, _, arm in chosen[:count]]
+
+
+def _near(predicted: list[_Predicted]) -> list[_Predicted]:
+    """Those that cannot be told from the fastest, the cheapest first."""
+    return sorted((each for each in predicted if each[0] <= _ALIKE * predicted[0][0]), key=lambda each: each[1])
+
+
+def _with_margin(near: list[_Predicted], look: Look, num_cpus: int) -> _Predicted:
+    """The cheapest that would still be near the fastest if every batch took longer."""
+    margin = 1 + _MARGIN + _uncertainty(look.produce)
+    slower = look._replace(produce=[margin * seconds for seconds in look.produce])
+    again = sorted(((predict(slower, arm, num_cpus), price, arm) for _, price, arm in near), key=lambda each: each[:2])
+    found = _near(again)[0]
+    return next(each for each in near if each[2] is found[2])
+
+
+def _uncertainty(values: Sequence[float]) -> float:
+    """Two standard errors of the mean, as a share of it: by so much a few uneven batches may mislead."""
+    if len(values) < 2 or not any(values):
+        return 0.0
+    return 2 * statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
+
+
+def _of_most(arms: list[_Predicted]) -> list[_Predicted]:
+    """Those of the most workers."""
+    return [each for each in arms if each[1][0] == arms[-1][1][0]]
+
+
+def _of_fewest(arms: list[_Predicted]) -> list[_Predicted]:
+    """Those of the fewest workers."""
+    return [each for each in arms if each[1][0] == arms[0][1][0]]
 
 
 def _deep(candidates: list[_Predicted]) -> list[_Predicted]:

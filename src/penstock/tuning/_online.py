@@ -13,6 +13,7 @@ hides its own wait, so time in `next()` only says which way to look:
     neither                                          nothing
 
 Something that costs more must make steps faster to be kept; something that costs less only must not make them slower.
+Where the difference is within the noise of the steps, it is tried for longer before that is judged.
 Pure: no clock, no threads. `pytorch` measures, and applies what is decided.
 """
 
@@ -35,6 +36,10 @@ _NO_LOSS = 0.98
 _CHANGED = 1.25
 _PATIENCE = 2
 """Stretches in a row that must say so before a job at rest is looked at again."""
+_SURE = 2.0
+"""Standard errors between a ratio and its threshold from which more steps would hardly change the verdict."""
+_MOST_TRIALS = 4
+"""Stretches that something is tried for, however noisy the steps."""
 _MARGIN = 1.2
 """More workers than the mean asks for: batches are uneven."""
 
@@ -62,6 +67,8 @@ class Stretch(NamedTuple):
     """Of the processors that the job may use."""
     delay_share: float
     """Of the time, that the training thread was ready and had no core."""
+    error: float = 0.0
+    """Standard error of the rate, as a share of it."""
 
     @property
     def rate(self) -> float:
@@ -72,6 +79,20 @@ class Stretch(NamedTuple):
     def wait_share(self) -> float:
         """Of the time, in `next()`."""
         return self.wait_seconds / max(self.seconds, 1e-9)
+
+    def and_then(self, later: Stretch) -> Stretch:
+        """Both as one stretch."""
+        seconds = max(self.seconds + later.seconds, 1e-9)
+        mine, its = self.seconds / seconds, later.seconds / seconds
+        return Stretch(
+            self.num_steps + later.num_steps,
+            seconds,
+            self.wait_seconds + later.wait_seconds,
+            self.produce_seconds + later.produce_seconds,
+            mine * self.busy_share + its * later.busy_share,
+            mine * self.delay_share + its * later.delay_share,
+            math.hypot(mine * self.error, its * later.error),
+        )
 
     @property
     def is_starving(self) -> bool:
@@ -115,11 +136,15 @@ class OnlineTuner:
     def __init__(self, start: Setting, num_cpus: int, *, tunes_workers: bool = True, tunes_depth: bool = True) -> None:
         self.setting = start
         self._num_cpus, self._tunes_workers, self._tunes_depth = num_cpus, tunes_workers, tunes_depth
-        self._tried: set[Setting] = {start}
-        self._before: tuple[Setting, Stretch] | None = None
+        self._known: dict[Setting, Stretch | None] = {start: None}
+        """Settings that were tried since the job last changed, and what steps took with them."""
+        self._before: Setting | None = None
         """What is gone back to when what is being tried does not help."""
+        self._num_trials = 0
+        """Stretches of what is being tried."""
         self._rest: Stretch | None = _CONTENT
-        self._num_unlike_rest = 0
+        self._unlike_rest: list[Stretch] = []
+        """The last stretches in a row in which the job was another than when it came to rest."""
 
     @property
     def is_resting(self) -> bool:
@@ -128,18 +153,30 @@ class OnlineTuner:
 
     def observe(self, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
         """What to change after a stretch of steps with the setting as it is; None is nothing."""
-        if self._before is not None:
-            return self._judge(*self._before, stretch, bounds)
-        if self._rest is None:
-            return self._try_next(stretch, bounds)
-        return self._try_next(stretch, bounds) if self._has_changed(self._rest, stretch) else None
+        if self._rest is not None and not self._has_changed(self._rest, stretch):
+            return None
+        known = self._learn(stretch)
+        return self._try_next(known, bounds) if self._before is None else self._judge(self._before, known, bounds)
 
-    def _judge(self, before: Setting, base: Stretch, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
-        """Keep what is being tried, or go back."""
-        self._before = None
+    def _learn(self, stretch: Stretch) -> Stretch:
+        """What is known of the setting that runs: all its stretches, or the last where it differs beyond noise."""
+        known = self._known[self.setting]
+        if known is not None and abs(stretch.rate / known.rate - 1) < _SURE * math.hypot(known.error, stretch.error):
+            stretch = known.and_then(stretch)
+        self._known[self.setting] = stretch
+        return stretch
+
+    def _judge(self, before: Setting, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
+        """Keep what is being tried, go back, or go on trying."""
+        base = self._known[before]
+        assert base is not None, "what was changed had been measured"
+        self._num_trials += 1
         ratio = stretch.rate / max(base.rate, 1e-9)
-        is_cheaper = _price(self.setting) < _price(before)
-        if ratio >= (_NO_LOSS if is_cheaper else _GAIN):
+        enough = _NO_LOSS if _price(self.setting) < _price(before) else _GAIN
+        if abs(ratio - enough) < _SURE * math.hypot(base.error, stretch.error) and self._num_trials < _MOST_TRIALS:
+            return None
+        self._before = None
+        if ratio >= enough:
             return self._try_next(stretch, bounds)
         tried, self.setting = self.setting, before
         why = "slows steps down" if ratio < _NO_LOSS else "gains nothing"
@@ -148,12 +185,12 @@ class OnlineTuner:
     def _try_next(self, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
         found = self._propose(stretch, bounds) if stretch.is_starving or stretch.is_crowded else None
         if found is None:
-            self._rest, self._num_unlike_rest = stretch, 0
+            self._rest, self._unlike_rest = stretch, []
             return None
         self._rest = None
-        self._before = self.setting, stretch
+        self._before, self._num_trials = self.setting, 0
         self.setting = found.setting
-        self._tried.add(found.setting)
+        self._known[found.setting] = None
         return found
 
     def _propose(self, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
@@ -166,7 +203,7 @@ class OnlineTuner:
             ways = [fewer, deeper, more]
         else:
             ways = [more, deeper, fewer]
-        fresh = [setting for setting in ways if setting is not None and setting not in self._tried]
+        fresh = [setting for setting in ways if setting is not None and setting not in self._known]
         return Decision(fresh[0], f"{fresh[0]}, after {self.setting}: {_why(stretch)}") if fresh else None
 
     def _more(self, stretch: Stretch, limits: Bounds) -> Setting | None:
@@ -193,10 +230,10 @@ class OnlineTuner:
         ratio = 1.0 if rest is _CONTENT else stretch.rate / max(rest.rate, 1e-9)
         is_other = stretch.is_starving > rest.is_starving or stretch.is_crowded > rest.is_crowded
         is_unlike = is_other or not 1 / _CHANGED < ratio < _CHANGED
-        self._num_unlike_rest = self._num_unlike_rest + 1 if is_unlike else 0
-        if self._num_unlike_rest < _PATIENCE:
+        self._unlike_rest = [*self._unlike_rest, stretch] if is_unlike else []
+        if len(self._unlike_rest) < _PATIENCE:
             return False
-        self._tried = {self.setting}
+        self._known = {self.setting: self._unlike_rest[0]}
         return True
 
 

@@ -3,7 +3,7 @@
     round 1    a b c          each arm has a turn of some steps
     round 2    a b c          arms are compared round by round, so that drift of the machine cancels
     round 3    a b            c is slower than the leader beyond noise: its turns go to the others
-    …                         until one is left, or the turns are used up
+    …                         until one is left, or the turns are used up: the last ones are for the best two
 
 The *best* has the highest rate. The *cheapest* has the lowest price among those that differ from the best within the
 noise.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.tuning._arms import Options, cheapest_of, key_of
@@ -25,7 +25,14 @@ _HOPELESS = math.log(1.3)
 """An arm that is this much slower in its only round, or half as much in each of two, would need a miracle."""
 _NEGLIGIBLE = math.log(1.01)
 _NOT_WORTH_IT = math.log(1.05)
-"""More than this is given up for no saving, however noisy the machine."""
+"""More than this is given up for no saving."""
+
+
+Cost = Callable[[Options], float]
+"""Of a turn of an arm, where 1 is that of a usual one."""
+_ROUNDING = 1e-9
+_LEAST_ROUNDS = 2
+"""One says nothing of the noise."""
 
 
 class Turn(NamedTuple):
@@ -59,9 +66,18 @@ class Comparison(NamedTuple):
 
     @property
     def is_within_noise(self) -> bool:
-        """Whether it may well be as fast."""
-        is_seen = self.num_rounds > 1
-        return is_seen and self.mean > -_NOT_WORTH_IT and (self.mean + self.width > 0 or self.mean > -_NEGLIGIBLE)
+        """Whether it may well be as fast, and hardly is so slow that no saving is worth it.
+
+        Turns are few and noisy: an arm that seems to lose just as much as is worth it has an even chance to lose more,
+        one that seems to lose half of that a small one.
+        """
+        may_be_as_fast = self.mean + self.width > 0 or self.mean > -_NEGLIGIBLE
+        return self.num_rounds > 1 and self.mean > -_NOT_WORTH_IT / 2 and may_be_as_fast
+
+
+def _equal(arm: Options) -> float:
+    """A turn is a turn."""
+    return 1.0
 
 
 def compare(turns: Iterable[Turn], arm: Options, other: Options) -> Comparison:
@@ -96,19 +112,20 @@ def cheapest_within_noise(turns: Sequence[Turn], best: Options) -> Options:
 
 
 def race(
-    arms: Sequence[Options], turns: list[Turn], *, rounds: int = ROUNDS
+    arms: Sequence[Options], turns: list[Turn], *, rounds: int = ROUNDS, cost: Cost = _equal
 ) -> Generator[Options, float | None, Options | None]:
     """Yields the arm that has the next turn, and is sent its rate, or None when it failed; returns the leader.
 
-    Turns are added to `turns`. There are `rounds` for each arm; those of who drops out go to the others.
+    Turns are added to `turns`. There are `rounds` for each arm, as far as that is affordable when some cost more than
+    others; those of who drops out go to the others.
     """
-    alive, left = list(arms), rounds * len(arms)
+    alive, left = list(arms), float(rounds * len(arms))
     own: list[Turn] = []
     number = max((turn.round for turn in turns), default=-1)
-    while left >= len(alive) > 0:
+    while alive := _affordable(alive, own, left, cost):
         number += 1
         for arm in list(alive):
-            left -= 1
+            left -= cost(arm)
             rate = yield arm
             if rate is None:
                 alive.remove(arm)
@@ -122,6 +139,16 @@ def race(
         if len(alive) == 1 and number > own[0].round:
             break
     return leader_of(own) if own else None
+
+
+def _affordable(alive: list[Options], turns: Sequence[Turn], left: float, cost: Cost) -> list[Options]:
+    """Who has a turn in the next round: all, the best two, or nobody. There are two rounds in any case."""
+    if len({turn.round for turn in turns}) < _LEAST_ROUNDS:
+        return alive
+    if len(alive) > 2 and sum(map(cost, alive)) > left + _ROUNDING:
+        leader = leader_of(turns)
+        alive = sorted(alive, key=lambda arm: -compare(turns, arm, leader).mean)[:2]
+    return alive if sum(map(cost, alive)) <= left + _ROUNDING else []
 
 
 def _mean_rate(turns: Sequence[Turn], arm: Options) -> float:

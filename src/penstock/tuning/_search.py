@@ -11,53 +11,54 @@ turn, and the best three race.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import functools
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from penstock.tuning._arms import MODELLED, Options, Space, arms_of, simplify
 from penstock.tuning._model import Look, choose_racers
-from penstock.tuning._race import Turn, race
+from penstock.tuning._race import Cost, Turn, race
 
 _NUM_RACERS = 3
 
 Asking = Generator[Options, float | None, Options | None]
+_Race = Callable[[Sequence[Options]], Asking]
 
 
-def search(space: Space, look: Look | None, num_cpus: int, turns: list[Turn], *, rounds: int) -> Asking:
+def search(space: Space, look: Look | None, num_cpus: int, turns: list[Turn], *, rounds: int, cost: Cost) -> Asking:
     """Yields the arm that has the next turn, and is sent its rate, or None when it failed; returns the fastest.
 
-    Turns are added to `turns`.
+    Turns are added to `turns`. A race takes what `rounds` turns of cost 1 of each of its arms would take.
     """
     first = {name: values[0] for name, values in space.items()}
     known = {name: values for name, values in space.items() if name in MODELLED}
     others = {name: values for name, values in space.items() if name not in MODELLED and len(values) > 1}
     arms = [simplify(first | arm) for arm in arms_of(known)] if known else [first]
-    leader = yield from _race_known(arms, look, num_cpus, turns, rounds)
+    run = functools.partial(race, turns=turns, rounds=rounds, cost=cost)
+    leader = yield from _race_known(arms, look, num_cpus, turns, run)
     for name, values in others.items():
         if leader is not None and name in simplify({**leader, name: values[0]}):
-            found = yield from _race_values(leader, name, values, turns, rounds)
+            found = yield from run(_variants(leader, name, values))
             leader = leader if found is None else found
     return leader
 
 
-def _race_known(arms: Sequence[Options], look: Look | None, num_cpus: int, turns: list[Turn], rounds: int) -> Asking:
+def _race_known(arms: Sequence[Options], look: Look | None, num_cpus: int, turns: list[Turn], run: _Race) -> Asking:
     left = list(arms)
     if look is None and len(arms) > _NUM_RACERS:
         left = yield from _best_of_one_round(arms, turns)
     while left:
         racers = left if look is None else choose_racers(left, look, num_cpus, _NUM_RACERS)
-        leader = yield from race(racers, turns, rounds=rounds)
+        leader = yield from run(racers)
         if leader is not None:
             return leader
-        left = [
-            arm for arm in left if all(arm is not racer for racer in racers)
-        ]  # these failed: whoever can run is next
+        left = [arm for arm in left if all(arm is not racer for racer in racers)]  # who could not run is out
     return None
 
 
-def _race_values(leader: Options, name: str, values: Sequence[Any], turns: list[Turn], rounds: int) -> Asking:
-    arms = [leader, *(simplify({**leader, name: value}) for value in values if value != leader[name])]
-    return (yield from race(arms, turns, rounds=rounds))
+def _variants(leader: Options, name: str, values: Sequence[Any]) -> list[Options]:
+    """An arm, and the same with every other value of one option."""
+    return [leader, *(simplify({**leader, name: value}) for value in values if value != leader[name])]
 
 
 def _best_of_one_round(arms: Sequence[Options], turns: list[Turn]) -> Generator[Options, float | None, list[Options]]:
