@@ -72,21 +72,27 @@ def test_inspect_shows_tokens_as_text(dataset, tmp_path, capsys):
 
 def test_inspect_tells_how_a_dataset_was_made_in_a_few_words(tmp_path, capsys):
     Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="a")).save(str(tmp_path / "words.json"))
-    (tmp_path / "a.txt").write_text("a a")
+    (tmp_path / "a.txt").write_bytes(b"a a\na\xff\n")
     tokenize = penstock.Tokenize(str(tmp_path / "words.json"), append_eos="<eos>")
-    penstock.prepare(str(tmp_path / "a.txt"), str(tmp_path / "made"), transform=tokenize, workers=1)
+    lines = penstock.SourceOptions(text_unit="line")
+    options = {"workers": 1, "on_error": "skip", "pack": 8}
+    penstock.prepare(str(tmp_path / "a.txt"), str(tmp_path / "made"), transform=tokenize, reading=lines, **options)
     assert main(["inspect", str(tmp_path / "made")]) == 0
     shown = capsys.readouterr().out
     assert f"From 1 file, {tmp_path}/a.txt" in shown
     assert "tokenizer            words.json, 2 tokens, <eos> (1) ends each document" in shown
     assert "transform            Tokenize, column text" in shown
+    assert "skipped              1 row (invalid_utf8 1)" in shown
+    assert "packing              rows are counted for tokens 8 split None" in shown
     assert "--decode TOKENIZER shows tokens as text; they were made with words.json" in shown
     assert main(["inspect", str(tmp_path / "made"), "--decode", str(tmp_path / "words.json")]) == 0
     assert "--decode TOKENIZER" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("attribute", [None, 3, [], "x", {}, {"name": []}, {"files": {}, "patterns": 3}])
-@pytest.mark.parametrize("key", ["tokenizer", "transform", "skipped", "preparation", "images"])
+@pytest.mark.parametrize(
+    "attribute", [None, 3, [], "x", {}, {"name": []}, {"files": {}, "patterns": 3}, {"rows": [], "indexes": []}]
+)
+@pytest.mark.parametrize("key", ["tokenizer", "transform", "skipped", "preparation", "images", "packing"])
 def test_inspect_shows_attributes_that_are_not_as_prepare_writes_them(tmp_path, key, attribute):
     with penstock.DatasetWriter(tmp_path / "data", {"x": "int64"}, attributes={key: attribute}) as writer:
         writer.write({"x": 1})

@@ -75,7 +75,14 @@ def _transform(value: Mapping[str, Any]) -> str:
 
 
 def _skipped(value: Mapping[str, Any]) -> str:
-    return "nothing" if value["rows"] == 0 else in_words(value)
+    rows, reasons = value["rows"], value.get("by_reason")
+    if type(rows) is not int:
+        return in_words(value)
+    return "nothing" if rows == 0 else f"{counted(rows, 'row')} ({in_words(reasons)})"
+
+
+def _packing(value: Mapping[str, Any]) -> str:
+    return f"rows are counted for {', '.join(map(in_words, value['indexes']))}"
 
 
 # How an attribute is told, and what it must have for that.
@@ -83,4 +90,5 @@ _TELLERS: Mapping[str, tuple[Callable[[Mapping[str, Any]], str], tuple[str, ...]
     "tokenizer": (_tokenizer, ("name", "vocab_size")),
     "transform": (_transform, ("transform",)),
     "skipped": (_skipped, ("rows",)),
+    "packing": (_packing, ("indexes",)),
 }
