@@ -94,6 +94,15 @@ def test_a_batch_that_is_not_a_step_of_the_trainer_is_refused(tmp_path: Path) ->
         Trainer(tiny_llama(), settings, train_dataset=packed()).train()
 
 
+def test_a_loader_of_ones_own_must_hand_out_the_pieces_that_the_trainer_counts(tmp_path: Path) -> None:
+    plan = packed(8)
+    settings = arguments(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=1)
+    with pytest.raises(ValueError, match=r"micro_batch=None .* Use ModelLoader\(plan, micro_batch=2, steps="):
+        Trainer(tiny_llama(), settings, train_dataset=ModelLoader(plan, num_workers=0)).get_train_dataloader()
+    fits = ModelLoader(plan, num_workers=0, micro_batch=2, steps=plan.num_batches())
+    assert Trainer(tiny_llama(), settings, train_dataset=fits).get_train_dataloader() is fits
+
+
 def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:
     trainer = Trainer(tiny_llama(), arguments(tmp_path), train_dataset=packed())
     trainer.args._n_gpu = 2

@@ -123,6 +123,8 @@ class TakesPlans(transformers.Trainer):
         plan = data.plan if isinstance(data, ModelLoader) else data
         micro_batch = _micro_batch(plan, self.args) if is_training else None
         if isinstance(data, ModelLoader):
+            if micro_batch is not None:
+                _check_pieces(data, micro_batch)
             return data
         return ModelLoader(
             plan,
@@ -144,6 +146,17 @@ def _is_plan(dataset: Any) -> bool:
 
 def _has_plans(dataset: Any) -> bool:
     return any(map(_is_plan, dataset.values() if isinstance(dataset, dict) else [dataset]))
+
+
+def _check_pieces(loader: ModelLoader, micro_batch: int) -> None:
+    """Refuse a loader whose batches are not the pieces that the Trainer counts, or whose epochs differ in length."""
+    num_steps = loader.plan.num_batches()
+    if (loader.micro_batch, loader.steps) != (micro_batch, num_steps):
+        raise ValueError(
+            f"The loader hands out batches with micro_batch={loader.micro_batch} and steps={loader.steps}, where the "
+            f"Trainer counts pieces of {micro_batch} rows and epochs of {num_steps} steps. Use ModelLoader(plan, "
+            f"micro_batch={micro_batch}, steps=plan.num_batches(), ...), or give the plan itself."
+        )
 
 
 def _micro_batch(plan: Plan, args: transformers.TrainingArguments) -> int:
