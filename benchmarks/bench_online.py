@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _continued import Measurements
 from _machine import print_result
 
 import penstock
@@ -97,13 +98,10 @@ class Job:
     counted_from: int = 0
     """The step at which the mark becomes that of the job."""
 
-    def best(self, steps: int) -> tuple[float, dict[str, float]]:
-        """The mark, and the rates it is the best of."""
-        marks = {}
-        for count in self.fixed:
-            with penstock.DataLoader(plan_of(self.function), epochs=None, num_workers=count) as loader:
-                marks[str(count)] = settled(rates(loader, steps // 3, lambda _: self.step(steps))[0])
-        return max(marks.values()), marks
+    def fixed_rate(self, num_workers: int, steps: int) -> float:
+        """Steps per second with a number of workers that stays."""
+        with penstock.DataLoader(plan_of(self.function), epochs=None, num_workers=num_workers) as loader:
+            return settled(rates(loader, steps // 3, lambda _: self.step(steps))[0])
 
     def tuned(self, steps: int, best: float) -> dict[str, Any]:
         """One run that finds its settings."""
@@ -129,9 +127,15 @@ class Job:
         }
 
 
-def measure(job: Job, steps: int, repeats: int) -> dict[str, Any]:
-    best, marks = job.best(steps)
-    runs = {f"run {number}": job.tuned(steps, best) for number in range(repeats)}
+def measure(name: str, job: Job, steps: int, repeats: int, kept: Measurements) -> dict[str, Any]:
+    marks = {
+        str(count): kept.get(f"{name}, {count} workers", lambda count=count: job.fixed_rate(count, steps))
+        for count in job.fixed
+    }
+    best = max(marks.values())
+    runs = {
+        f"run {number}": kept.get(f"{name}, run {number}", lambda: job.tuned(steps, best)) for number in range(repeats)
+    }
     return {"fixed, steps/s": marks, "start": job.start, **runs}
 
 
@@ -140,6 +144,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--jobs", nargs="+", default=["from-none", "crowded", "calm", "faster"])
+    parser.add_argument("--keep", metavar="FILE", help="keep measurements here, and go on with those there")
+    parser.add_argument("--minutes", type=float, help="begin no measurement after this time")
     arguments = parser.parse_args()
     steps, half = arguments.steps, arguments.steps // 2
     jobs = {
@@ -148,7 +154,8 @@ def main() -> None:
         "calm": Job(None, 1, [1, 2], lambda number: 0.010),
         "faster": Job(fetch, 2, [2, 4, 6], lambda number: 0.020 if number < half else 0.010, counted_from=half),
     }
-    figures = {name: measure(jobs[name], steps, arguments.repeats) for name in arguments.jobs}
+    kept = Measurements(arguments.keep, arguments.minutes)
+    figures = {name: measure(name, jobs[name], steps, arguments.repeats, kept) for name in arguments.jobs}
     print_result("Does a loader find its settings while training runs?", vars(arguments), figures, "torch")
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 import penstock
@@ -88,6 +89,21 @@ def test_a_step_that_takes_no_batch_is_refused_and_one_that_ignores_it_is_remark
     assert "train_step never uses its batch" in " ".join(found.notes())
     found = penstock.tune(lambda a: Loader(), step, {"a": (1, 2)}, **QUICK)
     assert "never uses" not in " ".join(found.notes())
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_turns_on_a_plan_read_other_rows_each(in_order):
+    plan = penstock.from_arrays({"x": np.arange(10_000)}).shuffle(seed=1).batch(10)
+    turns: list[list[int]] = []
+
+    def make(**options: Any) -> penstock.DataLoader:
+        turns.append([])
+        return penstock.DataLoader(plan, in_order=in_order, workers="thread", **options)
+
+    found = penstock.tune(make, lambda batch: turns[-1].extend(batch["x"].tolist()), {"num_workers": (0, 1)}, **QUICK)
+    assert len(found.turns) > 2
+    rows = [row for turn in turns for row in turn]
+    assert (len(set(rows)) == len(rows)) == in_order  # without an order there is no place to go on from
 
 
 def test_batch_size_counts_samples():

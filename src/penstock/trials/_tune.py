@@ -1,4 +1,8 @@
-"""`penstock.tune`: looks at a job, lets the search say who has the next turn, and runs the turns."""
+"""`penstock.tune`: looks at a job, lets the search say who has the next turn, and runs the turns.
+
+A turn on a plan goes on where the last one ended. Every turn from the first batch would read what the one before it has
+brought into memory, and find storage faster than training will.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import StateError
+from penstock.plan import Dataset, Plan
 from penstock.trials._job import MakeLoader, TrainingJob, TrainStep, ignores_batch
 from penstock.trials._tuned import TriedSetting, Tuned
 from penstock.trials._turns import EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
@@ -112,6 +118,8 @@ class _Tuner:
         self._arms: dict[Any, Options] = {}
         self._failed: dict[Any, Exception] = {}
         self._num_turns, self._num_steps = 0, 0
+        self._reached: dict[str, Any] | None = None
+        """Where the last turn on a plan ended."""
         self._best: Options | None = None
         self._is_complete = False
 
@@ -193,7 +201,9 @@ class _Tuner:
             with warnings.catch_warnings():  # of too many workers: asked for on purpose
                 warnings.simplefilter("ignore")
                 loader = self._job.make_loader(**arm)
+                self._go_on(loader)
                 found = take_turn(loader, self._job.train_step, num_steps=num_steps, warm_up=warm_up, begun=begun)
+                self._remember_place(loader)
         except EmptyLoader:
             raise
         except Exception as error:  # noqa: BLE001 - a setting that cannot be run is a result
@@ -202,6 +212,17 @@ class _Tuner:
             close_loader(loader)
         self._num_steps += num_steps + warm_up
         return self._say(arm, found)
+
+    def _go_on(self, loader: Any) -> None:
+        """Begin where the last turn ended, unless the job has another order now."""
+        if self._reached is not None and _has_plan(loader):
+            with contextlib.suppress(StateError):
+                loader.load_state_dict(self._reached)
+
+    def _remember_place(self, loader: Any) -> None:
+        if _has_plan(loader):
+            with contextlib.suppress(StateError):  # without an order there is no place
+                self._reached = loader.state_dict()
 
     def _say(self, arm: Options, found: Measured | Exception) -> Measured | Exception:
         self._num_turns += 1
@@ -220,3 +241,8 @@ class _Tuner:
     def _is_in_time(self) -> bool:
         limit = self._settings.seconds
         return limit is None or time.monotonic() - self._began < limit
+
+
+def _has_plan(loader: Any) -> bool:
+    """Whether a place in the data means the same with all options."""
+    return isinstance(getattr(loader, "dataset", None), Plan | Dataset) and hasattr(loader, "load_state_dict")
