@@ -93,7 +93,11 @@ def public_names() -> dict[str, list[tuple[str, str]]]:
 
 def python_page() -> str:
     """Every public name with its docstring, by room."""
-    lines = ["# Python", "", "What `import penstock` offers. Anything else is private and may change at any time."]
+    lines = [
+        "# Python",
+        "",
+        "What `import penstock` offers, and what it has for frameworks. Anything else is private and may change.",
+    ]
     names = public_names()
     for room in [*ROOMS, *(room for room in names if room not in ROOMS)]:
         if room in names:
