@@ -105,6 +105,17 @@ class TestSamplesOfFilesThatAreNoLongerGiven:
         assert contents(data) == before
         assert self.run(data, "day1", remove=True).num_samples == 2
 
+    def test_are_not_removed_because_a_file_has_become_empty(self, data: Path) -> None:
+        before = contents(data)
+        (data.parent / "day1" / "a.jsonl").write_text("")
+        with pytest.raises(DatasetExists, match=r"is no longer given, or empty now .* and 2 samples would go"):
+            self.run(data, "day1")
+        assert contents(data) == before
+        prepared = self.run(data, "day1", "day2", remove=True)
+        assert prepared.num_samples == 2
+        assert any("was not given, or empty; its samples were removed" in note for note in prepared.notes)
+        assert self.run(data, "day1", "day2").num_samples == 2
+
     def test_may_go_where_everything_may_be_replaced(self, data: Path) -> None:
         assert self.run(data, "day2", overwrite=True).num_samples == 2
         assert decoded(data) == ["day2", "day2 too"]

@@ -71,9 +71,9 @@ class Previous:
         return [SourceFile(*source) for source in self.sources if source[0] not in given]
 
     def gone(self, files: Sequence[SourceFile]) -> list[str]:
-        """Paths of the dataset's sources that are no longer given."""
-        given = {file.path for file in files}
-        return [path for path, *_ in self.sources if path not in given]
+        """Paths of the dataset's sources that are no longer given, or have become empty."""
+        given = {file.path: file.num_bytes for file in files}
+        return [path for path, num_bytes, _ in self.sources if path not in given or (num_bytes and given[path] == 0)]
 
     def num_samples_of(self, paths: Collection[str]) -> int:
         """Samples that came from these files, up to rows of small files that were skipped or gave several samples."""
@@ -225,15 +225,16 @@ def _obstacle(
 
 
 def _refuse_removal(destination: Path, previous: Previous, files: Sequence[SourceFile]) -> None:
-    """Stop when source files of the dataset are missing from those given: a mistyped glob must not empty it."""
+    """Stop when source files of the dataset are missing: a mistyped glob, or a failed copy, must not empty it."""
     gone = previous.gone(files)
     if not gone:
         return
     what = f"{counted(len(gone), 'source file')} of {len(previous.sources):,}"
     shown = gone[0] + (", …" if len(gone) > 1 else "")
     samples = counted(previous.num_samples_of(frozenset(gone)), "sample")
+    how = "no longer given" if set(gone).isdisjoint(file.path for file in files) else "no longer given, or empty now"
     raise DatasetExists(
-        f"{destination}: {what} {'is' if len(gone) == 1 else 'are'} no longer given ({shown}), and {samples} would go. "
+        f"{destination}: {what} {'is' if len(gone) == 1 else 'are'} {how} ({shown}), and {samples} would go. "
         "To add to a dataset, give all sources, old and new, or pass append=True (--append) with the new ones. To "
         "remove those samples, pass remove=True (--remove); to "
         "keep the dataset as it is, choose another destination."

@@ -227,11 +227,12 @@ def note_permuted(settings: Settings, specification: Specification, rows: FirstR
 
 
 def note_gone(previous: Previous | None, files: Sequence[SourceFile]) -> list[str]:
-    """A note when files of the dataset are no longer among the sources."""
+    """A note when files of the dataset are no longer among the sources, or empty."""
     gone = previous.gone(files) if previous is not None else []
     if not gone:
         return []
-    were = "was not given; its" if len(gone) == 1 else "were not given; their"
+    how = "not given" if set(gone).isdisjoint(file.path for file in files) else "not given, or empty"
+    were = f"was {how}; its" if len(gone) == 1 else f"were {how}; their"
     return [
         f"{counted(len(gone), 'source file')} from the previous run {were} samples were removed ({_such_as(gone)})."
     ]
