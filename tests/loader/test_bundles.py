@@ -51,16 +51,30 @@ def run(plan: Plan, items: Any, kind: Any = "thread", batches_per_item: int = 1)
     world_size=st.sampled_from([1, 2]),
     num_parts=st.sampled_from([1, 2]),
     num_steps=st.integers(2, 8),
+    num_single=st.integers(0, 3),
 )
 def test_bundles_hold_the_items_that_would_have_been_there_without_them(
-    count: int, size: int, tail: str, first: int, length: int, world_size: int, num_parts: int, num_steps: int
+    count: int,
+    size: int,
+    tail: str,
+    first: int,
+    length: int,
+    world_size: int,
+    num_parts: int,
+    num_steps: int,
+    num_single: int,
 ) -> None:
     plan = numbers(count, size, tail)
     row = plan.steps.settle(first * size if tail == "carry" else first * count)
     options: Any = {"rank": 0, "world_size": world_size, "num_parts": num_parts}
     single = list(plan_items(plan, row, row + length, **options))
-    joined = list(plan_items(plan, row, row + length, **options, num_steps=num_steps))
+    joined = list(plan_items(plan, row, row + length, **options, num_steps=num_steps, num_single=num_single))
     assert [piece for item in joined for piece in (item.items() if isinstance(item, Bundle) else [item])] == single
+
+
+def test_the_first_batches_of_a_loop_wait_for_no_others() -> None:
+    items = plan_items(numbers(100, 4), 0, 100, rank=0, world_size=1, num_parts=1, num_steps=8, num_single=2)
+    assert [getattr(item, "num_steps", 1) for item in items] == [1, 1, 8, 8, 7]
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -39,6 +40,8 @@ class Echo:
         if message == "signals":
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGTERM)
+        if message == "garbage":
+            return gc.isenabled(), gc.get_freeze_count() > 0
         if message == "group":
             return os.getpgid(0)
         return message

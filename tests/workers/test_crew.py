@@ -48,6 +48,13 @@ def test_each_worker_runs_the_program_and_has_a_number_of_its_own(crew: Crew) ->
     assert len({answer[2] for answer in answers} | {os.getpid()}) == 3
 
 
+def test_workers_collect_garbage_but_not_among_what_they_share_with_their_server() -> None:
+    for method in METHODS:
+        crew = make(method)
+        assert ask(crew, crew.start(), "garbage")[1] == (True, method == "forkserver")
+        crew.close()
+
+
 @pytest.mark.parametrize(("message", "code"), [("kill", -signal.SIGKILL), ("exit", 7)])
 def test_a_death_is_an_end_of_file_and_its_exit_code_is_known(crew: Crew, message: str, code: int) -> None:
     worker, other = crew.start(), crew.start()

@@ -64,6 +64,8 @@ class Bundle(NamedTuple):
 #   caches. So where several batches side by side are one batch of more rows (`plan.is_rectangular`), they are
 #   computed as one, up to 2 MiB of them, and handed over one by one. They share a buffer, which is free again
 #   when the last of them is. Nothing else is different: the batches, their order, what is counted in the state.
+#   The first items of a loop are single steps: its first batch would wait for the others of a bundle, and while
+#   workers start, for those of all workers.
 #   Without them, batches of 8 x 128 tokens take five times as long in a thread, and six times in two processes
 #   (`benchmarks/bench_loader.py --only small`).
 
@@ -122,17 +124,28 @@ def steps_per_bundle(plan: Plan, world_size: int) -> int:
 
 
 def plan_items(
-    plan: Plan, row: int, end: int | None, *, rank: int, world_size: int, num_parts: int, num_steps: int = 1
+    plan: Plan,
+    row: int,
+    end: int | None,
+    *,
+    rank: int,
+    world_size: int,
+    num_parts: int,
+    num_steps: int = 1,
+    num_single: int = 0,
 ) -> Iterator[Item | Bundle]:
     """The items of all batches that start from `row` on and before `end`, in bundles of up to `num_steps` steps.
 
-    Without an end, for ever. A full batch has `num_parts` parts, a shorter one fewer.
+    Without an end, for ever. A full batch has `num_parts` parts, a shorter one fewer. The first `num_single` steps are
+    in no bundle.
     """
     if not has_batches(plan):
         return
     size = plan.global_size
     while end is None or row < end:
         steps = num_steps if end is None else min(num_steps, -(-(end - row) // size))
+        if num_single > 0:
+            steps, num_single = 1, num_single - 1
         if steps > 1 and plan.steps.are_regular(row, steps):
             next_row = plan.steps.settle(row + steps * size)
             yield Bundle(row, rank, world_size, num_parts, steps, size, next_row)

@@ -276,5 +276,5 @@ def _warm_up() -> None:
 
     It takes 0.4 s of a processor, which each worker would spend.
     """
-    tokens = Ragged(np.arange(8, dtype=np.uint16), np.array([0, 3, 8]))
-    from_arrays({"tokens": tokens}).shuffle(seed=0).window(4).batch(1).read(0)
+    ragged = Ragged(np.arange(8, dtype=np.uint8), np.array([0, 3, 8]))
+    from_arrays({"fixed": np.arange(2), "ragged": ragged}).shuffle(seed=0).batch(1).read(0)

@@ -82,6 +82,7 @@ class PlanWorkers:
             world_size=world_size,
             num_parts=loop.num_parts,
             num_steps=self._num_steps,
+            num_single=self.num_workers,
         )
         pipeline.prefetch = self._num_ahead
         pipeline.start(items, self._num_steps * loop.num_parts)

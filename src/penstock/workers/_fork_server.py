@@ -8,6 +8,7 @@ The owner's end is `_running_servers.py`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from collections import deque
@@ -39,7 +40,9 @@ class ForkServer:
 
     def run(self, channel: Channel, life_line: int) -> None:
         """Fork when asked, reap what has ended, and tell the owner of both."""
+        gc.disable()
         self.warm_up()
+        gc.freeze()  # workers look for garbage among what they make, and copy no page of what they share to do it
         numbers: dict[int, int] = {}
         news: deque[ServerNews] = deque()
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import sys
@@ -117,3 +118,5 @@ def _receive_program(channel: Channel) -> Program:
         raise
     except BaseException as error:  # noqa: BLE001 - it is raised in the owner
         fail_setup(channel, error)
+    finally:
+        gc.enable()
