@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from confined import run_confined
 from penstock.metrics import EventKind, EventWriter, no_events, read_events
 
 
@@ -28,6 +29,22 @@ def test_a_full_file_keeps_its_first_records(tmp_path: Path) -> None:
     for number in range(5):
         writer.add(EventKind.NEXT, number + 1, number + 2, sequence=number)
     assert read_events(tmp_path / "a.events")["sequence"].tolist() == [0, 1, 2]
+
+
+def test_a_disk_that_is_full_ends_the_record_and_not_the_process(tmp_path: Path) -> None:
+    """A page of a map that finds no room is SIGBUS: also for who reads a hole, on a file system in memory."""
+    script = """
+import sys
+from pathlib import Path
+from penstock.metrics import EventWriter, read_events
+path = Path(sys.argv[1]) / "a.events"
+writer = EventWriter(path)
+for number in range(50_000):
+    writer.add(1, number + 1, number + 2, sequence=number)
+print(read_events(path)["sequence"].tolist() == list(range(len(read_events(path)))), len(read_events(path)) > 0)
+"""
+    done = run_confined([f"{tmp_path}={400 << 10}"], ["-c", script, str(tmp_path)])
+    assert done.stdout == "True True\n", (done.returncode, done.stderr)
 
 
 def test_threads_share_a_file_without_losing_a_record(tmp_path: Path) -> None:

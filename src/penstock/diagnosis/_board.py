@@ -36,7 +36,7 @@ class Board:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(descriptor).st_size < _NUMBERS.size:
-                os.ftruncate(descriptor, _NUMBERS.size)
+                os.posix_fallocate(descriptor, 0, _NUMBERS.size)  # a map without room on the disk would be a signal
             self._map = mmap.mmap(descriptor, _NUMBERS.size)
         finally:
             os.close(descriptor)

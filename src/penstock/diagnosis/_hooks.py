@@ -50,8 +50,8 @@ def watch_optimizers(optimizer: ModuleType) -> None:
 
 
 def _optimized(*_: Any) -> None:
-    if recorder().worker < 0 and recorder().is_wanted:
-        _conductor().optimized()
+    if recorder().worker < 0 and recorder().is_wanted and (conductor := _conductor()) is not None:
+        conductor.optimized()
 
 
 def iterate_plainly(loader: Any, number: int, trial: int) -> Iterator[Any]:
@@ -70,9 +70,12 @@ def iterate_plainly(loader: Any, number: int, trial: int) -> Iterator[Any]:
 
 
 @functools.cache
-def _conductor() -> Conductor:
-    """The one of this process."""
-    return Conductor(recorder())
+def _conductor() -> Conductor | None:
+    """The one of this process; None where the doctor has gone, or its disk has no room: the script is left alone."""
+    try:
+        return Conductor(recorder())
+    except OSError:
+        return None
 
 
 os.register_at_fork(after_in_child=_conductor.cache_clear)
@@ -108,7 +111,9 @@ def _watch_iter(loader_class: Any) -> None:
         watched = _watched.get(self)
         if watched is None or recorder().worker >= 0 or not recorder().is_wanted:
             return plain(self)
-        number = watched.number
-        return _conductor().start_loop(watched, lambda: iterate_plainly(self, number, 0))
+        conductor, number = _conductor(), watched.number
+        if conductor is None:
+            return plain(self)
+        return conductor.start_loop(watched, lambda: iterate_plainly(self, number, 0))
 
     loader_class.__iter__ = iterate

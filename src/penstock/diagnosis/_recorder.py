@@ -6,6 +6,7 @@ several processes do not mix.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -50,7 +51,7 @@ class Recorder:
         if self._events is None:
             try:
                 self._events = EventWriter(self.folder / f"{self.pid}-{time.monotonic_ns()}.events")
-            except FileNotFoundError:
+            except OSError:
                 self._events = _Nowhere()
         return self._events
 
@@ -82,14 +83,14 @@ class Recorder:
     def note(self, fact: str, **fields: Any) -> None:
         """Write a fact."""
         line = json.dumps({"fact": fact, "pid": self.pid, "time": time.perf_counter(), **fields}, default=repr) + "\n"
-        try:
+        with contextlib.suppress(
+            OSError
+        ):  # a disk that is full, or a folder that is gone, is no matter of the script's
             descriptor = os.open(self.folder / FACTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            return
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+            try:
+                os.write(descriptor, line.encode())
+            finally:
+                os.close(descriptor)
 
 
 def name_process(pid: int) -> list[int] | None:
