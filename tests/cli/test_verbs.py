@@ -79,7 +79,7 @@ def test_inspect_tells_how_a_dataset_was_made_in_a_few_words(tmp_path, capsys):
     penstock.prepare(str(tmp_path / "a.txt"), str(tmp_path / "made"), transform=tokenize, reading=lines, **options)
     assert main(["inspect", str(tmp_path / "made")]) == 0
     shown = capsys.readouterr().out
-    assert f"From 1 file, {tmp_path}/a.txt" in shown
+    assert f"From 1 file: {tmp_path}/a.txt" in shown
     assert "tokenizer            words.json, 2 tokens, <eos> (1) ends each document" in shown
     assert "transform            Tokenize, column text" in shown
     assert "skipped              1 row (invalid_utf8 1)" in shown

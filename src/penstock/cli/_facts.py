@@ -50,7 +50,7 @@ def sources_of(attributes: Mapping[str, Any]) -> str | None:
     if type(files) is not int or not isinstance(patterns, list) or not patterns:
         return "unknown"
     more = f" and {len(patterns) - 1} more" if len(patterns) > 1 else ""
-    return f"{counted(files, 'file')}, {in_words(patterns[0])}{more}"
+    return f"{counted(files, 'file')}: {in_words(patterns[0])}{more}"
 
 
 def _tokenizer(value: Mapping[str, Any]) -> str:
