@@ -90,7 +90,7 @@ def test_inspect_tells_how_a_dataset_was_made_in_a_few_words(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "attribute", [None, 3, [], "x", {}, {"name": []}, {"files": {}, "patterns": 3}, {"rows": [], "indexes": []}]
+    "attribute", [None, 3, [], "x", {}, {"name": []}, {"files": {}, "patterns": 3}, {"rows": [], "indexes": 3}]
 )
 @pytest.mark.parametrize("key", ["tokenizer", "transform", "skipped", "preparation", "images", "packing"])
 def test_inspect_shows_attributes_that_are_not_as_prepare_writes_them(tmp_path, key, attribute):

@@ -82,7 +82,8 @@ def _skipped(value: Mapping[str, Any]) -> str:
 
 
 def _packing(value: Mapping[str, Any]) -> str:
-    return f"rows are counted for {', '.join(map(in_words, value['indexes']))}"
+    indexes = value["indexes"]
+    return f"rows are counted for {', '.join(indexes)}" if isinstance(indexes, Mapping) else in_words(value)
 
 
 # How an attribute is told, and what it must have for that.
