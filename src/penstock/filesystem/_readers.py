@@ -106,7 +106,7 @@ def read_small(path: Path, max_bytes: int) -> bytes:
         if status.st_size > max_bytes:
             raise FormatError(f"{path} has {status.st_size:,} bytes; {max_bytes:,} is the limit for such a file.")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(max_bytes)
+            return file.read(status.st_size)  # Python takes as much memory as it is told to read
     finally:
         os.close(descriptor)
 
