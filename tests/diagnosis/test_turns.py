@@ -11,18 +11,26 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.diagnosis._board import Board
 from penstock.diagnosis._ranks import Ranks
 from penstock.diagnosis._recorder import Recorder
 from penstock.diagnosis._recording import read_recording
-from penstock.diagnosis._sources import Grouped
+from penstock.diagnosis._sources import Grouped, IteratorSource
 from penstock.diagnosis._training_loop import TrainingLoop
 from penstock.diagnosis._turns import Turns
 from penstock.diagnosis._watched import Watched
 
 NEVER_ENDING = {"seconds": math.inf, "steps": None, "full": True, "turn_seconds": 0.0001}
+
+
+class Slow(IterableDataset[int]):
+    """Its second sample takes long."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        time.sleep(2)
 
 
 class Batches:
@@ -76,6 +84,15 @@ def test_groups_have_all_rows_once_and_less_padding() -> None:
     rows = sorted((int(row[0]), int((row != 0).sum())) for each in tokens for row in each)
     assert rows == sorted((number, length) for number in range(1, 25) for length in (2, 4, 8, 15))
     assert sum(each.numel() for each in tokens) < 0.6 * 24 * 4 * 16
+
+
+@pytest.mark.parametrize(("num_workers", "is_idle"), [(0, True), (1, False)])
+def test_who_has_no_workers_is_idle_as_soon_as_a_batch_is_taken(num_workers: int, is_idle: bool) -> None:
+    loader = DataLoader(Slow(), batch_size=None, num_workers=num_workers)
+    source = IteratorSource(iter(loader), loader)
+    source.take()
+    assert source.is_idle() is is_idle
+    source.close()
 
 
 def test_who_is_only_observed_never_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,8 @@ class IteratorSource:
     def is_idle(self) -> bool:
         """Whether its queue holds all that was asked for; others are taken to after some time."""
         iterator: Any = self.iterator
+        if getattr(iterator, "_num_workers", None) == 0:
+            return True
         if self._plans_loader is not None:
             statistics = self._plans_loader.stats()
             return bool(statistics.num_queued >= statistics.prefetch)
