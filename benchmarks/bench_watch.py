@@ -3,9 +3,9 @@
 1. Microseconds per step that `penstock.watch` adds to a loop that does nothing else, over a list, over torch's loader
    and over Penstock's. Other programs only ever add time, so these are means of the fastest quarter of the rounds.
 2. How much slower a healthy training loop is, whose step computes for some milliseconds: short blocks of steps in the
-   order plain, watched, doctor, doctor, watched, plain, a ratio for each such round, and the median of all with the
-   standard error of it. By the clock, and in processor time of the process and its workers, which other programs
-   disturb less.
+   order plain, plain again, watched, doctor, and back, a ratio for each such round, and the median of all with the
+   standard error of it. By the clock; in processor time of the training thread, which is what the clock shows on a
+   machine of one's own; and in that of the process and its workers. What plain again differs from plain is no cost.
 """
 
 from __future__ import annotations
@@ -68,6 +68,16 @@ class Rows(Dataset[torch.Tensor]):
         return torch.full((8,), float(index))
 
 
+class Block(NamedTuple):
+    """Seconds of a block of steps."""
+
+    clock: float
+    thread: float
+    """On a processor, of the training thread."""
+    processor: float
+    """Of all threads and workers."""
+
+
 class Loop(NamedTuple):
     """One way to get batches, which goes on for ever."""
 
@@ -86,6 +96,7 @@ def make_loops(folder: Path) -> dict[str, Loop]:
     plain_pickler = multiprocessing.queues._ForkingPickler  # type: ignore[attr-defined]
     loops = {
         "plain": Loop(iter(loader()), plain_pickler),
+        "plain again": Loop(iter(loader()), plain_pickler),
         "watched": Loop(iter(penstock.watch(loader())), plain_pickler),
     }
     settings = {"seconds": math.inf, "steps": None, "full": True, "observe": True, "turn_seconds": 1.5, "doctor": None}
@@ -103,21 +114,22 @@ def processor_seconds() -> float:
     return time.process_time() + sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-def take(loop: Loop, step: Callable[[], object], num_steps: int) -> tuple[float, float]:
-    """(seconds, processor seconds) of a block of steps."""
+def take(loop: Loop, step: Callable[[], object], num_steps: int) -> Block:
+    """What a block of steps took."""
     multiprocessing.queues._ForkingPickler = loop.pickler  # type: ignore[attr-defined]
-    begin, cpu = time.perf_counter(), processor_seconds()
+    before = Block(time.perf_counter(), time.thread_time(), processor_seconds())
     for _ in range(num_steps):
         next(loop.batches)
         step()
-    return time.perf_counter() - begin, processor_seconds() - cpu
+    after = Block(time.perf_counter(), time.thread_time(), processor_seconds())
+    return Block(*(end - begin for begin, end in zip(before, after, strict=True)))
 
 
 def slow_down(rounds: int, block_steps: int, size: int) -> dict[str, Any]:
     """Ratios to the plain loop, each with its standard error."""
     torch.set_num_threads(1)
     matrix = torch.randn(size, size)
-    blocks: dict[str, list[tuple[float, float]]] = {}
+    blocks: dict[str, list[Block]] = {}
     with tempfile.TemporaryDirectory() as folder:
         loops = make_loops(Path(folder))
         for number in range(rounds + 1):  # in the first, workers start and the doctor looks
@@ -127,15 +139,15 @@ def slow_down(rounds: int, block_steps: int, size: int) -> dict[str, Any]:
                     blocks.setdefault(name, []).append(taken)
         loops.clear()
     figures: dict[str, Any] = {
-        "step, milliseconds": statistics.median(block[0] for block in blocks["plain"]) / block_steps * 1e3
+        "step, milliseconds": statistics.median(block.clock for block in blocks["plain"]) / block_steps * 1e3
     }
-    for name in ("watched", "under the doctor"):
-        for column, clock in enumerate(("clock", "processor")):
+    for name in ("plain again", "watched", "under the doctor"):
+        for column, clock in enumerate(Block._fields):
             figures[f"{name} / plain, {clock}"] = ratio(blocks[name], blocks["plain"], column)
     return figures
 
 
-def ratio(blocks: list[tuple[float, float]], plain: list[tuple[float, float]], column: int) -> dict[str, float]:
+def ratio(blocks: list[Block], plain: list[Block], column: int) -> dict[str, float]:
     """Of the sums of each round's two blocks: the median over rounds, and its standard error."""
     ratios = [
         (blocks[first][column] + blocks[first + 1][column]) / (plain[first][column] + plain[first + 1][column])
@@ -150,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--ratio-rounds", type=int, default=100, help="of six blocks each; 0 leaves the ratios out")
+    parser.add_argument("--ratio-rounds", type=int, default=100, help="of eight blocks each; 0 leaves the ratios out")
     parser.add_argument("--block-steps", type=int, default=10)
     parser.add_argument("--size", type=int, default=768, help="rows of the matrix that a healthy step multiplies")
     arguments = parser.parse_args()

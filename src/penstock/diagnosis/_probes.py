@@ -148,22 +148,22 @@ class _TimedPickler:
             return self.plain.dumps(value, *arguments)
         begin, cpu = time.perf_counter_ns(), time.thread_time_ns()
         packed = self.plain.dumps(value, *arguments)
-        self._add(value, begin, cpu, len(packed))
+        self._add(value, begin, len(packed), cpu_seconds=(time.thread_time_ns() - cpu) / 1e9)
         return packed
 
     def loads(self, packed: Any, *arguments: Any, **options: Any) -> Any:
-        """Unpack."""
+        """Unpack; by the clock only, for the training thread waits meanwhile."""
         if self._kind is not EventKind.UNPICKLE:
             return self.plain.loads(packed, *arguments, **options)
-        begin, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        begin = time.perf_counter_ns()
         value = self.plain.loads(packed, *arguments, **options)
-        self._add(value, begin, cpu, len(packed))
+        self._add(value, begin, len(packed), cpu_seconds=0.0)
         return value
 
-    def _add(self, value: Any, begin: int, cpu: int, num_bytes: int) -> None:
+    def _add(self, value: Any, begin: int, num_bytes: int, *, cpu_seconds: float) -> None:
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], int):
-            end, used = time.perf_counter_ns(), (time.thread_time_ns() - cpu) / 1e9
-            recorder().add(self._kind, begin, end, cpu_seconds=used, sequence=value[0], value=num_bytes)
+            end = time.perf_counter_ns()
+            recorder().add(self._kind, begin, end, cpu_seconds=cpu_seconds, sequence=value[0], value=num_bytes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["plain"], name)
