@@ -6,6 +6,7 @@ some steps in the middle of an epoch, or whole epochs where these are short.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Generator, Mapping, Sequence
@@ -284,11 +285,13 @@ class Turns:
         if trial.kind == "replay":
             return 2
         prefetched = prefetched_by(trial, self.primary) if trial.changes else self.primary.prefetched
-        return steps_to_settle(prefetched, slowest=self._slowest, pace=min(self._paces.values()))
+        settle = steps_to_settle(prefetched, slowest=self._slowest, pace=min(self._paces.values()))
+        return settle if trial.number in self._paces else 2 * settle  # memory of a new loader was never used before
 
     def _pace_of(self, trial: Trial) -> float:
-        """Seconds of a step when it last had a turn; before its first, of a step as it is."""
-        return self._paces.get(trial.number, self._paces[AS_IS.number])
+        """Seconds of a step when it last had a turn; before its first, between those as it is and the quickest."""
+        as_is = self._paces[AS_IS.number]
+        return self._paces.get(trial.number, math.sqrt(as_is * min(self._paces.values())))
 
 
 def _observe() -> Generator[Trial, TurnResult | None, None]:
