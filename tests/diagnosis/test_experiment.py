@@ -119,7 +119,8 @@ def test_a_change_whose_first_turn_was_slower_by_chance_has_another_on_a_noisy_m
     noisy = [turn(0, rate) for rate in (39, 63, 60, 81)]
     steady = [turn(0, rate) for rate in (60, 60, 60, 60)]
     assert survivors([FAST], [*noisy, turn(2, 59), turn(0, 62)], 1) == [FAST]
-    assert survivors([FAST], [*steady, turn(2, 50), turn(0, 60)], 1) == []
+    assert survivors([FAST], [*steady, turn(2, 53), turn(0, 60)], 1) == [FAST]
+    assert survivors([FAST], [*steady, turn(2, 45), turn(0, 60)], 1) == []
     assert survivors([FAST], [*noisy, turn(2, 59), turn(0, 62)], 3) == []
 
 

@@ -165,13 +165,15 @@ def is_promising(gain: Estimate | None) -> bool:
 def survivors(trials: Sequence[Trial], turns: Sequence[TurnResult], done: int) -> list[Trial]:
     """Who runs on: at most three after the first round, two after the second; nobody who makes it slower.
 
-    Before there is evidence, nobody drops out for less than turns as it is differ among themselves.
+    Before there is evidence, nobody drops out for less than turns as it is differ among themselves, and a first turn
+    may have been disturbed, if only by workers that start.
     """
     found = {trial.number: estimate(turns, trial.number) for trial in trials}
     ratios = {number: each.ratio for number, each in found.items() if each is not None}
     best = max(ratios.values(), default=0.0)
     doubt = math.exp(-2 * _spread(turns) / math.sqrt(done)) if done < FEWEST_ROUNDS else 1.0
-    floor = doubt * max(0.95 if done == 1 else 1.0, 0.8 * best)
+    least, share = (0.8, 0.7) if done == 1 else (1.0, 0.8)
+    floor = doubt * max(least, share * best)
     kept = sorted((trial for trial in trials if ratios.get(trial.number, 0) >= floor), key=lambda t: -ratios[t.number])
     return kept[: 3 if done == 1 else 2]
 
