@@ -1,7 +1,7 @@
-"""What the control groups around this process allow, and what has been used of it.
+"""What the control groups around this process allow, and how much of it is used.
 
-A container or a batch job sees the whole machine in `/proc`, and is stopped at its group's limits. Groups are nested,
-and the tightest limit counts. Versions 1 and 2 are read; what is missing or may not be read is None, never an error.
+A container or a batch job sees the whole machine in `/proc`, but is held to its group's limits. Groups are nested,
+and the tightest limit counts. Versions 1 and 2 are supported; a value that cannot be read is None, never an error.
 
 May import: nothing. Imported by: `metrics`, `workers`. Holds no state.
 """
@@ -15,31 +15,31 @@ from typing import NamedTuple
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _NO_LIMIT = 2**60
-"""Version 1 writes the largest number of pages, in bytes, where there is no limit."""
+"""Without a limit, version 1 gives the largest number of pages, in bytes."""
 
 
 class MemoryLimit(NamedTuple):
-    """Of one group."""
+    """The memory limit of one group."""
 
     limit_bytes: int
     used_bytes: int
-    """Without file pages that the kernel would give up first."""
+    """Not counting file pages that the kernel would reclaim first."""
     num_killed: int = 0
-    """Processes in it that the kernel has killed for lack of memory."""
+    """Processes in the group that the kernel has killed for lack of memory."""
 
     @property
     def free_bytes(self) -> int:
-        """What is left."""
+        """How much is left."""
         return max(0, self.limit_bytes - self.used_bytes)
 
 
 def cpu_quota() -> float | None:
-    """Processors' worth of time that the control group, and each one around it, may use."""
+    """CPU time that the control group and all groups around it allow, in processors."""
     return min((quota for quota in map(_quota_of, _groups("cpu")) if quota is not None), default=None)
 
 
 def throttled_seconds() -> float | None:
-    """How long this job has been stopped because its quota of processor time was used up."""
+    """How long this job has been throttled because its CPU quota was used up."""
     for group in _groups("cpu"):
         stat = _table(group / "cpu.stat")
         if "throttled_usec" in stat:
@@ -50,12 +50,12 @@ def throttled_seconds() -> float | None:
 
 
 def memory_limit() -> MemoryLimit | None:
-    """The least memory that a group around this process allows; None where there is no limit."""
+    """The tightest memory limit of the groups around this process; None if there is none."""
     return min(_memory_limits(), default=None)
 
 
 def fullest_memory() -> MemoryLimit | None:
-    """The limit that is nearest, which may be that of an outer group, shared by several jobs."""
+    """The group with the least memory left, which may be an outer one that several jobs share."""
     return min(_memory_limits(), key=lambda limit: limit.free_bytes, default=None)
 
 
@@ -64,7 +64,7 @@ def _memory_limits() -> Iterator[MemoryLimit]:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Folders of this process's groups that may have this controller, innermost first."""
+    """Folders of this process's groups that may have the controller, innermost first."""
     try:
         lines = _OWN_CGROUPS.read_text().splitlines()
         entries = [line.split(":", 2) for line in lines]
@@ -79,7 +79,7 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _quota_of(group: Path) -> float | None:
-    """Of one group: version 2 has "quota period" in one file, version 1 a file for each."""
+    """One group's quota: version 2 has "quota period" in one file, version 1 one file for each."""
     try:
         if (group / "cpu.max").exists():
             quota, period = (group / "cpu.max").read_text().split()
@@ -104,7 +104,7 @@ def _memory_of(group: Path) -> MemoryLimit | None:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Parse lines of a name and a number."""
     try:
         return {name: int(number) for name, number in (line.split() for line in path.read_text().splitlines())}
     except (OSError, ValueError):

@@ -1,15 +1,16 @@
-"""Compiled loops, kept between runs where only this user can have put them.
+"""Compiled loops, cached between runs in a folder that only this user can have written to.
 
-Compiling all of them takes half a minute, so numba keeps what it made. What it finds there it runs, so a place counts
-only if whoever can write to it could change the module as well, or is this user or root:
+Compiling all of them takes half a minute, so numba caches the machine code. It runs whatever it finds in the cache, so
+a folder is trusted only if anyone who can write to it could change the module as well, or is this user or root. The
+first trusted folder of these is used:
 
-    NUMBA_CACHE_DIR -> beside the module -> the user's cache folder -> a folder of this user's in the temporary one
+    NUMBA_CACHE_DIR -> beside the module -> the user's cache folder -> this user's folder in the temporary folder
 
-In many containers none of the first three is writable, or HOME is missing or shared. Without any place, or on a full
+In many containers none of the first three is writable, or HOME is missing or shared. With no trusted folder, or a full
 disk, each process compiles for itself.
 
 May import: nothing. Imported by: `order`, `packing`, `rows`, `shards`, `transforms`. Holds state: files of compiled
-loops, in the first of these folders.
+loops, in the first trusted folder.
 """
 
 from __future__ import annotations
@@ -42,33 +43,33 @@ _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def compiled(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """The function as machine code that runs without the GIL."""
     dispatcher: Any = numba.njit(nogil=True)(function)
-    dispatcher._cache = _make_cache(function)  # as `cache=True` does, which would raise where nothing can be kept
-    dispatcher._compilation_chain_init_hook = _do_nothing  # extensions of numba's are for what is compiled
+    dispatcher._cache = _make_cache(function)  # like `cache=True`, which would raise where nothing can be cached
+    dispatcher._compilation_chain_init_hook = _skip_extensions
     return cast(Callable[Parameters, Returned], dispatcher)
 
 
-def _do_nothing() -> None:
-    """Leave it to numba to load extensions (0.3 s where awkward is installed) when it compiles something."""
+def _skip_extensions() -> None:
+    """Do not load numba's extensions (0.3 s if awkward is installed): numba does when it actually compiles."""
 
 
 def _make_cache(function: Callable[..., Any]) -> Any:
     try:
         return _Cache(function)  # type: ignore[no-untyped-call]
-    except RuntimeError:  # no place is good enough
+    except RuntimeError:  # no trusted folder
         return NullCache()
 
 
 class _TrustedPlace:
-    """Over one of numba's ways to find a folder: refuses it unless nobody else can change what is in it."""
+    """Mixin for numba's locators: refuses a folder whose contents somebody else could change."""
 
     def __init__(self, function: Callable[..., Any], source: str) -> None:
         super().__init__(function, source)  # type: ignore[call-arg]
         self._source = source
-        # Without links, so that what is checked is what will be used.
+        # Resolve links, so that the folder checked is the folder used.
         self._cache_path: str = os.path.realpath(self._cache_path)
 
     def ensure_cache_path(self) -> None:
-        """Make the folder; an OSError sends numba to the next place."""
+        """Make the folder; an OSError makes numba try the next locator."""
         folder, source = Path(self._cache_path), Path(self._source)
         check_trusted(folder, source)
         super().ensure_cache_path()  # type: ignore[misc]
@@ -91,14 +92,14 @@ class _UserCache(_TrustedPlace, UserWideCacheLocator):
         self._has_home = os.path.isabs(os.path.expanduser("~"))
 
     def ensure_cache_path(self) -> None:
-        """Make the folder, but not in the current one, which is where a user without a home would have it."""
+        """Make the folder, but not in the current directory, where a user without a home would get it."""
         if not self._has_home and not os.path.isabs(os.environ.get("XDG_CACHE_HOME", "")):
             raise FileNotFoundError("This user has no home.")
         super().ensure_cache_path()
 
 
 class _TemporaryFolder(_TrustedPlace, InTreeCacheLocator):
-    """In a folder of this user's."""
+    """In this user's own folder under the temporary one."""
 
     def __init__(self, function: Callable[..., Any], source: str) -> None:
         super().__init__(function, source)
@@ -107,7 +108,7 @@ class _TemporaryFolder(_TrustedPlace, InTreeCacheLocator):
         self._cache_path = os.path.join(self._own, subfolder)
 
     def ensure_cache_path(self) -> None:
-        """Make the folder, for nobody else to read either."""
+        """Make the folder, unreadable by anyone else."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._own, 0o700)
         super().ensure_cache_path()
@@ -120,20 +121,20 @@ class _Places(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
-    """Keeps what was compiled, if there is room for it."""
+    """Caches machine code, if there is room for it."""
 
     _impl_class = _Places
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What was kept, without numba's tables of types and functions: 0.3 s that only a compilation needs.
+        """Load from the cache without numba's tables of types and functions: 0.3 s that only a compilation needs.
 
-        None also if it cannot be read, and it is compiled again: where two versions of numba share a folder, the index
-        can be of one and the code of the other.
+        Also None if the file cannot be read, so that it is compiled again: where two versions of numba share a folder,
+        the index can belong to one and the code to the other.
         """
         rtsys.initialize(target_context)
         try:
             return self._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        except Exception:  # noqa: BLE001 whatever LLVM or pickle say of a file that is not theirs
+        except Exception:  # noqa: BLE001 whatever LLVM or pickle raise on a foreign file
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -142,10 +143,10 @@ class _Cache(FunctionCache):
 
 
 def check_trusted(folder: Path, source: Path) -> None:
-    """Refuse a folder, which need not exist yet, that somebody can change or replace who cannot change `source`.
+    """Refuse a folder that someone who cannot change `source` could change or replace. It need not exist yet.
 
     Raises:
-        PermissionError: says who.
+        PermissionError: names who could.
     """
     module = source.parent.stat()
     owners = {os.geteuid(), 0, source.stat().st_uid}
@@ -156,10 +157,10 @@ def check_trusted(folder: Path, source: Path) -> None:
             continue
         writers = found.st_mode & _BY_OTHERS
         is_shared_anyway = found.st_gid == module.st_gid and not writers & ~module.st_mode
-        is_sticky = path != folder and found.st_mode & stat.S_ISVTX  # only its owner can replace what is in it
+        is_sticky = path != folder and found.st_mode & stat.S_ISVTX  # only an entry's owner can replace it
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
             raise PermissionError(f"{path} belongs to user {found.st_uid}.")
         if writers and not is_sticky and not is_shared_anyway:
             raise PermissionError(f"Others can write to {path}.")
-        # In a container with a user namespace, root's folders show the owner of `/`: a user without a name.
+        # In a container with a user namespace, root's folders appear to belong to the owner of `/`: a nameless user.
         owners.add(os.stat("/").st_uid)

@@ -1,27 +1,27 @@
 """Every error Penstock raises on purpose: one class per decision that the caller can take.
 
     PenstockError
-    ├── FormatError          (ValueError)         a file does not hold what a dataset must hold
+    ├── FormatError          (ValueError)         a file's contents are not those of a dataset
     │   └── CorruptionError                       bytes differ from their checksum: restore that file
     ├── SchemaError          (TypeError)          data or columns do not fit the schema
-    ├── IncompleteDataset    (FileNotFoundError)  nothing finished is there: prepare or write it
+    ├── IncompleteDataset    (FileNotFoundError)  no finished dataset is there: prepare or write it
     ├── DatasetExists        (FileExistsError)    something is there already: append, overwrite, or move
-    ├── DatasetChanged       (RuntimeError)       not the data that was opened: open it again
+    ├── DatasetChanged       (RuntimeError)       the data changed since it was opened: open it again
     ├── WriterBusy           (BlockingIOError)    another process is writing here: wait for it
     ├── StorageError         (OSError)            the disk refused: full, failing, or gone
-    ├── StageError           (ValueError)         stages of a plan in an order that has no meaning
-    ├── StateError           (ValueError)         a saved state belongs to another order of the data
-    ├── WorkerDied           (RuntimeError)       worker processes kept dying over the same work
-    ├── ServiceError         (ConnectionError)    no server gives batches: start one, or correct what it refuses
+    ├── StageError           (ValueError)         the stages of a plan come in a meaningless order
+    ├── StateError           (ValueError)         a saved state does not belong to this order of the data
+    ├── WorkerDied           (RuntimeError)       worker processes kept dying on the same work
+    ├── ServiceError         (ConnectionError)    no server delivers batches: start one, or fix what it refuses
     ├── RemoteFailed         (RuntimeError)       your function failed on a server: fix the function
     ├── TransformFailed      (RuntimeError)       your function failed on a batch: fix the function
     ├── EngineFailed         (RuntimeError)       a tokenizer library failed: use the other engine
     ├── TokenizerMismatch    (RuntimeError)       two engines gave different tokens: use engine="reference"
     └── MissingExtra         (ImportError)        an optional package is needed: install the extra
 
-Each also inherits the builtin that people already catch. A wrong argument is a plain
-`ValueError` or `TypeError`. Messages quote names and values from files, which may come from strangers, so control
-characters are escaped wherever such text is shown to people: `printable`.
+Each also inherits the builtin that people already catch. A wrong argument is a plain `ValueError` or `TypeError`.
+Messages quote names and values from files, which may come from strangers, so `printable` escapes control characters
+wherever such text is shown.
 
 May import: nothing. Imported by: `cli`, `filesystem`, `loader`, `masks`, `placement`, `plan`, `preparation`, `pytorch`,
 `report`, `rows`, `samples`, `schema`, `service`, `shards`, `sources`, `stages`, `streams`, `transforms`, `trials`,
@@ -34,7 +34,7 @@ import operator
 import re
 from collections.abc import Iterable
 
-# What moves a cursor, clears a screen, writes to a clipboard, ends a line, or turns text around; and halves of pairs.
+# Whatever moves the cursor, clears the screen, writes to the clipboard, ends a line or reverses text; lone surrogates.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -46,7 +46,7 @@ class PenstockError(Exception):
 
 
 class FormatError(PenstockError, ValueError):
-    """A file does not hold what a dataset of this version must hold."""
+    """A file's contents are not what this version of the format requires."""
 
 
 class CorruptionError(FormatError):
@@ -54,7 +54,7 @@ class CorruptionError(FormatError):
 
 
 class SchemaError(PenstockError, TypeError):
-    """Data, or a column asked for, does not fit the schema."""
+    """Data, or a requested column, does not fit the schema."""
 
 
 class IncompleteDataset(PenstockError, FileNotFoundError):
@@ -78,7 +78,7 @@ class StorageError(PenstockError, OSError):
 
 
 class StageError(PenstockError, ValueError):
-    """The stages of a plan stand in an order that has no meaning."""
+    """The stages of a plan come in an order that makes no sense."""
 
 
 class StateError(PenstockError, ValueError):
@@ -86,7 +86,7 @@ class StateError(PenstockError, ValueError):
 
 
 class WorkerDied(PenstockError, RuntimeError):
-    """Worker processes were killed or crashed, several times over the same work."""
+    """Worker processes were killed or crashed, several times, on the same work."""
 
 
 class ServiceError(PenstockError, ConnectionError):
@@ -94,7 +94,7 @@ class ServiceError(PenstockError, ConnectionError):
 
 
 class RemoteFailed(PenstockError, RuntimeError):
-    """Computing a batch failed on a server; the message has the traceback from there."""
+    """Computing a batch failed on a server; the message includes the server's traceback."""
 
 
 class TransformFailed(PenstockError, RuntimeError):
@@ -141,7 +141,7 @@ def whole_number(
 
 
 def did_you_mean(typed: str, known: Iterable[str]) -> str:
-    """A question to end a message with, when one of the known names is much like what was typed; else nothing.
+    """A question to end a message with, if one of the known names resembles what was typed; otherwise nothing.
 
     >>> did_you_mean("txet", ["label", "text"]), did_you_mean("x", ["label", "text"])
     (" Did you mean 'text'?", '')
@@ -151,7 +151,7 @@ def did_you_mean(typed: str, known: Iterable[str]) -> str:
 
 
 def nearest_name(typed: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like what was typed, if one is much like it."""
+    """The known name closest to what was typed, if any is close."""
     import difflib
 
     names = {name.casefold(): name for name in known}
@@ -169,7 +169,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Text that may come from a stranger, safe to show: control characters escaped, except those to keep.
+    """Make text that may come from a stranger safe to show: escape control characters, except those in `keep`.
 
     >>> printable("red: \\x1b[31m, two\\nlines")
     'red: \\\\x1b[31m, two\\\\nlines'

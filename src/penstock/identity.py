@@ -1,6 +1,6 @@
-"""When two things are the same: digests, functions, and the names functions are found by.
+"""When two things are the same: digests, functions, and the names that functions are imported by.
 
-    digest        hexadecimal hash of bytes; says nothing of what they are
+    digest        hexadecimal hash of bytes; says nothing about what they are
     identity      the facts that decide whether two things are the same, as JSON or as text
     fingerprint   digest of the identity of a dataset, a plan or an order: what users compare
 
@@ -8,10 +8,10 @@ Whether two functions are the same has two answers, and both are stored, so both
 
     source_digest       a hash of the source text. A manifest keeps it: it must be the same under every Python, and a
                         changed comment may cost a second preparation.
-    function_identity   name and compiled code, with the values it carries. A plan's fingerprint has it: it must see
+    function_identity   name and compiled code, with the values it carries. Part of a plan's fingerprint: it must see
                         closures and partials, and may change with the version of Python.
 
-A function's name is "package.module:function", as `name_function` writes and `import_function` reads it.
+A function is named "package.module:function", which `name_function` writes and `import_function` reads.
 
 May import: nothing. Imported by: `plan`, `preparation`, `rows`, `samples`, `shards`, `sources`, `stages`, `streams`,
 `transforms`. Holds no state.
@@ -71,7 +71,7 @@ def digest_json(value: Any) -> str:
 
 
 def name_function(function: Callable[..., Any]) -> str:
-    """Name of a function in words: an import path, or a partial of one. It need not lead back to the function.
+    """A readable name for a function: its import path, or a partial of one. It need not lead back to the function.
 
     >>> name_function(functools.reduce)
     '_functools:reduce'
@@ -86,19 +86,19 @@ def importable_name(function: Callable[..., Any]) -> str:
     """The import path that leads back to a function.
 
     Raises:
-        ValueError: there is none, as for a lambda, a local function or one of `__main__`.
+        ValueError: there is none: it is a lambda, a local function, or defined in `__main__`.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if module is None or name is None or "<" in name or module == "__main__":
         raise ValueError(
             f"{name or repr(function)} cannot be named in a file: "
-            "only functions at the top of an importable module can. Move it to one."
+            "only functions at the top level of an importable module can. Move it to one."
         )
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not function:
-        raise ValueError(f"{module}:{name} does not lead back to the function; a file needs a name that does.")
+        raise ValueError(f"{module}:{name} does not lead back to the function; a file needs an import path that does.")
     return f"{module}:{name}"
 
 
@@ -134,17 +134,17 @@ def source_digest(function: Callable[..., Any]) -> str:
 
 
 def function_identity(function: Callable[..., Any]) -> str:
-    """Name and digest of a function: changes when what it does changes, as far as that can be seen from outside.
+    """Name and digest of a function: changes when what it does changes, as far as that is visible from outside.
 
-    The same in every process and under every hash seed. Code, defaults, and the plain values that a closure, a partial
-    or an object carries count. What lies behind a name (a global, a function it calls) is not followed.
+    The same in every process and under every hash seed. It covers code, defaults, and the plain values carried by a
+    closure, a partial or an object. Names (a global, a function it calls) are not followed.
     """
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', '?')}:{name} {digest(_describe(function, 0), 8)}"
 
 
 def names_used(function: Callable[..., Any]) -> frozenset[str]:
-    """Globals, attributes and modules that a function's own code names."""
+    """Globals, attributes and modules that a function's own code refers to."""
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return _names(code) if isinstance(code, CodeType) else frozenset()
 
@@ -153,7 +153,7 @@ def _find(module_name: str, name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):  # one that the module imports
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):  # an import inside the module
             raise
         raise ValueError(
             f"No module {error.name!r} for the function '{module_name}:{name}'. Check PYTHONPATH."
@@ -171,9 +171,9 @@ def _names(code: CodeType) -> frozenset[str]:
 
 
 def _describe(value: Any, depth: int) -> str:
-    """`value` in words that hold no address and no order that a hash decides."""
+    """A description of `value` without memory addresses or hash-dependent order."""
     describe = functools.partial(_describe, depth=depth + 1)
-    if depth > _MAX_DEPTH:  # a function may hold itself
+    if depth > _MAX_DEPTH:  # a function may refer to itself
         return type(value).__qualname__
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return repr(value)

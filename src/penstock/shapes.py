@@ -1,17 +1,17 @@
-"""Whether plain data has the shape that it must have: what comes from files and saved states may come from strangers.
+"""Check the shape of plain data from files and saved states, which may come from strangers.
 
-A shape looks like the data it describes, and `misfit` tells in words where a value does not fit:
+A shape looks like the data it describes, and `misfit` says where a value does not fit:
 
     int, str, bool, None      a value of exactly this type
     float                     a number of either kind
     range(0, 9)               an integer in the range
-    re.compile(...)           text that the pattern matches whole
+    re.compile(...)           text that fully matches the pattern
     frozenset({"a", "b"})     one of these texts
     [shape]                   a list whose items all fit
     (shape, shape)            a list of exactly these items
     {"key": shape}            an object with at least these keys
-    {str: shape}              an object whose keys are text and whose values all fit
-    Either(shape, shape)      what fits one of them
+    {str: shape}              an object with text keys whose values all fit
+    Either(shape, shape)      whatever fits one of them
     object                    anything
 
 May import: nothing. Imported by: `loader`, `preparation`, `pytorch`, `streams`. Holds no state.
@@ -25,18 +25,18 @@ from collections.abc import Mapping
 from typing import Any
 
 COUNT = range(1 << 48)
-"""Far above any count of anything, far below what overflows an int64."""
+"""Far above any real count, far below what overflows an int64."""
 
 
 class Either:
-    """A shape that fits what one of several fits."""
+    """Fits whatever one of several shapes fits."""
 
     def __init__(self, *shapes: Any) -> None:
         self.shapes = shapes
 
 
 def misfit(value: Any, shape: Any, where: str = "it") -> str | None:
-    """What is wrong with a value, in words, and where in it; None when it fits.
+    """What is wrong with a value, and where in it; None if it fits.
 
     >>> misfit({"tasks": [1, 2, "x"]}, {"tasks": [COUNT]})
     "it['tasks'][2] is 'x', not an integer from 0 to 281474976710655"

@@ -261,7 +261,9 @@ def test_a_file_system_without_locks_is_named_with_the_ways_out_and_nothing_is_l
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(StorageError, match=r"\.lock: .* \(locked\)\. This file system keeps no locks.*local disk"):
+    with pytest.raises(
+        StorageError, match=r"\.lock: .* \(locked\)\. This file system does not support locks.*local disk"
+    ):
         DirectoryLock(tmp_path).acquire()
     assert list(tmp_path.iterdir()) == []
 

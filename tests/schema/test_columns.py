@@ -129,7 +129,7 @@ def test_a_dataset_has_at_least_one_and_at_most_1024_columns() -> None:
     assert len(Schema.parse({f"c{number}": "int8" for number in range(1024)})) == 1024
     with pytest.raises(SchemaError, match="at least one column"):
         Schema.parse({})
-    with pytest.raises(SchemaError, match="1025 columns asked for; a dataset can have 1024"):
+    with pytest.raises(SchemaError, match="1,025 columns requested; a dataset can have at most 1,024"):
         Schema.parse({f"c{number}": "int8" for number in range(1025)})
 
 

@@ -3,7 +3,7 @@
     read:    MappedFile (local disks) or PositionedFile (network) behind one protocol, FileReader
     write:   create_file, or DirectFile past the page cache -> rename -> sync_directory
     name:    local_path, a path as people give it; similar_path, what they may have meant
-    guard:   DirectoryLock, one writer at a time; OpenFolder, a folder by its descriptor, past no links
+    guard:   DirectoryLock, one writer at a time; OpenFolder, a folder by its descriptor, which follows no links
 
 Knows nothing of shards or columns.
 

@@ -1,4 +1,4 @@
-"""New files written past the page cache, by a thread, from a few aligned buffers.
+"""Write new files past the page cache, in a thread, from a few aligned buffers.
 
     write() copies -> buffer fills -> thread writes it with O_DIRECT -> buffer is free again
     end() -> sync() waits for the thread, then fsync, then close
@@ -30,7 +30,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class AlignedBuffers:
-    """Aligned memory that is reused from file to file; allocated when first needed."""
+    """Aligned memory, allocated when first needed and reused from file to file."""
 
     def __init__(self) -> None:
         self._free: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
@@ -51,10 +51,10 @@ class AlignedBuffers:
 class DirectFile:
     """One new file: `write` its bytes, `end`, then `sync`, from any thread.
 
-    `within` is a descriptor of its folder, which is then where the file is made, whatever `path` leads to.
+    With `within`, a descriptor of a folder, the file is made in that folder, wherever `path` leads.
 
     Raises:
-        StorageError: the file system refused: at once to create the file, from `sync` to write it.
+        StorageError: the file system refused to create the file (at once) or to write it (from `sync`).
     """
 
     def __init__(self, path: Path, num_bytes: int, buffers: AlignedBuffers, *, within: int | None = None) -> None:
@@ -81,13 +81,13 @@ class DirectFile:
                 self._pass_on()
 
     def end(self) -> None:
-        """Pass on what is left; nothing more may be written."""
+        """Hand the last buffer to the thread; nothing more may be written."""
         if self._buffer is not None:
             self._pass_on()
         self._thread.shutdown(wait=False)
 
     def sync(self) -> None:
-        """Wait until all is written, make it durable, and close the file."""
+        """Wait until everything is written, make it durable, and close the file."""
         try:
             for write in self._writes:
                 write.result()
@@ -151,7 +151,7 @@ class DirectFile:
             self._written, data = self._written + count, data[count:]
 
     def _go_through_cache(self) -> bool:
-        """Write through the page cache from here on; False if that was so already."""
+        """Write through the page cache from here on; False if that was already the case."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
         return bool(flags & _DIRECT)

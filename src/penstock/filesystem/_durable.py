@@ -27,10 +27,10 @@ LOCKED = "locked"
 def create_file(path: Path, chunks: Iterable[memoryview | bytes], *, within: int | None = None) -> int:
     """Write `chunks` to the new file `path`, sync it, and return its size.
 
-    `within` is a descriptor of its folder, which is then where the file is made, whatever `path` leads to.
+    With `within`, a descriptor of a folder, the file is made in that folder, wherever `path` leads.
 
     Raises:
-        StorageError: the file system refused, and nothing new is left; or something was at `path`, and was kept.
+        StorageError: the file system refused, and nothing new is left; or `path` existed, and was left alone.
     """
     pieces = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
     needed = sum(len(piece) for piece in pieces)
@@ -81,7 +81,7 @@ def sync_descriptor(descriptor: int) -> None:
 
 
 def name_within(path: Path, within: int | None) -> str:
-    """What to call the file at `path`: by its name alone when a descriptor says where it is."""
+    """How to refer to the file at `path`: by its name alone if a descriptor says where it is."""
     return os.fspath(path) if within is None else path.name
 
 
@@ -104,7 +104,7 @@ def make_directory(path: Path) -> bool:
 
 
 def remove_if_present(path: Path) -> None:
-    """Unlink `path`; do nothing if it is not there."""
+    """Unlink `path`, if it exists."""
     with storage_errors(path, doing="removed"), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
@@ -117,7 +117,7 @@ def remove_tree(path: Path) -> None:
 
 @contextlib.contextmanager
 def storage_errors(path: Path, *, doing: str) -> Iterator[None]:
-    """Turn what the file system refuses inside the block into a `StorageError` that names `path`."""
+    """Turn an `OSError` inside the block into a `StorageError` that names `path`."""
     try:
         yield
     except StorageError:
@@ -127,7 +127,7 @@ def storage_errors(path: Path, *, doing: str) -> Iterator[None]:
 
 
 def explain_os_error(error: OSError, path: Path, *, doing: str) -> StorageError:
-    """The error to raise in place of `error`: path, progress, what is free, and what to do."""
+    """The error to raise instead of `error`: path, progress, free space, and what to do."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = f"{_free_bytes(path):,} bytes are free there; make room or write elsewhere, then run again."
@@ -135,8 +135,8 @@ def explain_os_error(error: OSError, path: Path, *, doing: str) -> StorageError:
         advice = "A limit on file size is set (`ulimit -f`); raise it or use a smaller shard_bytes."
     elif error.errno in (errno.ENOLCK, errno.EOPNOTSUPP) and doing == LOCKED:
         advice = (
-            "This file system keeps no locks, or has no more of them: on NFS, start the lock service or mount with "
-            "`local_lock=flock` where one machine writes; or write to a local disk and copy the folder."
+            "This file system does not support locks, or has none left. On NFS, start the lock service, or mount with "
+            "`local_lock=flock` if only one machine writes; or write to a local disk and copy the folder."
         )
     elif error.errno in (errno.EMFILE, errno.ENFILE):
         advice = "Close some, or raise the limit (`ulimit -n`)."

@@ -2,8 +2,8 @@
 
 `flock` on a file in the directory: the kernel releases it when the holder ends, however it ends, so
 a lock is never stale and never needs breaking. The file says who holds it, for the error message.
-It is unlinked on release, while still held; whoever opened it meanwhile finds that the name no
-longer leads to the file it locked, and tries again.
+It is unlinked on release, while still held; anyone who opened it in the meantime finds that the name no
+longer leads to the file they locked, and tries again.
 
 A forked child would share the lock and keep it when its parent is killed, so it drops its share.
 """
@@ -35,7 +35,7 @@ class DirectoryLock:
 
     Raises:
         WriterBusy: at once, when another process or thread holds it.
-        StorageError: the file system has no locks to give; no file is left.
+        StorageError: the file system has no locks to give; no file is left behind.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,7 +55,7 @@ class DirectoryLock:
                 if self._is_won(descriptor):
                     self._descriptor = descriptor
             except StorageError:
-                if is_new:  # else it may be the lock of somebody who got one
+                if is_new:  # otherwise it may be somebody else's lock
                     self._unlink()
                 raise
             finally:
@@ -75,7 +75,7 @@ class DirectoryLock:
             self.drop()
 
     def drop(self) -> None:
-        """Close the file and leave it where it is: the lock ends when every process has done so."""
+        """Close the file but leave it in place: the lock ends once every process has closed it."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             _close(descriptor)
@@ -91,7 +91,7 @@ class DirectoryLock:
         self.drop()
 
     def _open(self) -> tuple[int, bool]:
-        """The file, and whether it was not there before."""
+        """The file's descriptor, and whether the file is new."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         with storage_errors(self.path, doing="opened to lock the folder"):
             try:
@@ -100,11 +100,11 @@ class DirectoryLock:
                 return os.open(self.path, flags, NEW_FILE_MODE), False
 
     def _unlink(self) -> None:
-        with contextlib.suppress(OSError):  # a name that stays is no lock
+        with contextlib.suppress(OSError):  # a leftover file does not hold a lock
             os.unlink(self.path)
 
     def _is_won(self, descriptor: int) -> bool:
-        """Lock the open file; False when it is no longer the one that the name leads to."""
+        """Lock the open file; False if the name no longer leads to it."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
@@ -129,7 +129,7 @@ class DirectoryLock:
 
 
 def lock_holder(directory: Path) -> str | None:
-    """Who signed the lock of a directory, in words; None when nobody did."""
+    """Who signed the lock of a directory, in words; None if nobody did."""
     try:
         with os.fdopen(open_regular(directory / LOCK_NAME), "rb") as file:
             holder = json.loads(file.read(_MAX_SIGNATURE_BYTES))
@@ -139,7 +139,7 @@ def lock_holder(directory: Path) -> str | None:
 
 
 def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # it is closed all the same, and nobody reads the file
+    with contextlib.suppress(OSError):  # it is closed anyway, and nothing in the file can be lost
         os.close(descriptor)
 
 

@@ -1,4 +1,4 @@
-"""Which kind of file system a path is on.
+"""What kind of file system a path is on.
 
 A vanished page of a memory map is a signal (SIGBUS) that ends the process; a failed read is an
 error that can be named. Servers vanish and local disks seldom do, so maps are for local disks.
@@ -24,14 +24,14 @@ def is_network_filesystem(path: Path) -> bool:
 
 
 def filesystem_type(path: Path) -> str:
-    """Name of the file system that holds `path` ("ext4", "nfs4"), or "" where it cannot be told."""
+    """Type of the file system that holds `path` ("ext4", "nfs4"), or "" if unknown."""
     try:
         status, real = os.stat(path), os.path.realpath(path)
     except OSError:
         return ""
     mounts = _mounts()
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    # A later mount hides an earlier one. Subvolumes (btrfs) have a device that no mount lists.
+    # A later mount hides an earlier one. Subvolumes (btrfs) have a device that is listed in no mount.
     by_device = [kind for number, _, kind in mounts if number == device]
     return by_device[-1] if by_device else _by_longest_prefix(real, mounts)
 
@@ -44,7 +44,7 @@ def _by_longest_prefix(real: str, mounts: list[tuple[str, str, str]]) -> str:
 def _mounts() -> list[tuple[str, str, str]]:
     """(device, mount point, type) of each mount; see proc_pid_mountinfo(5).
 
-    Read anew each time: the device numbers of network mounts are given out again after an unmount.
+    Read again each time: the device numbers of network mounts are reused after an unmount.
     """
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")

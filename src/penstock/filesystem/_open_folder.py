@@ -1,11 +1,11 @@
-"""A folder by its descriptor, so that no link leads what is done in it elsewhere.
+"""A folder by its descriptor, so that no link can redirect what is done in it.
 
     OpenFolder(path, "work", "attempts") -> create, read, move, remove, sync: by name, in that very folder
 
 The path that a user gives may lead through links. What is below it may have been unpacked from a stranger's archive: a
-link where a folder should be would have files written to, and a clean-up empty, whatever it leads to. So each step
-down from the path is taken with `O_NOFOLLOW`, and names are looked up relative to the descriptor, which stays with
-its folder whatever becomes of the path meanwhile.
+link in place of a folder would let us write files into, or clean up, whatever it points to. So each step down from the
+path is taken with `O_NOFOLLOW`, and names are looked up relative to the descriptor, which stays with its folder
+whatever happens to the path.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class OpenFolder:
-    """The folder at `path`, or by way of `names` below it, none of which may be a link.
+    """The folder at `path`, or below it at `names`, none of which may be a link.
 
     Raises:
-        FileNotFoundError: it is not there.
-        FormatError: one of `names` is a link, or no folder.
+        FileNotFoundError: it does not exist.
+        FormatError: one of `names` is a link, or not a folder.
         StorageError: the file system refused.
     """
 
@@ -48,10 +48,10 @@ class OpenFolder:
             raise
 
     def close(self) -> None:
-        """Give the descriptor back; nothing happens the second time."""
+        """Close the descriptor; does nothing the second time."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
-            with contextlib.suppress(OSError):  # nothing was written through it, and the kernel lets go of it anyhow
+            with contextlib.suppress(OSError):  # nothing was written through it, and the kernel closes it anyway
                 os.close(descriptor)
 
     def __enter__(self) -> Self:
@@ -61,12 +61,12 @@ class OpenFolder:
         self.close()
 
     def names(self) -> list[str]:
-        """Everything in the folder."""
+        """The names of everything in the folder."""
         with storage_errors(self.path, doing="listed"):
             return os.listdir(self.descriptor)
 
     def make(self, name: str) -> bool:
-        """Make a folder in this one, durably, unless something is there; return whether it was made."""
+        """Make a folder in this one, durably, unless the name is taken; return whether it was made."""
         with storage_errors(self.path / name, doing="made as a folder"):
             try:
                 os.mkdir(name, dir_fd=self.descriptor)
@@ -85,11 +85,11 @@ class OpenFolder:
         return create_file(self.path / name, chunks, within=self.descriptor)
 
     def open(self, name: str) -> int:
-        """Descriptor of a regular file, as `open_regular` gives it."""
+        """Descriptor of a regular file, as from `open_regular`."""
         return open_regular(self.path / name, within=self.descriptor)
 
     def size(self, name: str) -> int | None:
-        """Bytes of a regular file; None when there is none."""
+        """Size of a regular file in bytes; None if there is none."""
         try:
             status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except OSError:
@@ -102,7 +102,7 @@ class OpenFolder:
             os.replace(name, new_name, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, a link, or a folder with all that is in it; do nothing if there is none."""
+        """Remove a file, a link, or a folder with everything in it, if it exists."""
         with storage_errors(self.path / name, doing="removed"), contextlib.suppress(FileNotFoundError):
             if stat.S_ISDIR(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mode):
                 shutil.rmtree(name, dir_fd=self.descriptor)  # follows no links either
@@ -122,7 +122,7 @@ class OpenFolder:
         except OSError as error:
             if within is not None and error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise FormatError(
-                    f"{self.path} is a link, or no folder. Penstock does not work through it; remove it."
+                    f"{self.path} is a link, or not a folder. Penstock does not follow links here; remove it."
                 ) from None
             raise explain_os_error(error, self.path, doing="opened") from error
         self.close()

@@ -1,4 +1,4 @@
-"""Paths as people give them."""
+"""Paths as people type them: expand `~`, refuse URLs, and guess what a mistyped one meant."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from pathlib import Path
 
 from penstock.errors import nearest_name
 
-_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has lost the second slash already
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: a Path has already lost the second
 _GLOB = re.compile(r"[*?\[]")
 _MOST_SIBLINGS = 10_000
-"""Names of a folder that are compared: a message must not wait for a folder of millions."""
+"""How many names in a folder to compare: a message must not wait for a folder of millions."""
 
 
 def local_path(path: str | os.PathLike[str], what: str) -> Path:
     """The path, with `~` and `~user` expanded.
 
     Args:
-        path: As it was given.
-        what: What should be there, for the message, as in "a dataset".
+        path: As the user gave it.
+        what: What should be there, for the message, such as "a dataset".
 
     Raises:
-        ValueError: it is a URL. A folder called `s3:` would be made, or looked for, without a word.
+        ValueError: it is a URL. Without this check, a folder called `s3:` would silently be made or looked for.
     """
     text = os.fspath(path).removeprefix("file://")
     if _URL.match(text):
         raise ValueError(
-            f"{text}: a URL, and {what} is a local path for now. Use a path of this machine, or of a mounted file "
-            "system, and copy from or to the store."
+            f"{text} is a URL, but {what} must be local for now. Use a path on this machine or on a mounted "
+            "file system, and copy from or to the store."
         )
     return Path(os.path.expanduser(text))
 
 
 def similar_path(path: str | os.PathLike[str]) -> str:
-    """A question to end a message with, when something of a similar name is where nothing is at `path`; else nothing.
+    """A question to end a message with, if nothing is at `path` but something has a similar name; otherwise nothing.
 
-    The first part of the path that is not there is compared with what is beside it.
+    Compares the first part of the path that does not exist with the names beside it.
     """
     parent = Path()
     for part in Path(path).parts:

@@ -1,9 +1,9 @@
 """One read-only file, by memory map or by positioned reads.
 
-Both refuse links, pipes and devices, and both notice a file that shrank: the map because its size
-is asked before it is touched and its pages are faulted in by `MADV_POPULATE_READ`, which reports a
-page that is gone where a plain access would be killed by SIGBUS; the reads because a short read is
-an error. What `pread` returns is a private copy, so it is never pulled away from under a reader.
+Both refuse links, pipes and devices, and both notice a file that shrank: the map because its size is checked before it
+is touched and its pages are faulted in by `MADV_POPULATE_READ`, which reports a missing page where a plain access would
+be killed by SIGBUS; the reads because a short read is an error. What `pread` returns is a private copy, which cannot
+change under the reader.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class FileReader(Protocol):
     path: Path
     size: int
     identity: tuple[int, ...]
-    """Changes when the file does: device, inode, time of change, size."""
+    """Changes when the file does: device, inode, modification time, size."""
 
     def read(self, begin: int, end: int) -> NDArray[np.uint8]:
         """Bytes `begin` to `end`: read-only, either a view or a copy."""
         ...
 
     def check_size(self) -> None:
-        """Raise `StorageError` when the file is no longer as long as it was."""
+        """Raise `StorageError` if the file's size has changed."""
         ...
 
     def populate(self, begin: int, end: int) -> None:
-        """Have these bytes in memory, or raise `StorageError`."""
+        """Bring these bytes into memory, or raise `StorageError`."""
         ...
 
     def announce(self, begin: int, end: int) -> None:
@@ -59,17 +59,17 @@ class FileReader(Protocol):
 
 
 def _drop(descriptor: int, begin: int, end: int) -> None:
-    """Let bytes of a file leave the page cache, with what shares a large page with them and is mapped by nobody."""
+    """Drop bytes from the page cache, with whatever shares a large page with them and is mapped by nobody."""
     first, last = begin - begin % _LARGE_PAGE_BYTES, end + -end % _LARGE_PAGE_BYTES
     os.posix_fadvise(descriptor, first, last - first, os.POSIX_FADV_DONTNEED)
 
 
 def open_regular(path: Path, *, within: int | None = None) -> int:
-    """Descriptor of a regular file; in the folder that the descriptor `within` is of, if given.
+    """Descriptor of a regular file; with `within`, a descriptor of a folder, it is looked up there by name.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: nothing is at `path`.
-        FormatError: a link, pipe, socket, device or directory is there.
+        FileNotFoundError, NotADirectoryError: `path` does not exist.
+        FormatError: it is a link, pipe, socket, device or directory.
         StorageError: the file system refused.
     """
     try:
@@ -80,7 +80,7 @@ def open_regular(path: Path, *, within: int | None = None) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise FormatError(
-                f"{path} is a symbolic link; datasets are made of regular files (`cp -rL` copies them as such)."
+                f"{path} is a symbolic link; datasets consist of regular files (`cp -rL` copies a folder that way)."
             ) from error
         if error.errno == errno.ENXIO:  # a socket
             raise FormatError(f"{path} is not a regular file; the files of a dataset must be.") from error
@@ -117,7 +117,7 @@ def _status(descriptor: int, path: Path) -> os.stat_result:
 
 
 class _OpenFile:
-    """Owns the descriptor. It is closed when the last user of the object is gone."""
+    """Owns the descriptor, which is closed when the last reference to the object is gone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -145,7 +145,7 @@ class _OpenFile:
 
 
 class MappedFile(_OpenFile):
-    """A file as memory. `address` is where it begins; it stays valid as long as this object."""
+    """A file as memory, which begins at `address` and stays valid as long as this object lives."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -155,7 +155,7 @@ class MappedFile(_OpenFile):
     def _map(self) -> mmap.mmap:
         try:
             return mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ)
-        except ValueError:  # it shrank since its size was asked
+        except ValueError:  # it shrank since its size was checked
             raise self._shrunk(_status(self.descriptor, self.path).st_size) from None
         except OSError as error:
             raise StorageError(
@@ -190,14 +190,14 @@ class MappedFile(_OpenFile):
 
     def _advise(self, advice: int, begin: int, end: int) -> None:
         first, last = begin - begin % mmap.PAGESIZE, min(end, self.size)
-        # Not by `mmap.madvise`: it holds the GIL, and with it all threads, while the disk reads.
+        # Not `mmap.madvise`: it holds the GIL, and so stops all threads, while the disk reads.
         if begin < last and _madvise(self.address + first, last - first, advice):
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error), str(self.path))
 
 
 class PositionedFile(_OpenFile):
-    """A file by `pread`: slower than a map, and every failure is an error with a name."""
+    """A file by `pread`: slower than a map, but every failure is an error that can be caught."""
 
     def read(self, begin: int, end: int) -> NDArray[np.uint8]:
         buffer = np.empty(end - begin, np.uint8)

@@ -3,10 +3,10 @@
 "int64"               one number per sample
 "uint8[224,224,3]"    an array of a fixed shape
 "uint16[*]"           an array whose first dimension differs from sample to sample
-"float32[*,16]"       the same, with fixed dimensions behind it
+"float32[*,16]"       the same, followed by fixed dimensions
 "bytes"               a byte string: an encoded image, a text
 
-A stored schema may have one column more, `__xxh64__`: a hash of each sample, which Penstock writes and nobody is shown.
+A stored schema may have one more column, `__xxh64__`: a hash of each sample, which Penstock writes and never shows.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_DIMENSIONS = 32
 # numpy refuses an array whose sizes multiply past 2**63 even when one of them is 0.
 MAX_ITEM_BYTES = 1 << 40
 _SPEC = re.compile(r"(?P<dtype>[a-z0-9_]+)(\[(?P<shape>[0-9*, ]*)\])?", re.ASCII)
-# A dot would collide with `x.values` and `x.offsets`, two underscores with `__crc32c__`; half a
-# surrogate pair has no UTF-8, so safetensors would not open the file.
 HASH_COLUMN = "__xxh64__"
 LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "domain", "source", "subset", "language", "lang")
-"""Names that people give to columns of classes and sources."""
+"""Names that people give to columns of classes or sources."""
 _HASH_SPEC = "uint64"
+# A dot would collide with `x.values` and `x.offsets`, two underscores with `__crc32c__`; a lone surrogate has no
+# UTF-8, so safetensors would not open the file.
 _NAME = re.compile(r"(?!__)[^\x00-\x1f\x7f.\ud800-\udfff]{1,200}")
 
 
@@ -138,18 +138,18 @@ class Schema(Mapping[str, Column]):
         if not columns:
             raise SchemaError("A dataset needs at least one column.")
         if len(columns) > MAX_COLUMNS:
-            raise SchemaError(f"{len(columns)} columns asked for; a dataset can have {MAX_COLUMNS}.")
+            raise SchemaError(f"{len(columns):,} columns requested; a dataset can have at most {MAX_COLUMNS:,}.")
         return cls(tuple(Column.parse(name, spec) for name, spec in columns.items()))
 
     @classmethod
     def parse_stored(cls, columns: Mapping[str, str]) -> Schema:
-        """Schema from a manifest, which may end with the hash of each sample."""
+        """Schema from a manifest, which may end with a column of sample hashes."""
         shown = dict(columns)
         is_hashed = shown.pop(HASH_COLUMN, None) == _HASH_SPEC and list(columns)[-1] == HASH_COLUMN
         return cls.parse(shown).with_hashes() if is_hashed else cls.parse(columns)
 
     def with_hashes(self) -> Schema:
-        """The same columns, and a hash of each sample."""
+        """The same columns, plus a hash of each sample."""
         return Schema((*self.columns, Column(HASH_COLUMN, np.dtype("<u8"), ())))
 
     @property
@@ -158,7 +158,7 @@ class Schema(Mapping[str, Column]):
         return Schema(tuple(column for column in self.columns if column.name != HASH_COLUMN))
 
     def to_json(self) -> dict[str, str]:
-        """What `parse_stored` reads, and without hashes `parse`."""
+        """The form that `parse_stored` reads; without hashes, `parse` reads it too."""
         return {column.name: column.spec for column in self.columns}
 
     def select(self, names: Iterable[str]) -> Schema:

@@ -1,7 +1,7 @@
-"""The dtypes a column can have, under their two names.
+"""The dtypes a column can have, each with its two names.
 
-Safetensors writes a short tag ("U16", "BF16"), people write numpy's name ("uint16", "bfloat16").
-One table joins the two. Every safetensors dtype that fills whole bytes is here; the packed four- and
+Safetensors uses a short tag ("U16", "BF16"), people write numpy's name ("uint16", "bfloat16").
+One table maps between them. Every safetensors dtype that fills whole bytes is here; the packed four- and
 six-bit floats are not, because neither numpy nor a memory map can address half a byte.
 """
 
@@ -44,7 +44,7 @@ _NAME_OF_TAG = {tag: name for name, tag in _TAG_OF_NAME.items()}
 
 @functools.cache
 def dtype_from_name(name: str) -> np.dtype[Any]:
-    """Little-endian dtype of a column written as `name`."""
+    """The little-endian dtype called `name`."""
     if name not in _TAG_OF_NAME:
         raise SchemaError(f"{name!r} is not a dtype that a shard can hold. Known: {', '.join(_TAG_OF_NAME)}.")
     if name == "bfloat16" or name.startswith("float8"):
@@ -53,11 +53,11 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
         extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return extended
     dtype = np.dtype(name)
-    # numpy prints a byte order that was asked for ('<u2'), even where it is the machine's own.
+    # numpy prints an explicit byte order ('<u2'), even if it is the machine's own.
     return dtype if sys.byteorder == "little" else dtype.newbyteorder("<")
 
 
-@functools.cache  # numpy builds a dtype's name anew each time, in 9 us
+@functools.cache  # numpy rebuilds a dtype's name each time, in 9 us
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Name of `dtype` as people write it; `SchemaError` when no shard can hold it."""
     if dtype.name not in _TAG_OF_NAME:
@@ -71,9 +71,9 @@ def dtype_tag(dtype: np.dtype[Any]) -> str:
 
 
 def dtype_from_tag(tag: str) -> np.dtype[Any]:
-    """Dtype by its name in a safetensors header; `SchemaError` for one that is not known."""
+    """Dtype by its name in a safetensors header; `SchemaError` if unknown."""
     if tag not in _NAME_OF_TAG:
-        raise SchemaError(f"{str(tag)[:20]!r} is not a dtype of safetensors that numpy can hold.")
+        raise SchemaError(f"{str(tag)[:20]!r} is not a safetensors dtype that numpy can hold.")
     return dtype_from_name(_NAME_OF_TAG[tag])
 
 

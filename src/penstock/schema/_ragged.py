@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 class Ragged:
     """Sample `i` is `values[offsets[i]:offsets[i + 1]]`; byte strings come out as `bytes`.
 
-    Values and offsets are arrays; in batches of a DataLoader, tensors.
+    Values and offsets are arrays, or tensors in batches of a DataLoader.
 
     >>> ragged = Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
     >>> [sample.tolist() for sample in ragged]
@@ -33,19 +33,19 @@ class Ragged:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ragged]) -> Self:
-        """The samples of all parts, of which there is at least one."""
+        """The samples of all parts; there must be at least one part."""
         values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
         lengths = [part.lengths for part in parts]
         return cls.from_lengths(np.concatenate(values), np.concatenate(lengths), parts[0].is_bytes)
 
     def take(self, indices: NDArray[np.int64]) -> Ragged:
-        """Copies of the samples at `indices`, which count from the front; the same object if they are all, in order.
+        """Copies of the samples at `indices`, none negative; this very object if that is all of them, in order.
 
         >>> [sample.tolist() for sample in Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3])).take(np.array([2, 0]))]
         [[7], [5, 6]]
         """
         lengths = self.lengths
-        if (indices[1:] > indices[:-1]).all():  # a mask of bits is an eighth of a list of places
+        if (indices[1:] > indices[:-1]).all():  # a mask takes an eighth of the memory of a list of places
             if len(indices) == len(self):
                 return self
             is_taken = np.zeros(len(self), bool)
@@ -57,18 +57,18 @@ class Ragged:
         return Ragged(self.values[places], offsets, self.is_bytes)
 
     def padded(self, value: float = 0, *, multiple: int = 1, side: Literal["right", "left"] = "right") -> NDArray[Any]:
-        """One array, or tensor, as wide as the longest sample; `value` stands where a sample has ended.
+        """One array, or tensor, as wide as the longest sample, with `value` as padding.
 
         Args:
-            value: What it is filled up with.
-            multiple: The width is a multiple of this.
-            side: Where it is filled up.
+            value: What to pad with.
+            multiple: Round the width up to a multiple of this.
+            side: Which side to pad.
 
         >>> Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3])).padded(-1).tolist()
         [[5, 6], [-1, -1], [7, -1]]
         """
         if self.is_bytes:
-            raise TypeError("Byte strings are not padded; they are a list of `bytes`.")
+            raise TypeError("Byte strings cannot be padded; `list(ragged)` gives them as `bytes`.")
         is_value = self.mask(multiple=multiple, side=side)
         values: Any = self.values[self.offsets[0] : self.offsets[-1]]
         shape = (*is_value.shape, *values.shape[1:])
@@ -84,7 +84,9 @@ class Ragged:
         [[True, True], [False, False], [False, True]]
         """
         if multiple < 1 or side not in ("right", "left"):
-            raise ValueError(f"multiple={multiple!r}, side={side!r}: a number from 1 on, and 'right' or 'left'.")
+            raise ValueError(
+                f"multiple={multiple!r}, side={side!r}: multiple must be at least 1, side 'right' or 'left'."
+            )
         lengths: Any = self.lengths
         width = -(-(int(lengths.max()) if len(self) else 0) // multiple) * multiple
         places = lengths.new_ones(width).cumsum(0) - 1 if self._is_of_tensors else np.arange(width)
@@ -93,13 +95,13 @@ class Ragged:
         return is_value
 
     def nested(self) -> Any:
-        """The same memory as torch's nested tensor in jagged layout, of a `Ragged` whose values are tensors.
+        """A nested tensor in jagged layout that shares this memory; for a `Ragged` of tensors.
 
         Raises:
             TypeError: the values are arrays, or byte strings.
         """
         if self.is_bytes or not self._is_of_tensors:
-            raise TypeError("nested() is for a Ragged of tensors, as a DataLoader hands over; this one has arrays.")
+            raise TypeError("nested() needs a Ragged of tensors, as a DataLoader delivers; this one holds arrays.")
         return sys.modules["torch"].nested.nested_tensor_from_jagged(self.values, self.offsets)
 
     @property
@@ -131,7 +133,7 @@ class Ragged:
 
 
 def offsets_of(lengths: NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
-    """Where each of these lengths begins when they stand side by side, and behind them where the last one ends.
+    """Where each of these lengths begins when laid side by side, and finally where the last one ends.
 
     >>> offsets_of([2, 0, 1]).tolist()
     [0, 2, 2, 3]

@@ -3,25 +3,25 @@
     owner                                            worker process
     -----                                            --------------
     Crew(program, start_method)
-      .start()    fork server: asks it for a fork -> _fork_server.py ─┐      one for all crews: _running_servers.py
+      .start()    fork server: asks it for a fork -> _fork_server.py ─┐      shared by all crews: _running_servers.py
                   spawn: an interpreter -----------> _entry.py        ├─> _worker.run_program
                   fork: this process, as it is ------------------------┘
                                                        1. holds the life-line; the program guards it
                   Parcel, first message ---------->    2. loads the program; imports the user's script only
-                                                          if a function of it is inside
+                                                          if the program contains a function from it
       worker.send(…)  <------ channel ------------->   3. program.run(channel): messages, and descriptors
-      .wait()     who has sent something, or died; nobody for long -> Patience, describe_silence
+      .wait()     who has sent something, or died; a long silence -> Patience, describe_silence
                   <------ PackedError --------------   an error: raised again in the owner, its traceback the cause
       .bury()     <------ end of file --------------   a death: exit code -> describe_death
-      .close()    cuts the life-line --------------->  SIGKILL by the kernel, whatever it is doing; the same
+      .close()    cuts the life-line --------------->  SIGKILL by the kernel, whatever it is doing; likewise
                                                        when the owner exits or is killed
 
-`Cluster` is the way to machines of a Ray cluster.
+`Cluster` connects to a Ray cluster.
 
-What the messages say is the program's business: nothing here knows plans, batches, tasks or shards.
+What the messages mean is the program's business: nothing here knows about plans, batches, tasks or shards.
 
 May import: `cgroups`, `errors`. Imported by: `diagnosis`, `loader`, `metrics`, `placement`, `preparation`, `pytorch`,
-`service`, `trials`. Holds state: the fork servers that run; the crews and parcels of this process, weakly, for the hook
+`service`, `trials`. Holds state: the running fork servers; the crews and parcels of this process, weakly, for the hook
 that lets go of them in forked children.
 """
 

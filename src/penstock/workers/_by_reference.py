@@ -1,10 +1,10 @@
-"""What a program takes along that is not copied into it: memory maps, memory and locks that processes share.
+"""What a program refers to instead of carrying a copy: memory maps, shared memory and shared locks.
 
-- A memory-mapped array goes as the name of its file, and is mapped again. Where that would give other numbers,
-  because the file is gone or a private map was written to, it is copied, and a warning says so.
-- What shares memory or a lock with the owner (`multiprocessing.Value`, `Queue`, `Event`, a tensor in shared memory)
-  goes as `multiprocessing` and torch send it to processes that they start themselves: as descriptors and names.
-- Other large arrays and tensors are copied once, whatever the number of workers: see `_parcel.py`.
+- A memory-mapped array is sent as the name of its file, and mapped again. If that would give different numbers, because
+  the file is gone or a private map was written to, it is copied instead, with a warning.
+- Whatever shares memory or a lock with the owner (`multiprocessing.Value`, `Queue`, `Event`, a tensor in shared memory)
+  is sent the way `multiprocessing` and torch send it to their own processes: as descriptors and names.
+- Other large arrays and tensors are copied once, however many workers there are: see `_parcel.py`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MAP_MODES = {"r": "r", "c": "c", "r+": "r+", "w+": "r+"}
 
 
 class ProgramPickler(ForkingPickler):
-    """Pickles a program; `buffer_callback` is told of every large array and tensor in it."""
+    """Pickles a program; `buffer_callback` is offered every array and tensor in it."""
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(file, 5, True, buffer_callback)
 
     def reducer_override(self, value: Any) -> Any:
-        """Send maps as maps, and the memory of tensors as a buffer; `multiprocessing` and torch know the rest."""
+        """Send maps as maps, and the memory of tensors as a buffer; leave the rest to `multiprocessing` and torch."""
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         if numpy is not None and isinstance(value, numpy.ndarray):
             root = _map_of(value)
@@ -40,7 +40,7 @@ class ProgramPickler(ForkingPickler):
 
 
 class Inherited:
-    """A descriptor that a program takes along, by its number; `detach` is the name that `multiprocessing` knows."""
+    """A descriptor sent along with a program, by its number; `multiprocessing` calls `detach`."""
 
     arrived: tuple[int, ...] = ()
     """The descriptors of the program that this process is loading."""
@@ -49,25 +49,25 @@ class Inherited:
         self._number = number
 
     def detach(self) -> int:
-        """The descriptor in this process, which is the caller's to close."""
+        """The descriptor in this process; the caller closes it."""
         return os.dup(self.arrived[self._number])
 
 
 class Departing:
-    """Collects the descriptors of a program; to `multiprocessing`, the process that is being started."""
+    """Collects the descriptors of a program; `multiprocessing` takes it for the process being started."""
 
     def __init__(self) -> None:
         self.descriptors: dict[int, int] = {}
-        """Copies, by the descriptor that they are of."""
+        """Copies, by the descriptor they were made from."""
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Take a descriptor along, and return its number."""
+        """Send a descriptor along, and return its number."""
         if descriptor not in self.descriptors:
             self.descriptors[descriptor] = os.dup(descriptor)
         return list(self.descriptors).index(descriptor)
 
     def DupFd(self, number: int) -> Inherited:  # noqa: N802 - multiprocessing's name
-        """What is pickled in place of a descriptor."""
+        """What is pickled instead of a descriptor."""
         return Inherited(number)
 
 
@@ -94,7 +94,7 @@ def _reduce_map(array: Any, root: Any) -> Any:
     obstacle = _obstacle(root)
     if obstacle is not None:
         warnings.warn(
-            f"{root.filename}: {obstacle}, so a copy of the array that was mapped from it is sent to worker processes: "
+            f"{root.filename}: {obstacle}, so worker processes are sent a copy of the mapped array: "
             f"{array.nbytes:,} bytes.",
             stacklevel=2,
         )
@@ -122,7 +122,7 @@ def _map_again(
 
 
 def _obstacle(root: Any) -> str | None:
-    """Why mapping the file again would give other numbers, if it would."""
+    """Why mapping the file again would give different numbers, if it would."""
     try:
         region, anonymous = _region(root.ctypes.data)
         num_bytes = os.stat(root.filename).st_size
@@ -134,7 +134,7 @@ def _obstacle(root: Any) -> str | None:
 
 
 def _region(address: int) -> tuple[str, int]:
-    """(what is mapped at an address, how many kilobytes of it this process has of its own)."""
+    """(what is mapped at an address, how many kilobytes of it are private to this process)."""
     region, is_found = "", False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         begin, separator, _ = line.partition(" ")[0].partition("-")

@@ -1,7 +1,7 @@
-"""Messages between a worker process and its owner: small pickles, or a few bytes, in packets; descriptors beside them.
+"""Messages between a worker process and its owner: packets with a small pickle or a few bytes, and file descriptors.
 
-A Unix socket of packets keeps messages whole, passes descriptors, and answers at once with an end of
-file when the other side dies. Several threads may send. The two ends trust each other: one started the other.
+A Unix packet socket keeps messages whole, passes descriptors, and reports an end of file as soon as the other side
+dies. Several threads may send. The two ends trust each other: one started the other.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from penstock.workers._shared_memory import create_shared_memory
 
 MAX_DESCRIPTORS = 250
-"""Beside one message; the kernel takes 253, and a large message is a descriptor itself."""
-_MAX_BYTES = 1 << 14  # a buffer of this size is allocated for every message: small enough for the heap
+"""Per message; the kernel takes 253, and a large message is a descriptor itself."""
+_MAX_BYTES = 1 << 14  # a buffer of this size is allocated for every message, so it should fit the heap
 _CTRUNC, _CLOEXEC = int(socket.MSG_CTRUNC), int(socket.MSG_CMSG_CLOEXEC)  # `&` of enums takes microseconds
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _RIGHTS_BYTES = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 
 
 class _Socket(socket.socket):
-    """A socket that is closed when it is collected, which may be late: an error can keep it alive."""
+    """A socket that is closed silently when it is collected, which may be late: an error can keep it alive."""
 
     def __del__(self) -> None:
         self.close()
@@ -39,7 +39,7 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Two connected ends; neither is inherited by programs that are started."""
+        """Two connected ends; programs that are started inherit neither."""
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours, theirs = (_Socket(fileno=end.detach()) for end in ends)
         return cls(ours), cls(theirs)
@@ -58,12 +58,12 @@ class Channel:
 
         Raises:
             ConnectionError: the other side is gone.
-            BlockingIOError: the other side has not read enough yet, and the sender is not patient.
+            BlockingIOError: there is no room until the other side reads, and the sender is not patient.
         """
         self.send_pickled(pickle.dumps(message), descriptors, is_patient=is_patient)
 
     def send_pickled(self, data: bytes, descriptors: tuple[int, ...] = (), *, is_patient: bool = True) -> None:
-        """Send a message that is pickled already; if it does not fit a packet, as a descriptor of memory."""
+        """Send a message that is already pickled; one too large for a packet goes as a descriptor of memory."""
         flags = 0 if is_patient else _DONTWAIT
         if len(data) <= _MAX_BYTES:
             self._send_packet(b"p" + data, descriptors, flags)
@@ -81,10 +81,10 @@ class Channel:
         self._socket.send(b"b" + data)
 
     def receive(self) -> tuple[Any, tuple[int, ...]]:
-        """The next message and the descriptors beside it; `EOFError` when the other side is gone.
+        """The next message and its descriptors; `EOFError` if the other side is gone.
 
         Raises:
-            OSError: this process has no descriptor free for those that were sent.
+            OSError: this process has too few free descriptors to receive them.
         """
         data, descriptors, flags = self._receive_packet()
         if flags & _CTRUNC:
@@ -101,18 +101,18 @@ class Channel:
             return pickle.loads(file.read()), tuple(descriptors[1:])  # noqa: S301
 
     def has_news(self, seconds: float) -> bool:
-        """Whether a message or the end of file is there, waiting at most so long."""
-        poller = select.poll()  # `select` refuses descriptors from 1,024 on
+        """Whether a message or the end of file is there, waiting at most this long."""
+        poller = select.poll()  # `select` refuses descriptors above 1,023
         poller.register(self.fileno(), select.POLLIN)
         return bool(poller.poll(seconds * 1000))
 
     def finish(self) -> None:
-        """Send no more: the other side sees an end of file, and may still answer."""
+        """Stop sending: the other side sees an end of file, and may still answer."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def has_ended(self) -> bool:
-        """Whether the other side is gone; throws away the next message of one that is not."""
+        """Whether the other side is gone; if it is not, its next message is thrown away."""
         try:
             _, descriptors, _ = self._receive_packet()
         except (EOFError, OSError):
@@ -126,9 +126,9 @@ class Channel:
         self._socket.close()
 
     def __del__(self) -> None:
-        self._socket.close()  # a forgotten owner is no reason for a ResourceWarning
+        self._socket.close()  # no ResourceWarning for an owner that was merely forgotten
 
-    # `socket.send_fds` and `recv_fds` would do, but drop their flags (CPython 3.11).
+    # `socket.send_fds` and `recv_fds` would do, but ignore their flags (CPython 3.11).
     def _send_packet(self, data: bytes, descriptors: tuple[int, ...], flags: int) -> None:
         if not descriptors:
             self._socket.send(data, flags)
@@ -141,7 +141,7 @@ class Channel:
             try:
                 data, beside, flags, _ = self._socket.recvmsg(_MAX_BYTES + 1, _RIGHTS_BYTES, _CLOEXEC)
             except ConnectionResetError:
-                continue  # said once, when the other side died with mail unread, before what it had sent itself
+                continue  # raised once, before its last messages, if the other side died with messages unread
             if not data:
                 raise EOFError
             if not beside:

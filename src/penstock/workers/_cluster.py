@@ -22,12 +22,12 @@ def load_ray(what: str) -> Any:
 
 
 class Cluster:
-    """Connects to a cluster while it is entered, and starts one if there is none.
+    """A context that connects to a cluster, and starts one if there is none.
 
     Args:
-        what: The option that asks for Ray, for the message when it is not installed.
-        address: The cluster's; by default the one that `RAY_ADDRESS` names, or a new one on this machine.
-        num_cpus: Processors of a new one; by default those of the machine.
+        what: The option that asks for Ray, for the message if Ray is not installed.
+        address: The cluster's address; by default `RAY_ADDRESS`, or else a new cluster on this machine.
+        num_cpus: Processors of a new cluster; by default all of the machine's.
     """
 
     def __init__(self, what: str, address: str | None, num_cpus: int | None = None) -> None:
@@ -49,5 +49,5 @@ class Cluster:
 
     @property
     def num_cpus(self) -> int:
-        """Processors that the cluster has for us."""
+        """Processors in the cluster."""
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)))

@@ -1,4 +1,4 @@
-"""The workers of one owner: started one way, listened to together, ended together."""
+"""The workers of one owner: started the same way, polled together, ended together."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from penstock.workers._starting import (
 from penstock.workers._worker import Program
 
 _FINISH_SECONDS = 5.0
-"""Of torch's loader, too."""
+"""How long workers may take to finish; the same as in torch's loader."""
 _LOOK_SECONDS = 0.1
-"""How often forked workers are looked at meanwhile."""
+"""How often forked workers are checked meanwhile."""
 
 
 class Crew:
-    """Worker processes that run one program, each told apart by its number.
+    """Worker processes that run one program, identified by their numbers.
 
-    There is no thread behind it: messages are read by whoever waits for them, and a death is an end of file
-    there, seen at once. A crew that is forgotten takes its workers along.
+    There is no thread behind it: messages are read by the caller that waits for them, and a death shows up there at
+    once as an end of file. A crew that is garbage collected takes its workers with it.
 
     Args:
-        environment: Variables that workers get beside those of this process.
-        warm_up: What a fork server does before it forks: a function of a module.
-        otherwise: What else can be done when the program cannot be sent to workers, to end the error's advice.
+        environment: Variables that workers get in addition to those of this process.
+        warm_up: What a fork server does before it forks: a function in a module.
+        otherwise: The end of the error's advice if the program cannot be sent to workers: what else the user can do.
 
     Raises:
         TypeError: the program cannot be sent to workers.
@@ -68,14 +68,14 @@ class Crew:
         self._end = weakref.finalize(self, _end, self._life_line, reader, self._starter)
         self._workers: list[WorkerProcess] = []
         self._listening: tuple[dict[int, WorkerProcess], select.poll] | None = None
-        """(workers by descriptor, what waits for any of them); None when the workers have changed."""
+        """(workers by descriptor, poller for all of them); None when the workers have changed."""
         self._next_number = 0
         self._waker: int | None = None
         self.is_closed = False
         abandon_in_forks(self)
 
     def start(self) -> WorkerProcess:
-        """Begin to start a worker; what it is sent waits until it is there."""
+        """Begin to start a worker; messages to it wait until it is running."""
         number, self._next_number = self._next_number, self._next_number + 1
         worker = self._starter.start(number)
         self._workers.append(worker)
@@ -83,13 +83,13 @@ class Crew:
         return worker
 
     def wait(self, seconds: float | None = None) -> list[WorkerProcess]:
-        """The workers that have sent something or have died, waiting at most so long for the first."""
+        """The workers that have sent something or have died, waiting at most this long for the first."""
         workers, poller = self._listening or self._listen()
         ready = poller.poll(None if seconds is None else seconds * 1000)
         return [workers[descriptor] for descriptor, _ in ready if descriptor != self._waker]
 
     def wake_on(self, descriptor: int) -> None:
-        """Let `wait` return also when there is something to read from this descriptor, which the owner then reads."""
+        """Let `wait` also return when this descriptor is readable; the owner then reads from it."""
         self._waker, self._listening = descriptor, None
 
     def find_pid(self, worker: WorkerProcess) -> int | None:
@@ -97,15 +97,15 @@ class Crew:
         return self._starter.find_pid(worker)
 
     def release(self, worker: WorkerProcess) -> None:
-        """Let a worker go that has nothing left to do: it sees the end of its channel, and exits."""
+        """Let go of a worker that has nothing left to do: it sees the end of its channel, and exits."""
         self._workers.remove(worker)
         self._listening = None
         worker.channel.close()
 
     def bury(self, worker: WorkerProcess) -> int | None:
-        """Take a dead worker out of the crew; return how it ended, if that is known, as `describe_death` takes it.
+        """Take a dead worker out of the crew; return its exit code for `describe_death`, if known.
 
-        One whose channel was closed by a function that it runs is killed.
+        If it is alive, because a function that it runs closed its channel, it is killed.
         """
         self._workers.remove(worker)
         self._listening = None
@@ -114,11 +114,11 @@ class Crew:
         return code
 
     def close(self) -> None:
-        """Cut the life-line: every process ends at once, whatever it is doing. Any thread may, twice is as good.
+        """Cut the life-line: every process ends at once, whatever it is doing. Idempotent, from any thread.
 
-        If workers have locks of `multiprocessing`, one may hold one, and nobody else would ever get it: then they may
-        first finish what they are doing, for as long as torch's may. Forked ones are looked at: where none holds a
-        lock, they end at once.
+        If workers have `multiprocessing` locks, one killed while holding a lock would leave it locked for ever. So they
+        may first finish what they are doing, for as long as torch allows its own. Forked workers are checked: if none
+        holds a lock, they end at once.
         """
         if not self.is_closed and (bool(find_locks()) if self._parcel is None else self._parcel.has_locks):
             self._let_finish()
@@ -126,14 +126,14 @@ class Crew:
         self._end()
 
     def abandon(self) -> None:
-        """In a forked child: let go of what belongs to the parent, without ending it."""
+        """In a forked child: let go of the parent's workers without ending them."""
         self._let_go()
         if self._end.detach() is not None:
             os.close(self._life_line)
 
     def _listen(self) -> tuple[dict[int, WorkerProcess], select.poll]:
         workers = {worker.channel.fileno(): worker for worker in self._workers}
-        poller = select.poll()  # `select` refuses descriptors from 1,024 on
+        poller = select.poll()  # `select` refuses descriptors above 1,023
         for descriptor in workers:
             poller.register(descriptor, select.POLLIN)
         if self._waker is not None:
@@ -142,7 +142,7 @@ class Crew:
         return self._listening
 
     def _let_finish(self) -> None:
-        """Have workers exit by themselves, after the item that each is computing."""
+        """Have workers exit by themselves, each after the item it is computing."""
         self.is_closed = True
         deadline = time.monotonic() + _FINISH_SECONDS
         for worker in self._workers:

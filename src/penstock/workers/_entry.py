@@ -1,17 +1,17 @@
-"""The first code of a worker process: holds the life-line, then does what it is sent.
+"""The first code that a worker process runs: hold the life-line, then run the program it is sent.
 
 # NOTE [the life-line]
 #   Every process that Penstock starts holds the read end of a pipe whose write end only its owner has.
 #   When that closes, because the owner closed it, exited or was killed, the kernel sends SIGKILL to every
-#   holder (F_SETSIG): at once, whatever it is doing, also while it is still importing, also inside a C
-#   function that keeps the GIL, where a waiting thread would not get to run. A parent-death signal would not
-#   do: it fires when the *thread* that started the process ends, and never under a fork server.
+#   holder (F_SETSIG): at once, whatever it is doing, even while it is still importing or inside a C function
+#   that keeps the GIL, where a waiting thread would not get to run. A parent-death signal would not do: it fires
+#   when the *thread* that started the process ends, and never under a fork server.
 #
-#   A process that runs the user's functions also guards it: a thread waits at the pipe. While it waits, the kernel
-#   keeps the pipe open whatever is closed in the process (`os.closerange`, as programs that become daemons do), so
-#   the signal still comes. Where /proc is not mounted there is no signal, and the thread ends the process itself.
+#   A process that runs the user's functions also guards it: a thread polls the pipe. While it does, the kernel
+#   keeps the pipe open whatever the process closes (`os.closerange`, as programs that become daemons do), so the
+#   signal still comes. If /proc is not mounted there is no signal, and the thread ends the process itself.
 
-This file is started by its path and imports only the standard library, so the line is held before numpy
+This file is run by its path and imports only the standard library, so the life-line is held before numpy
 and the user's modules are imported.
 """
 
@@ -29,11 +29,11 @@ from typing import NoReturn
 
 
 def hold_life_line(descriptor: int) -> int:
-    """Have the kernel kill this process when its owner is gone; the descriptor is replaced by the one returned.
+    """Have the kernel kill this process when its owner is gone; the descriptor returned replaces the one given.
 
     See NOTE [the life-line].
     """
-    try:  # a description of its own: whom to signal belongs to the description, and forks share one
+    try:  # a file description of its own: it is what knows whom to signal, and forks share it
         own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         own = os.dup(descriptor)
@@ -41,14 +41,14 @@ def hold_life_line(descriptor: int) -> int:
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-    if _wait_for_end(descriptor, seconds=0):  # it closed before there was anyone to tell
+    if _wait_for_end(descriptor, seconds=0):  # it closed before we asked for the signal
         os._exit(0)
     os.close(descriptor)
     return own
 
 
 def guard_life_line(descriptor: int) -> None:
-    """Keep the life-line from being lost to functions that close what is not theirs.
+    """Keep the life-line from functions that close descriptors that are not theirs.
 
     For processes that run such functions; not for one that forks, which should have no threads.
     """
@@ -56,13 +56,13 @@ def guard_life_line(descriptor: int) -> None:
 
 
 def _guard(descriptor: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # each would end the wait, and it must not end
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # any signal would end the wait
     _wait_for_end(descriptor)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _wait_for_end(descriptor: int, seconds: float | None = None) -> bool:
-    """Whether the pipe has lost its other end, or the descriptor is no longer the pipe's."""
+    """Whether the pipe's other end has closed, or the descriptor is no longer the pipe's."""
     poller = select.poll()
     poller.register(descriptor, 0)
     return bool(poller.poll(None if seconds is None else seconds * 1000))
@@ -75,7 +75,7 @@ def _main() -> NoReturn:
     os.set_inheritable(int(channel), False)
     sys.path[:] = json.loads(path)
 
-    from penstock.workers._worker import run_sent_program  # not before the path and the life-line are there
+    from penstock.workers._worker import run_sent_program  # only now: it needs the path, and takes a while
 
     run_sent_program(int(channel), held)
 

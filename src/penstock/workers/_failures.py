@@ -24,31 +24,31 @@ class PackedError(NamedTuple):
     """An error on its way from a worker to its owner."""
 
     pickled: bytes | None
-    """The error; its type alone if it does not survive pickling; None if that does not either."""
+    """The error; only its type if the error does not survive pickling; None if neither does."""
     message: str
     text: str
     """The traceback."""
 
     @classmethod
     def pack(cls, error: BaseException) -> PackedError:
-        """Take down an error, with as much of it as can travel."""
+        """Pack as much of an error as can be pickled."""
         text = "".join(traceback.format_exception(error))
         for form in (error, type(error)):
             try:
                 pickled = pickle.dumps(form)
-                pickle.loads(pickled)  # noqa: S301 - our own bytes: some errors pickle and do not come back
+                pickle.loads(pickled)  # noqa: S301 - our own bytes: some errors can be pickled but not unpickled
                 return cls(pickled, str(error), text)
-            except Exception:  # noqa: BLE001, S112 - then less of it must do
+            except Exception:  # noqa: BLE001, S112 - try with less of it
                 continue
         return cls(None, f"{type(error).__name__}: {error}", text)
 
     def rebuild(self, note: str) -> BaseException:
-        """The error as it was, with its traceback as the cause; if it cannot travel, one of its type."""
+        """The original error, with its traceback as the cause; if it could not be pickled, one of its type."""
         error: BaseException
         try:
             found = RuntimeError if self.pickled is None else pickle.loads(self.pickled)  # noqa: S301 - from our worker
             error = found if isinstance(found, BaseException) else found.__new__(found, self.message)
-        except Exception:  # noqa: BLE001 - a class that only the worker can import, or that only it can make
+        except Exception:  # noqa: BLE001 - a class that only the worker can import or construct
             error = RuntimeError(self.text.strip().splitlines()[-1])
         error.__cause__ = RemoteTraceback(self.text)
         error.add_note(note)
@@ -56,18 +56,18 @@ class PackedError(NamedTuple):
 
 
 def describe_ending(code: int | None) -> str:
-    """How a process ended, by its exit code: minus the signal's number, or None when nobody knows."""
+    """How a process ended, from its exit code: minus the signal's number, or None if unknown."""
     if code is None:
         return "ended"
     return f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
 
 def describe_death(worker: str, pid: int | None, code: int | None, doing: str, *, num_before: int = 0) -> str:
-    """How a worker died, what it was doing, and how much memory is left; the caller adds what may help."""
-    pid_told = "" if pid is None else f" (pid {pid})"
+    """How a worker died, what it was doing, and how much memory is left; the caller adds advice."""
+    which = "" if pid is None else f" (pid {pid})"
     guess = " (out of memory?)" if code == -signal.SIGKILL else ""
     before = f", as did the {num_before} before it" if num_before else ""
-    return f"{worker}{pid_told} {describe_ending(code)} while {doing}{guess}{before}. {_describe_memory()}"
+    return f"{worker}{which} {describe_ending(code)} while {doing}{guess}{before}. {_describe_memory()}"
 
 
 def _signal_name(number: int) -> str:
@@ -78,13 +78,13 @@ def _signal_name(number: int) -> str:
 
 
 def _describe_memory() -> str:
-    """How full the memory is that a worker shares with others: of its control group or of the machine, the fuller."""
+    """How full the memory is: that of the worker's control group or of the machine, whichever is fuller."""
     machine, group = _machine_memory(), fullest_memory()
     shares = [limit.used_bytes / limit.limit_bytes for limit in (machine, group) if limit is not None]
     if group is None or (machine is not None and shares[0] > shares[1]):
         return "" if machine is None else f"System memory is {100 * shares[0]:.0f} % used. "
     used, limit = (f"{num_bytes / 1e9:.1f}" for num_bytes in (group.used_bytes, group.limit_bytes))
-    killed = f", and {group.num_killed} of its processes were killed for lack of it" if group.num_killed else ""
+    killed = f", and {group.num_killed} of its processes were killed for running out" if group.num_killed else ""
     return f"The control group's memory is {100 * shares[-1]:.0f} % used ({used} of {limit} GB){killed}. "
 
 
@@ -92,6 +92,6 @@ def _machine_memory() -> MemoryLimit | None:
     try:
         fields = dict(line.split(":") for line in _MEMORY.read_text().splitlines())
         total, available = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
-    except (OSError, ValueError, KeyError):  # what can be said of the death is worth more
+    except (OSError, ValueError, KeyError):  # the rest of the message is still worth having
         return None
     return MemoryLimit(total, total - available)

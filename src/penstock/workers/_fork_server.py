@@ -1,8 +1,8 @@
-"""The fork server: imports what workers need once, then forks one in milliseconds whenever asked.
+"""The fork server: imports what workers need once, then forks a worker in milliseconds whenever asked.
 
-It starts as a fresh interpreter, so it has no threads, locks or open files of the owner, and does not import the
-user's script. It tells the owner how each of its workers ended. It is itself a worker: its program is to fork others.
-The owner's end is `_running_servers.py`.
+It starts as a fresh interpreter, so it has none of the owner's threads, locks or open files, and does not import the
+user's script. It reports to the owner how each of its workers ended. It is itself a worker: its program is to fork
+others. The owner's end is `_running_servers.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REAP_SECONDS = 0.05
 
 
 class ServerNews(NamedTuple):
-    """Server: a worker of this number has started, with this process id; or has ended, with this exit code."""
+    """From the server: the worker with this number has started, with this process id; or ended, with this exit code."""
 
     kind: Literal["started", "ended"]
     number: int
@@ -36,13 +36,13 @@ class ForkServer:
     """The server's program."""
 
     warm_up: Callable[[], None]
-    """A function of a module: imports, and compiles or loads, what every worker would otherwise on its own."""
+    """A function in a module: imports, and compiles or loads, what every worker would otherwise do by itself."""
 
     def run(self, channel: Channel, life_line: int) -> None:
-        """Fork when asked, reap what has ended, and tell the owner of both."""
+        """Fork when asked, reap workers that have ended, and report both to the owner."""
         gc.disable()
         self.warm_up()
-        gc.freeze()  # workers look for garbage among what they make, and copy no page of what they share to do it
+        gc.freeze()  # else collecting garbage in a worker would copy the pages it shares
         numbers: dict[int, int] = {}
         news: deque[ServerNews] = deque()
         while True:
@@ -57,9 +57,9 @@ class ForkServer:
 
 
 def _fork(number: int, descriptors: tuple[int, ...], own_life_line: int, numbers: dict[int, int]) -> ServerNews:
-    """Fork a worker that is sent the descriptors of its channel and of its crew's life-line."""
+    """Fork a worker with these descriptors: its channel and its crew's life-line."""
     channel, life_line = descriptors
-    hold_signals()  # until the child has handlers of its own again: the hook in `_forks.py` takes the server's away
+    hold_signals()  # until the child has its own handlers: the hook in `_forks.py` removes the server's
     pid = os.fork()
     if pid == 0:
         os.close(own_life_line)
@@ -72,7 +72,7 @@ def _fork(number: int, descriptors: tuple[int, ...], own_life_line: int, numbers
 
 
 def _kill(number: int, numbers: Mapping[int, int]) -> None:
-    """End a worker that has closed its channel; it is this process's child, so its pid cannot be another's yet."""
+    """End a worker that has closed its channel; it is not reaped yet, so its pid cannot belong to another process."""
     for pid, each in numbers.items():
         if each == number:
             os.kill(pid, signal.SIGKILL)
@@ -87,7 +87,7 @@ def _reap(numbers: dict[int, int]) -> Iterator[ServerNews]:
 
 
 def _tell(channel: Channel, news: deque[ServerNews]) -> None:
-    """Say what the owner has room for; it reads only when it starts a worker, or misses one."""
+    """Send as much news as the owner has room for; it reads only when it starts a worker, or misses one."""
     with contextlib.suppress(BlockingIOError):
         while news:
             channel.send(news[0], is_patient=False)

@@ -1,4 +1,4 @@
-"""One hook for every fork: what a child must let go of, because it belongs to the process that forked it.
+"""One hook for every fork: a child lets go of whatever belongs to the process that forked it.
 
 A forked child has copies of the parent's channels, life-lines and queues. If it kept them, nobody would see the
 parent's workers die, and workers would outlive their owner.
@@ -15,7 +15,7 @@ class Abandonable(Protocol):
     """Something that belongs to the process that made it."""
 
     def abandon(self) -> None:
-        """In a forked child: let go of it, without ending it in the parent."""
+        """In a forked child: let go of it without ending it in the parent."""
         ...
 
 
@@ -23,7 +23,7 @@ _owned: weakref.WeakSet[Abandonable] = weakref.WeakSet()
 
 
 def abandon_in_forks(owned: Abandonable) -> None:
-    """Have `owned.abandon()` called in children that this process forks, for as long as it lives."""
+    """Call `owned.abandon()` in every child that this process forks while `owned` lives."""
     _owned.add(owned)
 
 

@@ -1,9 +1,9 @@
-"""Whether forked workers hold a lock of `multiprocessing`, and so must not be killed just now.
+"""Whether forked workers hold a `multiprocessing` lock, and so must not be killed just now.
 
-A fork has every lock that its owner ever made, and one that dies with a lock leaves it locked for ever. Most never
-touch them: a progress bar of tqdm's makes one. So they are stopped for a moment, in which they can take none,
-and the owner looks at its locks: where each is as it was made, nobody holds any. What is in a queue
-counts as held, too: a queue counts its items down from the most that it may have, as a semaphore does.
+A fork has every lock that its owner ever made, and one that dies holding a lock leaves it locked for ever. Most never
+touch them: the lock may just be that of a tqdm progress bar. So forks are stopped for a moment, in which they cannot
+take any, and the owner looks at its locks: if each has its initial value, nobody holds one. Items in a queue count as
+held, too: like a semaphore, a queue counts down from its maximum size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STOP_SECONDS = 0.1
 
 
 def find_locks() -> list[Any]:
-    """The locks of this process, which forks of it have as well; `multiprocessing` remembers them for its own forks."""
+    """The locks of this process, which its forks share; `multiprocessing` registers them for its own forks."""
     synchronize = sys.modules.get("multiprocessing.synchronize")
     registry = getattr(util, "_afterfork_registry", {})
     if synchronize is None:
@@ -30,7 +30,7 @@ def find_locks() -> list[Any]:
 
 
 def stop_without_locks(pids: Iterable[int]) -> bool:
-    """Whether none of these children holds a lock; then they are stopped, to be killed, and else they go on."""
+    """Whether none of these children holds a lock; if so they stay stopped, to be killed, otherwise they go on."""
     pids = list(pids)
     _send(signal.SIGSTOP, pids)
     deadline = time.monotonic() + _STOP_SECONDS
@@ -47,7 +47,7 @@ def _is_free(lock: Any) -> bool:
 
 
 def _has_stopped(pid: int, deadline: float) -> bool:
-    """Whether a child has stopped or ended, waiting a moment for it: one that waits for a disk does neither."""
+    """Whether a child stops or ends before the deadline: one that waits for a disk does neither."""
     while time.monotonic() < deadline:
         try:
             if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:

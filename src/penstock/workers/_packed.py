@@ -1,4 +1,4 @@
-"""Values that are sent to worker processes, with how to import the user's script if a function of it is among them."""
+"""Values sent to worker processes, and how to import the user's script if they contain a function from it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from typing import Any
 
 _SCRIPT_NAMES = (b"__main__", b"__mp_main__")
-"""What the script's functions say they are of: run as a program, or imported by a spawned process, as a trainer is."""
+"""The module that a script's functions belong to: run as a program, or imported by a spawned process such as a rank."""
 _is_importing_script = False
-"""Whether the user's script is being imported in this worker: it must not start workers of its own then."""
+"""Whether this worker is importing the user's script, which must not start workers of its own then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A pickled value. The script is imported only by a process that loads a value with a function of it."""
+    """A pickled value. The user's script is imported only if the value contains a function from it."""
 
     data: bytes | memoryview
     script: dict[str, Any] | None
-    """How to import it, in the words of `multiprocessing.spawn.prepare`; or `package`, a package's `__main__`."""
+    """How to import it, as `multiprocessing.spawn.prepare` expects it; `package` names a package with a `__main__`."""
 
     @classmethod
     def pack(cls, value: Any, *, otherwise: str, dump: Callable[[Any], bytes] = pickle.dumps) -> Packed:
-        """Pickle a value; `otherwise` ends the advice in an error: what else can be done than to use a module.
+        """Pickle a value; `otherwise` ends the advice in an error: the alternative to using a module.
 
         Raises:
-            TypeError: it cannot be pickled, or holds a function of an interactive session.
+            TypeError: it cannot be pickled, or contains a function from an interactive session.
         """
         try:
             data = dump(value)
@@ -42,7 +42,7 @@ class Packed:
         return cls(data, _find_script(otherwise) if any(name in data for name in _SCRIPT_NAMES) else None)
 
     def load(self, buffers: Sequence[memoryview] = ()) -> Any:
-        """The value, in the process it was sent to; with the buffers that `dump` set aside."""
+        """The value, in the process it was sent to, given the buffers that `dump` set aside."""
         if self.script is not None:
             _import_script(self.script)
         return pickle.loads(self.data, buffers=buffers)  # noqa: S301 - sent by the owner of this process
@@ -54,11 +54,11 @@ def is_importing_script() -> bool:
 
 
 def check_not_importing_script() -> None:
-    """Refuse to start workers from a script that a worker is importing: there would be no end to it."""
+    """Refuse to start workers from a script that a worker is importing: it would never end."""
     if is_importing_script():
         raise RuntimeError(
-            "This script starts worker processes while a worker imports it, because a function of it is used there. "
-            "Put what the script does under `if __name__ == '__main__':`, or the function into a module of its own."
+            "This script starts worker processes while a worker imports it to find one of its functions. "
+            "Put what the script does under `if __name__ == '__main__':`, or move the function to its own module."
         )
 
 
@@ -74,7 +74,7 @@ def _import_script(script: dict[str, Any]) -> None:
 
 
 def _import_package(name: str) -> None:
-    """Run a package's `__main__` under the name of a spawned process's script; `multiprocessing` leaves it out."""
+    """Run a package's `__main__` as a spawned process's script, which `multiprocessing` does not do."""
     main = types.ModuleType("__mp_main__")
     main.__dict__.update(runpy.run_module(name, run_name="__mp_main__", alter_sys=True))
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
@@ -84,12 +84,12 @@ def _find_script(otherwise: str) -> dict[str, Any]:
     main = sys.modules["__main__"]
     found = {"sys_path": list(sys.path), "sys_argv": list(sys.argv)}
     name = getattr(getattr(main, "__spec__", None), "name", None)
-    if name is not None and name != "__main__":  # that is a folder or an archive, run by its path
+    if name is not None and name != "__main__":  # "__main__" is a folder or an archive, run by its path
         return {**found, "package" if name.endswith(".__main__") else "init_main_from_name": name}
     path = getattr(main, "__file__", None)
     if path is None or not os.path.exists(path):  # "<stdin>"
         raise TypeError(
-            "A function or class lives in a notebook or an interactive session, where worker processes cannot find it. "
-            f"Put it into a module (a cell can write one: `%%writefile functions.py`), or {otherwise}"
+            "A function or class is defined in a notebook or an interactive session, where worker processes cannot "
+            f"find it. Put it in a module (a cell can write one: `%%writefile functions.py`), or {otherwise}"
         )
     return {**found, "init_main_from_path": os.path.abspath(path)}

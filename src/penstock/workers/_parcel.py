@@ -1,7 +1,7 @@
-"""A program as it is sent to worker processes: pickled once, in memory that all of them map.
+"""A program on its way to worker processes: pickled once, in memory that all of them map.
 
 Large arrays and tensors lie beside the pickle. Each worker maps the memory privately: nothing is copied until a worker
-writes to it, and what it writes is its own. Descriptors that the program takes along travel beside the message.
+writes to it, and its writes stay its own. Descriptors that the program needs are sent with the message.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LOCKS = b"multiprocessing.synchronize"
 _TRACKED = b"multiprocessing.shared_memory"
 
 _Message = tuple[dict[str, Any] | None, list[tuple[int, int]], bool]
-"""(how to import the user's script, where the pickle and its buffers lie, whether the tracker comes along)"""
+"""(how to import the user's script, where the pickle and its buffers lie, whether the tracker's descriptor is last)"""
 
 
 class Parcel:
     """A program, ready to be sent to any number of workers.
 
     Raises:
-        TypeError: it cannot be pickled, or holds a function of an interactive session.
+        TypeError: it cannot be pickled, or contains a function from an interactive session.
     """
 
     def __init__(self, program: Any, *, otherwise: str) -> None:
@@ -44,7 +44,7 @@ class Parcel:
         self.has_locks = _LOCKS in packed.data
         """Whether a worker may hold a lock that others wait for."""
         is_tracked = _TRACKED in packed.data
-        if is_tracked:  # a process that uses a named segment would start a tracker of its own, which removes it
+        if is_tracked:  # else a worker using a named segment would start its own tracker, which removes the segment
             tracker = resource_tracker.getfd()
             assert tracker is not None
             departing.duplicate_for_child(tracker)
@@ -53,12 +53,12 @@ class Parcel:
         self._message: _Message = (packed.script, spans, is_tracked)
         self._descriptors = (memory, *departing.descriptors.values())
         self.close = weakref.finalize(self, _close, self._descriptors)
-        """Let go of the memory; twice is as good. No worker can be started after it."""
+        """Let go of the memory; idempotent. No worker can be started after it."""
         self.close.atexit = False
         abandon_in_forks(self)
 
     def send(self, channel: Channel) -> None:
-        """Send it; if the worker is dead already, the end of its channel will say so."""
+        """Send it; if the worker is already dead, its channel will report the end of file."""
         with contextlib.suppress(ConnectionError):
             rest = self._descriptors
             while len(rest) > MAX_DESCRIPTORS:
@@ -72,7 +72,7 @@ class Parcel:
 
     def _dump(self, value: Any, departing: Departing) -> bytes:
         file = io.BytesIO()
-        context.set_spawning_popen(departing)  # type: ignore[arg-type] # it has what is asked of one
+        context.set_spawning_popen(departing)  # type: ignore[arg-type] # it has the methods that are called
         try:
             ProgramPickler(file, self._keep).dump(value)
         finally:
@@ -110,7 +110,7 @@ def _load(message: _Message, descriptors: tuple[int, ...]) -> Any:
 
 
 def _write(parts: list[Any]) -> tuple[int, list[tuple[int, int]]]:
-    """(descriptor of anonymous memory with all parts in it, where in it each of them is)."""
+    """(descriptor of anonymous memory that holds all parts, where each of them lies in it)."""
     memory = create_shared_memory("penstock-program", sum(len(part) + _ALIGNMENT for part in parts))
     spans, end = [], 0
     with open(memory, "wb", closefd=False) as file:

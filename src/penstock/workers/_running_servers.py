@@ -1,10 +1,10 @@
-"""Fork servers of this process: one for all who want the same, started with the first of them and ended with the last.
+"""The fork servers of this process: one for each kind, started for its first user and ended after its last.
 
-Until a server forks, it spends 0.43 s of a processor: 0.04 on the interpreter and its library, 0.08 on numpy, 0.11 on
+Before a server can fork, it spends 0.43 s of CPU time: 0.04 on the interpreter and its library, 0.08 on numpy, 0.11 on
 what workers run, 0.12 on numba and 0.08 on its first kernels; a fork takes milliseconds. So crews that are open at the
-same time share a server, and who will need one soon can have it started. What workers inherit from their server is part
-of what "the same" means: a program that changes its environment, its import path or the processors it may use gets
-another server for its next worker.
+same time share a server, and a caller that will need one soon can have it started early. What workers inherit from
+their server is part of its kind: a program that changes its environment, its import path or the processors it may use
+gets another server for its next worker.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from penstock.workers._starting import END_SECONDS, occupy_standard_descriptors,
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What a server is to be; those who wish for the same share one."""
+class _Kind:
+    """What a server is like; crews that need the same kind share one."""
 
     warm_up: Callable[[], None]
     environment: tuple[tuple[str, str], ...]
     inherited: tuple[object, ...]
-    """What else its forks have from it."""
+    """What else its forks inherit."""
 
     @classmethod
-    def now(cls, environment: Mapping[str, str], warm_up: Callable[[], None]) -> _Wish:
-        """A server that is like this process at this moment."""
+    def now(cls, environment: Mapping[str, str], warm_up: Callable[[], None]) -> _Kind:
+        """A server like this process at this moment."""
         files: tuple[str | int, ...] = (".", 1, 2)
         inherited = (
             tuple(sys.path),
@@ -60,10 +60,10 @@ def _describe_file(file: str | int) -> tuple[int, int] | None:
 
 
 class RunningServer:
-    """The owner's end of a server. Any thread may ask, and a finaliser in the middle of anything."""
+    """The owner's end of a server. Any thread may use it, and so may a finaliser in the middle of anything."""
 
-    def __init__(self, wish: _Wish) -> None:
-        self.wish = wish
+    def __init__(self, kind: _Kind) -> None:
+        self.kind = kind
         self.num_leases = 0
         self._lock = threading.RLock()
         self._numbers = itertools.count()
@@ -71,9 +71,9 @@ class RunningServer:
         self._codes: dict[int, int] = {}
         self._is_closed = False
         occupy_standard_descriptors()
-        program = Parcel(ForkServer(wish.warm_up), otherwise="use a function of one.")
+        program = Parcel(ForkServer(kind.warm_up), otherwise="use a function from one.")
         reader, self._life_line = os.pipe()
-        self._channel, self._process = start_interpreter(reader, dict(wish.environment), program)
+        self._channel, self._process = start_interpreter(reader, dict(kind.environment), program)
         os.close(reader)
         program.close()
 
@@ -83,7 +83,7 @@ class RunningServer:
         return self.num_leases > 1
 
     def fork(self, channel: Channel, life_line: int) -> int:
-        """Ask for a worker with this channel and this life-line; return its number among the server's.
+        """Ask for a worker with this channel and this life-line; return its number on the server.
 
         Raises:
             ConnectionError: the server is dead.
@@ -95,13 +95,13 @@ class RunningServer:
         return number
 
     def find_pid(self, number: int) -> int | None:
-        """The process id of a worker, as far as the server has told."""
+        """The process id of a worker, if the server has reported it."""
         with self._lock:
             self._read_news()
             return self._pids.get(number)
 
     def wait_for_end(self, number: int, seconds: float) -> bool:
-        """Whether the server has seen a worker end, waiting so long for it."""
+        """Whether the server has seen a worker end, waiting at most this long."""
         deadline = time.monotonic() + seconds
         with self._lock:
             while number not in self._codes and time.monotonic() < deadline:
@@ -110,13 +110,13 @@ class RunningServer:
             return number in self._codes
 
     def kill(self, number: int) -> None:
-        """Have a worker killed; a server that is dead cannot."""
+        """Have a worker killed; does nothing if the server is dead."""
         with self._lock, contextlib.suppress(ConnectionError):
             if not self._is_closed:
                 self._channel.send(number)  # without a channel
 
     def forget(self, number: int) -> tuple[int | None, int | None]:
-        """(process id, exit code) of a worker that nobody will ask for again, as far as they are known."""
+        """(process id, exit code) of a worker that nobody will ask about again, as far as they are known."""
         with self._lock:
             return self._pids.pop(number, None), self._codes.pop(number, None)
 
@@ -126,11 +126,11 @@ class RunningServer:
             wait_for(self._process, END_SECONDS)
 
     def abandon(self) -> None:
-        """In a forked child: let go of it without ending it."""
+        """In a forked child: let go of the server without ending it."""
         self._let_go()
 
     def _let_go(self) -> bool:
-        """Close what belongs to it; whether that was still to be done."""
+        """Close the channel and the life-line; False if that was done before."""
         if self._is_closed:
             return False
         self._is_closed = True
@@ -139,7 +139,7 @@ class RunningServer:
         return True
 
     def _read_news(self, seconds: float = 0.0) -> bool:
-        """Read what the server says, waiting at most so long for the first word; False when it is gone."""
+        """Read what the server reports, waiting at most this long for the first message; False if it is gone."""
         while not self._is_closed and self._channel.has_news(seconds):
             try:
                 (kind, number, value), _ = self._channel.receive()
@@ -151,24 +151,24 @@ class RunningServer:
 
 
 class _RunningServers:
-    """All of this process."""
+    """All fork servers of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._servers: dict[_Wish, RunningServer] = {}
+        self._servers: dict[_Kind, RunningServer] = {}
         abandon_in_forks(self)
 
-    def lend(self, wish: _Wish) -> RunningServer:
-        """The server that is wished for, started if it does not run yet."""
+    def lend(self, kind: _Kind) -> RunningServer:
+        """A server of this kind, started if none is running."""
         with self._lock:
-            server = self._servers.get(wish)
+            server = self._servers.get(kind)
             if server is None:
-                server = self._servers[wish] = RunningServer(wish)
+                server = self._servers[kind] = RunningServer(kind)
             server.num_leases += 1
             return server
 
     def take_back(self, server: RunningServer) -> None:
-        """One who had the server needs it no longer."""
+        """End one lease; the server ends with the last."""
         with self._lock:
             server.num_leases -= 1
             if server.num_leases > 0:
@@ -177,10 +177,10 @@ class _RunningServers:
         server.close()
 
     def drop(self, server: RunningServer) -> None:
-        """Lend this one to nobody else: it is dead, or about to end."""
+        """Do not lend this one again: it is dead, or about to end."""
         with self._lock:
-            if self._servers.get(server.wish) is server:
-                del self._servers[server.wish]
+            if self._servers.get(server.kind) is server:
+                del self._servers[server.kind]
 
     def abandon(self) -> None:
         """In a forked child, where another thread may hold the lock for ever."""
@@ -196,21 +196,21 @@ class ServerLease:
     """The use of a fork server: it runs at least until this is closed or forgotten.
 
     Args:
-        environment: Variables that the server's workers get beside those of this process.
-        warm_up: What the server does before it forks: a function of a module.
+        environment: Variables that the server's workers get in addition to those of this process.
+        warm_up: What the server does before it forks: a function in a module.
     """
 
     def __init__(self, environment: Mapping[str, str], warm_up: Callable[[], None]) -> None:
-        self.server = _running_servers.lend(_Wish.now(environment, warm_up))
+        self.server = _running_servers.lend(_Kind.now(environment, warm_up))
         self.close = weakref.finalize(self, _running_servers.take_back, self.server)
-        """Give it back; twice is as good."""
+        """Give it back; idempotent."""
 
     def report_dead(self) -> None:
-        """Have the next lease get another server."""
+        """Make the next lease get another server."""
         _running_servers.drop(self.server)
 
 
 def lease_early(environment: Mapping[str, str], warm_up: Callable[[], None]) -> ServerLease | None:
-    """Have a server start that will be needed soon; not where a spawned process only imports the user's script."""
+    """Start a server that will be needed soon; None in a spawned process that is only importing the user's script."""
     is_importing = is_importing_script() or getattr(multiprocessing.current_process(), "_inheriting", False)
     return None if is_importing else ServerLease(environment, warm_up)

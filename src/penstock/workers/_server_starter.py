@@ -1,4 +1,4 @@
-"""Starting workers by a fork server, and learning how they ended from it."""
+"""Start workers through a fork server, and learn from it how they ended."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ForkServerStarter:
         self._warm_up = warm_up
         self._lease: ServerLease | None = None
         self._forked: dict[int, tuple[RunningServer, int]] = {}
-        """Which server each worker came from, and its number there."""
+        """Which server forked each worker, and its number there."""
 
     def start(self, number: int) -> WorkerProcess:
-        """Ask the server for a fork; a server that was killed is replaced."""
+        """Ask the server for a fork; if the server was killed, start another."""
         ours, theirs = Channel.pair()
         try:
             self._forked[number] = self._fork(theirs)
@@ -53,7 +53,7 @@ class ForkServerStarter:
         return code
 
     def close(self) -> None:
-        """Wait for the workers if the server goes on for others, and else for the server, which ends after them."""
+        """Wait for the workers if others still use the server, otherwise for the server, which ends after them."""
         deadline = time.monotonic() + END_SECONDS
         for server, number in self._forked.values():
             if server.is_shared:

@@ -1,12 +1,12 @@
-"""Memory that processes share through a descriptor: no name anywhere, gone with the last process that has it.
+"""Memory that processes share through a descriptor: it has no name, and is gone with the last process that has it.
 
-It is a memory file (`memfd_create`). Some containers forbid that call; there it is a file without a name (`O_TMPFILE`),
-in /dev/shm, or in the folder for temporary files where /dev/shm is missing or small. No process can leave one behind,
-not even one that is killed while it makes it, as a file that is created and then unlinked could be. Pythons that are
-built for old systems, as uv's and conda's are, have no `os.memfd_create`: the C library is called instead.
+It is a memory file (`memfd_create`). Some containers forbid that call; there it is an unnamed file (`O_TMPFILE`) in
+/dev/shm, or in the temporary folder if /dev/shm is missing or small. No process can leave one behind, even if it is
+killed half-way, as could happen with a file that is created and then unlinked. Pythons built for old systems, such as
+uv's and conda's, lack `os.memfd_create`: the C library is called instead.
 
-Such a file system can be full. Writing to mapped memory that it has no room for kills a process (SIGBUS), so room is
-taken when memory is made or grows, and having none is an error then.
+A file system can be full, and writing to mapped memory that it has no room for kills the process (SIGBUS). So room is
+reserved when memory is created or grows, and a lack of it is an error then.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import ctypes
 import errno
 import os
 
-_FOLDER = "/dev/shm"  # noqa: S108 - files without a name: nobody can be there first
+_FOLDER = "/dev/shm"  # noqa: S108 - unnamed files: nobody can get there first
 _ENOUGH_BYTES = 1 << 30
-"""Room that makes /dev/shm better than a disk; containers often have 64 MB there."""
+"""With this much room, /dev/shm is better than a disk; containers often have 64 MB there."""
 _FORBIDDEN = (errno.ENOSYS, errno.EPERM, errno.EACCES)
 _MFD_CLOEXEC = 1  # from linux/memfd.h
-_O_TMPFILE = getattr(os, "O_TMPFILE", 0o20000000 | os.O_DIRECTORY)  # Python leaves out what its build did not know
+_O_TMPFILE = getattr(os, "O_TMPFILE", 0o20000000 | os.O_DIRECTORY)  # missing from Pythons built for old systems
 
 
 def create_shared_memory(name: str, num_bytes: int) -> int:
-    """The descriptor of new memory; programs that are started do not inherit it. The name is for people only.
+    """The descriptor of new memory; programs that are started do not inherit it. The name is only for people.
 
     Raises:
-        OSError: there is no way to make it here, no room, or no descriptor is free.
+        OSError: it cannot be made here, there is no room, or no descriptor is free.
     """
     try:
         descriptor = _create_memory_file(name)
@@ -58,9 +58,9 @@ def grow_shared_memory(descriptor: int, num_bytes: int) -> None:
     except OSError as error:
         free = file_system.f_bavail * file_system.f_frsize
         error.add_note(
-            f"Memory files (memfd_create) are forbidden here, so batches are shared through files without a name, and "
-            f"{free:,} bytes are free there. Give the container a larger {_FOLDER} (docker run --shm-size=8g), name a "
-            "folder with room in TMPDIR, or use threads (workers='thread') or fewer workers."
+            f"Memory files (memfd_create) are forbidden here, so batches are shared through unnamed files, and only "
+            f"{free:,} bytes are free for those. Give the container a larger {_FOLDER} (docker run --shm-size=8g), set "
+            "TMPDIR to a folder with room, or use threads (workers='thread') or fewer workers."
         )
         raise
 
@@ -84,9 +84,9 @@ def _create_unnamed_file(forbidden: OSError) -> int:
         except OSError as error:
             failures.append(f"{folder}: {error.strerror}")
     forbidden.add_note(
-        "Processes cannot share memory here: memory files (memfd_create) are forbidden, and files without a name "
-        f"(O_TMPFILE) cannot be made either ({'; '.join(failures)}). Do without worker processes (num_workers=0; for "
-        "plans also workers='thread'), or allow memfd_create in the container's seccomp profile."
+        "Processes cannot share memory here: memory files (memfd_create) are forbidden, and unnamed files (O_TMPFILE) "
+        f"cannot be made either ({'; '.join(failures)}). Do without worker processes (num_workers=0; for plans also "
+        "workers='thread'), or allow memfd_create in the container's seccomp profile."
     )
     raise forbidden
 

@@ -1,8 +1,7 @@
-"""What is said about a worker that is waited for: which, what it is doing, for how long, and whether it can go on.
+"""What to report about a worker that keeps its owner waiting: which, doing what, for how long, and in what state.
 
-A worker that is stopped, or waits for a lock that nobody opens, sends neither an error nor an end of file. So who
-waits for long says so, after half a minute and whenever the time has doubled: soon enough to be found, too seldom to
-fill a log.
+A worker that is stopped, or waits for a lock that is never released, sends neither an error nor an end of file. So a
+long wait is reported after half a minute and each time it has doubled: soon enough to notice, too seldom to fill a log.
 """
 
 from __future__ import annotations
@@ -10,47 +9,47 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-FIRST_WORD_SECONDS = 30.0
+FIRST_REPORT_SECONDS = 30.0
 _STATES = {
     "R": "it is running",
     "S": "it is asleep, waiting for a lock, a network or a process of its own",
-    "D": "it waits for a disk or a network file system",
-    "T": "it is stopped, and goes on after `kill -CONT {pid}`",
+    "D": "it is waiting for a disk or a network file system",
+    "T": "it is stopped; `kill -CONT {pid}` lets it go on",
     "t": "a debugger has stopped it",
 }
-"""By the letter that the kernel has for them; see proc_pid_stat(5)."""
+"""By the kernel's letter for the state; see proc_pid_stat(5)."""
 
 
 class Patience:
-    """When to say that something has been waited for."""
+    """When to report a long wait."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """What was waited for has come; the next wait begins."""
+        """Begin the next wait."""
         self._begin = time.monotonic()
-        self._next_word = FIRST_WORD_SECONDS
+        self._next_report = FIRST_REPORT_SECONDS
 
     @property
     def seconds(self) -> float:
-        """How long this wait has been."""
+        """How long this wait has lasted."""
         return time.monotonic() - self._begin
 
     def is_at_an_end(self) -> bool:
-        """Whether a word is due; after it the next one is when the wait is twice as long."""
+        """Whether a report is due; the next one is due when the wait is twice as long."""
         seconds = self.seconds
-        if seconds < self._next_word:
+        if seconds < self._next_report:
             return False
-        self._next_word = 2 * seconds
+        self._next_report = 2 * seconds
         return True
 
 
 def describe_silence(worker: str, pid: int | None, doing: str, seconds: float) -> str:
     """What a silent worker has been doing, for how long, and what state its process is in."""
-    told = f"{worker}{'' if pid is None else f' (pid {pid})'} has been {doing} for {seconds:.0f} s"
+    wait = f"{worker}{'' if pid is None else f' (pid {pid})'} has been {doing} for {seconds:.0f} s"
     state = "" if pid is None else _describe_state(pid)
-    return f"{told}; {state}." if state else f"{told}."
+    return f"{wait}; {state}." if state else f"{wait}."
 
 
 def _describe_state(pid: int) -> str:

@@ -1,7 +1,7 @@
-"""Starting worker processes, and learning how they ended: by an interpreter for each, or by forking the owner.
+"""Start worker processes, as new interpreters or as forks of the owner, and learn how they ended.
 
-All but forked ones run `_entry.py` first. Each is, or is started by, the head of a process group of its own:
-Ctrl-C in a terminal goes to the owner alone, also while they are starting.
+All but forks run `_entry.py` first. Each is, or is started by, the leader of its own process group:
+Ctrl-C in a terminal goes to the owner alone, even while they are starting.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Literal, Protocol
 
 from penstock.workers import _entry
 from penstock.workers._channel import Channel
+from penstock.workers._cpus import use_one_thread_each
 from penstock.workers._entry import hold_life_line
-from penstock.workers._one_thread import use_one_thread_each
 from penstock.workers._parcel import Parcel
 from penstock.workers._worker import Program, SetupFailed, flush_printed, run_program
 
@@ -27,9 +27,9 @@ StartMethod = Literal["forkserver", "spawn", "fork"]
 Interpreter = subprocess.Popen[bytes]
 
 END_SECONDS = 3.0
-"""How long processes whose life-line is cut are waited for."""
+"""How long to wait for processes whose life-line is cut."""
 EXIT_SECONDS = 1.0
-"""How long a process that closed its channel is waited for."""
+"""How long to wait for a process that closed its channel."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,10 +40,10 @@ class WorkerProcess:
     """Among all that its owner ever started."""
     channel: Channel
     pid: int | None = None
-    """Under a fork server, known only after its death."""
+    """With a fork server, known only after its death."""
 
     def send(self, message: Any, descriptors: tuple[int, ...] = (), *, is_patient: bool = True) -> bool:
-        """Send a message; False when its inbox is full. If it is dead, the end of its channel will say so."""
+        """Send a message; False if its inbox is full. If it is dead, its channel will report the end of file."""
         try:
             self.channel.send(message, descriptors, is_patient=is_patient)
         except BlockingIOError:
@@ -57,7 +57,7 @@ class WorkerProcess:
 
         Raises:
             EOFError: the process is dead.
-            Exception: why its program could not be loaded, or begin.
+            Exception: its program could not be loaded or set up, for this reason.
         """
         message, _ = self.channel.receive()
         if type(message) is SetupFailed:
@@ -66,10 +66,10 @@ class WorkerProcess:
 
 
 class Starter(Protocol):
-    """Starts workers one way or another; nothing runs before the first is asked for."""
+    """One way to start workers; nothing runs until the first is asked for."""
 
     def start(self, number: int) -> WorkerProcess:
-        """Begin to start a worker; it may take a while until it answers."""
+        """Begin to start a worker; it may take a while to answer."""
         ...
 
     def find_pid(self, worker: WorkerProcess) -> int | None:
@@ -77,21 +77,21 @@ class Starter(Protocol):
         ...
 
     def exit_code(self, worker: WorkerProcess) -> int | None:
-        """How a worker ended (minus the signal's number), waiting a moment; None when it cannot be told.
+        """How a worker ended (minus the signal's number), waiting a moment; None if unknown.
 
-        One that closed its channel, but goes on, is killed.
+        If it closed its channel but is still running, it is killed.
         """
         ...
 
     def close(self) -> None:
-        """Wait for everything to be gone; the life-line was cut before."""
+        """Wait for every process to be gone, after the life-line was cut."""
         ...
 
 
 def occupy_standard_descriptors() -> None:
-    """In a program that was started without standard streams, leave their numbers to nothing that is opened later.
+    """In a program started without standard streams, make sure nothing opened later gets their descriptors.
 
-    Else a channel gets one, and is taken for what workers read from and print to.
+    Otherwise a channel could get one, and workers would print into it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -99,7 +99,7 @@ def occupy_standard_descriptors() -> None:
 
 
 def start_interpreter(life_line: int, environment: Mapping[str, str], program: Parcel) -> tuple[Channel, Interpreter]:
-    """Start an interpreter that runs a program; return the owner's end of its channel."""
+    """Start an interpreter that runs a program; return the owner's end of its channel, and the process."""
     ours, theirs = Channel.pair()
     descriptors = (theirs.fileno(), life_line)
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ def start_interpreter(life_line: int, environment: Mapping[str, str], program: P
 
 
 def wait_for(process: Interpreter, seconds: float) -> int | None:
-    """How a process ended; one that takes longer is killed."""
+    """How a process ended; it is killed if it takes longer."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -126,7 +126,7 @@ def wait_for(process: Interpreter, seconds: float) -> int | None:
 
 
 class SpawnStarter:
-    """An interpreter for each worker: slower to start, and nothing is shared with any other."""
+    """A new interpreter for each worker: slower to start, but they share nothing."""
 
     def __init__(self, life_line: int, environment: Mapping[str, str], program: Parcel) -> None:
         self._life_line, self._environment, self._program = life_line, environment, program
@@ -135,7 +135,7 @@ class SpawnStarter:
     def start(self, number: int) -> WorkerProcess:
         """Start an interpreter."""
         for process in self._processes.values():
-            process.poll()  # no zombie stays; how it ended may still be asked
+            process.poll()  # reap zombies; their exit code can still be asked for
         channel, process = start_interpreter(self._life_line, self._environment, self._program)
         self._processes[number] = process
         return WorkerProcess(number, channel, process.pid)
@@ -156,7 +156,7 @@ class SpawnStarter:
 
 
 class ForkStarter:
-    """Forks of the owner: they take any function along, and everything else too. Only on request."""
+    """Forks of the owner: they inherit any function, and everything else too. Only on request."""
 
     def __init__(self, life_line: int, environment: Mapping[str, str], program: Program) -> None:
         self._life_line, self._environment, self._program = life_line, environment, program
@@ -168,9 +168,9 @@ class ForkStarter:
         for pid in list(self._running):
             self._reap(pid)
         ours, theirs = Channel.pair()
-        flush_printed()  # else it is printed twice
+        flush_printed()  # otherwise it is printed twice
         pid = os.fork()
-        if pid == 0:  # the hook in `_forks.py` closed what else is the owner's, the life-line's other end too
+        if pid == 0:  # the hook in `_forks.py` closed the owner's other descriptors, including the life-line's
             ours.close()
             _run_forked(theirs, self._life_line, self._environment, self._program)
         theirs.close()
@@ -204,7 +204,7 @@ class ForkStarter:
             self._reap(pid)
 
     def _reap(self, pid: int) -> None:
-        if pid not in self._running:  # the number may be another child's by now
+        if pid not in self._running:  # the pid may belong to another child by now
             return
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -220,8 +220,8 @@ def _run_forked(channel: Channel, life_line: int, environment: Mapping[str, str]
     try:
         os.setpgid(0, 0)
         held = hold_life_line(life_line)
-        if sys.__stdin__ is not None:  # else 0 may be a file of the user's
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nobody can answer a question that a worker asks
+        if sys.__stdin__ is not None:  # otherwise descriptor 0 may be one of the user's files
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nobody can answer a worker's prompt
         use_one_thread_each(environment)
         run_program(channel, held, program)
     finally:

@@ -21,30 +21,30 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Program(Protocol):
-    """What a worker process does: plain data that can be pickled, with the code to run."""
+    """What a worker process runs: plain data that can be pickled, with its code."""
 
     def run(self, channel: Channel, life_line: int) -> None:
         """Answer the owner's messages until `EOFError`.
 
-        The life-line is held already. Who runs users' functions guards it, who forks passes it on.
+        The life-line is already held. A program that runs users' functions guards it; one that forks passes it on.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SetupFailed:
-    """Worker: my program could not be loaded, or could not begin; this is the last message."""
+    """A worker's last message: its program could not be loaded or set up."""
 
     error: PackedError
 
 
 def run_sent_program(descriptor: int, life_line: int) -> NoReturn:
-    """Be a worker whose owner sends the program as its first message."""
+    """Act as a worker whose owner sends the program as its first message."""
     run_program(Channel.of_descriptor(descriptor), life_line, None)
 
 
 def run_program(channel: Channel, life_line: int, program: Program | None) -> NoReturn:
-    """Be a worker: run the program, or the one that the owner sends first, until the owner closes the channel."""
+    """Act as a worker: run the program, or the one that the owner sends first, until the owner closes the channel."""
     leave_signals_to_owner()
     end = _WorkerEnd(channel)
     abandon_in_forks(end)
@@ -53,15 +53,15 @@ def run_program(channel: Channel, life_line: int, program: Program | None) -> No
         _leave()
     except (EOFError, ConnectionError):
         _leave()
-    except BaseException as error:  # noqa: BLE001 - a mistake of ours: the owner sees the exit, people see the reason
+    except BaseException as error:  # noqa: BLE001 - our own bug: the owner sees the exit, people see the reason
         if isinstance(error, OSError) and error.errno in (errno.EBADF, errno.ENOTSOCK):
-            error.add_note("A function closed a descriptor that is not its own: the channel to this worker's owner.")
+            error.add_note("A function closed a descriptor that was not its own: the channel to this worker's owner.")
         traceback.print_exception(error)
     os._exit(1)
 
 
 def _leave() -> NoReturn:
-    """End well; what was put into a `multiprocessing.Queue` is sent first, by a thread that would end with us."""
+    """Exit cleanly, after sending what was put into a `multiprocessing.Queue`, whose thread would end with us."""
     if "multiprocessing.queues" in sys.modules:
         from multiprocessing import util
 
@@ -76,10 +76,10 @@ def fail_setup(channel: Channel, error: BaseException) -> NoReturn:
 
 
 def leave_signals_to_owner() -> None:
-    """Ctrl-C, and the SIGTERM of a cluster, may reach every process; the owner decides what to do about them.
+    """Ignore Ctrl-C and a cluster's SIGTERM, which may reach every process; the owner decides what to do about them.
 
-    A handler and not SIG_IGN, which programs that the user's functions start would inherit. An event loop of the
-    owner that wakes up with signals would take those of a forked worker for its own.
+    With a handler, not SIG_IGN, which programs that the user's functions start would inherit. And without the wake-up
+    descriptor: an event loop of the owner would take a forked worker's signals for its own.
     """
     signal.set_wakeup_fd(-1)
     for number in _SIGNALS:
@@ -88,24 +88,24 @@ def leave_signals_to_owner() -> None:
 
 
 def hold_signals() -> None:
-    """Keep Ctrl-C and SIGTERM from this thread, and from a process it forks, until they are left to the owner."""
+    """Block Ctrl-C and SIGTERM in this thread, and in a process it forks, until `leave_signals_to_owner`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 def flush_printed() -> None:
-    """Write out what was printed, if there is anywhere to write it."""
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # no stream, a closed one, one that nobody reads
+    """Flush standard output, if there is any."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # no stream, closed, or nobody reads it
         sys.stdout.flush()
 
 
 class _WorkerEnd:
-    """A worker's end of its channel, which children of the user's functions must not keep."""
+    """A worker's end of its channel, which processes that the user's functions fork must not keep."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     def abandon(self) -> None:
-        """A child with the channel would hide this worker's death, and never end when it is terminated."""
+        """Close the channel: a child with it would hide this worker's death. And let SIGTERM end the child again."""
         self._channel.close()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -116,7 +116,7 @@ def _receive_program(channel: Channel) -> Program:
         return cast(Program, receive_program(channel))
     except EOFError:
         raise
-    except BaseException as error:  # noqa: BLE001 - it is raised in the owner
+    except BaseException as error:  # noqa: BLE001 - raised again in the owner
         fail_setup(channel, error)
     finally:
         gc.enable()
