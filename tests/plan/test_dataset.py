@@ -299,7 +299,7 @@ def test_fractions_that_are_none_are_refused(fractions: Mapping[str, float], mes
 
 def test_fractions_without_names_and_seeds_that_are_no_int_are_refused() -> None:
     data = penstock.from_arrays({"x": np.arange(4)})
-    with pytest.raises(TypeError, match="Fractions have names"):
+    with pytest.raises(TypeError, match="Fractions must have names"):
         data.split([0.5, 0.5], seed=0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"split\(seed='1'\): the seed must be an int"):
         data.split({"a": 1.0}, seed="1")  # type: ignore[arg-type]
@@ -506,13 +506,13 @@ def test_arrays_lists_and_byte_strings_become_columns() -> None:
         ({"a": ["x", "yz"]}, "No shard can hold dtype"),
         ({"a": [{}, {}]}, "No shard can hold dtype"),
         ({"a": [None]}, "No shard can hold dtype"),
-        ({"a": [1, [2]]}, "'a': this value cannot be made an array"),
-        ({"a": [[1], [2, [3]]]}, "'a': this value cannot be made an array"),
+        ({"a": [1, [2]]}, "'a': this value cannot be converted to an array"),
+        ({"a": [[1], [2, [3]]]}, "'a': this value cannot be converted to an array"),
         ({"a": [[1], [[2, 3]]]}, "does not fit"),
         ({"a.b": np.arange(3)}, "cannot name a column"),
         ({5: np.arange(3)}, "cannot name a column"),
-        ({"a": penstock.Ragged(np.arange(3), np.array([0, 2]))}, "offsets must rise"),
-        ({"a": penstock.Ragged(np.arange(3), np.array([0, 2, 1, 3]))}, "offsets must rise"),
+        ({"a": penstock.Ragged(np.arange(3), np.array([0, 2]))}, "offsets must be non-decreasing"),
+        ({"a": penstock.Ragged(np.arange(3), np.array([0, 2, 1, 3]))}, "offsets must be non-decreasing"),
     ],
 )
 def test_arrays_that_make_no_dataset_are_refused(arrays: Any, message: str) -> None:

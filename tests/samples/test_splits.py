@@ -97,7 +97,7 @@ def test_what_a_split_cannot_go_by_is_an_error_at_once() -> None:
         ds.split(FRACTIONS, seed=1, by="user")
     with pytest.raises(SchemaError, match="at least one column"):
         ds.split(FRACTIONS, seed=1, by=[])
-    with pytest.raises(ValueError, match="Of 50 samples 0 say which file they are from"):
+    with pytest.raises(ValueError, match="The source file is known for 0 of 50 samples"):
         ds.split(FRACTIONS, seed=1, by="file")
 
 

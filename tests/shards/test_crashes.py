@@ -289,7 +289,7 @@ def test_a_disk_that_refuses_any_call_gives_a_storage_error_or_success(room, mod
             except StorageError as caught:
                 error = caught
         assert len(os.listdir("/proc/self/fd")) == descriptors
-        is_new = error is None or "the new dataset is there" in str(error)
+        is_new = error is None or "the new dataset is in place" in str(error)
         expected = after if is_new else before
         assert contents(path) == expected
         assert error is None or str(room) in str(error)
@@ -307,7 +307,7 @@ def test_a_full_disk_at_any_call_leaves_no_files_behind(room, mode):
             try:
                 change(path, mode)
             except StorageError as error:
-                is_new = "the new dataset is there" in str(error)
+                is_new = "the new dataset is in place" in str(error)
             else:
                 is_new = True
         if is_new:
@@ -351,7 +351,7 @@ def test_a_sync_that_fails_after_the_switch_says_that_the_new_dataset_is_there_a
     sync = next(k for k, name in enumerate(names, start=1) if k > switch and name == "fsync")
     with (
         intercepted(RefuseAt(sync, errno.EIO, forever=False)),
-        pytest.raises(StorageError, match="the new dataset is there, but the disk did not confirm the write"),
+        pytest.raises(StorageError, match="the new dataset is in place, but the disk did not confirm the write"),
     ):
         change(path, "overwrite")
     assert contents(path) == NEW

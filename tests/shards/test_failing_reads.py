@@ -80,7 +80,7 @@ def test_verifying_a_dataset_that_is_overwritten_meanwhile_says_so(small: Path) 
             rewrite(small)
         seen.append(done)
 
-    with pytest.raises(DatasetChanged, match=r"written anew while it was being verified.* Verify it again"):
+    with pytest.raises(DatasetChanged, match=r"rewritten while it was being verified.* Verify it again"):
         penstock.verify(small, on_progress=overwrite_once)
     assert seen
 
@@ -102,7 +102,7 @@ def test_an_interrupt_after_the_commit_says_that_the_samples_are_there(
     monkeypatch.setattr("penstock.shards._workspace.remove_tree", interrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
         writer.close()
-    assert "the new dataset is there" in caught.value.__notes__[0]
+    assert "the new dataset is in place" in caught.value.__notes__[0]
     assert len(penstock.open(small)) == before + 1
 
 

@@ -108,7 +108,7 @@ def test_objects_in_an_npy_file_are_never_unpickled(tmp_path: Path) -> None:
 
 
 def test_a_single_number_is_not_a_dataset(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="holds one number, not samples"):
+    with pytest.raises(FormatError, match="holds a single number, not samples"):
         penstock.open(save_npy(tmp_path / "x.npy", np.array(5)))
 
 
@@ -153,7 +153,7 @@ def test_a_hostile_npy_header_is_a_format_error(header: bytes, version: bytes, t
 
 def test_an_npy_version_that_is_not_known_is_refused(tmp_path: Path) -> None:
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (4,)}\n"
-    with pytest.raises(FormatError, match=r"version \(4, 0\) is not known|we only support"):
+    with pytest.raises(FormatError, match=r"unknown version \(4, 0\)|we only support"):
         penstock.open(npy_with_header(tmp_path / "x.npy", header, version=b"\x04\x00", data=bytes(16)))
 
 
@@ -186,16 +186,16 @@ def test_a_raw_file_is_read_as_nanogpt_reads_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({}, FormatError, r"train\.bin: a raw file does not say what it holds. Give dtype="),
+        ({}, FormatError, r"train\.bin: a raw file does not describe itself. Give dtype="),
         ({"dtype": "uint16", "shape": (-1, 7)}, FormatError, "20 bytes are not a whole number of rows of 14 bytes"),
         ({"dtype": "int64"}, FormatError, "20 bytes are not a whole number of rows of 8"),
         ({"dtype": "uint16", "shape": (5, 3)}, FormatError, r"20 bytes, but uint16 of shape \[5, 3\] takes 30"),
         ({"dtype": "uint16", "shape": (4, 2)}, FormatError, "takes 16"),
         ({"dtype": "uint16", "shape": (-1, 0)}, FormatError, "not a whole number of rows of 0 bytes"),
         ({"dtype": "uint16", "shape": (-1, 2**40, 2**40)}, FormatError, "not a whole number of rows"),
-        ({"dtype": "uint16", "shape": ()}, ValueError, "sizes are not negative"),
-        ({"dtype": "uint16", "shape": (5, -1)}, ValueError, "sizes are not negative"),
-        ({"dtype": "uint16", "shape": (-2,)}, ValueError, "sizes are not negative"),
+        ({"dtype": "uint16", "shape": ()}, ValueError, "sizes must not be negative"),
+        ({"dtype": "uint16", "shape": (5, -1)}, ValueError, "sizes must not be negative"),
+        ({"dtype": "uint16", "shape": (-2,)}, ValueError, "sizes must not be negative"),
         ({"dtype": "u2"}, SchemaError, "'u2' is not a dtype"),
         ({"dtype": "uint16", "column": "a.b"}, SchemaError, "cannot name a column"),
         ({"dtype": "uint16", "io": "pread"}, ValueError, "is adopted as a memory map"),
@@ -299,13 +299,13 @@ def overwrite(path: Path, position: int, raw: bytes) -> None:
         (18, struct.pack("<Q", 2**60), "but its counts need"),
         (18, struct.pack("<Q", 3), "but its counts need"),
         (26, struct.pack("<Q", 2**63), "but its counts need"),
-        (34, struct.pack("<i", -1), "its pointers do not follow its lengths"),
-        (34, struct.pack("<i", 5), "the sequences are not stored in a row"),
-        (34 + 16 + 8, struct.pack("<q", 8), "the sequences are not stored in a row"),
-        (34 + 48, struct.pack("<q", 1), "document borders do not rise from 0 to 4"),
-        (34 + 48 + 8, struct.pack("<q", 5), "document borders do not rise from 0 to 4"),
-        (34 + 48 + 8, struct.pack("<q", -1), "document borders do not rise"),
-        (34 + 48 + 16, struct.pack("<q", 3), "document borders do not rise"),
+        (34, struct.pack("<i", -1), "its pointers do not match its lengths"),
+        (34, struct.pack("<i", 5), "the sequences are not stored back to back"),
+        (34 + 16 + 8, struct.pack("<q", 8), "the sequences are not stored back to back"),
+        (34 + 48, struct.pack("<q", 1), "document boundaries do not rise from 0 to 4"),
+        (34 + 48 + 8, struct.pack("<q", 5), "document boundaries do not rise from 0 to 4"),
+        (34 + 48 + 8, struct.pack("<q", -1), "document boundaries do not rise"),
+        (34 + 48 + 16, struct.pack("<q", 3), "document boundaries do not rise"),
     ],
 )
 def test_a_megatron_index_that_makes_no_sense_is_refused(
@@ -482,7 +482,7 @@ def test_token_windows_of_a_file_with_a_header_are_those_of_one_without(tmp_path
 
 def test_offsets_that_do_not_fit_are_refused(tmp_path):
     (tmp_path / "a.bin").write_bytes(bytes(10))
-    with pytest.raises(FormatError, match="8 bytes behind its header of 2 are not a whole number of rows of 16"):
+    with pytest.raises(FormatError, match="8 bytes after its header of 2 are not a whole number of rows of 16"):
         penstock.open(tmp_path / "a.bin", dtype="float64", shape=(-1, 2), offset=2)
     with pytest.raises(FormatError, match="offset=11, but the file has 10 bytes"):
         penstock.open(tmp_path / "a.bin", dtype="uint8", offset=11)

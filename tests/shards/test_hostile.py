@@ -312,13 +312,13 @@ def change_tensor(name: str, **fields: Any) -> Callable[[dict[str, Any]], None]:
         (put("other", {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}), "lists 10 tensors"),
         (put("label", None), "tensor 'label'"),
         (put("label", nested(900)), "tensor 'label'"),
-        (drop("__metadata__"), "no checksum of its table"),
-        (put("__metadata__", {}), "no checksum of its table"),
-        (put("__metadata__", {"checksums": 5}), "no checksum of its table"),
-        (put("__metadata__", {"checksums": "zz"}), "no checksum of its table"),
-        (put("__metadata__", {"checksums": "00000000"}), "describes other columns"),
-        (lambda header: header["__metadata__"].update(columns="{}"), "describes other columns"),
-        (lambda header: header["__metadata__"].update(format="pt"), "describes other columns"),
+        (drop("__metadata__"), "no checksum of the table"),
+        (put("__metadata__", {}), "no checksum of the table"),
+        (put("__metadata__", {"checksums": 5}), "no checksum of the table"),
+        (put("__metadata__", {"checksums": "zz"}), "no checksum of the table"),
+        (put("__metadata__", {"checksums": "00000000"}), "describes columns other"),
+        (lambda header: header["__metadata__"].update(columns="{}"), "describes columns other"),
+        (lambda header: header["__metadata__"].update(format="pt"), "describes columns other"),
         (
             lambda header: header.update(
                 {f"t{n}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(10_000)}

@@ -153,7 +153,7 @@ def test_content_that_is_no_object_is_refused(noted: Path, data: bytes) -> None:
 )
 def test_origins_that_lead_nowhere_are_refused_by_name(noted: Path, origins: Any) -> None:
     file = add_provenance(noted, {"origins": origins})
-    with pytest.raises(FormatError, match=f"{file}: its origins of samples are not files and splits"):
+    with pytest.raises(FormatError, match=f"{file}: 'origins' must be files and splits"):
         penstock.open(noted).origin(3)
 
 
@@ -184,7 +184,7 @@ def test_one_larger_than_memory_is_verified_all_the_same_and_a_named_error_for_w
 
     def use() -> list[str]:
         resource.setrlimit(resource.RLIMIT_AS, (addresses_in_use() + (256 << 20),) * 2)
-        with pytest.raises(StorageError, match=f"{file}: its 1,073,741,824 bytes do not fit into memory"):
+        with pytest.raises(StorageError, match=f"{file}: its 1,073,741,824 bytes do not fit in memory"):
             read_provenance(noted, read_manifest(noted))
         return list(penstock.verify(noted).faults)
 

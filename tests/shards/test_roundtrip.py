@@ -351,7 +351,7 @@ def test_columns_of_many_blocks_and_windows_are_read_right(tmp_path: Path) -> No
         ("bfloat16", np.zeros((), "V2"), "is not a number"),
         ("int64", "5", "str is not a number"),
         ("int64", None, "NoneType is not a number"),
-        ("int64[*]", [1, [2]], "this value cannot be made an array"),
+        ("int64[*]", [1, [2]], "this value cannot be converted to an array"),
         ("int64", 2**64, "is not a number"),
         ("bytes", "text", "holds bytes, not str: encode it"),
         ("bytes", 5, "holds bytes; int is not"),
@@ -382,7 +382,7 @@ def test_a_ragged_whose_offsets_are_unsound_is_refused(offsets: list[int], tmp_p
     ragged = penstock.Ragged(np.arange(3), np.array(offsets, np.int64))
     with (
         penstock.DatasetWriter(tmp_path / "ds", {"x": "int64[*]"}) as writer,
-        pytest.raises(SchemaError, match="offsets must rise from 0 to the number of values"),
+        pytest.raises(SchemaError, match="offsets must be non-decreasing, from 0 to the number of values"),
     ):
         writer.write_batch({"x": ragged})
 

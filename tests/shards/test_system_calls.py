@@ -65,7 +65,7 @@ def test_a_writer_hit_at_any_system_call_leaves_the_old_dataset_or_the_new_one(
         assert outcome.is_done or fault.action != "shorten", outcome
         found = contents(path)
         assert found in (before, after)
-        if outcome.is_done or "the new dataset is there" in outcome.message:
+        if outcome.is_done or "the new dataset is in place" in outcome.message:
             assert found == after
         elif outcome.error:
             assert found == before

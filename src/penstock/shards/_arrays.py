@@ -1,4 +1,4 @@
-"""Columns that are arrays already: in RAM, or a foreign file mapped as it is.
+"""Columns that already are arrays: in RAM, or a foreign file mapped in place.
 
 The same interface as a dataset folder, over one shard that is always open.
 """
@@ -26,7 +26,7 @@ from penstock.shards._table import COUNT, FILE, OFFSETS, READY, SIZE, STATE, VAL
 class ArrayStorage:
     """Random access to columns held in memory.
 
-    `file` is what they are mapped from, if anything; `identity` names the data without reading all of it.
+    `file` is what they are mapped from, if anything; `identity` identifies the data without reading all of it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ArrayStorage:
         gather_spans(self, column, spans, out)
 
     def lengths_of(self, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Lengths of samples of a ragged column; indices count from the front."""
+        """Lengths of samples of a ragged column; indices must not be negative."""
         return gather_lengths(self, column, indices)
 
     @property
@@ -122,13 +122,13 @@ class ArrayStorage:
         """Nothing to announce: arrays in RAM are here, and foreign files are left to the kernel."""
 
     def release(self, column: Column, begin: int, end: int) -> None:
-        """Nothing to release: what is in RAM stays there."""
+        """Nothing to release: arrays stay in RAM."""
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Nothing to check: neither RAM nor foreign files carry checksums."""
 
     def prepare(self, column: Column, index: int) -> None:
-        """Raise if the file shrank, or if the offsets of a sample leave it."""
+        """Raise if the file shrank, or if a sample's offsets point outside it."""
         self._check_size()
         stored = self._columns[column.name]
         if isinstance(stored, Ragged):
@@ -187,7 +187,7 @@ def storage_of_arrays(arrays: Mapping[str, Any], attributes: Mapping[str, Any] |
 
 
 def _own(column: Column, value: Any) -> Ragged | NDArray[Any]:
-    """`value` as contiguous arrays: kernels read them by address."""
+    """`value` as contiguous arrays, which kernels can read by address."""
     stored = convert_batch(column, value)
     if isinstance(stored, Ragged):
         values, offsets = np.ascontiguousarray(stored.values), np.ascontiguousarray(stored.offsets)
@@ -196,7 +196,7 @@ def _own(column: Column, value: Any) -> Ragged | NDArray[Any]:
 
 
 def _spec(name: str, value: Any) -> str:
-    """Type of the column that `value` needs."""
+    """Type of the column that can hold `value`."""
     if isinstance(value, Ragged):
         values = value.values
         return "bytes" if value.is_bytes else Column(name, values.dtype, values.shape[1:], "ragged").spec
@@ -218,4 +218,4 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise SchemaError(f"Column {name!r}: this value cannot be made an array: {error}") from None
+        raise SchemaError(f"Column {name!r}: this value cannot be converted to an array: {error}") from None

@@ -1,22 +1,22 @@
-"""Which blocks of a shard were checked, and checking them.
+"""Check the blocks of a shard, and remember which were checked.
 
-    reader meets a block -> checked already? -> go on
+    reader needs a block -> already checked? -> go on
                           | no
                           v
-                         check it, and with it the rest of its window where blocks are met in order
-                          | the two windows before were checked, too
+                         check it, and the rest of its window if blocks are read in order
+                          | the two windows before it were checked, too
                           v
-                         a second thread checks the next `_AHEAD` windows meanwhile (`_look_ahead`)
+                         a second thread checks the next blocks meanwhile (`_look_ahead`)
 
-A block is checked once, before its first use, outside the gather. Where blocks are met in order, a window of eight
-(4 MiB) is checked by one call; where they are met at random only the block itself is, so that a sample pulls half a
-megabyte from disk and not a shard.
+A block is checked once, before its first use, outside the gather. If blocks are read in order, a window of eight
+(4 MiB) is checked by one call; if they are read at random, only the block itself is, so that a sample pulls half a
+megabyte from disk and not a whole shard.
 
 # NOTE [nothing is lost ahead]
-#   A window that is damaged or cannot be read stays unchecked, and that is all. The reader who comes to it checks
-#   again, and raises there: the error names file and block, and comes only with their first use. A reader who comes
-#   before the thread does checks for itself. The last block of a tensor is always left to a reader, who then notes
-#   that all of it was checked.
+#   A window that is damaged or cannot be read simply stays unchecked. The reader that gets to it checks it again and
+#   raises there, so the error names file and block, and comes only with their first use. A reader that gets there
+#   before the thread checks for itself. The last block of a tensor is always left to a reader, which then records
+#   that all of the tensor was checked.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from penstock.shards._look_ahead import LOOK_AHEAD
 
 WINDOW_BYTES = 4 << 20
 _WINDOW = WINDOW_BYTES // BLOCK_BYTES
-_AHEAD = 16 * _WINDOW  # a reader checks one window in 17, and one who stops has wasted 64 MiB of checking at most
+_AHEAD = 16 * _WINDOW  # a reader checks one window in 17; if it stops, at most 64 MiB of checking were wasted
 
 
 class Checks:
-    """What was checked of one shard. Outlives the open file, and is dropped when the file changed."""
+    """Which blocks of one shard were checked. Outlives the open file, and is dropped if the file changes."""
 
     def __init__(self, identity: tuple[int, ...]) -> None:
         self.identity = identity
@@ -68,7 +68,7 @@ class ChecksumBlocks:
         return self._file.read(start + begin, start + end)
 
     def check_block(self, tensor: Tensor, block: int) -> None:
-        """Check one block of a tensor, whatever was checked before."""
+        """Check one block of a tensor, even if it was checked before."""
         begin, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, tensor.num_bytes)
         if checksum(self.read(tensor, begin, end)) != self._checksums()[tensor.first_block + block]:
             start = self._data_start + tensor.begin
@@ -92,7 +92,7 @@ class ChecksumBlocks:
         if first == 0 or flags[first - 1]:
             window = max(last, min(first + _WINDOW, len(flags)))
         if window == last or not self._are_valid(tensor, first, window):
-            window = last  # damage behind what is wanted waits for its own reader
+            window = last  # damage beyond the requested bytes waits for its own reader
             self._check(tensor, first, last)
         flags[first:window] = True
         if first >= 2 * _WINDOW and flags[first - 2 * _WINDOW : first].all():
@@ -114,7 +114,7 @@ class ChecksumBlocks:
                     self.check_block(tensor, block)
 
     def _match(self, tensor: Tensor, first: int, last: int) -> bool:
-        """Whether whole blocks match their checksums, by one call that holds no GIL; False when one is not whole."""
+        """Whether whole blocks match their checksums, in one call without the GIL; False if the last is not whole."""
         if last * BLOCK_BYTES > tensor.num_bytes:
             return False
         expected = self._checksums()[tensor.first_block + first : tensor.first_block + last]

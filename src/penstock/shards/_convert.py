@@ -1,7 +1,7 @@
-"""From what people hand in to arrays of exactly the column's dtype and shape, or a refusal.
+"""Convert what people hand in to arrays of exactly the column's dtype and shape, or refuse.
 
-Nothing is bent silently: a number out of range, a fraction in an integer column, or a wrong shape is
-an error that names the column. Floats are rounded to the column's precision.
+Nothing is changed silently: a number out of range, a fraction in an integer column, or a wrong shape is
+an error that names the column. Only floats are rounded, to the column's precision.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def convert_batch(column: Column, value: Any) -> Ragged | NDArray[Any]:
             len(offsets) and offsets[0] == 0 and offsets[-1] == len(values) and (offsets[1:] >= offsets[:-1]).all()
         )
         if not is_valid:
-            raise SchemaError(f"Column {column.name!r}: the offsets must rise from 0 to the number of values.")
+            raise SchemaError(
+                f"Column {column.name!r}: the offsets must be non-decreasing, from 0 to the number of values."
+            )
         return Ragged(_check_items(column, values), offsets, column.kind == "bytes")
     if not isinstance(value, Iterable):
         raise SchemaError(f"Column {column.name!r}: a batch has one value per sample; {type(value).__name__} has none.")
@@ -55,7 +57,7 @@ def _convert_bytes(column: Column, value: Any) -> NDArray[np.uint8]:
         return np.frombuffer(value.tobytes() if isinstance(value, memoryview) else value, np.uint8)
     array = np.asarray(value)
     if array.dtype != np.uint8 or array.ndim != 1:
-        raise SchemaError(f"Column {column.name!r} holds bytes; {type(value).__name__} is not.")
+        raise SchemaError(f"Column {column.name!r} holds bytes; this value is {type(value).__name__}.")
     return array
 
 
@@ -69,7 +71,7 @@ def _convert_dtype(column: Column, value: Any) -> NDArray[Any]:
     if source in "iu" and target in "iu":
         _check_range(column, array)
         return array.astype(column.dtype)
-    # Kind "V" is what ml_dtypes' floats call themselves; numpy would let them drop an imaginary part.
+    # ml_dtypes' floats have kind "V"; numpy would cast complex numbers to them and drop the imaginary part.
     fits = np.can_cast(array.dtype, column.dtype, "same_kind") or (target == "V" and source in "fiuV")
     if not fits or (source == "c" and target != "c"):
         raise SchemaError(
@@ -81,23 +83,23 @@ def _convert_dtype(column: Column, value: Any) -> NDArray[Any]:
 def _as_array(column: Column, value: Any) -> NDArray[Any]:
     try:
         array = np.asarray(_from_tensor(value) if _is_tensor(value) else value)
-    except (ValueError, TypeError, RuntimeError) as error:  # torch tensors refuse by the latter two
-        raise SchemaError(f"Column {column.name!r}: this value cannot be made an array: {error}") from None
+    except (ValueError, TypeError, RuntimeError) as error:  # torch raises the latter two
+        raise SchemaError(f"Column {column.name!r}: this value cannot be converted to an array: {error}") from None
     if array.dtype.kind not in "biufcV" or array.dtype.type is np.void:
         raise SchemaError(
             f"Column {column.name!r} holds {column.dtype.name}; "
-            f"{type(value).__name__} is not a number, or not one of 64 bits."
+            f"{type(value).__name__} is not a number, or does not fit 64 bits."
         )
     return array
 
 
 def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    torch = sys.modules.get("torch")  # imported by anyone who has a tensor
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _from_tensor(tensor: Any) -> NDArray[Any]:
-    """A torch tensor as an array: from any device, also of the dtypes that torch does not give to numpy."""
+    """A torch tensor as an array: from any device, even with a dtype that torch does not convert to numpy."""
     tensor = tensor.detach().cpu()
     name = str(tensor.dtype).removeprefix("torch.")
     if name == "bfloat16" or name.startswith("float8"):
@@ -122,13 +124,13 @@ def _convert_floats(column: Column, array: NDArray[Any]) -> NDArray[Any]:
         converted = array.astype(column.dtype)
     overflown = np.isfinite(array) & ~np.isfinite(converted)
     if overflown.any():
-        raise SchemaError(f"Column {column.name!r} holds {column.dtype.name}, which has no {array[overflown][0]}.")
+        raise SchemaError(f"Column {column.name!r} holds {column.dtype.name}, which cannot hold {array[overflown][0]}.")
     return converted
 
 
 def _check_items(column: Column, array: NDArray[Any]) -> NDArray[Any]:
-    """Check an array that counts samples, or elements of a ragged sample, by its first dimension."""
-    if array.shape == (0,):  # an empty list knows no dimensions but its own
+    """Check an array whose first dimension counts samples, or elements of a ragged sample."""
+    if array.shape == (0,):  # an empty list has no other dimensions
         return array.reshape(0, *column.shape)
     return _check_shape(column, array, array.shape[1:] if array.ndim else (-1,))
 

@@ -28,14 +28,14 @@ class ShardFolder:
     """Random access to the samples of a dataset folder.
 
     Raises:
-        DatasetChanged: another dataset is at this path than the one with `fingerprint`.
+        DatasetChanged: the dataset at this path does not have this `fingerprint`.
     """
 
     def __init__(
         self, path: Path, *, io: Io, check: Check, fingerprint: str | None = None, as_of: str | None = None
     ) -> None:
         self.path, self._as_of = path, as_of
-        """`as_of` is the fingerprint of the first shards, which are then all there is."""
+        """`as_of` is the fingerprint of the first few shards; the folder is read as if it had only those."""
         self.manifest: Manifest = self._read_manifest()
         self.fingerprint = self.manifest.fingerprint
         if fingerprint is not None and fingerprint != self.fingerprint:
@@ -67,13 +67,13 @@ class ShardFolder:
         read(self.shards, column, spans, out)
 
     def lengths_of(self, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Lengths of samples of a ragged column; indices count from the front."""
+        """Lengths of samples of a ragged column; indices must not be negative."""
         if self.io == "map":
             return gather_lengths(self.shards, column, indices)
         return np.array([self.shards.sample_length(column, index) for index in indices.tolist()], np.int64)
 
     def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and shards."""
+        """Copy a row of consecutive elements from each of `firsts`, across samples and shards."""
         if self.io == "map":
             gather_stream(self.shards, column, firsts, out)
         else:
@@ -95,7 +95,7 @@ class ShardFolder:
         Raises:
             DatasetChanged: the dataset was overwritten since it was opened.
         """
-        manifest = self._read_manifest()  # as it is now: the same samples may have been prepared from other files
+        manifest = self._read_manifest()  # read again: the same samples may have been prepared from other files
         if manifest.fingerprint != self.fingerprint:
             raise changed(self.path, manifest.fingerprint, self.fingerprint)
         return read_provenance(self.path, manifest)
@@ -146,7 +146,7 @@ class ShardFolder:
         self.shards.check_samples(column, begin, end)
 
     def _pieces(self, num_indices: int) -> list[tuple[int, int]]:
-        """Cut a read so that no piece can need more than a quarter of the shards that may be open."""
+        """Split a read so that no piece needs more than a quarter of the shards that may be open."""
         size = OPEN_FILES.limit // 4
         if num_indices <= size or len(self.manifest.shards) <= size:
             return [(0, num_indices)]

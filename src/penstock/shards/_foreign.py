@@ -1,7 +1,7 @@
-"""Files of other programs, adopted where they lie: nothing is copied, nothing is converted.
+"""Files of other programs, read in place: nothing is copied, nothing is converted.
 
     .npy            numpy's own header; a sample is one row of the first dimension
-    raw (.bin)      dtype and shape are given, as nanoGPT's readers are told them; a header is skipped
+    raw (.bin)      the caller gives dtype and shape, as for nanoGPT's files; a header can be skipped
     Megatron        `name.bin` with tokens and `name.idx` with lengths; a sample is one document
 
 They carry no checksums, so only their sizes and their index can be checked. Layouts: numpy's
@@ -39,7 +39,7 @@ _MEGATRON_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float64", "floa
 
 
 def guess_format(path: Path) -> ForeignFormat | None:
-    """Format of a file by its name; None for anything that is not foreign."""
+    """Format of a file, guessed from its name; None if it is not a foreign file."""
     if path.suffix == ".npy":
         return "npy"
     if path.suffix == ".idx" or os.path.isfile(megatron_pair(path)[0]):
@@ -48,7 +48,7 @@ def guess_format(path: Path) -> ForeignFormat | None:
 
 
 def megatron_pair(path: Path) -> tuple[Path, Path]:
-    """(index, data) of a Megatron dataset, by either file or by the name they share, which may hold dots."""
+    """(index, data) of a Megatron dataset, given either file or their common stem, which may contain dots."""
     stem = path.name.removesuffix(".idx").removesuffix(".bin")
     return path.parent / f"{stem}.idx", path.parent / f"{stem}.bin"
 
@@ -60,7 +60,7 @@ def open_npy(path: Path, column: str) -> ArrayStorage:
         with open(path, "rb") as stream:
             shape, is_fortran, dtype = _read_npy_header(stream)
             begin = stream.tell()
-    # What numpy lets through of a header it cannot parse.
+    # Whatever numpy raises on a header that it cannot parse.
     except (ValueError, TypeError, OSError, TokenError, MemoryError, RecursionError) as error:
         raise FormatError(f"{path}: not a .npy file that numpy can read: {type(error).__name__}: {error}") from None
     if dtype.hasobject or dtype.fields is not None or dtype.byteorder == ">":
@@ -71,10 +71,10 @@ def open_npy(path: Path, column: str) -> ArrayStorage:
 
 
 def _read_npy_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, whether in Fortran order, dtype); versions 2 and 3 differ in the encoding of field names alone."""
+    """(shape, whether in Fortran order, dtype); versions 2 and 3 differ only in the encoding of field names."""
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"version {version} is not known")
+        raise ValueError(f"unknown version {version}")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(stream, max_header_size=_MAX_NPY_HEADER_BYTES)
     if any(size < 0 for size in shape):
@@ -83,24 +83,24 @@ def _read_npy_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[
 
 
 def open_raw(path: Path, column: str, dtype: str | None, shape: Sequence[int] | None, offset: int = 0) -> ArrayStorage:
-    """A file of numbers behind a header of `offset` bytes; the first size of `shape` may be -1, for all there are."""
+    """A file of numbers after a header of `offset` bytes; the first size of `shape` may be -1, for all rows."""
     if dtype is None:
         raise FormatError(
-            f"{path}: a raw file does not say what it holds. Give dtype= and, unless each number is a sample, shape=, "
+            f"{path}: a raw file does not describe itself. Give dtype= and, unless each number is a sample, shape=, "
             "as in penstock.open(path, dtype='uint16', shape=(-1, 1024))."
         )
     file, kind = _map(path), dtype_from_name(dtype)
     sizes = tuple(shape) if shape is not None else (-1,)
     if not sizes or any(size < 0 for size in sizes[1:]) or sizes[0] < -1:
-        raise ValueError(f"shape={sizes}: sizes are not negative, except -1 for the first.")
+        raise ValueError(f"shape={sizes}: sizes must not be negative, except -1 for the first.")
     if not 0 <= offset <= file.size:
         raise FormatError(f"{path}: offset={offset:,}, but the file has {file.size:,} bytes.")
     row_bytes, num_bytes = math.prod(sizes[1:]) * kind.itemsize, file.size - offset
     if sizes[0] == -1:
         if row_bytes == 0 or num_bytes % row_bytes:
-            behind = f" behind its header of {offset:,}" if offset else ""
+            after = f" after its header of {offset:,}" if offset else ""
             raise FormatError(
-                f"{path}: {num_bytes:,} bytes{behind} are not a whole number of rows of {row_bytes:,} bytes."
+                f"{path}: {num_bytes:,} bytes{after} are not a whole number of rows of {row_bytes:,} bytes."
             )
         sizes = (num_bytes // row_bytes, *sizes[1:])
     return _map_array(file, column, kind, sizes, offset, mark=f" from {offset}" if offset else "")
@@ -131,7 +131,7 @@ def _read_megatron_index(index: MappedFile) -> tuple[np.dtype[Any], NDArray[np.i
     version, code, num_sequences, num_borders = _MEGATRON_HEADER.unpack(raw[len(_MEGATRON_MAGIC) : start].tobytes())
     if version != 1 or not 1 <= code <= len(_MEGATRON_DTYPES):
         raise FormatError(
-            f"{index.path}: version {version} with dtype code {code}; version 1 with codes 1 to 8 is known."
+            f"{index.path}: version {version} with dtype code {code}; only version 1 with codes 1 to 8 is supported."
         )
     needed = start + 12 * num_sequences + 8 * num_borders
     if len(raw) not in (needed, needed + num_sequences):
@@ -144,25 +144,25 @@ def _read_megatron_index(index: MappedFile) -> tuple[np.dtype[Any], NDArray[np.i
     ends = offsets_of(lengths)
     if (lengths < 0).any() or not np.array_equal(np.frombuffer(pointers, "<i8"), ends[:-1] * dtype.itemsize):
         raise FormatError(
-            f"{index.path}: its pointers do not follow its lengths; the sequences are not stored in a row."
+            f"{index.path}: its pointers do not match its lengths; the sequences are not stored back to back."
         )
     documents = np.frombuffer(borders, "<i8")
     if not len(documents) or documents[0] != 0 or documents[-1] != num_sequences or (np.diff(documents) < 0).any():
-        raise FormatError(f"{index.path}: its document borders do not rise from 0 to {num_sequences:,}.")
+        raise FormatError(f"{index.path}: its document boundaries do not rise from 0 to {num_sequences:,}.")
     return dtype, ends[documents]
 
 
 def _map(path: Path) -> MappedFile:
-    """The file that a person named, be it through links: caches are made of them."""
+    """The file that the user named, even through links, which download caches consist of."""
     return MappedFile(path.resolve())
 
 
 def _map_array(
     file: MappedFile, column: str, dtype: np.dtype[Any], shape: tuple[int, ...], begin: int, *, mark: str = ""
 ) -> ArrayStorage:
-    """The numbers from byte `begin` on; `mark` tells readings of one file apart that its content does not."""
+    """The numbers from byte `begin` on; `mark` distinguishes two ways to read the same file."""
     if not shape:
-        raise FormatError(f"{file.path}: holds one number, not samples.")
+        raise FormatError(f"{file.path}: it holds a single number, not samples.")
     end = begin + math.prod(shape) * dtype.itemsize
     if end != file.size:
         raise FormatError(f"{file.path}: {file.size:,} bytes, but {dtype} of shape {list(shape)} takes {end:,}.")
@@ -177,7 +177,7 @@ def _map_array(
 
 
 def _sampled_identity(*files: MappedFile, mark: str = "") -> str:
-    """Sizes, and checksums of up to 64 blocks spread over each file: all of a 100 GB file would take a minute."""
+    """Sizes, and checksums of up to 64 blocks spread over each file: reading all of 100 GB would take a minute."""
     parts = []
     for file in files:
         file.check_size()

@@ -26,7 +26,7 @@ _BYTE = np.empty(0, np.uint8)
 
 @functools.cache
 def kernels() -> ModuleType:
-    """The compiled kernels; importing numba takes 0.4 s, so it waits for the first read."""
+    """The compiled kernels, imported at the first read: importing numba takes 0.4 s."""
     from penstock.shards import _kernels
 
     return _kernels
@@ -42,7 +42,7 @@ def gather_fixed(source: InMemory, column: Column, indices: NDArray[np.int64], o
     like, rows = _as_kernel_arrays(column, out)
     slot, place = source.slots[column.name], 0
     while True:
-        table = source.table  # keeps its maps alive while the kernel reads
+        table = source.table  # this reference keeps its maps alive while the kernel reads
         place = kernels().gather(table.rows, source.starts, slot, indices, place, rows, like)
         if place == -1:
             return
@@ -54,7 +54,7 @@ def gather_ragged(source: InMemory, column: Column, indices: NDArray[np.int64]) 
     addresses, offsets = np.empty(len(indices), np.int64), np.zeros(len(indices) + 1, np.int64)
     slot, place, held = source.slots[column.name], 0, []
     while True:
-        held.append(source.table)  # every table that gave an address must outlive the copy
+        held.append(source.table)  # every table that supplied an address must outlive the copy
         rows = held[-1].rows
         place = kernels().locate(rows, source.starts, slot, indices, place, column.item_bytes, addresses, offsets[1:])
         if place == -1:
@@ -67,7 +67,7 @@ def gather_ragged(source: InMemory, column: Column, indices: NDArray[np.int64]) 
 
 
 def gather_lengths(source: InMemory, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Lengths of samples of a ragged column; indices count from the front."""
+    """Lengths of samples of a ragged column; indices must not be negative."""
     lengths = np.empty(len(indices), np.int64)
     slot, place = source.slots[column.name], 0
     while True:
@@ -95,7 +95,7 @@ def gather_spans(source: InMemory, column: Column, spans: Spans, out: NDArray[An
 
 
 def gather_stream(source: InMemory, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and shards."""
+    """Copy a row of consecutive elements from each of `firsts`, across samples and shards."""
     slot, place = source.slots[column.name], 0
     starts, like = source.value_starts[column.name], _empty(column.dtype)
     while True:
@@ -108,7 +108,7 @@ def gather_stream(source: InMemory, column: Column, firsts: NDArray[np.int64], o
 
 
 def _index_at(source: InMemory, indices: NDArray[np.int64], place: int) -> int:
-    """The index that stopped a kernel, counted from the front."""
+    """The index that stopped a kernel, as a non-negative one."""
     num_samples = int(source.starts[-1])
     if place < 0:
         raise IndexError(f"Index {indices[-2 - place]} is out of range for {num_samples:,} samples.")
@@ -117,14 +117,14 @@ def _index_at(source: InMemory, indices: NDArray[np.int64], place: int) -> int:
 
 @functools.cache
 def _is_compiled(stored: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether the kernels convert between these; they know no half, bfloat16, float8, complex or swapped numbers."""
+    """Whether the kernels convert between these: not half, bfloat16, float8, complex or byte-swapped numbers."""
     return stored == wanted or all(
         dtype.isnative and (dtype.kind in "biu" or dtype.name in ("float32", "float64")) for dtype in (stored, wanted)
     )
 
 
 def _as_kernel_arrays(column: Column, out: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(empty array of the dtype to read, `out` as rows): plain bytes when no conversion is asked."""
+    """(empty array of the dtype to read, `out` as rows): plain bytes if no conversion is needed."""
     if out.dtype == column.dtype:
         return _BYTE, out.reshape(-1).view(np.uint8).reshape(len(out), column.item_bytes)
     return _empty(column.dtype), out.reshape(len(out), column.num_items)

@@ -1,7 +1,7 @@
 """XXH64 of many byte strings in one call: the published function (github.com/Cyan4973/xxHash), seed 0.
 
-Any implementation of it gives the same numbers, so what is stored can be checked, and made, without Penstock. It
-reads words at any address, 32 bytes a turn in four independent lanes, and is as fast as the library in C.
+Any implementation of it gives the same numbers, so stored hashes can be checked, and made, without Penstock. It
+reads words at any address, 32 bytes per turn in four independent lanes, and is as fast as the library in C.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORD_BITS = np.uint64(64)
 
 
 def _describe_load(width: int) -> Any:
-    """An unsigned number of `width` bits at any address, as a word."""
+    """Load an unsigned number of `width` bits from any address, as a word."""
 
     def describe(typing_context: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -64,7 +64,7 @@ def _join(state: Any, lane: Any) -> Any:
 
 @compiled
 def _of_stripes(address: int, end: int) -> Any:
-    """The state behind all whole stripes of 32 bytes."""
+    """The state after all whole stripes of 32 bytes."""
     first, second, third, fourth = _LANE_1, _PRIME_2, np.uint64(0), _LANE_4
     while address + 32 <= end:
         first = _add_word(first, _word(address))
@@ -79,7 +79,7 @@ def _of_stripes(address: int, end: int) -> Any:
 
 @compiled
 def _with_rest(state: Any, address: int, end: int) -> Any:
-    """The state with the last bytes, fewer than 32."""
+    """The state after the remaining bytes, fewer than 32."""
     while address + 8 <= end:
         state = _rotate(state ^ _add_word(np.uint64(0), _word(address)), np.uint64(27)) * _PRIME_1 + _PRIME_4
         address += 8

@@ -1,11 +1,11 @@
-"""A hash of each sample's content: what tells one sample from another wherever it is stored.
+"""A hash of each sample's content, which identifies it wherever it is stored.
 
     content of a sample    its `tokens`, else its `image`, else its `audio`, else its `text`, else all of its columns
     its hash               XXH64 of the content's bytes; of several columns, XXH64 of their hashes side by side
 
 So a sample keeps its hash when data around it is added, removed, reordered, shuffled or cut into other shards, and when
-a label is renumbered or a score computed again. Equal contents have equal hashes. `prepare` stores them, 8 bytes a
-sample, in the column `__xxh64__`; for any other data they are computed when they are needed, and are the same.
+a label is renumbered or a score recomputed. Equal contents have equal hashes. `prepare` stores them, 8 bytes per
+sample, in the column `__xxh64__`; for any other data the same hashes are computed when needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _kernels() -> ModuleType:
 
 
 def content_columns(schema: Schema) -> tuple[str, ...]:
-    """The columns that are a sample's content: where it came from is none of it."""
+    """The columns that make up a sample's content, which does not include where it came from."""
     for name in _CONTENT:
         if name in schema:
             return (name,)
@@ -43,7 +43,7 @@ def content_columns(schema: Schema) -> tuple[str, ...]:
 
 
 def hash_samples(columns: Sequence[Ragged | NDArray[Any]]) -> Hashes:
-    """A hash of each sample of these columns, taken together."""
+    """One hash per sample over all of these columns."""
     hashes = [_hash_column(column) for column in columns]
     return hashes[0] if len(hashes) == 1 else _hash_column(np.stack(hashes, axis=1))
 

@@ -1,15 +1,15 @@
 """The compiled loops that copy samples out of many shards in one pass.
 
 A table has one row per shard: `FILE`, `SIZE`, then `COLUMN_WIDTH` numbers per column, addresses among
-them. Python resolves nothing per sample: the kernel finds the shard, tests one state, and copies,
-converting the dtype on the way; it holds no GIL. Measured on 32 rows of 2048 uint16 to int64: 26 us,
-where numpy's gather and conversion of one array takes 32.
+them. Nothing is resolved in Python per sample: the kernel finds the shard, tests one state, and copies,
+converting the dtype on the way, without the GIL. Measured on 32 rows of 2048 uint16 to int64: 26 us;
+numpy's gather and conversion of a single array takes 32.
 
 # NOTE [what may be dereferenced]
 #   An address in a table is valid as long as the table is referenced: `Table.held` keeps the maps.
-#   A sample is inside its tensor because shard sizes were checked when the shard was opened, and
-#   offsets are tested here each time they are read. A file that shrank would fault, so its size is
-#   asked of the kernel whenever a call enters a shard.
+#   A sample lies inside its tensor because shard sizes were checked when the shard was opened, and
+#   offsets are tested here each time they are read. Reading a file that shrank would fault, so its
+#   size is checked whenever a call enters a shard.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.shards._table import ABSENT, COUNT, FILE, OFFSET_FLAGS, OFFSETS, R
 DONE = -1
 _SEEK_END = 2
 
-# numba describes these to its compiler, not to a type checker.
+# numba describes this to its compiler, not to a type checker.
 _lseek: Any = types.ExternalFunction("lseek", types.int64(types.int32, types.int64, types.int32))
 
 
@@ -58,7 +58,7 @@ def _find(starts: NDArray[np.int64], index: int) -> int:
 
 @compiled
 def _can_enter(table: NDArray[np.int64], shard: int, slot: int) -> bool:
-    """Whether the shard is open and its file as long as it was."""
+    """Whether the shard is open and its file still has its size."""
     if table[shard, slot + STATE] == ABSENT:
         return False
     file = table[shard, FILE]
@@ -67,14 +67,14 @@ def _can_enter(table: NDArray[np.int64], shard: int, slot: int) -> bool:
 
 @compiled
 def _enter(table: NDArray[np.int64], starts: NDArray[np.int64], slot: int, index: int, previous: int) -> int:
-    """The shard that holds `index`, or -1 when it cannot be entered; `previous` was entered already."""
+    """The shard that holds `index`, or -1 if it cannot be entered; `previous` was entered before."""
     shard = _find(starts, index)
     return shard if shard == previous or _can_enter(table, shard, slot) else -1
 
 
 @compiled
 def _from_front(index: int, num_samples: int) -> int:
-    """The index counted from the front, or -1 when there is no such sample."""
+    """The index as a non-negative one, or -1 if there is no such sample."""
     if index < 0:
         index += num_samples
     return index if 0 <= index < num_samples else -1
@@ -95,7 +95,7 @@ def _are_checked(flags_address: int, begin: int, end: int) -> bool:
 def _find_sample(
     table: NDArray[np.int64], starts: NDArray[np.int64], slot: int, index: int, item_bytes: int
 ) -> tuple[int, int]:
-    """(address, number of elements) of a ragged sample; (0, 0) when it is not checked or not sound."""
+    """(address, number of elements) of a ragged sample; (0, 0) if it is unchecked or its offsets are invalid."""
     shard = _find(starts, index)
     sample = index - starts[shard]
     is_ready = table[shard, slot + STATE] == READY
@@ -123,7 +123,7 @@ def gather(
     """Copy samples `indices[begin:]` of a fixed column into the rows of `out`; `like` has the stored dtype.
 
     Returns `DONE`, or the place in `indices` of the first sample that is not open or not checked, or
-    `-2 - place` of an index out of range. What lies before that place is done.
+    `-2 - place` of an index out of range. Everything before that place is done.
     """
     num_items = out.shape[1]
     row_bytes = num_items * like.itemsize
@@ -163,10 +163,10 @@ def locate(
     sources: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> int:
-    """Address of each ragged sample, and where it ends when they stand side by side.
+    """Address of each ragged sample, and where it ends when they are laid side by side.
 
-    Returns as `gather` does; a sample whose offsets fall or leave the values counts as not checked,
-    so that the caller looks at it and raises.
+    Returns as `gather` does; a sample whose offsets decrease or exceed the values counts as not checked,
+    so that the caller examines it and raises.
     """
     num_samples = starts[-1]
     previous = -1
@@ -216,7 +216,7 @@ def measure(
 
 @compiled
 def copy_spans(sources: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[Any], like: NDArray[Any]) -> None:
-    """Copy each located sample to its place in `out`; `ends` counts items of `out`."""
+    """Copy each located sample to its place in `out`; `ends` are in items of `out`."""
     begin = 0
     for place in range(len(sources)):
         size = ends[place] - begin
@@ -241,7 +241,7 @@ def gather_spans(
 ) -> int:
     """Copy `sizes[k]` elements from `firsts[k]` of sample `indices[k]` to `out[targets[k]:]`, for k from `begin`.
 
-    Returns as `locate` does; a span that leaves its sample counts as not sound.
+    Returns as `locate` does; a span that exceeds its sample counts as invalid.
     """
     previous = -1
     for place in range(begin, len(indices)):
@@ -268,9 +268,9 @@ def gather_stream(
     out: NDArray[Any],
     like: NDArray[Any],
 ) -> int:
-    """Copy a row of consecutive elements from each of `firsts[begin:]`, over the borders of samples and shards.
+    """Copy a row of consecutive elements from each of `firsts[begin:]`, across samples and shards.
 
-    `value_starts` counts elements as `starts` counts samples. Returns as `gather` does.
+    `value_starts` is to elements what `starts` is to samples. Returns as `gather` does.
     """
     for place in range(begin, len(firsts)):
         at, done, length = firsts[place], 0, out.shape[1]

@@ -2,12 +2,12 @@
 
 A shard is a safetensors file: a u64 header length, a JSON header, the bytes. A fixed column `x` is
 the tensor `x`; a ragged one is `x.values` and `x.offsets` (n + 1 numbers from 0); `__crc32c__` holds
-the checksums of their blocks. Tensors come in falling item size, so that each is aligned, and spaces
-behind the header put the first on a page border: safetensors allows spaces and forbids gaps.
+the checksums of their blocks. Tensors are sorted by decreasing item size, so that each is aligned, and
+spaces after the header put the first on a page boundary: safetensors allows spaces and forbids gaps.
 
 Because nothing here is a choice, a header is not interpreted when a shard is opened: the only header
 that its manifest allows is computed, and compared entry by entry. Overlaps, gaps, huge shapes and
-wrong dtypes cannot pass, and none of them needs a rule of its own.
+wrong dtypes cannot pass, and none of them needs its own rule.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def plan_layout(schema: Schema, num_samples: int, num_values: Mapping[str, int])
 
 
 def build_header(layout: Layout, table_checksum: int) -> bytes:
-    """Header of a shard, its length in front, padded to a page."""
+    """Header of a shard, preceded by its length and padded to a page."""
     entries = {_METADATA: _metadata(layout.schema, table_checksum)}
     entries |= {tensor.name: tensor.to_json() for tensor in layout.tensors.values()}
     text = json.dumps(entries, separators=(",", ":")).encode()
@@ -156,7 +156,7 @@ def _table_checksum(metadata: object, schema: Schema, where: str) -> int:
         assert isinstance(metadata, dict)
         value = int(metadata["checksums"], 16)
     except (AssertionError, KeyError, TypeError, ValueError):
-        raise FormatError(f"{where}: the header holds no checksum of its table of checksums.") from None
+        raise FormatError(f"{where}: the header has no checksum of the table of checksums.") from None
     if metadata != _metadata(schema, value):
-        raise FormatError(f"{where}: the header describes other columns than {schema}.")
+        raise FormatError(f"{where}: the header describes columns other than {schema}.")
     return value

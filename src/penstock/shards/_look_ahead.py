@@ -1,17 +1,17 @@
-"""One background thread that checks blocks ahead of a reader who goes through shards in order.
+"""One background thread that checks blocks ahead of a reader that goes through shards in order.
 
 Checking waits for memory, copying for its own writes. The bare copy and the bare checksums of 1 GB in two threads on
-two idle cores took 1.1 times the copy alone; `benchmarks/bench_read.py` prints what a reader gets of that. It saves no
-CPU time: where no core is idle nothing is gained.
+two idle cores took 1.1 times as long as the copy alone; `benchmarks/bench_read.py` prints how much of that a reader
+gains. It saves no CPU time: without an idle core nothing is gained.
 
 At most one job runs in the whole process: a second reader checks for itself, which scales with the readers,
-where a queue would not. A process with one CPU never starts the thread.
+while a queue would not. A process with one CPU never starts the thread.
 
 # NOTE [fork and exit]
 #   The thread takes no lock, is ended before a fork and forgotten in the child, and is joined by the
-#   interpreter at exit, after which `start` does nothing. Its job holds the shard, so a map that is dropped
-#   meanwhile stays until the job is done. It asks for the size of the file and faults the pages in as a
-#   reader does, window by window; a file cut short in that moment is as bad for it as for a reader.
+#   interpreter at exit, after which `start` does nothing. Its job refers to the shard, so a map that is dropped
+#   meanwhile stays until the job is done. Like a reader, it checks the size of the file and faults the pages in
+#   window by window; a file truncated at that very moment is as bad for it as for a reader.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LookAhead:
         """Forget the thread (in a forked child)."""
         self._lock = threading.Lock()
         self.is_stopping = False
-        """Jobs ask for this now and then, and end when it is set."""
+        """Jobs check this now and then, and end when it is set."""
         self._executor: ThreadPoolExecutor | None = None
         self._job: Future[object] | None = None
 

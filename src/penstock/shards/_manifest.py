@@ -1,9 +1,9 @@
-"""`manifest.json`: what a dataset holds, complete by being there.
+"""`manifest.json`: what a dataset holds; its presence means that the dataset is complete.
 
-It names every shard with its counts, size and header checksum, so opening a dataset touches no
+It lists every shard with its counts, size and header checksum, so opening a dataset touches no
 shard. It ends with its own checksum. Nothing in it depends on time, host or the number of workers:
-the same data gives the same bytes. It comes from disk and may come from strangers, so every field
-is checked before anything is opened or allocated by it.
+the same data gives the same bytes. It may come from strangers, so every field is checked before
+anything is opened or allocated because of it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ShardEntry:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """What `to_json` gave; `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is anything else."""
+        """The inverse of `to_json`; `KeyError`, `TypeError`, `ValueError` or `AttributeError` on anything else."""
         if type(fields["name"]) is not str or not _SHARD_NAME.fullmatch(fields["name"]):
             raise ValueError(f"{reprlib.repr(fields['name'])} is not the name of a shard")
         return cls(
@@ -99,7 +99,7 @@ class Manifest:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Free-form JSON: tokenizer, packing, what was skipped."""
     provenance: FileEntry | None = None
-    """Where the samples came from, in a file of its own (`_provenance`)."""
+    """Where the samples came from, in a separate file (`_provenance`)."""
 
     @property
     def num_samples(self) -> int:
@@ -113,7 +113,7 @@ class Manifest:
 
     @property
     def file_names(self) -> frozenset[str]:
-        """Names of all files of the dataset but the manifest."""
+        """Names of all files of the dataset except the manifest."""
         names = frozenset(shard.name for shard in self.shards)
         return names if self.provenance is None else names | {self.provenance.name}
 
@@ -123,9 +123,9 @@ class Manifest:
         return digest("\n".join(self._identity()))
 
     def as_it_grew(self) -> Iterator[tuple[str, int]]:
-        """(fingerprint, number of shards) of this one, and of fewer and fewer of its first shards.
+        """(fingerprint, number of shards) of this manifest, then of those with fewer and fewer of its shards.
 
-        That is what was there before others were appended. Each shard is hashed once.
+        That is how it was before the last were appended. Each shard is hashed once.
         """
         growing, found = GrowingDigest(), []
         for num_shards, line in enumerate(self._identity()):
@@ -142,7 +142,7 @@ class Manifest:
             yield f"{shard.name} {shard.num_samples} {shard.num_bytes} {shard.header_checksum}"
 
     def to_bytes(self) -> bytes:
-        """The file: JSON whose last line is the checksum of all before it."""
+        """The file: JSON whose last line is the checksum of everything before it."""
         head: dict[str, Any] = {
             "format": "penstock",
             "version": VERSION,
@@ -168,7 +168,7 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         IncompleteDataset: there is none.
         FormatError: it is damaged, hostile, or of a newer version.
-        StorageError: the file system does not give it.
+        StorageError: it cannot be read.
     """
     path = directory / MANIFEST_NAME
     try:
@@ -176,15 +176,15 @@ def read_manifest(directory: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise IncompleteDataset(_why_incomplete(directory)) from None
     with storage_errors(path, doing="read"), os.fdopen(descriptor, "rb") as file:
-        # Python takes as much memory as it is told to read, so it is told the size.
+        # Python allocates as much memory as it is asked to read, so ask for the file's size.
         raw = file.read(min(os.fstat(descriptor).st_size, MAX_MANIFEST_BYTES) + 1)
     return parse_manifest(raw, str(path))
 
 
 def parse_manifest(raw: bytes, where: str) -> Manifest:
-    """Manifest from the bytes of its file; `where` names the file in errors."""
+    """Parse the bytes of a manifest; `where` names the file in errors."""
     if len(raw) > MAX_MANIFEST_BYTES:
-        raise FormatError(f"{where}: longer than {MAX_MANIFEST_BYTES:,} bytes, the limit for a manifest.")
+        raise FormatError(f"{where}: longer than {MAX_MANIFEST_BYTES:,} bytes, the limit for manifests.")
     closing = _CLOSING.fullmatch(raw[-_CLOSING_BYTES:])
     if closing is None or int(closing[1], 16) != checksum(raw[:-_CLOSING_BYTES]):
         raise CorruptionError(
@@ -234,7 +234,7 @@ def _check_totals(manifest: Manifest, samples: Any, where: str) -> None:
         raise FormatError(f"{where}: a shard is named twice.")
     if type(samples) is not int or samples != manifest.num_samples or samples > _MAX_COUNT:
         raise FormatError(
-            f"{where}: 'samples' is {reprlib.repr(samples)}, the shards hold {manifest.num_samples:,} "
+            f"{where}: 'samples' is {reprlib.repr(samples)}, but the shards hold {manifest.num_samples:,} "
             f"({_MAX_COUNT:,} is the limit)."
         )
     for column in (column.name for column in manifest.schema.columns if column.is_ragged):
@@ -259,7 +259,7 @@ def _check_shard(entry: Any, ragged: set[str], where: str) -> ShardEntry:
     if not 0 < shard.header_bytes <= MAX_HEADER_BYTES or shard.header_bytes % ALIGNMENT:
         raise FormatError(
             f"{where}: {name} has a header of {shard.header_bytes:,} bytes; "
-            f"it is a multiple of {ALIGNMENT:,}, and {MAX_HEADER_BYTES:,} is the limit."
+            f"it must be a multiple of {ALIGNMENT:,}, and {MAX_HEADER_BYTES:,} is the limit."
         )
     return shard
 
@@ -299,14 +299,14 @@ def _why_incomplete(directory: Path) -> str:
     inside = sorted(path.parent.name for path in directory.glob(f"*/{MANIFEST_NAME}"))
     if inside:
         shown = ", ".join(inside[:_SHOWN_FOLDERS]) + (", …" if len(inside) > _SHOWN_FOLDERS else "")
-        return f"{directory}: no dataset itself; it holds the datasets {shown}: open {directory / inside[0]}."
+        return f"{directory}: not a dataset itself, but a folder of datasets ({shown}): open {directory / inside[0]}."
     return f"{directory}: no dataset is there ({MANIFEST_NAME} is missing)."
 
 
 def classes_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the classes in the order of their labels; empty when the dataset has none."""
     names: Any = attributes.get("classes")
-    if names is None:  # where datasets had them before
+    if names is None:  # where older datasets have them
         names = attributes
         for key in ("preparation", "recipe", "reading", "classes"):
             names = names.get(key) if isinstance(names, Mapping) else None
@@ -315,24 +315,24 @@ def classes_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def copy_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """A private copy, as it will come back from the manifest.
+    """A private copy, as it will be read back from the manifest.
 
     Raises:
-        ValueError: a manifest cannot keep it.
+        ValueError: a manifest cannot store them.
     """
     try:
         copy: dict[str, Any] = json.loads(json.dumps(dict(attributes)))
         check_attributes(copy)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"attributes must be JSON, as the manifest is: {error}.") from None
+        raise ValueError(f"attributes must be valid JSON, because the manifest is: {error}.") from None
     return copy
 
 
 def check_attributes(attributes: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for what Python reads as JSON and other programs do not.
+    """Raise `ValueError` for what Python accepts as JSON but other programs do not.
 
-    Python takes `NaN`, `1e400` as infinity, half of a surrogate pair, a thousand levels of lists. Passing that on, to a
-    file or a screen, would fail far from the manifest that brought it.
+    Python accepts `NaN`, `1e400` as infinity, lone surrogates, a thousand levels of lists. Passing those on, to a file
+    or a screen, would fail far from the manifest they came from.
     """
     level: list[Any] = [attributes]
     for _ in range(_MAX_LEVELS):

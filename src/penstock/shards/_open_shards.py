@@ -2,16 +2,16 @@
 
     sample -> Places: shard and place in it -> open_shard -> check its blocks -> the table says READY
 
-The table is shared by all threads and only ever gains shards. To close one, a new table without it
-takes the place of the old; readers that still use the old one keep it, and with it the maps it points
-into, alive. So no read takes a lock, and no map goes away under a read.
+The table is shared by all threads and only ever gains shards. To close some, a new table without them
+replaces the old one; readers that still use the old one keep it alive, and with it the maps it points
+into. So no read takes a lock, and no map disappears during a read.
 
-Each open shard takes a descriptor and one more for its map, and the usual limit is 1,024 for everything the training
-script has open: half of it is left alone, counted over all datasets of the process. The oldest go first: with windows
-read in order they are also the ones that are done with.
+Each open shard takes a descriptor, and one more for its map, and the usual limit is 1,024 for everything the training
+script has open: all datasets of the process together use at most half of it. The oldest shards are closed first: with
+windows read in order, those are also the ones no longer needed.
 
-After a fork the child starts with nothing open: maps would survive, locks held by other threads of
-the parent would not be released.
+After a fork the child starts with nothing open: maps would survive, but locks held by other threads of
+the parent would never be released.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Places:
 
 
 class OpenShards:
-    """Opens a shard when it is first wanted; `is_trusted` says that no block of any is ever checked."""
+    """Opens a shard when it is first needed; if `is_trusted`, blocks are never checked."""
 
     def __init__(self, path: Path, manifest: Manifest, *, io: Literal["map", "pread"], is_trusted: bool) -> None:
         self._path = path
@@ -93,7 +93,7 @@ class OpenShards:
         self.table = Table.empty(len(self._manifest.shards), len(self._manifest.schema))
 
     def open_shard(self, number: int) -> Shard:
-        """Shard `number`, opened when it is not.
+        """Shard `number`, opened if it is not open yet.
 
         Raises:
             DatasetChanged: the dataset was overwritten, moved or removed since it was opened.
@@ -124,7 +124,7 @@ class OpenShards:
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
         for number, _, _ in self.places.spans(begin, end):
-            self.open_shard(number)  # counts are the manifest's until the files are seen: no memory by them before
+            self.open_shard(number)  # verify the manifest's counts against the files before allocating by them
         lengths = np.empty(end - begin, np.int64)
         for number, first, last in self.places.spans(begin, end):
             shard = self.open_shard(number)
@@ -145,7 +145,7 @@ class OpenShards:
             self._note_checked(column, number, shard)
 
     def prepare(self, column: Column, index: int) -> None:
-        """Open and check what one sample needs, or raise what is wrong with it."""
+        """Open and check what one sample needs, or raise if something is wrong with it."""
         number, sample = self.places.place(index)
         shard = self.open_shard(number)
         self.check_shard(shard, column, sample, sample + 1)
@@ -182,7 +182,7 @@ class OpenShards:
             shard.check_samples(column, begin, end)
 
     def _note_checked(self, column: Column, number: int, shard: Shard) -> None:
-        """Let readers know when the last window of a column was checked."""
+        """Let readers know once the last window of a column is checked."""
         if self._io == "map" and shard.is_checked(column):
             with self._lock:
                 if self._shards.get(number) is shard:
@@ -224,10 +224,7 @@ class OpenFiles:
             self._order.append((weakref.ref(owner), number))
 
     def make_room(self) -> None:
-        """Close the oldest shards when there are too many.
-
-        A quarter at a time: every closing copies a table.
-        """
+        """Close the oldest shards if there are too many, a quarter at a time: every closing copies a table."""
         with self._lock:
             if len(self._order) <= self.limit:
                 return

@@ -1,7 +1,6 @@
-"""Reads by `pread`, for file systems on which a map could be pulled away.
+"""Reads by `pread`, for file systems on which mapped pages may vanish.
 
-Neighbouring samples are fetched by one call, straight into the place where they belong when no
-conversion is needed.
+Neighbouring samples are fetched by one call.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def read_spans(shards: OpenShards, column: Column, spans: Spans, out: NDArray[An
 
 
 def read_stream(shards: OpenShards, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and shards."""
+    """Copy a row of consecutive elements from each of `firsts`, across samples and shards."""
     value_starts = shards.value_starts[column.name]
     for row, first in enumerate(firsts.tolist()):
         done, length = 0, out.shape[1]
@@ -84,6 +83,6 @@ def _by_shard(
 
 
 def _runs(samples: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Stretches of consecutive samples in a sorted array."""
+    """(begin, end) of each run of consecutive samples in a sorted array."""
     edges = [0, *(np.flatnonzero(np.diff(samples) != 1) + 1).tolist(), len(samples)]
     return itertools.pairwise(edges)

@@ -1,21 +1,21 @@
-"""Which file and row each sample came from: written, checked and read here.
+"""Which file and row each sample came from: how that is written, checked and read.
 
     prepare: OriginRuns.add(rows) -> SplitOrigin -> origins_to_json -> pack_provenance -> provenance-*.json
     trace:   provenance-*.json -> read_provenance (checked) -> Provenance.origin(sample) -> "a.jsonl [0:4096], row 7"
 
-A *split* is the part of a source file, or the group of small files, that one reader read. The file says of each how
-many samples it gave, in order:
+A *split* is the part of a source file, or the group of small files, that one reader read. The file says how many
+samples each of them gave, in order:
 
     "origins": {"files": [path, ...], "splits": [[file, begin, end, samples, rows], ...]}
 
-`rows` is null where sample k of a split is its row k, as it is for almost every transform. Where rows are skipped or
-give several samples, it is runs `[first sample, first row, stride]`: stride 1 is one sample per row, stride 0 several
-of one row. A sixth number says that the split is a group of that many files from `file` on, one row each. A dataset
-that was shuffled, or whose runs would grow with the data, has a column `origin` instead: (split, row) of each sample.
+`rows` is null if sample k of a split is its row k, as with almost every transform. If rows are skipped or give several
+samples, it is runs `[first sample, first row, stride]`: stride 1 is one sample per row, stride 0 several from one row.
+A sixth number means that the split is a group of that many files from `file` on, one row each. A dataset that was
+shuffled, or whose runs would grow with the data, has a column `origin` instead: (split, row) of each sample.
 
-A folder of a million images is a million source files, and hardly anybody who opens a dataset asks for them. So the
-manifest only names this file, with its size and checksum; it is read to trace a sample or to prepare again. Verifying
-it reads piece by piece, in little memory.
+A folder of a million images is a million source files, and hardly anybody who opens a dataset needs their names. So
+the manifest only names this file, with its size and checksum; it is read to trace a sample or to prepare again.
+Verifying reads it block by block, in little memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from penstock.shards._storage import Storage
 ORIGIN_COLUMN = "origin"
 ORIGIN_SPEC = "int64[2]"
 Runs = list[list[int]] | None
-"""Runs `[first sample, first row, stride]`, or None when sample k is row k."""
+"""Runs `[first sample, first row, stride]`, or None if sample k is row k."""
 
 _MAX_RUNS = 20_000  # about 20 bytes each
 _MAX_COUNT = 1 << 48
@@ -57,10 +57,10 @@ class OriginRuns:
         self._runs: list[list[int]] = []
         self._last_row = 0
         self._stride: int | None = None
-        """None while the last run has one sample, and may still become either kind."""
+        """None while the last run has a single sample and may still become either kind."""
 
     def add(self, rows: NDArray[np.int64]) -> None:
-        """The next samples came from these rows, in non-decreasing order."""
+        """Record that the next samples came from these rows, which must be non-decreasing."""
         if not len(rows):
             return
         if not self._runs:
@@ -75,7 +75,7 @@ class OriginRuns:
         self._last_row = int(rows[-1]) if len(rows) else self._last_row
 
     def rows(self) -> Runs:
-        """The runs, or None when sample k is row k.
+        """The runs, or None if sample k is row k.
 
         Raises:
             SchemaError: there are too many for a manifest.
@@ -91,7 +91,7 @@ class OriginRuns:
         return self._runs
 
     def _add_steps(self, rows: NDArray[np.int64], step: int, begin: int, end: int) -> None:
-        """Rows `begin` to `end`, each `step` after the one before."""
+        """Add rows `begin` to `end`, each `step` after the one before."""
         if step not in (0, 1):
             for place in range(begin, end):
                 self._begin(self.num_samples + place, int(rows[place]))
@@ -135,7 +135,7 @@ def origins_to_json(origins: Iterable[SplitOrigin]) -> dict[str, Any]:
 
 
 def origins_from_json(section: Mapping[str, Any]) -> list[SplitOrigin]:
-    """What `origins_to_json` gave."""
+    """The inverse of `origins_to_json`."""
     files, origins = section["files"], []
     for number, begin, end, num_samples, rows, *group in section["splits"]:
         paths = tuple(files[number : number + (group[0] if group else 1)])
@@ -150,12 +150,12 @@ def pack_provenance(content: Mapping[str, Any]) -> tuple[FileEntry, bytes]:
 
 
 def read_provenance(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """Content of the file that the manifest names; empty if it names none.
+    """Contents of the file that the manifest names; empty if it names none.
 
     Raises:
         CorruptionError: it differs from its checksum.
-        FormatError: it is missing, is not JSON, or its origins lead nowhere.
-        StorageError: it cannot be read, or does not fit into memory.
+        FormatError: it is missing, is not JSON, or its origins are invalid.
+        StorageError: it cannot be read, or does not fit in memory.
     """
     entry = manifest.provenance
     if entry is None:
@@ -170,12 +170,12 @@ def read_provenance(folder: Path, manifest: Manifest) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise FormatError(f"{file.path}: holds {reprlib.repr(content)}, not an object.")
     if not _are_valid(content.get("origins", {"files": [], "splits": []})):
-        raise FormatError(f"{file.path}: its origins of samples are not files and splits of them. Restore the file.")
+        raise FormatError(f"{file.path}: 'origins' must be files and splits of them, and is not. Restore the file.")
     return content
 
 
 def verify_provenance(folder: Path, entry: FileEntry) -> None:
-    """Read every byte of the file against its checksum.
+    """Check every byte of the file against its checksum.
 
     Raises:
         CorruptionError: it differs from its checksum.
@@ -193,11 +193,11 @@ def _open(folder: Path, entry: FileEntry) -> PositionedFile:
         file = PositionedFile(path)
     except FileNotFoundError:
         raise FormatError(
-            f"{path}: the file is missing. Restore it to trace samples or to go on preparing; reading does not need it."
+            f"{path}: the file is missing. Restore it to trace samples or to prepare more; reading does not need it."
         ) from None
     if file.size != entry.num_bytes:
         raise CorruptionError(
-            f"{path}: the file has {file.size:,} bytes and the manifest says {entry.num_bytes:,}. Restore it."
+            f"{path}: the file has {file.size:,} bytes, but the manifest says {entry.num_bytes:,}. Restore it."
         )
     return file
 
@@ -206,7 +206,7 @@ def _read_all(file: PositionedFile) -> bytearray:
     try:
         data = bytearray(file.size)
     except MemoryError:
-        raise StorageError(errno.ENOMEM, f"{file.path}: its {file.size:,} bytes do not fit into memory.") from None
+        raise StorageError(errno.ENOMEM, f"{file.path}: its {file.size:,} bytes do not fit in memory.") from None
     file.read_into(0, np.frombuffer(data, np.uint8))
     return data
 
@@ -223,7 +223,7 @@ class Provenance:
         self._storage = storage
         origins = storage.provenance().get("origins") or {}
         self.files: list[str] = origins.get("files", [])
-        """Paths; a split names them by their place here."""
+        """Paths; a split refers to them by their place here."""
         self._splits: list[list[Any]] = origins.get("splits", [])
         self._ends = np.cumsum([split[3] for split in self._splits], dtype=np.int64)
         is_known = ORIGIN_COLUMN in storage.schema and storage.schema[ORIGIN_COLUMN].spec == ORIGIN_SPEC
@@ -232,7 +232,7 @@ class Provenance:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample says which file it is from."""
+        """Whether the source file of every sample is known."""
         return self._num_known >= self._storage.num_samples
 
     @property
@@ -240,15 +240,15 @@ class Provenance:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def check_complete(self) -> None:
-        """Refuse to go by files where not every sample says which it is from.
+        """Refuse to group by source file unless that of every sample is known.
 
         Raises:
-            ValueError: saying how many do.
+            ValueError: it is not; the message says for how many it is.
         """
         if not self.is_complete:
             raise ValueError(
-                f"Of {self._storage.num_samples:,} samples {self._num_known:,} say which file they are from: the "
-                "others were not made by `penstock prepare`, which notes it. Name a column instead."
+                f"The source file is known for {self._num_known:,} of {self._storage.num_samples:,} samples: the "
+                "others were not made by `penstock prepare`, which records it. Name a column instead."
             )
 
     def files_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -292,7 +292,7 @@ class Provenance:
         return np.array([split[5] if len(split) > 5 else _MAX_COUNT for split in self._splits], np.int64)
 
     def origin(self, index: int) -> str | None:
-        """File and row of a stored sample in words; None if the dataset does not say."""
+        """File and row of a stored sample in words; None if unknown."""
         if not self._splits:
             return None
         if self._column is not None:
@@ -322,7 +322,7 @@ def _rows_of(runs: Runs, samples: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _are_valid(origins: Any) -> bool:
-    """Whether every split leads to files that are listed, and its runs to rows of them."""
+    """Whether every split refers to listed files, and its runs to rows of them."""
     files, splits = (origins.get(key) if isinstance(origins, dict) else None for key in ("files", "splits"))
     if not isinstance(files, list) or not isinstance(splits, list) or not all(type(file) is str for file in files):
         return False
@@ -335,7 +335,7 @@ def _is_split(split: Any, num_files: int) -> bool:
     file, begin, end, num_samples, runs, *group = split
     if not all(_is_count(number) for number in (file, begin, num_samples, *group)):
         return False
-    if not _is_count(end) and end != -1:  # -1: as far as the file goes, where that is not known
+    if not _is_count(end) and end != -1:  # -1: to the end of the file, if its size is unknown
         return False
     num_rows = group[0] if group else _MAX_COUNT
     # Without runs, either sample k is row k, or a column of the dataset says which row it is.

@@ -1,9 +1,9 @@
-"""One shard: opening its file, the tensors in it, and its row in the table of addresses.
+"""One shard: its file, the tensors in it, and its row in the table of addresses.
 
     open_file -> Shard compares size and header with the manifest -> fill_row tells compiled loops where its columns are
 
-Nothing of a shard is read before its blocks were checked (`_blocks`); once all blocks of a column were, one flag
-says so and nothing is looked at again.
+No data is used before its blocks are checked (`_blocks`); once all blocks of a column are, one flag says so and
+nothing is looked up again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Io = Literal["auto", "map", "pread"]
 
 
 class Shard:
-    """An open shard whose header was compared with the manifest.
+    """An open shard whose header matches the manifest.
 
     Raises:
         FormatError: the file is not the shard that the manifest describes.
@@ -88,7 +88,7 @@ class Shard:
         )
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
-        """Check what samples `begin` to `end` need, unless that was done before.
+        """Check the blocks that samples `begin` to `end` need, unless that was done before.
 
         Raises:
             CorruptionError: a block differs from its checksum; the message names it.
@@ -105,7 +105,7 @@ class Shard:
         self.blocks.check_bytes(tensor, begin * column.item_bytes, end * column.item_bytes)
 
     def check_offsets(self, column: Column, begin: int, end: int) -> None:
-        """Check only where samples `begin` to `end` of a ragged column lie."""
+        """Check only the offsets of samples `begin` to `end` of a ragged column."""
         self.blocks.check_bytes(self.layout.tensors[offsets_name(column)], begin * 8, (end + 1) * 8)
 
     def is_checked(self, column: Column) -> bool:
@@ -132,8 +132,8 @@ class Shard:
 
     def _check_size(self) -> None:
         expected = self.entry.header_bytes + self.layout.data_bytes
-        is_sound = all(tensor.is_addressable for tensor in self.layout.tensors.values())
-        if self.entry.num_bytes != expected or self.file.size != expected or not is_sound:
+        is_addressable = all(tensor.is_addressable for tensor in self.layout.tensors.values())
+        if self.entry.num_bytes != expected or self.file.size != expected or not is_addressable:
             raise FormatError(
                 f"{self._where}: the file has {self.file.size:,} bytes and the manifest says {self.entry.num_bytes:,}; "
                 f"its columns take {expected:,}. It is truncated or not this shard; "
@@ -183,14 +183,14 @@ def open_file(folder: Path, name: str, *, io: Literal["map", "pread"], fingerpri
         missing = _missing(folder, name, fingerprint)
     if isinstance(missing, DatasetChanged):
         raise missing
-    try:  # the same data may have been written again a moment ago, under the same name
+    try:  # the same data may just have been written again, under the same name
         return kind(folder / name)
     except FileNotFoundError:
         raise missing from None
 
 
 def changed(folder: Path, found: str, expected: str) -> DatasetChanged:
-    """The error for another dataset than the one that was opened."""
+    """The error for a dataset that is not the one that was opened."""
     return DatasetChanged(
         f"{folder}: the dataset has the fingerprint {found}, not {expected}: "
         "it was rewritten after it was opened. Open it again."
@@ -201,14 +201,14 @@ def _missing(folder: Path, name: str, fingerprint: str) -> Exception:
     try:
         now = read_manifest(folder).fingerprint
     except IncompleteDataset as error:
-        return DatasetChanged(f"{error} It was moved or removed after it was opened; open it where it is now.")
+        return DatasetChanged(f"{error} It was moved or removed after it was opened; open it at its new path.")
     if now != fingerprint:
         return changed(folder, now, fingerprint)
     return FormatError(f"{folder / name}: the shard is missing. Restore it, or prepare the dataset again.")
 
 
 def fill_row(table: Table, number: int, shard: Shard, slots: Mapping[str, int], *, is_trusted: bool) -> None:
-    """Write where the columns of shard `number` lie; `is_trusted` says that no block of it is ever checked."""
+    """Write where the columns of shard `number` lie; if `is_trusted`, its blocks are never checked."""
     assert isinstance(shard.file, MappedFile)
     row, columns = table.rows[number], shard.layout.schema.columns
     row[FILE], row[SIZE] = shard.file.descriptor, shard.file.size
@@ -224,5 +224,5 @@ def fill_row(table: Table, number: int, shard: Shard, slots: Mapping[str, int], 
             row[slot + OFFSET_FLAGS] = shard.blocks.flags(offsets).ctypes.data
             row[slot + COUNT] = shard.entry.num_values[column.name]
     table.held[number] = shard
-    for column in columns:  # last: a reader acts on the state alone
+    for column in columns:  # last, because readers look only at the state
         row[slots[column.name] + STATE] = READY if is_trusted or shard.is_checked(column) else OPEN

@@ -1,8 +1,8 @@
 """From batches of samples to finished shard files, one buffer at a time.
 
-Shards are cut by size alone, sample by sample, so the same samples give the same files however they
-were handed in. The caller decides where files go: `store` gets the name and the bytes. Where the schema has hashes of
-samples, they are computed here, so no caller has to know of them.
+Shards are cut only by size, sample by sample, so the same samples give the same files however they were handed in. The
+caller decides where files go: `store` gets the name and the bytes. If the schema has sample hashes, they are computed
+here, so no caller has to know about them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ShardWriter:
         self._buffer = _ShardBuffer(schema, shard_bytes)
 
     def restart(self, store: Store, *, first_number: int) -> None:
-        """Forget everything and begin other shards, in the same memory: fresh pages cost as much as the copy."""
+        """Start over with new shards in the same memory: fresh pages would cost as much as the copy."""
         self.shards = []
         self._store = store
         self._number = first_number
@@ -83,7 +83,7 @@ class ShardWriter:
             if end <= begin and self._buffer.num_samples:
                 self._finish_shard()
                 continue
-            end = max(end, begin + 1)  # one sample larger than a shard gets a shard of its own
+            end = max(end, begin + 1)  # a sample larger than a shard gets its own shard
             self._buffer.append_batch(batch, begin, end)
             begin, used = end, int(ends[end - 1])
 
@@ -114,7 +114,7 @@ def convert_columns(schema: Schema, columns: Mapping[str, Any]) -> dict[str, Rag
     """A batch as arrays of exactly the schema's dtypes and shapes.
 
     Raises:
-        SchemaError: a column is missing or unknown, does not fit, or has another number of samples.
+        SchemaError: a column is missing or unknown, does not fit, or has a different number of samples.
     """
     schema = schema.shown
     check_names(schema, columns)
@@ -126,10 +126,10 @@ def convert_columns(schema: Schema, columns: Mapping[str, Any]) -> dict[str, Rag
 
 
 def check_names(schema: Schema, given: Iterable[str]) -> None:
-    """Refuse values for other columns than those of the schema.
+    """Refuse values for anything but exactly the columns of the schema.
 
     Raises:
-        SchemaError: naming what is missing and what is unknown.
+        SchemaError: columns are missing or unknown; the message names them.
     """
     names = set(given)
     if names != set(schema):
@@ -139,7 +139,7 @@ def check_names(schema: Schema, given: Iterable[str]) -> None:
 
 
 class _Growing:
-    """An array that is appended to. Emptying it keeps its memory: pages are faulted in once."""
+    """An array to append to. Emptying it keeps its memory, so pages are faulted in only once."""
 
     def __init__(self, dtype: np.dtype[Any], item_shape: tuple[int, ...], limit: int) -> None:
         self._array = np.empty((0, *item_shape), dtype)
@@ -149,7 +149,7 @@ class _Growing:
     def append(self, items: NDArray[Any]) -> None:
         end = self.length + len(items)
         if end > len(self._array):
-            # Doubling, but not past one shard: twice a shard would be the price otherwise.
+            # Double, but not past one shard: otherwise it could take the memory of two.
             grown = np.empty((max(end, min(2 * end, self._limit)), *self._array.shape[1:]), self._array.dtype)
             grown[: self.length] = self._array[: self.length]
             self._array = grown
@@ -161,7 +161,7 @@ class _Growing:
 
 
 class _ShardBuffer:
-    """The samples of the shard being filled, column by column, in arrays that are grown once and reused."""
+    """The samples of the shard being filled, column by column, in arrays that grow once and are reused."""
 
     def __init__(self, schema: Schema, shard_bytes: int) -> None:
         self._schema = schema
@@ -175,7 +175,7 @@ class _ShardBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the samples take in a shard, header and checksums aside."""
+        """Bytes that the samples take in a shard, not counting header and checksums."""
         values = sum(self._values[c.name].length * c.item_bytes for c in self._schema.columns)
         return values + _OFFSET_BYTES * len(self._ends) * self.num_samples
 

@@ -1,4 +1,4 @@
-"""What a dataset asks of the place its samples are in: a folder of shards, arrays in RAM, or a foreign file."""
+"""What a dataset needs from wherever its samples are: a folder of shards, arrays in RAM, or a foreign file."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Spans:
 
 
 def check_span(first: int, size: int, length: int) -> None:
-    """Refuse a span that leaves its sample."""
+    """Refuse a span that exceeds its sample."""
     if first < 0 or size < 0 or first + size > length:
-        raise IndexError(f"Elements {first:,} to {first + size:,} are asked of a sample that has {length:,}.")
+        raise IndexError(f"Elements {first:,} to {first + size:,} were requested of a sample that has {length:,}.")
 
 
 class Storage(Protocol):
@@ -44,7 +44,7 @@ class Storage(Protocol):
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """What is known beside the data: tokenizer, packing, what was skipped."""
+        """What else is known about the data: tokenizer, packing, what was skipped."""
         ...
 
     def provenance(self) -> Mapping[str, Any]:
@@ -69,11 +69,11 @@ class Storage(Protocol):
         ...
 
     def lengths_of(self, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Lengths of samples of a ragged column; indices count from the front."""
+        """Lengths of samples of a ragged column; indices must not be negative."""
         ...
 
     def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and shards."""
+        """Copy a row of consecutive elements from each of `firsts`, across samples and shards."""
         ...
 
     def num_elements(self, column: Column) -> int:
@@ -81,7 +81,7 @@ class Storage(Protocol):
         ...
 
     def value(self, column: Column, index: int) -> NDArray[Any]:
-        """One sample of a column, read-only, without a copy where that is possible."""
+        """One sample of a column, read-only, without a copy if possible."""
         ...
 
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
@@ -102,7 +102,7 @@ class Storage(Protocol):
 
 
 def read_samples(storage: Storage, column: Column, indices: NDArray[np.int64]) -> Ragged | NDArray[Any]:
-    """Samples of a column, whichever kind it is."""
+    """Samples of a column, fixed or ragged."""
     if column.is_ragged:
         return storage.read_ragged(column, indices)
     out = np.empty((len(indices), *column.shape), column.dtype)

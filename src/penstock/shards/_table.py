@@ -3,9 +3,9 @@
     row of a shard:  FILE SIZE | VALUES OFFSETS COUNT STATE VALUE_FLAGS OFFSET_FLAGS | the same for the next column
                                  ^ slot of the first column                            ^ slot of the second
 
-`FILE` and `SIZE` are the descriptor and the length the file must still have; -1 where there is no file. `VALUES` and
+`FILE` is the file's descriptor, or -1 if there is no file; `SIZE` is the length it must still have. `VALUES` and
 `OFFSETS` are addresses, `COUNT` is the number of elements. `STATE` is ABSENT (not open), OPEN (the flags say which
-blocks were checked) or READY (all of them were). Mapped shards and arrays in RAM offer such a table.
+blocks were checked) or READY (all of them were). Mapped shards and arrays in RAM both provide such a table.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class InMemory(Protocol):
 
     slots: dict[str, int]
     starts: NDArray[np.int64]
-    """Number of the first sample of each shard, and behind them the number of samples."""
+    """Index of the first sample of each shard, and finally the number of samples."""
     value_starts: dict[str, NDArray[np.int64]]
-    """For each column that is a stream of elements, the same for its elements."""
+    """The same for the elements of each column."""
 
     @property
     def table(self) -> Table:
-        """Where the columns are now; who reads by it keeps it, as it may be another one the next time."""
+        """Where the columns are now; a reader keeps a reference, as it may be replaced by the next time."""
         ...
 
     def prepare(self, column: Column, index: int) -> None:
-        """Open and check what one sample needs, or raise what is wrong with it."""
+        """Open and check what one sample needs, or raise if something is wrong with it."""
         ...
 
     def prepare_elements(self, column: Column, begin: int, end: int) -> None:

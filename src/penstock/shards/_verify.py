@@ -1,4 +1,4 @@
-"""Check every byte of a dataset against its checksums, and go on after the first fault."""
+"""Check every byte of a dataset against its checksums, and collect all faults."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Verification:
 
 
 def verify(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], None] | None = None) -> Verification:
-    """Read every byte of the dataset at `path`; `on_progress` is told (bytes done, bytes in all).
+    """Read every byte of the dataset at `path`; `on_progress` is called with (bytes done, bytes in all).
 
     Raises:
-        DatasetChanged: a writer replaced the dataset meanwhile, so that files were missed which are no longer its own.
-        IncompleteDataset: no dataset is there.
+        DatasetChanged: a writer replaced the dataset meanwhile, so missing files may not be faults.
+        IncompleteDataset: there is no dataset.
         StorageError: the manifest cannot be read.
     """
     folder = local_path(path, "a dataset")
@@ -81,18 +81,18 @@ def _check_unchanged(folder: Path, manifest: Manifest) -> None:
         is_same = read_manifest(folder).file_names == manifest.file_names
     except IncompleteDataset:
         is_same = False
-    except (FormatError, StorageError):  # nobody wrote it, so the faults are what there is to say
+    except (FormatError, StorageError):  # not replaced but damaged, so report the faults
         return
     if not is_same:
         raise DatasetChanged(
-            f"{folder}: the dataset was written anew while it was being verified, so nothing is known of it. "
+            f"{folder}: the dataset was rewritten while it was being verified, so the result means nothing. "
             "Verify it again when its writer is done."
         )
 
 
 def _verify_shard(path: Path, entry: ShardEntry, schema: Schema) -> Iterator[str]:
     try:
-        # By reads, not by a map: a page that the disk cannot give is then a fault to list, not a signal.
+        # Read, not mapped: a page that the disk cannot deliver is then a fault to list, not a signal.
         shard = Shard(PositionedFile(path / entry.name), entry, schema)
     except FileNotFoundError:
         yield f"{path / entry.name}: the shard is missing."

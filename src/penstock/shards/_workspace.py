@@ -1,4 +1,4 @@
-"""From the old dataset to the new one, so that every instant shows one of the two.
+"""Replace the old dataset by the new one, so that at every instant one of the two is there.
 
     dest/.lock                      held by the one writer, signed with its name
     dest/.writing/shard-*           finished shards, synced, not yet visible; provenance-* too
@@ -8,10 +8,10 @@
     commit: write both manifests -> rename the files -> rename the manifest -> unlink what only the
             previous manifest names -> remove .writing
 
-The rename of the manifest is the one instant at which the dataset changes. Whatever a killed writer
-leaves is in `.writing`, or is named by a manifest in there: cleaning up needs no guessing and
-touches no file that Penstock did not write. Directories are synced between the steps, so that a
-power loss keeps their order too.
+The dataset changes at one instant, the rename of the manifest. Whatever a killed writer leaves is in
+`.writing`, or is named by a manifest in there: cleaning up needs no guessing and touches no file that
+Penstock did not write. Directories are synced between the steps, so that a power loss keeps their
+order too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Mode = Literal["create", "append", "overwrite"]
 _PREVIOUS_NAME = "previous.json"
 _OWN_NAMES = frozenset({MANIFEST_NAME, WORK_FOLDER, ".lock", "run.json"})
 
-# What file systems without hard links answer; the last is a link between two of them.
+# Errors from file systems without hard links; the last is a link from one file system to another.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 _NOT_AGAIN = "Do not append the same samples again."
@@ -82,9 +82,9 @@ class Workspace:
         return num_bytes
 
     def adopt_shard(self, folder: OpenFolder, file: str, name: str) -> None:
-        """Make a synced file that is in another folder on this disk a shard that will appear with the commit.
+        """Take a synced file from another folder on this disk as a shard that will appear with the commit.
 
-        It is linked, so that a commit which is cut off costs nothing; moved where links do not exist.
+        It is linked, so that an interrupted commit costs nothing; or moved, if the file system has no links.
         """
         with storage_errors(self._folder / name, doing=f"linked to {folder.path / file}"):
             try:
@@ -96,13 +96,13 @@ class Workspace:
         self._added.append(name)
 
     def shard_path(self, name: str) -> Path:
-        """Where a shard is before the commit: among those added, or in the dataset there is."""
+        """Where a shard is before the commit: among those added, or in the existing dataset."""
         return (self._folder if name in self._added else self._directory) / name
 
     def commit(self, manifest: Manifest, *, before_release: Callable[[], None] | None = None) -> None:
         """Make `manifest` and its shards the dataset; then, still under the lock, call `before_release`.
 
-        An error says either that the dataset is as it was, or that the new one is there.
+        An error says whether the dataset is as it was, or is the new one.
         """
         raw = manifest.to_bytes()
         parse_manifest(raw, str(self._directory / MANIFEST_NAME))  # nobody could open a dataset that fails here
@@ -121,15 +121,15 @@ class Workspace:
                 before_release()
             self.close()
         except BaseException as error:  # an interrupt too
-            error.add_note(f"{self._directory}: the new dataset is there, with all that was written. {_NOT_AGAIN}")
+            error.add_note(f"{self._directory}: the new dataset is in place, with all that was written. {_NOT_AGAIN}")
             raise
 
     def close(self) -> None:
-        """Remove what is not of the dataset and give the lock back; nothing happens the second time.
+        """Remove what is not part of the dataset and release the lock; does nothing the second time.
 
-        What cannot be removed stays for the next writer: it is no reason to fail, least of all after a commit.
+        What cannot be removed is left for the next writer: no reason to fail, least of all after a commit.
         """
-        if not self.is_open:  # else `.writing` may be another writer's
+        if not self.is_open:  # otherwise `.writing` may be another writer's
             return
         try:
             _clean(self._directory)
@@ -142,11 +142,11 @@ class Workspace:
         try:
             sync_directory(self._directory)
         except StorageError as error:
-            # A power loss may bring back the previous manifest, so its shards stay, for the next writer to remove.
+            # A power loss may bring back the previous manifest, so its shards stay until the next writer removes them.
             self._leave()
             raise StorageError(
                 error.errno,
-                f"{self._directory}: the new dataset is there, but the disk did not confirm the write ({error}). "
+                f"{self._directory}: the new dataset is in place, but the disk did not confirm the write ({error}). "
                 f"Check the disk and run `penstock verify` before relying on it. {_NOT_AGAIN}",
             ) from error
 
@@ -162,7 +162,7 @@ class Workspace:
         for directory in reversed(self._made):
             try:
                 directory.rmdir()
-            except OSError:  # not empty: somebody else uses it by now
+            except OSError:  # not empty: somebody else is using it by now
                 break
         self._made = []
 
@@ -171,13 +171,13 @@ def _recover(directory: Path) -> Manifest | None:
     """Clean up after a writer that was killed; return the manifest in force."""
     folder = directory / WORK_FOLDER
     if folder.is_symlink():
-        raise FormatError(f"{folder} is a symbolic link. Penstock does not write through it; remove it.")
+        raise FormatError(f"{folder} is a symbolic link. Penstock does not write through links; remove it.")
     _clean(directory)
     return _manifest_or_none(directory)
 
 
 def _clean(directory: Path) -> None:
-    """Remove `.writing`, and first the files that only a manifest in there names."""
+    """Remove `.writing`, but first the files that only a manifest in there names."""
     folder = directory / WORK_FOLDER
     if not folder.is_dir():
         return
@@ -185,15 +185,15 @@ def _clean(directory: Path) -> None:
     kept = current.file_names if current is not None else frozenset()
     leftovers = (_file_names(folder / MANIFEST_NAME) | _file_names(folder / _PREVIOUS_NAME)) - kept
     if leftovers:
-        sync_directory(directory)  # the manifest that does not name them is there to stay
+        sync_directory(directory)  # first make the manifest that does not name them durable
         for name in leftovers:
             remove_if_present(directory / name)
-        sync_directory(directory)  # they are gone before the manifest that names them
+        sync_directory(directory)  # they must be gone before the manifest that names them
     remove_tree(folder)
 
 
 def _file_names(path: Path) -> frozenset[str]:
-    """Files that the manifest at `path` names; none when it is absent or was cut short by a crash."""
+    """Files that the manifest at `path` names; none if it is absent or was cut short by a crash."""
     try:
         descriptor = open_regular(path)
     except FileNotFoundError:
@@ -220,7 +220,7 @@ def _check_mode(directory: Path, mode: Mode, previous: Manifest | None, known_na
         return
     if mode == "create" and previous is not None:
         raise DatasetExists(
-            f"{directory}: a dataset of {previous.num_samples:,} samples is there. "
+            f"{directory}: a dataset of {previous.num_samples:,} samples is already there. "
             "Use mode='append', mode='overwrite', or another path."
         )
     known = _OWN_NAMES | known_names | (previous.file_names if previous is not None else frozenset())
@@ -230,5 +230,5 @@ def _check_mode(directory: Path, mode: Mode, previous: Manifest | None, known_na
         shown = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
         raise DatasetExists(
             f"{directory}: {len(strange)} other files are there ({shown}). "
-            "A dataset gets a folder of its own; use another path, or move them."
+            "A dataset needs its own folder; use another path, or move them."
         )

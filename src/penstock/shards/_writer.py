@@ -1,6 +1,6 @@
-"""Writing a dataset: samples in, shards out, all of it or nothing.
+"""Write a dataset: samples in, shards out, all or nothing.
 
-Memory is bounded by the buffer of one shard. Shards are cut by size alone, sample by sample, so the
+Memory is bounded by the buffer of one shard. Shards are cut only by size, sample by sample, so the
 same samples give the same files however they were handed in.
 """
 
@@ -62,7 +62,7 @@ class DatasetWriter:
         if shard_bytes < 1:
             raise ValueError(f"shard_bytes={shard_bytes}; a shard has at least one byte.")
         self.schema = Schema.parse(columns)
-        """The columns that samples are given for."""
+        """The columns that every sample must have."""
         self._stored = self.schema
         self._attributes = copy_attributes(attributes or {})
         self._workspace: Workspace | None = Workspace(local_path(path, "a dataset").absolute(), mode)
@@ -71,7 +71,7 @@ class DatasetWriter:
         self._writer = ShardWriter(self._stored, shard_bytes, self._workspace.add_file)
         self._previous: tuple[ShardEntry, ...] = ()
         self._provenance: FileEntry | None = None
-        self._is_torn = False  # true once a write failed half way: columns may have got different samples
+        self._is_torn = False  # a write failed halfway, so columns may hold different samples
         if mode == "append":
             self._continue(self._workspace)
 
@@ -112,7 +112,7 @@ class DatasetWriter:
             self.abort()
 
     def abort(self) -> None:
-        """Drop what was not committed; the previous dataset, if there was one, stays."""
+        """Drop what was not committed; the previous dataset, if any, stays."""
         workspace, self._workspace = self._workspace, None
         if workspace is not None:
             workspace.close()
