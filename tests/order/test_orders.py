@@ -196,7 +196,7 @@ def test_a_group_or_position_that_does_not_exist_is_named():
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match=r"window_rows\[1\] is -2: a window cannot hold"):
+    with pytest.raises(ValueError, match=r"rows_per_window\[1\] is -2: a window cannot hold"):
         WindowedOrder([1, -2], seed=0, epoch=0, group=1)
     with pytest.raises(ValueError, match=r"one dimension, got shape \(1, 2\)"):
         WindowedOrder([[1, 2]], seed=0, epoch=0, group=1)

@@ -1,9 +1,9 @@
 """Where numbers from outside become checked int64 arrays, and kernels are called.
 
-Callers hand over any integers: a list, a slice, a 2-D array, a read-only view. The kernels take one
-kind of array only, because numba compiles a new version (about a second) for every kind it meets.
-This module stands between: convert, allocate, call, and turn "place of the first bad index" into an
-IndexError. Price: about 3 µs per call, whatever its size, numba's own checks of types included.
+Callers pass any integers: a list, a slice, a 2-D array, a read-only view. The kernels take only one
+kind of array, because numba compiles a new version (about a second) for every kind it sees.
+This module mediates: convert, allocate, call, and turn "place of the first bad index" into an
+IndexError. Price: about 3 µs per call of any size, including numba's own type checks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def checked_number(name: str, value: int, *, at_least: int = 0, at_most: int | N
 
 
 def as_int64(noun: str, numbers: ArrayLike) -> Int64:
-    """`numbers` as a writable, contiguous int64 array: itself when it already is one."""
+    """`numbers` as a writable, contiguous int64 array: itself if it already is one."""
     given = np.asarray(numbers)
     if given.size and given.dtype.kind not in "iu":  # np.asarray([]) is float64
         raise TypeError(f"every {noun} must be an integer, got an array of {given.dtype}")
@@ -52,7 +52,7 @@ def as_int64(noun: str, numbers: ArrayLike) -> Int64:
 
 
 def checked_indices(noun: str, numbers: ArrayLike, size: int) -> Int64:
-    """`numbers` as int64, all of them in [0, size), else an IndexError naming the first that is not."""
+    """`numbers` as int64, all of them in [0, size), or an IndexError naming the first that is not."""
     indices = as_int64(noun, numbers)
     is_outside = (indices < 0) | (indices >= size)
     if is_outside.any():
@@ -61,7 +61,7 @@ def checked_indices(noun: str, numbers: ArrayLike, size: int) -> Int64:
 
 
 def map_indices(kernel: Callable[..., int], noun: str, numbers: ArrayLike, size: int, *arguments: object) -> Int64:
-    """What `kernel` makes of each of `numbers`, in an array of the same shape."""
+    """The result of `kernel` for each of `numbers`, in an array of the same shape."""
     indices = as_int64(noun, numbers)
     out = np.empty(indices.shape, np.int64)
     flat = indices.reshape(-1)

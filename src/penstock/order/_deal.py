@@ -1,16 +1,16 @@
-"""Classes dealt in turn: every C rows hold each of C classes once, and each class goes through its own members.
+"""Classes dealt in turn: every C rows hold each of C classes once, and each class cycles through its own members.
 
     rows       | 0  1  2 | 3  4  5 | ...      C = 3 rows are a round; inside it the classes are permuted
     class      | 2  0  1 | 0  2  1 | ...
     turn       | 0  0  0 | 1  1  1 | ...      a class's turn k is its k-th row of the whole run
 
-A class's turns run through passes of its own, each a permutation of its members: no member comes again before all have
-come, however small the class is. So the members of a small class come often and those of a large one seldom, by
-arithmetic alone; nothing is drawn, and nothing is stored but the sizes.
+A class's turns go through the class in cycles, each a permutation of its members: no member is repeated before all have
+had their turn, however small the class is. So members of a small class come often and those of a large one seldom, by
+arithmetic alone; nothing is drawn, and only the sizes are stored.
 
-Where no member may come twice in `rounds` rounds (an epoch without repetition), a pass uses only whole multiples of
-`rounds` of its places; which members that leaves out is another choice in each pass. Dealt as they stand, members go
-round: no `rounds` turns in a row hold one twice, and none is left out.
+If no member may come twice in `rounds` rounds (an epoch without repetition), a cycle uses only a multiple of `rounds`
+of its places; which members that leaves out differs from cycle to cycle. Dealt in their own order, members simply go
+round: no `rounds` turns in a row repeat one, and none is left out.
 
 Price: 16 bytes per class; two keyed permutations per row.
 """
@@ -40,17 +40,17 @@ class ClassDeal:
 
     sizes: Int64
     seed: int | None
-    """None deals classes and members as they stand."""
+    """None deals classes and members in their own order."""
     rounds: int = 1
-    """Rounds in which no member comes twice; 1 asks for nothing."""
+    """Rounds in which no member comes twice; 1 requires nothing."""
 
     _starts: Int64 = field(init=False, repr=False)
-    _used: Int64 = field(init=False, repr=False)  # class -> places of a pass that are used
+    _used: Int64 = field(init=False, repr=False)  # class -> places of a cycle that are used
 
     def __post_init__(self) -> None:
         sizes = as_int64("size", self.sizes)
         if sizes.ndim != 1 or not sizes.size or sizes.min() < 1:
-            raise ValueError("classes need at least one member each, and there must be one class")
+            raise ValueError("there must be at least one class, and at least one member in each")
         if not 1 <= self.rounds <= sizes.min():
             raise ValueError(f"no member twice in {self.rounds:,} rounds: the smallest class has {sizes.min():,}")
         object.__setattr__(self, "_starts", np.cumsum(sizes) - sizes)

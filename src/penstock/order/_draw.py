@@ -1,19 +1,19 @@
-"""Samples drawn by weight, each epoch with exact quotas, any place of an epoch alone.
+"""Samples drawn by weight, with exact quotas in each epoch, any place of an epoch by itself.
 
 Drawing every row at random misses the weights by chance and cannot be continued without its state. Here an epoch of n
-rows is a line of n equal slots. The samples share the line in proportion to their weights, and slot k belongs to the
-sample that holds its mark, k + u:
+rows is a line of n equal slots. The samples divide the line in proportion to their weights, and slot k belongs to the
+sample whose part contains its mark, k + u:
 
-    samples    |  0  |    1     | 2 |       3       |      lengths: expected number of rows in the epoch
+    samples    |  0  |    1     | 2 |       3       |      lengths: expected rows in the epoch
     slots      '....:....'....:....'....:....'           marks (:) at u = 0.5
                      1         1         3
 
-A sample of expected number m holds floor(m) or ceil(m) marks, never another number: **the quota is exact**. Over the
-epochs u moves by the golden ratio, so that what was rounded down comes up soon after, and the mean over epochs is m. If
-no length is above 1, no sample comes twice in an epoch: drawing without replacement is the same line with the lengths
-capped at 1 and the others raised in proportion. Lengths are whole numbers of 2**-30 slots, so places are exact.
+A sample expected m times holds floor(m) or ceil(m) marks, never any other number: **the quota is exact**. From epoch to
+epoch u moves by the golden ratio, so that what was rounded down soon makes up for it, and the mean over epochs is m. If
+no length exceeds 1, no sample comes twice in an epoch: drawing without replacement is the same line with the lengths
+capped at 1 and the others raised in proportion. Lengths are multiples of 2**-30 slots, so places are exact.
 
-Slots are in the order of samples, so whoever shuffles slots by storage windows reads those windows.
+Slots are in the order of samples, so shuffling slots by storage windows reads those windows.
 
 Price: 8 bytes per sample and a few passes to build; a binary search per row.
 """
@@ -44,8 +44,8 @@ class WeightedDraw:
     [0, 1, 1, 3]
 
     Raises:
-        ValueError: weights that are no list of finite numbers of at least 0 with one above it; or, without
-            replacement, more rows than there are samples to draw.
+        ValueError: the weights are not finite numbers of at least 0 with one above 0; or, without replacement,
+            there are fewer samples to draw than rows.
     """
 
     weights: NDArray[np.floating] | NDArray[np.integer]
@@ -76,7 +76,7 @@ class WeightedDraw:
 
 
 def _spread(units: Int64, weighted: Int64, missing: int, most: int) -> None:
-    """Make up for rounding: `missing` units more or fewer in all, hardly more than one a sample."""
+    """Make up for rounding: `missing` units more or fewer in all, hardly more than one per sample."""
     step = 1 if missing > 0 else -1
     while missing:
         changed = units[weighted] + step
@@ -89,12 +89,12 @@ def _spread(units: Int64, weighted: Int64, missing: int, most: int) -> None:
 def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
     given = np.asarray(weights)
     if given.ndim != 1 or given.dtype.kind not in "buif":
-        raise ValueError(f"weights are one number per sample, not {given.dtype} of shape {list(given.shape)}")
+        raise ValueError(f"weights must be one number per sample, not {given.dtype} of shape {list(given.shape)}")
     found = given.astype(np.float64)
     wrong = ~np.isfinite(found) | (found < 0)
     if wrong.any():
         sample = int(np.flatnonzero(wrong)[0])
-        raise ValueError(f"the weight of sample {sample:,} is {found[sample]}: weights are finite, and at least 0")
+        raise ValueError(f"the weight of sample {sample:,} is {found[sample]}: weights must be finite and at least 0")
     if not found.any():
         raise ValueError("all weights are 0: there is nothing to draw")
     return found
@@ -104,7 +104,7 @@ def _expected(weights: NDArray[np.float64], num_rows: int, most: int) -> NDArray
     """How often each sample is expected: in proportion to its weight, but at most `most` times."""
     expected = num_rows * _shares(weights)
     is_full = np.zeros(len(weights), np.bool_)
-    while (expected > most).any():  # what the full ones have too much goes to the others, which may fill them
+    while (expected > most).any():  # the excess of full samples goes to the others, which may fill them too
         is_full |= expected >= most
         left = num_rows - most * np.count_nonzero(is_full)
         expected = np.where(is_full, most, left * _shares(np.where(is_full, 0.0, weights)))
@@ -112,10 +112,10 @@ def _expected(weights: NDArray[np.float64], num_rows: int, most: int) -> NDArray
 
 
 def _shares(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each weight's part of their sum, to the last bit the same on every machine; zeros if there is no sum.
+    """Each weight's share of their sum, identical to the last bit on every machine; zeros if the sum is 0.
 
-    `math.fsum` is exact, where numpy's sum depends on how wide the processor's vectors are. Divided by the largest
-    first, no weight is too small or too large to be added.
+    `math.fsum` is exact, whereas numpy's sum depends on the width of the processor's vectors. Dividing by the largest
+    first keeps the sum from overflowing, and small weights from vanishing.
     """
     largest = weights.max(initial=0.0)
     if not largest:

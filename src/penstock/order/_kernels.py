@@ -1,22 +1,22 @@
-"""The compiled loops of this room. Imported at the first use only, because numba takes 0.4 s.
+"""The compiled loops of this room. Imported only at the first use, because numba takes 0.4 s.
 
 **The permutation.** A number x in [0, size) is written as (left, right) with
-right = x mod 2**bits and left < radix = ceil(size / 2**bits), both near sqrt(size). A pass adds a
+right = x mod 2**bits and left < radix = ceil(size / 2**bits), both ranges near sqrt(size). A pass adds a
 keyed hash of left to right (mod 2**bits), then a keyed hash of right to left (mod radix): two
 rounds of a Feistel network over mixed radices (Black and Rogaway 2002), a bijection because subtracting in
 reverse undoes it. The grid has fewer than 2**bits cells above size, and a result that falls there is
-permuted again until it does not ("cycle walking"): less than 1 + 2/sqrt(size) turns on average,
-8/5 at the worst size of all (5). Two halves of whole bits, the usual way, need up to two or four turns,
-and a branch that the processor cannot predict; here a size just above a power of two costs no more.
+permuted again until it does not ("cycle walking"): fewer than 1 + 2/sqrt(size) turns on average,
+8/5 at the worst size (5). The usual two halves of whole bits need up to two or four turns, and a
+branch that the processor cannot predict; here a size just above a power of two costs no more.
 
 **How many passes.** Measured over keys, by chi-square: after 4 passes the joint places of two numbers
-show a bias at size 128 and none at 257; 4 are made from 65,536 on. Below, 6 are made, after which
+show a bias at size 128 and none at 257; from 65,536 on, 4 are used. Below that 6 are used, after which
 size 64 shows none. Tiny sizes, whose halves have 2 to 8 values, need 12: after 10, the 5,040 orders of
-7 numbers are not equally likely yet. That took up to 2,000 keys for each outcome; a quicker run
-notices 5 passes at size 6, 3 at sizes 20 to 80, and 2 at 65,536.
+7 numbers are not yet equally likely. This took up to 2,000 keys per outcome; a quicker test already
+rejects 5 passes at size 6, 3 at sizes 20 to 80, and 2 at 65,536.
 
 **Indices.** Kernels read int64 indices, write int64 results, and return the place of the first
-index that is out of range, or -1. Inside all is uint64: numba makes uint64 + int64 a float.
+index that is out of range, or -1. Inside, everything is uint64: numba makes uint64 + int64 a float.
 
 Price: 42 M numbers/s/core for any size from 65,536 to 2**62, 25 M below, 10 M below 64, on an AMD EPYC at
 2.4 GHz (benchmarks/bench_order.py).
@@ -62,7 +62,7 @@ def _shape(size: int) -> Shape:
 
 @compiled
 def _hash(half: np.uint64, key: np.uint64) -> np.uint64:
-    """32 bits, each of which depends on every bit of the 31 in `half` and of the key."""
+    """32 bits, each of which depends on all 31 bits of `half` and on every bit of the key."""
     h = (half + key) * _M1
     h = (h ^ (h >> _HALF_WORD)) * _M2
     return h >> _HALF_WORD
@@ -112,8 +112,8 @@ def _last_at_most(starts: Int64, low: int, high: int, value: int) -> int:
     return low
 
 
-# The kernel below keeps the group of the last position at hand: neighbours in a batch share it, and a search over
-# all groups for every one of them would cost more than the permutation itself.
+# The kernel below remembers the group of the last position: neighbours in a batch share it, and searching all groups
+# for every one of them would cost more than the permutation itself.
 
 
 @compiled
@@ -182,9 +182,9 @@ def deal_evenly(quotas: Int64, out: Int64) -> None:
 def deal_classes(
     rows: Int64, out: Int64, size: int, key: np.uint64, is_shuffled: bool, sizes: Int64, starts: Int64, used: Int64
 ) -> int:
-    """Row -> member: permute the classes of the round, then the members of the class in its pass; see `_deal.py`."""
+    """Row -> member: permute the classes of the round, then the members of the class in its cycle; see `_deal.py`."""
     num_classes = sizes.size
-    round_shape, round_key, pass_key = _shape(num_classes), child_key(key, 0), child_key(key, 1)
+    round_shape, round_key, cycle_key = _shape(num_classes), child_key(key, 0), child_key(key, 1)
     for i in range(rows.size):
         if not 0 <= rows[i] < size:
             return i
@@ -193,7 +193,7 @@ def deal_classes(
             number = _permuted(number, round_shape, child_key(round_key, turn))
         place = turn % used[number]
         if is_shuffled:
-            own_key = child_key(child_key(pass_key, number), turn // used[number])
+            own_key = child_key(child_key(cycle_key, number), turn // used[number])
             place = _permuted(place, _shape(sizes[number]), own_key)
         out[i] = starts[number] + place
     return _ALL_OK

@@ -1,10 +1,10 @@
-"""From a seed that a person chose to the 64-bit keys that the arithmetic needs.
+"""From the user's seed to the 64-bit keys that the arithmetic needs.
 
 Every permutation of a run needs its own key: one per epoch, per mixture, per purpose. Adding small
-numbers to a seed (`seed + epoch`) makes seed 7, epoch 1 repeat seed 8, epoch 0. Here the seed and
-all labels are hashed together with BLAKE2b instead, each part with its kind and its length before
-it, so that no two different lists of parts give the same bytes. The result depends on nothing but
-the arguments: not on the machine, the byte order or PYTHONHASHSEED. Price: about 2 µs per key.
+numbers to a seed (`seed + epoch`) makes seed 7, epoch 1 repeat seed 8, epoch 0. Instead, the seed and
+all labels are hashed together with BLAKE2b, each part preceded by its kind and its length, so that no
+two different lists of parts give the same bytes. The result depends only on the arguments: not on the
+machine, the byte order or PYTHONHASHSEED. Price: about 2 µs per key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 from operator import index
 
 ORDER_VERSION: int = 1
-"""Part of every fingerprint of an order. Raise it with any change that moves a single row."""
+"""Part of every fingerprint of an order. Raise it with any change that moves even a single row."""
 
 
 def derive_key(seed: int, *labels: int | str) -> int:
@@ -32,6 +32,6 @@ def _encoded(part: int | str) -> bytes:
     if isinstance(part, str):
         kind, payload = b"s", part.encode()
     else:
-        number = index(part)  # also takes numpy integers; refuses floats
+        number = index(part)  # accepts numpy integers, too; refuses floats
         kind, payload = b"i", number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
     return kind + len(payload).to_bytes(8, "little") + payload

@@ -1,29 +1,29 @@
 """Which source gives row i of an endless mixture, exactly in proportion and at random in detail.
 
 Drawing each row's source at random drifts: 0.7 becomes 0.7 +- sqrt(0.21 n)/n, and "how many rows did
-source k give so far" has no answer but counting. A fixed pattern is exact, and beats against
-the number of ranks and the batch size. This mixture deals in two steps, both in O(1) for any row.
+source k give so far" can only be counted. A fixed pattern is exact, but resonates with the number of
+ranks and the batch size. This mixture deals in two steps, both in O(1) for any row.
 
 1. *Evenly.* Weights become quotas that add up to BLOCK = 65,536. One table of 65,536 places says which
    source has which place; every block of rows uses it. With w = quota / BLOCK, item j of a source
-   must have a place in [floor(j / w), ceil((j + 1) / w)). Giving each source the part w of every place
+   must have a place in [floor(j / w), ceil((j + 1) / w)). Giving each source the fraction w of every place
    would respect all these windows, so by Hall's theorem whole places can too, and for items of one
-   place each, "earliest deadline first" finds them. Item j's window ends by m when j + 1 <= m w and
-   begins before m when j < m w, so the first m places hold at least floor(m w) and at most ceil(m w)
+   place each, "earliest deadline first" finds them. Item j's window ends by m if j + 1 <= m w and
+   begins before m if j < m w, so the first m places hold at least floor(m w) and at most ceil(m w)
    items: **any first m places are off by less than 1** (cf. Tijdeman 1980; Baruah et al. 1996).
-2. *Dealt.* A keyed permutation mixes each stratum of s = STRATUM = 32 places, anew in every block.
+2. *Dealt.* A keyed permutation mixes each stratum of s = STRATUM = 32 places, differently in every block.
 
-**The bound.** Let D(m) = rows of a source among the first m rows, less m w. At a stratum's ends |D| < 1.
-o rows into a stratum, at most o rows more are of this source, so D < 1 + o (1 - w), and at most all
-until the stratum's end, so D < 1 + (s - o) w. The smaller of these is largest at o = s w, where
-it is 1 + s w (1 - w); from below it is the same with w and 1 - w exchanged. Therefore
-**|D(m)| < 1 + s w (1 - w)**, less than 9, and any stretch of n rows, a difference of two such, holds
-**n w +- 2 (1 + s w (1 - w)) rows** of the source: less than 18 off, for n of any size.
+**The bound.** Let D(m) = rows of a source among the first m rows, minus m w. At a stratum's ends |D| < 1.
+o rows into a stratum, at most o of them are of this source, so D < 1 + o (1 - w); and at worst none
+are from there to the stratum's end, so D < 1 + (s - o) w. The smaller of these is largest at o = s w, where
+it is 1 + s w (1 - w); the bound from below is the same with w and 1 - w exchanged. Therefore
+**|D(m)| < 1 + s w (1 - w)**, less than 9, and any n consecutive rows, the difference of two such, hold
+**n w +- 2 (1 + s w (1 - w)) rows** of the source: fewer than 18 off, for n of any size.
 
 **Positions.** A source's item j of the table is, in block b, position b * quota + j of the source's own
-sequence. So a block holds exactly its quota of consecutive positions; inside it they come in order from
-stratum to stratum, and mixed inside one. `counts(n)` is how many rows of each source come before
-row n, which inside a stratum is not the same as the highest position plus 1.
+sequence. So a block holds exactly its quota of consecutive positions, in order from stratum to stratum,
+and mixed within one. `counts(n)` is how many rows of each source come before row n, which in the middle
+of a stratum is not the same as the highest position plus 1.
 
 Price: 65,536 x sources comparisons to build (2 ms for 5), 1.5 MB; about 110 ns per row.
 """
@@ -66,7 +66,7 @@ class Mixture:
     """
 
     weights: Sequence[float]
-    """One per source, in the order that numbers them; only their proportions count."""
+    """One per source, in the order of their numbers; only their proportions matter."""
     seed: int
     quotas: tuple[int, ...] = field(init=False, compare=False)
     """Rows of each source in every 65,536: the weights after rounding."""
@@ -106,7 +106,7 @@ class Mixture:
         return self.locate(rows)[1]
 
     def locate(self, rows: ArrayLike) -> tuple[Int64, Int64]:
-        """Source and position of each row, for the price of one of them.
+        """Source and position of each row, at the price of either.
 
         Raises:
             IndexError: a row is negative (or beyond 2**62).
@@ -119,7 +119,7 @@ class Mixture:
     def counts(self, num_rows: int) -> Int64:
         """How many of the first `num_rows` rows come from each source, in 0.1 ms at most."""
         num_rows = checked_number("num_rows", num_rows, at_most=MAX_ROWS)
-        dealt = num_rows - num_rows % STRATUM  # up to here whole strata: mixing inside them changes no count
+        dealt = num_rows - num_rows % STRATUM  # whole strata up to here: mixing inside them changes no count
         sources = [self._source_at[: dealt % BLOCK], self.sources(np.arange(dealt, num_rows))]
         counts = np.bincount(np.concatenate(sources), minlength=len(self.quotas))
         return counts + (dealt // BLOCK) * self._strides
@@ -147,6 +147,6 @@ def _rounded(weights: Sequence[Fraction]) -> tuple[int, ...]:
             raise ValueError(
                 f"weights[{source}] is {float(weights[source] / total):.3g} of the total, which rounds to "
                 f"0 rows of {BLOCK:,}; the smallest share is 1/{BLOCK} (1.53e-05). "
-                f"Raise the weight, leave the source out, or join it with another one."
+                f"Raise the weight, leave the source out, or merge it with another one."
             )
     return tuple(quotas)

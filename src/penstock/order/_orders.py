@@ -1,11 +1,11 @@
 """The order of an epoch: which row stands at which position.
 
-All orders answer `rows(positions)` for any positions and in any sequence, so that a batch can be computed
-alone. Three kinds exist:
+All orders answer `rows(positions)` for any positions in any sequence, so that a batch can be computed
+by itself. There are three kinds:
 
     SequentialOrder    as stored
     FullOrder          everything permuted; reads land anywhere
-    WindowedOrder      windows permuted, rows permuted inside groups of windows (`_windowed.py`)
+    WindowedOrder      windows permuted, rows permuted within groups of windows (`_windowed.py`)
 
 Epochs differ because the epoch is part of the key; nothing is kept from one to the next.
 """
@@ -25,8 +25,8 @@ from penstock.order._permutation import Permutation
 class Order(Protocol):
     """One epoch's bijection between positions [0, num_rows) and rows [0, num_rows).
 
-    Positions come in an array of any shape, and rows in the same shape; a position outside [0, num_rows)
-    raises IndexError.
+    Positions come in an array of any shape, and rows are returned in the same shape; a position outside
+    [0, num_rows) raises IndexError.
     """
 
     @property

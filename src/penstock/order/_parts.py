@@ -1,7 +1,7 @@
-"""Which part of a split a sample is in: a number from 0 to 1, drawn by its key and the seed, and nothing else.
+"""Which part of a split a sample is in: decided by a number from 0 to 1 that depends only on its key and the seed.
 
 So a sample stays in its part whatever is added, removed or moved around it, and a part whose range of numbers grows
-keeps all it had.
+keeps all the samples it had.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def draw_shares(keys: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
 
 
 def share_ranges(fractions: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """From where to where the numbers of each part go; together they take every number exactly once.
+    """The range of numbers of each part; together they cover every number exactly once.
 
     Raises:
         TypeError: the fractions have no names.
@@ -32,11 +32,11 @@ def share_ranges(fractions: Mapping[str, float]) -> dict[str, tuple[float, float
     {'train': (0.0, 0.75), 'val': (0.75, 2.0)}
     """
     if not isinstance(fractions, Mapping):
-        raise TypeError(f"Fractions have names, as in {{'train': 0.9, 'test': 0.1}}; these are {fractions!r}.")
+        raise TypeError(f"Fractions must have names, as in {{'train': 0.9, 'test': 0.1}}; these are {fractions!r}.")
     if not fractions or any(not fraction > 0 for fraction in fractions.values()):
         raise ValueError(f"Fractions must be positive; these are {dict(fractions)}.")
     if abs(sum(fractions.values()) - 1) > 1e-6:
         raise ValueError(f"Fractions must add up to 1; {dict(fractions)} add up to {sum(fractions.values())}.")
     edges = np.concatenate([[0.0], np.cumsum(list(fractions.values()))]).tolist()
-    edges[-1] = 2.0  # whatever rounding did, the last part takes all that is left
+    edges[-1] = 2.0  # however rounding went, the last part takes the rest
     return {name: (edges[number], edges[number + 1]) for number, name in enumerate(fractions)}

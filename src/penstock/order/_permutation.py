@@ -1,9 +1,9 @@
 """A shuffle of [0, size) that is computed, not stored.
 
-A stored permutation costs 8 bytes a number and minutes at 1e9 numbers, and cannot be asked for its
-place 700,000,000 without building the rest. A keyed bijection answers any position alone, in about
-24 ns and no memory. `_kernels.py` holds the arithmetic and why it is strong;
-Chi-square over keys finds no bias, where it finds one in two well-known weak methods.
+A stored permutation costs 8 bytes per number and takes minutes at 1e9 numbers, and cannot give its
+entry 700,000,000 without building the rest. A keyed bijection gives any entry by itself, in about
+24 ns and without memory. `_kernels.py` has the arithmetic, and why it is strong enough: a chi-square
+test over keys finds no bias, though it finds one in two well-known weak methods.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Permutation:
     """
 
     size: int
-    """How many numbers are permuted; the price of one does not depend on it."""
+    """How many numbers are permuted; the price per number does not depend on it."""
     key: int
     """Which permutation; `derive_key` makes keys from a seed and labels."""
 

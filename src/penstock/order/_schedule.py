@@ -1,14 +1,14 @@
 """Mixtures whose weights change at given rows: curricula, annealing, a change of mind at a checkpoint.
 
-A schedule is a sequence of phases, each a mixture of its own that begins at a row. A phase goes on in every source
-where the phases before it have stopped, so no row of a source is left out or comes twice:
+A schedule is a sequence of phases, each its own mixture from some row on. A phase continues in every source where the
+phases before it stopped, so no row of a source is left out or comes twice:
 
     rows      0 .................. start 1 ............. start 2 ...
     source k  0 .. counts(start 1) | + positions of phase 1 | + positions of phase 2
 
-Phases begin at whole strata (multiples of 32 rows), because only there have the phases before them used the first n
-positions of each source and no others. The first rows of a schedule are those of the mixture without it: what a
-state remembers stays true when a phase is added behind it.
+Phases begin at whole strata (multiples of 32 rows), because only there have the phases before them used exactly the
+first n positions of each source. Before its first change, a schedule gives the same rows as the mixture without it: a
+saved state stays valid when a phase is added after it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from penstock.order._mixture import STRATUM, Mixture
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Phase:
-    """A mixture from a row on."""
+    """A mixture from some row on."""
 
     start: int
     mixture: Mixture
     active: Int64
-    """The sources that it deals; others have no weight."""
+    """The sources with a weight in this phase."""
     bases: Int64
     """Rows of each source before it."""
 
     def counts(self, row: int) -> Int64:
-        """Rows of each source before a row that is not before the phase."""
+        """Rows of each source before a row of this phase."""
         counts = self.bases.copy()
         counts[self.active] += self.mixture.counts(row - self.start)
         return counts
 
     @property
     def quotas(self) -> tuple[int, ...]:
-        """Of all sources."""
+        """Quotas of all sources, including those with weight 0."""
         quotas = np.zeros(len(self.bases), np.int64)
         quotas[self.active] = self.mixture.quotas
         return tuple(quotas.tolist())
@@ -58,14 +58,14 @@ class ScheduledMixture:
     ([32, 32], [32, 68])
 
     Raises:
-        ValueError: weights that are negative or all 0, as many as there are no sources, or a change at row 0.
+        ValueError: weights are negative or all 0, their number is not that of the sources, or a change is at row 0.
     """
 
     weights: Sequence[float]
-    """Of the first phase."""
+    """Weights of the first phase."""
     seed: int
     changes: Mapping[int, Sequence[float]]
-    """Weights by the row from which on they hold, rounded up to a multiple of 32; 0 leaves a source out."""
+    """New weights, by the row from which they apply, rounded up to a multiple of 32; 0 leaves a source out."""
 
     _phases: tuple[_Phase, ...] = field(init=False, repr=False)
 
@@ -89,7 +89,7 @@ class ScheduledMixture:
 
     @property
     def schedule(self) -> dict[int, tuple[int, ...]]:
-        """Quotas by the row from which on they hold."""
+        """Quotas, by the row from which they apply."""
         return {phase.start: phase.quotas for phase in self._phases}
 
     def locate(self, rows: ArrayLike) -> tuple[Int64, Int64]:

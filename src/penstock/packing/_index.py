@@ -1,7 +1,7 @@
-"""How many rows each storage window packs into: the one thing about packing that must be known beforehand.
+"""How many rows each storage window packs into: the one thing about packing that must be known in advance.
 
-Documents are cut once into windows of at least 16,384 rows' worth of tokens; documents never leave
-their window, so its number of rows depends on its lengths alone and is the same in every epoch. The
+Documents are divided once into windows of at least 16,384 rows' worth of tokens. They never leave
+their window, so its number of rows depends only on its lengths and is the same in every epoch. The
 index takes 16 bytes per window: 200 kB for a billion documents. Counting runs at about 100 M documents/s.
 """
 
@@ -19,7 +19,7 @@ from penstock.packing._settings import PackingSettings
 
 ROWS_PER_WINDOW = 16_384
 MAX_WINDOW_TOKENS = 256 << 20
-# Documents this short fill rows perfectly; more of them in one window would only cost memory.
+# So many documents in a window must be short, and fill rows perfectly; more would only cost memory.
 MAX_WINDOW_DOCUMENTS = 1 << 20
 _CHUNK = 1 << 22
 
@@ -41,7 +41,7 @@ class PackIndex:
 
     @classmethod
     def from_json(cls, fields: Any, num_documents: int) -> PackIndex:
-        """The inverse of `to_json`; `ValueError` when it cannot be an index of `num_documents` documents."""
+        """The inverse of `to_json`; `ValueError` if it cannot be an index of `num_documents` documents."""
         try:
             starts, rows = (np.array(fields[name], np.int64) for name in ("window_starts", "window_rows"))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -65,7 +65,7 @@ def build_pack_index(
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> PackIndex:
-    """Cut documents into windows and count the rows of each; `on_progress` gets (bytes read, total bytes)."""
+    """Divide documents into windows and count the rows of each; `on_progress` gets (bytes read, total bytes)."""
     starts, rows = [0], []
     for begin, end in _cut(read_lengths, num_documents, settings.length):
         starts.append(end)

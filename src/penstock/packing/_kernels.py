@@ -1,13 +1,13 @@
 """The loops of packing, compiled: best fit in O(1) per piece, counting sort, and keyed shuffles.
 
-Rows in the making stand on *shelves*: shelf f holds the rows with room for f more tokens. The best fit for a
+Unfinished rows are kept on *shelves*: shelf f holds the rows with room for f more tokens. The best fit for a
 piece of s tokens is any row of the lowest occupied shelf f >= s, which a bitmap of occupied shelves finds:
 one bit per shelf in 64-bit words, one summary bit per word, and a scan over the summary (one word per
 4,096 tokens of a row: 32 at 128 k, too few for a third level to pay). The shelf of untouched rows,
 f = length, is never empty, so a search always ends and a new row is no special case.
 
 Pieces come in runs of equal length s. If f is the lowest shelf that fits, one of its rows takes f // s pieces
-on end: after each its room is under f, hence still the best fit while it fits. `count_rows` goes one step
+in a row: after each its room is below f, so it stays the best fit as long as it fits. `count_rows` goes one step
 further and moves all rows of a shelf at once, knowing only how many there are.
 
 Invariant: `count_rows(h)` equals the number of rows of `lay_out(h)` without a limit, because rows with the
@@ -15,7 +15,7 @@ same room are alike. With a limit on documents they are not: then the row touche
 which depends on lengths only, so the count still does not depend on the key.
 
 All numbers are integers and every shift is on uint64: the result is the same on every platform. Beware of
-mixing int64 and uint64 here, numba makes a float64 of them.
+mixing int64 and uint64 here: numba turns them into float64.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GAMMA, _mix = splitmix.GAMMA, compiled(splitmix.mix)
 
 # --- the bitmap of occupied shelves -----------------------------------------------------------------------
 
-# De Bruijn: times a power of two, this word shows a different 6 bits on top for each of the 64 powers.
+# De Bruijn: multiplied by each of the 64 powers of two, this word has a different top 6 bits.
 _DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
 _EXPONENTS = np.empty(64, np.int64)
 _EXPONENTS[[(int(_DE_BRUIJN) << exponent & (1 << 64) - 1) >> 58 for exponent in range(64)]] = range(64)
@@ -47,8 +47,8 @@ _EXPONENTS[[(int(_DE_BRUIJN) << exponent & (1 << 64) - 1) >> 58 for exponent in 
 def _make_bitmap(length: int) -> tuple[Words, Words]:
     """Bit f & 63 of words[f >> 6]: shelf f is occupied; bit w & 63 of summary[w >> 6]: words[w] is not 0.
 
-    The arrays travel one by one, not as a named tuple: numba counts references to a tuple's members at each
-    call, which made a layout half as slow again.
+    The arrays are passed one by one, not as a named tuple: numba counts references to a tuple's members at each
+    call, which made a layout 1.5 times as slow.
     """
     words, summary = np.zeros((length >> 6) + 1, np.uint64), np.zeros((length >> 12) + 1, np.uint64)
     _mark(words, summary, length)
@@ -88,7 +88,7 @@ def _lowest_from(words: Words, summary: Words, shelf: int) -> int:
 
 @compiled
 def _lowest_bit(word: np.uint64) -> int:
-    """The place of the lowest one in a word that is not 0; numba has no public name for `cttz`."""
+    """The place of the lowest 1 in a word that is not 0; numba has no public name for `cttz`."""
     alone = word & (~word + _ONE)
     return int(_EXPONENTS[(alone * _DE_BRUIJN) >> _TOP_SIX])
 
@@ -125,7 +125,7 @@ def count_rows(histogram: Int64s) -> int:
 
 @compiled
 def _fill_shelf(on_shelf: Int64s, words: Words, summary: Words, shelf: int, size: int, left: int) -> int:
-    """Give up to `left` pieces to the rows of one shelf; what is left for the next shelf."""
+    """Give up to `left` pieces to the rows of one shelf; return how many are left for the next shelf."""
     each = _quotient(shelf, size)
     num_full = min(on_shelf[shelf], left // each if each > 1 else left)
     _move(on_shelf, words, summary, shelf, shelf - each * size, num_full)
@@ -141,7 +141,7 @@ def _fill_shelf(on_shelf: Int64s, words: Words, summary: Words, shelf: int, size
 @compiled
 def _move(on_shelf: Int64s, words: Words, summary: Words, old: int, new: int, num_rows: int) -> None:
     on_shelf[old] -= num_rows
-    if num_rows > 0 and new > 0:  # full rows are never looked for again
+    if num_rows > 0 and new > 0:  # full rows are never needed again
         on_shelf[new] += num_rows
         _mark(words, summary, new)
 
@@ -154,14 +154,14 @@ def _quotient(room: int, size: int) -> int:
 
 @compiled
 def lay_out(histogram: Int64s, num_pieces: int, max_documents: int) -> tuple[Int32s, Int32s]:
-    """The row of every slot, slots being the pieces in falling length; and the pieces in each row."""
+    """The row of every slot, slots being the pieces by decreasing length; and the number of pieces in each row."""
     length = histogram.size - 1
     slot_rows = np.empty(num_pieces, np.int32)
     row_sizes = np.zeros(num_pieces, np.int32)
     words, summary = _make_bitmap(length)
-    tops = np.full(length + 1, _NOBODY, np.int32)  # of each shelf, the row put there last
-    tops[length] = 0  # untouched rows lie in order and never run out, so this also counts the rows taken
-    below = np.arange(1, num_pieces + 1, dtype=np.int32)  # of each row, the next one on its shelf
+    tops = np.full(length + 1, _NOBODY, np.int32)  # shelf -> the row put there last
+    tops[length] = 0  # untouched rows are in order and never run out, so this also counts the rows taken
+    below = np.arange(1, num_pieces + 1, dtype=np.int32)  # row -> the next one on its shelf
     slot = 0
     for size in range(length, 0, -1):
         run_end = slot + histogram[size]
@@ -216,7 +216,7 @@ def cut(kept: Int64s, length: int, num_pieces: int) -> tuple[Int64s, Int64s, Int
 
 @compiled
 def sort_falling(lengths: Int32s, run_offsets: Int64s) -> Int32s:
-    """The pieces in falling length; those of `length - k` tokens begin at `run_offsets[k]`."""
+    """The pieces by decreasing length; those of `length - k` tokens begin at `run_offsets[k]`."""
     length = run_offsets.size - 1
     ends = run_offsets.copy()
     ordered = np.empty(lengths.size, np.int32)
@@ -257,7 +257,7 @@ def shuffle_groups(values: Int32s, offsets: Int64s, key: np.uint64, stream: np.u
 
 @compiled
 def take_pieces(pieces: Int32s, documents: Int64s, starts: Int64s, lengths: Int32s) -> tuple[Int64s, Int64s, Int32s]:
-    """The three facts of each piece, in the order of `pieces`; numpy would widen the indices first."""
+    """Document, start and length of each piece, in the order of `pieces`; numpy would widen the indices first."""
     taken = np.empty(pieces.size, np.int64), np.empty(pieces.size, np.int64), np.empty(pieces.size, np.int32)
     for place, piece in enumerate(pieces):
         taken[0][place] = documents[piece]

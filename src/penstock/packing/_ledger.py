@@ -1,12 +1,12 @@
-"""Where every token went: the account of a packing, and the proof that nothing is lost quietly.
+"""Where every token went: the account of a packing, and the proof that nothing is lost silently.
 
 Two balances hold for every ledger, and for every sum of ledgers:
 
     num_tokens        == tokens_placed + tokens_truncated + tokens_dropped
     num_rows * length == tokens_placed + padding_tokens
 
-All figures follow from the lengths and the settings, so a ledger needs no packing, and no key:
-each epoch of the same data has the same ledger. It costs a row count and a few passes over the lengths.
+All figures follow from the lengths and the settings, so a ledger needs neither a packing nor a key:
+every epoch of the same data has the same ledger. It costs a row count and a few passes over the lengths.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PackingLedger:
     """
 
     num_documents: int = 0
-    """Documents given, the empty and the dropped ones included."""
+    """Documents given, including empty and dropped ones."""
 
     num_tokens: int = 0
     """Tokens given."""
@@ -51,7 +51,7 @@ class PackingLedger:
     """Places in rows that hold no token."""
 
     num_empty: int = 0
-    """Documents of no tokens: they occupy no row."""
+    """Documents without tokens, which are in no row."""
 
     num_split: int = 0
     """Documents that became more than one piece."""
@@ -73,7 +73,7 @@ class PackingLedger:
 
     @property
     def fill(self) -> float:
-        """The share of places in rows that hold a token; 1.0 when there are no rows."""
+        """The share of places in rows that hold a token; 1.0 if there are no rows."""
         num_places = self.tokens_placed + self.padding_tokens
         return self.tokens_placed / num_places if num_places else 1.0
 
@@ -113,5 +113,5 @@ def make_ledger(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> 
 
 
 def _count_cuts(kept: npt.NDArray[np.int64], length: int) -> int:
-    # Division is slow, long documents are few: select before dividing.
+    # Division is slow and long documents are few: select before dividing.
     return int(((kept[kept > length] - 1) // length).sum())

@@ -1,4 +1,4 @@
-"""The border of the room: document lengths are checked here, then trusted by everything inside.
+"""Document lengths are checked here, at the border of the room, and trusted everywhere inside.
 
 After the policy for long documents is applied, one rule is left for the kernels: a document is cut into
 pieces of `length` tokens and a remainder, and a document of no tokens has no piece.
@@ -13,13 +13,13 @@ from penstock.packing._settings import PackingSettings
 
 
 def check_lengths(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """The lengths as contiguous int64, copied only if they are not that already.
+    """The lengths as contiguous int64, copied only if they are not.
 
     Raises:
         TypeError: not a numpy array of integers.
-        ValueError: not one-dimensional, a negative length, or more tokens in all than 64 bits can count.
+        ValueError: not one-dimensional, a negative length, or more tokens in total than 64 bits can count.
     """
-    # The annotation is a promise that callers without a type checker do not make.
+    # Callers without a type checker may pass anything.
     found: object = lengths
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
         kind = f"{found.dtype} array" if isinstance(found, np.ndarray) else type(found).__name__
@@ -33,7 +33,7 @@ def check_lengths(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _check_range(lengths: npt.NDArray[np.integer], checked: npt.NDArray[np.int64]) -> None:
-    # An unsigned length over 2**63 became negative in the cast, so one comparison finds both mistakes.
+    # An unsigned length over 2**63 became negative in the cast, so one comparison finds both errors.
     if checked.min() < 0:
         index = int(checked.argmin())
         raise ValueError(f"lengths[{index}] is {lengths[index]}; a document has 0 to 2**63 - 1 tokens")

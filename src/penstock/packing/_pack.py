@@ -1,18 +1,18 @@
 """Best-fit-decreasing packing: the longest pieces first, each into the fullest row that still has room.
 
-The packing has two halves that do not know of each other. The *layout* says which lengths share a row;
-it follows from the histogram of lengths alone, so the number of rows is the same for every key and every
-order of the documents, and can be counted once and stored. The *deal* says which document of that length
+The packing has two independent halves. The *layout* says which lengths share a row; it follows only from
+the histogram of lengths, so the number of rows is the same for every key and every order of the
+documents, and can be counted once and stored. The *deal* says which document of that length
 takes which slot of the layout; it is redrawn by the key, so that epochs pair documents differently.
 
-    lengths -> pieces -> histogram -> layout: the row of slot 0, 1, 2, ... in falling length   (no key)
-                  `---> pieces in falling length, equal ones shuffled -> slots -> rows         (key)
+    lengths -> pieces -> histogram -> layout: the row of slot 0, 1, 2, ... by decreasing length   (no key)
+                  `---> pieces by decreasing length, equal ones shuffled -> slots -> rows         (key)
 
 What it costs, from `benchmarks/bench_packing.py` on one core, windows of 16,384 rows of web-like documents:
-- 18-36 M documents/s to pack, 220-370 M to count rows (a shared machine); about 50 bytes per piece while
+- 18-36 M documents/s to pack, 220-370 M to count rows (on a shared machine); about 50 bytes per piece while
   packing, 20 in the result.
 - A call wastes about one row, so its fill is 1 - 1/rows: 99.993 %. That is why windows are large.
-- Best fit puts documents of like length together. Of the documents that are neighbours in a row, 2 % are
+- Best fit puts documents of similar length together. Of the documents that are neighbours in a row, 2 % are
   neighbours again under another key; of all that share a row, 13 % do so again at 2 k, 26 % at 8 k,
   mostly documents under 200 tokens, which fill rows by the dozen.
 """
@@ -32,21 +32,21 @@ from penstock.packing._settings import PackingSettings
 # to import, and `import penstock` must not pay for it.
 
 PACKING_VERSION: Final = 1
-"""Changes whenever the same lengths, settings and key would give other rows, or another number of them."""
+"""Changes whenever the same lengths, settings and key would give different rows, or a different number of them."""
 
 # Pieces and rows are numbered in int32 while packing: half the memory traffic of int64.
 _MAX_PIECES: Final = 2**31 - 1
 
-# The two shuffles of a packing draw from streams of their own.
+# The two shuffles of a packing draw from separate streams.
 _DEAL_STREAM, _ROW_STREAM = np.uint64(1), np.uint64(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packing:
-    """Which piece of which document lies where: row r holds pieces `row_offsets[r]:row_offsets[r + 1]`.
+    """Which piece of which document goes where: row r holds pieces `row_offsets[r]:row_offsets[r + 1]`.
 
-    Rows stand in the packer's own order, those of the longest pieces first: permute them before use.
-    Pieces inside a row are shuffled already and follow each other as they stand.
+    Rows are in the packer's own order, those of the longest pieces first: permute them before use.
+    Pieces inside a row are already shuffled; use them in this order.
 
     >>> packing = pack(np.array([3, 5, 9]), PackingSettings(length=8), key=0)
     >>> packing.num_rows, packing.num_pieces
@@ -56,16 +56,16 @@ class Packing:
     """
 
     row_offsets: npt.NDArray[np.int64]
-    """Where each row's pieces begin, and at the end the number of pieces."""
+    """Where each row's pieces begin, and finally the number of pieces."""
 
     documents: npt.NDArray[np.int64]
-    """Of each piece, the index of its document in the lengths given."""
+    """Index of each piece's document in the given lengths."""
 
     starts: npt.NDArray[np.int64]
-    """Of each piece, the place of its first token in its document."""
+    """Place of each piece's first token in its document."""
 
     lengths: npt.NDArray[np.int32]
-    """Of each piece, its number of tokens: at least 1, at most a row."""
+    """Number of tokens of each piece: at least 1, at most a row."""
 
     @property
     def num_rows(self) -> int:
@@ -79,7 +79,7 @@ class Packing:
 
 
 def count_rows(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> int:
-    """How many rows `pack` makes of these documents, whatever the key and the order of documents.
+    """How many rows `pack` makes from these documents, whatever the key and the order of documents.
 
     Raises:
         TypeError: `lengths` is not a numpy array of integers.
@@ -91,13 +91,13 @@ def count_rows(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> i
     histogram = _kernels.count_pieces(kept, settings.length)
     if settings.max_documents is None:
         return int(_kernels.count_rows(histogram))
-    # Rows with the same room are no longer alike once their documents count: lay out every piece.
+    # With a limit on documents, rows with the same room are no longer alike: lay out every piece.
     _, row_sizes = _lay_out(histogram, settings)
     return row_sizes.size
 
 
 def pack(lengths: npt.NDArray[np.integer], settings: PackingSettings, key: int) -> Packing:
-    """Put documents into rows; the key redraws which of the documents of equal length go where.
+    """Put documents into rows; the key decides which of the documents of equal length goes where.
 
     The same arguments give the same packing on any machine and in any thread.
 
@@ -131,8 +131,8 @@ def _lay_out(
     num_pieces = int(histogram[1:].sum())
     if num_pieces > _MAX_PIECES:
         raise ValueError(
-            f"these documents are {num_pieces:,} pieces of at most {settings.length:,} tokens; "
-            f"one packing holds {_MAX_PIECES:,}. Pack fewer documents at a time."
+            f"these documents make {num_pieces:,} pieces of at most {settings.length:,} tokens; "
+            f"one packing can have {_MAX_PIECES:,}. Pack fewer documents at a time."
         )
     max_documents = min(settings.max_documents or _MAX_PIECES, _MAX_PIECES)
     slot_rows, row_sizes = _kernels.lay_out(histogram, num_pieces, max_documents)

@@ -1,7 +1,7 @@
 """What a caller may choose about packing, checked once on construction.
 
-The number of rows follows from these settings and the lengths alone; the key that redraws
-ties each epoch is an argument of `pack`, because it changes while the settings stay.
+The number of rows follows only from these settings and the lengths; the key that breaks ties
+differently in each epoch is an argument of `pack`, because it changes while the settings stay.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class PackingSettings:
     """
 
     length: int
-    """Tokens per row: longer rows cut fewer documents and cost attention that grows with them."""
+    """Tokens per row: longer rows cut fewer documents, but attention costs more."""
 
     long: LongPolicy = "split"
     """Documents longer than a row: "split" keeps every token and loses one target per cut, "truncate"
     keeps the first `length` tokens, "drop" leaves the document out; the ledger counts all three."""
 
     max_documents: int | None = None
-    """At most this many documents, or pieces of them, in a row: it bounds `cu_seqlens` for static shapes, and pads
-    rows of short documents (web text, 64 to a row: fill 99.95 % at 4,096 tokens, 87 % at 32,768)."""
+    """At most this many documents, or pieces of them, per row: bounds `cu_seqlens` for static shapes, but pads rows of
+    short documents (web text, 64 per row: fill 99.95 % at 4,096 tokens, 87 % at 32,768)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "length", _checked_count("length", self.length, limit=MAX_LENGTH))
@@ -51,7 +51,7 @@ class PackingSettings:
 
 
 def _checked_count(name: str, value: SupportsIndex, *, limit: int | None) -> int:
-    # Settings go into fingerprints and TOML files, so numpy's integers become Python's; a bool is a mistake.
+    # Settings go into fingerprints and TOML files, so numpy's integers become Python's; a bool is an error.
     try:
         count = index(value)
     except TypeError:
