@@ -27,7 +27,7 @@ import penstock
 from guarding import guarded, listening, naming, use_or_refuse
 from mutating import mutate
 from penstock.cli._description import describe
-from penstock.cli._description_shown import print_description
+from penstock.cli._description_output import print_description
 from penstock.errors import FormatError, printable
 from penstock.identity import digest
 from penstock.plan._toml import write_toml
@@ -344,5 +344,5 @@ def test_what_does_not_say_how_a_dataset_was_prepared_is_a_format_error(
 def test_provenance_of_another_shape_is_a_format_error(key: str, value: Any, example: Example) -> None:
     place = fresh_copy(example, example.finished)
     put_provenance(place, json.loads(next(place.glob("provenance-*")).read_bytes()) | {key: value})
-    with pytest.raises(FormatError, match=r"does not say how it was prepared|its origins of samples are not files"):
+    with pytest.raises(FormatError, match=r"does not say how it was prepared|'origins' must be files"):
         run(example.raw, place)

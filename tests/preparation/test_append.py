@@ -112,7 +112,7 @@ def test_what_cannot_be_appended_to_is_refused(tmp_path: Path) -> None:
         prepare(tmp_path / "b.jsonl", tmp_path / "data", append=False)
     with pytest.raises(DatasetExists, match="a different transform"):
         prepare(tmp_path / "b.jsonl", tmp_path / "data", transform=penstock.Tokenize("bytes", append_eos="<|eos|>"))
-    with pytest.raises(ValueError, match="keeps every sample that is there"):
+    with pytest.raises(ValueError, match="keeps every existing sample"):
         prepare(tmp_path / "b.jsonl", tmp_path / "data", overwrite=True)
     with penstock.DatasetWriter(tmp_path / "written", {"tokens": "uint8[*]"}) as writer:
         writer.write({"tokens": [1]})

@@ -83,8 +83,8 @@ def test_what_has_no_classes_is_refused(tmp_path: Path) -> None:
         ("rows", "has no classes"),
         ("empty.txt", "names no class"),
         ("wrong.json", "not a list"),
-        ("deep.json", "deep.json is no list of classes: maximum recursion"),
-        ("half.json", "half.json is no list of classes: .*surrogates"),
+        ("deep.json", "deep.json is not a list of classes: maximum recursion"),
+        ("half.json", "half.json is not a list of classes: .*surrogates"),
     ):
         with pytest.raises(FormatError, match=message):
             make(source, tmp_path / "data", classes=tmp_path / wrong)

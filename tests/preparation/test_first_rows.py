@@ -31,9 +31,9 @@ def keep(path: Path, rows: list[dict[str, Any]], **options: Any) -> penstock.Dat
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", '[{"text": "a"}]', r"a\.json: row 0: .*holds list.*one object a line: `jq"),
-        ("a.json", '{\n "text": "a"\n}', r"a\.json: row 0: .*is not JSON.*one object a line: `jq"),
-        ("a.csv", "a,b\n1\n", r"a\.csv: row 0: .*has 1 fields, and the header 2"),
+        ("a.json", '[{"text": "a"}]', r"a\.json: row 0: .*holds list.*one object per line: `jq"),
+        ("a.json", '{\n "text": "a"\n}', r"a\.json: row 0: .*is not JSON.*one object per line: `jq"),
+        ("a.csv", "a,b\n1\n", r"a\.csv: row 0: .*has 1 fields, but the header has 2"),
     ],
 )
 def test_a_source_without_a_good_row_is_refused_with_its_first_fault(
@@ -47,7 +47,7 @@ def test_a_source_without_a_good_row_is_refused_with_its_first_fault(
 
 def test_a_source_without_rows_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n")
-    with pytest.raises(SchemaError, match=r"a\.csv: neither it nor the files before it have any rows"):
+    with pytest.raises(SchemaError, match=r"a\.csv: neither this nor the files before it have any rows"):
         prepare(tmp_path / "a.csv", tmp_path / "data", workers=1)
 
 
@@ -65,7 +65,7 @@ def test_columns_that_tools_keep_book_in_are_left_out_and_named(tmp_path: Path) 
         tar.addfile(member, io.BytesIO(b"hi"))
     done = prepare(tmp_path / "a.tar", tmp_path / "data", workers=1)
     assert penstock.open(tmp_path / "data").schema.to_json() == {"txt": "bytes"}
-    assert done.notes == ("Left out '__key__': a column needs a name that does not start with '__'.",)
+    assert done.notes == ("Left out '__key__': a column needs a name, which must not start with '__'.",)
 
 
 def test_a_name_that_no_column_can_have_is_refused_with_a_way_out(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_numbers_that_stay_text_are_said_to(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("n,zip,text\n1,02134,a\n2,10115,b\n")
     [note] = prepare(path, tmp_path / "text", workers=1).notes
-    assert "Stored as text, as CSV fields are unless they are given types: 'n'. " in note
+    assert "Stored as text, like all CSV fields without a type: 'n'. " in note
     missing = SourceOptions(types={"n": "float32"}, missing="nan")
     path.write_text("n,zip,text\n1,02134,a\n,10115,b\n")
     assert prepare(path, tmp_path / "numbers", workers=1, reading=missing).notes == ()
@@ -149,7 +149,7 @@ def test_numbers_that_stay_text_are_said_to(tmp_path: Path) -> None:
 def test_the_unnamed_index_that_pandas_writes_is_left_out_with_a_note(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(",kind,text\n0,x,a\n1,y,b\n")
     [note] = prepare(tmp_path / "a.csv", tmp_path / "data", workers=1, reading=SourceOptions(types="infer")).notes
-    assert note == "Left out '': a column needs a name that does not start with '__'."
+    assert note == "Left out '': a column needs a name, which must not start with '__'."
     assert list(penstock.open(tmp_path / "data").schema.to_json()) == ["kind", "text"]
     (tmp_path / "b.csv").write_text("Sepal.Length\n5.1\n4.9\n")
     with pytest.raises(SchemaError, match=r"'Sepal\.Length' cannot name a column.*--header --names"):

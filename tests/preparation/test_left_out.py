@@ -87,7 +87,9 @@ class TestSamplesOfFilesThatAreNoLongerGiven:
 
     def test_are_not_removed_by_other_sources(self, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
         before = contents(data)
-        message = r"1 source file of 1 is no longer given \(.*day1/a\.jsonl\), and 2 samples would go\..*remove=True"
+        message = (
+            r"1 source file of 1 is no longer given \(.*day1/a\.jsonl\), and 2 samples would be removed\..*remove=True"
+        )
         with pytest.raises(DatasetExists, match=message):
             self.run(data, "day2")
         command = ["prepare", str(data.parent / "day2"), str(data), "--tokenizer", "bytes", "--workers", "1"]
@@ -100,7 +102,9 @@ class TestSamplesOfFilesThatAreNoLongerGiven:
     def test_are_not_removed_because_one_of_many_files_is_missing(self, data: Path) -> None:
         self.run(data, "day1", "day2")
         before = contents(data)
-        with pytest.raises(DatasetExists, match=r"1 source file of 2 is no longer given .* and 2 samples would go"):
+        with pytest.raises(
+            DatasetExists, match=r"1 source file of 2 is no longer given .* and 2 samples would be removed"
+        ):
             self.run(data, "day1")
         assert contents(data) == before
         assert self.run(data, "day1", remove=True).num_samples == 2
@@ -127,7 +131,9 @@ class TestSamplesOfFilesThatAreNoLongerGiven:
         self.run(tmp_path / "data", "raw")
         for number in range(3):
             (tmp_path / "raw" / f"{number}.txt").unlink()
-        with pytest.raises(DatasetExists, match=r"3 source files of 5 are no longer given .* and 3 samples would go"):
+        with pytest.raises(
+            DatasetExists, match=r"3 source files of 5 are no longer given .* and 3 samples would be removed"
+        ):
             self.run(tmp_path / "data", "raw")
 
 
@@ -146,7 +152,7 @@ class TestRowsThatAnEarlierRunSkipped:
             self.run(rows)
 
     def test_count_for_the_limit(self, rows: Path) -> None:
-        with pytest.raises(FormatError, match="max_skipped=0 allows no more"):
+        with pytest.raises(FormatError, match="more than max_skipped=0 allows"):
             self.run(rows, on_error="skip", max_skipped=0)
         assert self.run(rows, on_error="skip", max_skipped=1).notes == ("Nothing to do: up to date.",)
 

@@ -64,7 +64,7 @@ def test_a_trial_is_not_taken_for_the_whole_nor_the_other_way_round(tmp_path: Pa
     with pytest.raises(DatasetExists, match=r"a different limit \(was 10, is now null\)"):
         prepare(tmp_path / "raw", tmp_path / "data")
     write_jsonl(tmp_path / "raw" / "z.jsonl", 5, 3)
-    with pytest.raises(DatasetExists, match="a trial of the first 10 samples, of sources that have changed"):
+    with pytest.raises(DatasetExists, match="a trial of the first 10 samples, and its sources have changed"):
         prepare(tmp_path / "raw", tmp_path / "data", limit=10)
     prepare(tmp_path / "raw", tmp_path / "data", overwrite=True)
     assert len(penstock.open(tmp_path / "data")) == 65

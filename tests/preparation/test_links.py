@@ -63,7 +63,9 @@ def test_a_link_in_place_of_a_folder_of_the_run_is_refused_and_its_target_is_unt
     command += ["--shard-bytes", "20000", *(["--shuffle", str(shuffle)] if shuffle is not None else [])]
     assert main(command) == 1
     assert contents(precious) == before
-    with pytest.raises(FormatError, match=r"\.preparing.* is a link, or no folder\. Penstock does not work through it"):
+    with pytest.raises(
+        FormatError, match=r"\.preparing.* is a link, or not a folder\. Penstock does not follow links here"
+    ):
         run(raw, tmp_path / "data", shuffle=shuffle, overwrite=True)
     assert contents(precious) == before
     assert place.is_symlink()

@@ -14,7 +14,7 @@ from PIL import Image
 import penstock
 from penstock.cli import main
 from penstock.errors import DatasetExists
-from penstock.preparation import _runs, prepare
+from penstock.preparation import _first_rows, prepare
 from penstock.schema import Schema
 from penstock.shards import read_manifest
 
@@ -136,7 +136,7 @@ def test_the_summary_says_so_and_the_command_can_be_told_otherwise(
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files of 40 rows, each of one label, that are taken for large ones."""
-    monkeypatch.setattr(_runs, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(_first_rows, "_MIN_BYTES_FOR_RUNS", 1)
     for number in range(10):
         lines = [json.dumps({"x": number * 40 + row, "label": number // 2}) for row in range(40)]
         (tmp_path / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
@@ -146,8 +146,8 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_large_sources_whose_labels_come_in_runs_are_permuted(rows: Path) -> None:
     summary = prepare(f"{rows}/*.jsonl", rows / "ds", workers=1)
     assert summary.notes == (
-        "Samples are stored permuted, as column 'label' comes in runs: shuffle=None (--no-shuffle) keeps the order of "
-        "the sources.",
+        "Samples are stored permuted because column 'label' comes in runs: shuffle=None (--no-shuffle) keeps the order "
+        "of the sources.",
     )
     found = labels(penstock.open(rows / "ds"))
     assert int((np.diff(found) != 0).sum()) > 200
@@ -171,5 +171,5 @@ def test_sources_that_are_mixed_small_or_without_labels_are_left_as_they_are(
         (rows / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
     prepare(f"{rows}/*.jsonl", rows / "mixed", workers=1)
     assert penstock.open(rows / "mixed").schema == Schema.parse({"x": "int64", "label": "int64"})
-    monkeypatch.setattr(_runs, "_LEAST_BYTES", 1 << 30)
+    monkeypatch.setattr(_first_rows, "_MIN_BYTES_FOR_RUNS", 1 << 30)
     assert prepare(f"{rows}/*.jsonl", rows / "small", workers=1).notes == ()

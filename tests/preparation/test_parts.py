@@ -205,7 +205,7 @@ def test_samples_of_parts_know_their_origin(tmp_path: Path, inline: None) -> Non
 def test_opening_the_folder_of_parts_names_them(tmp_path: Path, inline: None) -> None:
     make_corpus(tmp_path / "raw", 1, 20)
     prepare(tmp_path / "raw", tmp_path / "data")
-    with pytest.raises(IncompleteDataset, match=r"holds the datasets train, val"):
+    with pytest.raises(IncompleteDataset, match=r"a folder of datasets \(train, val\)"):
         penstock.open(tmp_path / "data")
 
 
@@ -214,14 +214,14 @@ def test_another_split_is_refused(tmp_path: Path, inline: None) -> None:
     prepare(tmp_path / "raw", tmp_path / "data")
     with pytest.raises(DatasetExists, match=r"a different split \(parts was"):
         prepare(tmp_path / "raw", tmp_path / "data", split={"train": 0.7, "val": 0.3})
-    with pytest.raises(DatasetExists, match="'val' there is a part of another split"):
+    with pytest.raises(DatasetExists, match="'val' there is part of another split"):
         prepare(tmp_path / "raw", tmp_path / "data", split={"train": 0.8, "test": 0.2})
     with pytest.raises(DatasetExists, match="other files are there"):
         prepare(tmp_path / "raw", tmp_path / "data", split=None)
     with pytest.raises(DatasetExists, match="a different split"):
         prepare(tmp_path / "raw", tmp_path / "data" / "val", split=None)
     prepare(tmp_path / "raw", tmp_path / "whole", split=None)
-    with pytest.raises(DatasetExists, match="a dataset is there, and split= puts train, val into folders"):
+    with pytest.raises(DatasetExists, match="a dataset is there, but split= puts train, val into folders"):
         prepare(tmp_path / "raw", tmp_path / "whole")
 
 

@@ -285,7 +285,7 @@ class TestBadRows:
 
     def test_more_than_allowed_stop_the_run(self, tmp_path: Path) -> None:
         self.corpus(tmp_path)
-        with pytest.raises(FormatError, match=r"3 rows .* skipped; max_skipped=2 allows no more"):
+        with pytest.raises(FormatError, match=r"3 rows .* skipped, more than max_skipped=2 allows"):
             prepare(tmp_path / "*.jsonl", tmp_path / "data", transform=BYTES, workers=1, on_error="skip", max_skipped=2)
         assert not (tmp_path / "data" / "manifest.json").exists()
         done = prepare(

@@ -389,7 +389,7 @@ class TestIncremental:
         run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
         assert run_library(tmp_path / "src", tmp_path / "data", shuffle=1).tasks_run == 0
         write_jsonl(tmp_path / "src" / "new.jsonl", 10, 5)
-        with pytest.raises(DatasetExists, match="where a document is depends on all sources"):
+        with pytest.raises(DatasetExists, match="every document's place depends on all sources"):
             run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
         done = run_library(tmp_path / "src", tmp_path / "data", shuffle=1, overwrite=True)
         assert done.num_samples == 50 + 100 + 10

@@ -15,7 +15,7 @@ from penstock.errors import DatasetExists, SchemaError
 from penstock.preparation import Progress
 from penstock.preparation._plan import RunPlan, plan_run
 from penstock.preparation._settings import Settings
-from penstock.preparation._survey import Glance, Group, Request, Survey, survey
+from penstock.preparation._survey import Group, Request, SourcePreview, Survey, survey
 from penstock.preparation._work_folder import WorkFolder
 from penstock.shards import read_manifest
 from penstock.sources import SourceOptions
@@ -53,7 +53,7 @@ def look(raw: Path, data: Path, **settings: Any) -> Survey:
     def ignore(groups: Sequence[Group]) -> None:
         assert groups
 
-    return survey(request, Glance(request), manifest, WorkFolder(data), ignore)
+    return survey(request, SourcePreview(request), manifest, WorkFolder(data), ignore)
 
 
 def run(raw: Path, data: Path, **more: Any) -> None:

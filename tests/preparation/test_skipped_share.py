@@ -28,7 +28,7 @@ def run(source: Path, **settings: Any) -> Prepared:
 def test_a_run_without_a_good_row_is_an_error_whatever_the_limit(tmp_path: Path, max_skipped: Any) -> None:
     source = write(tmp_path / "a.jsonl", 0, 3)
     with pytest.raises(
-        FormatError, match=r"3 rows \(3 bad_json\) skipped, and 0 samples made: no row is good\. The first"
+        FormatError, match=r"3 rows \(3 bad_json\) skipped, 0 samples made: not one row is good\. The first"
     ):
         run(source, max_skipped=max_skipped)
     assert not (tmp_path / "data" / "manifest.json").exists()
@@ -43,10 +43,10 @@ def test_a_tenth_of_the_rows_may_be_skipped_and_ten_in_any_case(tmp_path: Path) 
 def test_more_is_an_error_that_says_how_to_allow_it_and_loses_no_work(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", 50, 11)
     with pytest.raises(
-        FormatError, match=r"11 rows .*50 samples made; 10% of the rows may be unless.*max_skipped=0\.5"
+        FormatError, match=r"11 rows .*50 samples made; by default at most 10% of the rows may .*max_skipped=0\.5"
     ):
         run(source)
-    with pytest.raises(FormatError, match=r"15% of the rows may be\. "):
+    with pytest.raises(FormatError, match=r"at most 15% of the rows may be skipped\. "):
         run(source, max_skipped=0.15)
     done = run(source, max_skipped=0.2)
     assert (done.num_samples, done.tasks_kept) == (50, 1)

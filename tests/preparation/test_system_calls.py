@@ -65,7 +65,9 @@ class Room:
         found = contents(destination)
         is_new = found["manifest.json"] == reference["manifest.json"]
         assert found.items() >= (reference if is_new else before).items(), told
-        assert outcome.is_killed or is_new == (outcome.is_done or "the new dataset is there" in outcome.message), told
+        assert outcome.is_killed or is_new == (outcome.is_done or "the new dataset is in place" in outcome.message), (
+            told
+        )
         again = self.run(destination, settings)
         assert again.is_done, f"{told}, then {again}"
         assert contents(destination) == reference, told

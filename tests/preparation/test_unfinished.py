@@ -51,7 +51,7 @@ def test_inspect_says_how_far_it_is(
     shown = capsys.readouterr().err
     assert words in shown
     assert f"{found.tasks} of {found.total_tasks} tasks finished" in shown
-    assert "the same `penstock prepare` command goes on from there" in shown
+    assert "the same `penstock prepare` command continues it" in shown
     assert run(tmp_path / "raw", tmp_path / "data", **settings).tasks_kept == found.tasks
     assert find_unfinished(tmp_path / "data") is None
 

@@ -102,7 +102,7 @@ def test_a_stopped_worker_is_named_with_its_task_and_how_to_let_it_go_on(
 ) -> None:
     texts, mark = write_jsonl(tmp_path / "a.jsonl", 20, 1), tmp_path / "mark"
     monkeypatch.setenv("PENSTOCK_TEST_MARK", str(mark))
-    monkeypatch.setattr(_silence, "FIRST_WORD_SECONDS", 1.0)
+    monkeypatch.setattr(_silence, "FIRST_REPORT_SECONDS", 1.0)
 
     def let_go_on_when_told() -> None:
         assert wait_until(lambda: "it is stopped" in caplog.text)
@@ -117,7 +117,7 @@ def test_a_stopped_worker_is_named_with_its_task_and_how_to_let_it_go_on(
     pid = mark.read_text()
     [said] = [message for message in caplog.messages if "it is stopped" in message]  # others may come when it goes on
     assert f"Worker 0 (pid {pid}) has been silent while preparing " in said
-    assert said.endswith(f"it is stopped, and goes on after `kill -CONT {pid}`.")
+    assert said.endswith(f"it is stopped; `kill -CONT {pid}` lets it go on.")
 
 
 def test_workers_prepare_where_there_is_no_proc(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import FormatError, SchemaError
-from penstock.sources import SourceOptions, list_files, plan_splits, settle_types
+from penstock.sources import SourceOptions, list_files, plan_splits, resolve_types
 
 from .gathering import gather, values
 
@@ -67,7 +67,7 @@ def test_rows_with_missing_or_extra_fields_are_named_and_the_rest_is_kept(tmp_pa
         assert values(rows, "x") == ["1", "4", "10"]
         found = [(error.row, error.reason) for error in errors]
         assert found == [(1, "wrong_fields"), (3, "wrong_fields"), (4, "invalid_utf8"), (6, "wrong_fields")]
-        assert "has 1 fields, and the header 2: '3'" in errors[0].message
+        assert "has 1 fields, but the header has 2: '3'" in errors[0].message
 
 
 def test_a_quote_that_is_never_closed_is_an_error_and_not_one_long_value(tmp_path: Path) -> None:
@@ -108,12 +108,12 @@ def test_headers_tell_delimiters_columns_and_mistakes(tmp_path: Path) -> None:
     assert gather(path, columns=("x",))[0] == [{"x": "1"}]
     with pytest.raises(SchemaError, match=r"a\.csv: no column 'text'; the header has 'x', 'a\\nb'"):
         gather(path, columns=("text",))
-    with pytest.raises(SchemaError, match="it has 'x' more than once"):
+    with pytest.raises(SchemaError, match="it contains 'x' more than once"):
         gather(write(tmp_path / "b.csv", b"x,x\n1,2\n"))
     with pytest.raises(SchemaError, match=r"names 'x' more than once\. Give other names"):
         gather(write(tmp_path / "b.csv", b"x,x\n1,2\n"), header=True)
     assert gather(tmp_path / "b.csv", header=True, names=("x", "y"))[0] == [{"x": "1", "y": "2"}]
-    with pytest.raises(SchemaError, match=r"the header has 'x;y'\. Do its fields end with ';'"):
+    with pytest.raises(SchemaError, match=r"the header has 'x;y'\. Are its fields separated by ';'"):
         gather(write(tmp_path / "c.csv", b"x;y\n"), columns=("x",))
     with pytest.raises(FormatError, match=r"utf16\.csv: the file is UTF-16"):
         gather(write(tmp_path / "utf16.csv", "x,y\n".encode("utf-16")))
@@ -250,9 +250,9 @@ def test_names_for_a_file_that_has_some_are_refused_until_someone_says_so(tmp_pa
         SchemaError, match=r"the first line may be a header: it has 'x' itself\. If it is, pass header=True"
     ):
         gather(path, names=("x", "z"))
-    with pytest.raises(SchemaError, match=r"may be a header: 'x' stands above numbers"):
+    with pytest.raises(SchemaError, match=r"may be a header: 'x' is above nothing but numbers"):
         gather(path, names=("number", "text"))
-    with pytest.raises(SchemaError, match=r"names= has 3 names, and the first line 2 fields"):
+    with pytest.raises(SchemaError, match=r"names= has 3 names, but the first line 2 fields"):
         gather(path, names=("a", "b", "c"))
     assert values(gather(path, names=("n", "t"), header=True)[0], "n") == ["1", "2"]
     assert values(gather(path, names=("n", "t"), header=False)[0], "n") == ["x", "1", "2"]
@@ -281,7 +281,7 @@ def test_types_come_from_the_first_rows_and_hold_for_all_files(tmp_path: Path) -
     write(tmp_path / "1.csv", b"n,x,zip,good,text\n1,2,02134,true,a\n-2,2.5e3,10115,FALSE,7\n")
     write(tmp_path / "2.csv", b"text,good,zip,x,n\nb,true,1,1,1\nc,true,1,1,1.5\n")
     options = SourceOptions(types="infer")
-    settled = settle_types(list_files(tmp_path, options), options)
+    settled = resolve_types(list_files(tmp_path, options), options)
     assert settled.types == {"n": "int64", "x": "float64", "good": "bool"}
     rows, [error] = gather(tmp_path, types=settled.types)
     assert rows[0] == {"n": 1, "x": 2.0, "zip": "02134", "good": True, "text": "a"}
@@ -293,4 +293,4 @@ def test_missing_numbers_make_no_column_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", b"age,fare\n22,7.25\n,NA\n26,7\n")
     for missing, expected in (("null", "int64"), ("nan", "float64")):
         options = SourceOptions(types="infer", null_values=("", "NA"), missing=missing)
-        assert settle_types(list_files(path, options), options).types == {"age": expected, "fare": "float64"}
+        assert resolve_types(list_files(path, options), options).types == {"age": expected, "fare": "float64"}

@@ -73,7 +73,7 @@ def test_a_glob_takes_the_class_from_the_folder_and_a_flat_folder_has_none(tmp_p
     assert values(gather(str(tmp_path / "[cd]*"))[0], "class") == ["cat", "cat", "dog"]
     assert gather(tmp_path / "cat")[0][0].keys() == {"image", "path"}
     write(tmp_path / "stray.png", b"x")
-    with pytest.raises(ValueError, match=r"stray\.png: this file is in no class folder"):
+    with pytest.raises(ValueError, match=r"stray\.png: this file is not in a class folder"):
         gather(tmp_path)
 
 
@@ -198,9 +198,9 @@ def test_typed_members_are_numbers_and_arrays_and_the_key_is_kept(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.cls", b"cat", "is no decimal number"),
-        ("a.npy", b"nonsense", "is no .npy file of numbers"),
-        ("a.npy", npy(np.array([{}], dtype=object)), "is no .npy file of numbers"),
+        ("a.cls", b"cat", "is not a decimal number"),
+        ("a.npy", b"nonsense", "is not a .npy file of numbers"),
+        ("a.npy", npy(np.array([{}], dtype=object)), "is not a .npy file of numbers"),
     ],
 )
 def test_members_that_are_not_what_they_say_are_bad_rows(

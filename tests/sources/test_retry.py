@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import FormatError, StorageError
 from penstock.sources import SourceOptions
-from penstock.sources._retry import persist
+from penstock.sources._retry import retry
 
 QUICK = SourceOptions(max_attempts=3)
 
@@ -39,15 +39,15 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize("error", [Refusal(503), Refusal(429), TimeoutError(), ConnectionResetError(), OSError("?")])
 def test_what_may_pass_is_tried_again(error: Exception) -> None:
     call = Flaky(error, error)
-    assert persist("s3://x", QUICK, call) == "answer"
+    assert retry("s3://x", QUICK, call) == "answer"
     assert call.num_calls == 3
 
 
 @pytest.mark.parametrize("error", [Refusal(403), Refusal(404), Refusal(400)])
 def test_a_refusal_is_final_and_named(error: Exception) -> None:
     call = Flaky(error)
-    with pytest.raises(StorageError, match="s3://x: reading failed after 1 attempt; the last one said: Refusal"):
-        persist("s3://x", QUICK, call)
+    with pytest.raises(StorageError, match="s3://x: reading failed after 1 attempt; the last error was: Refusal"):
+        retry("s3://x", QUICK, call)
     assert call.num_calls == 1
 
 
@@ -55,7 +55,7 @@ def test_a_refusal_is_final_and_named(error: Exception) -> None:
 def test_what_is_certain_is_passed_on_at_once(error: Exception) -> None:
     call = Flaky(error)
     with pytest.raises(type(error)):
-        persist("s3://x", QUICK, call)
+        retry("s3://x", QUICK, call)
     assert call.num_calls == 1
 
 
@@ -63,12 +63,12 @@ def test_not_found_because_of_a_broken_connection_is_tried_again() -> None:
     error = FileNotFoundError("x")
     error.__cause__ = ConnectionResetError()
     call = Flaky(error)
-    assert persist("http://x", QUICK, call) == "answer"
+    assert retry("http://x", QUICK, call) == "answer"
 
 
 def test_pauses_grow_and_the_last_failure_is_told(no_pauses: list[float]) -> None:
     call = Flaky(*(OSError(f"failure {n}") for n in range(10)))
-    with pytest.raises(StorageError, match=r"after 6 attempts; the last one said: OSError: failure 5\."):
-        persist("s3://x", SourceOptions(max_attempts=6), call)
+    with pytest.raises(StorageError, match=r"after 6 attempts; the last error was: OSError: failure 5\."):
+        retry("s3://x", SourceOptions(max_attempts=6), call)
     assert len(no_pauses) == 5
     assert all(0.1 * 2**n <= pause <= 0.2 * 2**n for n, pause in enumerate(no_pauses))

@@ -122,8 +122,8 @@ def test_one_byte_encodings_become_utf8(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"encoding": "utf-16"}, "iconv -f utf-16"),
-        ({"encoding": "shift_jis"}, "not UTF-8 or a one-byte encoding"),
-        ({"encoding": "nonsense"}, "not UTF-8 or a one-byte encoding"),
+        ({"encoding": "shift_jis"}, "neither UTF-8 nor a one-byte encoding"),
+        ({"encoding": "nonsense"}, "neither UTF-8 nor a one-byte encoding"),
         ({"text_unit": "separator"}, "give both"),
         ({"separator": "x"}, "give both"),
         ({"format": "xml"}, "the choices are None, 'parquet'"),

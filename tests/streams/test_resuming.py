@@ -146,7 +146,7 @@ def test_files_written_again_are_warned_about_and_refused_where_no_record_begins
     state = state_after(50, recipe)
     numbers.write_text("x" * 290)
     os.utime(numbers, ns=(1, 1))
-    with pytest.warns(UserWarning, match="written again since the state was saved"):
+    with pytest.warns(UserWarning, match="rewritten since the state was saved"):
         check_state(state, recipe_of(numbers))
     with pytest.raises(DatasetChanged, match="no record begins at byte"):
         list(PartRun(recipe_of(numbers), part=0, num_parts=1, epoch=0, state=state))
@@ -155,7 +155,7 @@ def test_files_written_again_are_warned_about_and_refused_where_no_record_begins
 def test_fewer_records_than_were_read_before_are_refused(numbers: Path) -> None:
     state = state_after(50, recipe_of(numbers, shuffle_buffer=20))
     numbers.write_text("x" * 290)
-    with pytest.raises(DatasetChanged, match="The files hold 1 records for this part, and 70 were read"):
+    with pytest.raises(DatasetChanged, match="The files hold 1 records for this part, but 70 had been read"):
         list(PartRun(recipe_of(numbers, shuffle_buffer=20), part=0, num_parts=1, epoch=0, state=state))
 
 
@@ -165,7 +165,7 @@ def test_a_state_of_another_part_or_number_of_parts_is_refused(numbers: Path) ->
     with pytest.raises(StateError, match=r"split into 1 parts .* now there are 4"):
         PartRun(recipe, part=0, num_parts=4, epoch=0, state=state)
     state = PartRun(recipe, part=1, num_parts=4, epoch=0).state()
-    with pytest.raises(StateError, match="part 1 of 4, and this is part 2"):
+    with pytest.raises(StateError, match="part 1 of 4, but this is part 2"):
         PartRun(recipe, part=2, num_parts=4, epoch=0, state=state)
 
 

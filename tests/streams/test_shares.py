@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources import SourceFile, SourceOptions, why_whole
+from penstock.sources import SourceFile, SourceOptions, why_unsplittable
 from penstock.streams import PartRun, share_of
 
 from .examples import recipe_of
@@ -43,7 +43,7 @@ def test_whole_files_go_to_one_part_each_and_no_part_has_more_than_a_file_too_mu
 
 def test_files_of_unknown_size_are_dealt_out_in_turn() -> None:
     files = [SourceFile(f"http://server/{number}.jsonl", -1, "", is_seekable=False) for number in range(6)]
-    assert why_whole(files[0], SourceOptions()) == "is on a server that gives no ranges"
+    assert why_unsplittable(files[0], SourceOptions()) == "is on a server that does not support ranges"
     assert [len(share_of(files, SourceOptions(), part, 3)) for part in range(3)] == [2, 2, 2]
 
 
@@ -61,7 +61,7 @@ def test_files_of_unknown_size_are_dealt_out_in_turn() -> None:
     ],
 )
 def test_what_cannot_be_entered_in_its_middle_says_why(name: str, options: dict, reason: str) -> None:
-    assert why_whole(SourceFile(f"/{name}", 1, ""), SourceOptions(**options)) == reason
+    assert why_unsplittable(SourceFile(f"/{name}", 1, ""), SourceOptions(**options)) == reason
 
 
 def test_row_groups_are_dealt_out_evenly(tmp_path: Path) -> None:

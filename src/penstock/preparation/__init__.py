@@ -1,10 +1,10 @@
 """Raw data to a dataset, once: decide, run, commit. Stop it at any moment; the next run continues.
 
-    survey      list the sources, see what an earlier run left, read the first rows     reads only
+    survey      list the sources, see what an earlier run left, read the first rows     only reads
     plan_run    Survey -> RunPlan: what is kept, finished, left to do, removed           a pure function
     run         each task: read -> transform -> write shards -> one record in .preparing  processes, Ray, or here
                 with a shuffle in two passes: deal to random positions, then gather them in order
-    commit      link the shards, write the manifest, rename it: the dataset has changed
+    commit      link the shards, write the manifest, rename it: now the dataset has changed
 
 May import: `errors`, `filesystem`, `identity`, `order`, `packing`, `schema`, `shapes`, `shards`, `sources`,
 `transforms`, `workers`. Imported by: `cli`. Holds state: in a Ray worker, the job it has open.

@@ -1,4 +1,4 @@
-"""One attempt at one task: shards written beside those of finished tasks, and made one of them at the end."""
+"""One attempt at one task: shards are written to a folder of their own, and join those of finished tasks at the end."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from penstock.filesystem import DirectFile
 from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._work_folder import WorkFolder
 
-# Shards are numbered by the key of their task until the commit: seven digits, and five for the shard.
+# Until the commit, shards are numbered by the key of their task: seven digits, and five for the shard.
 _SHARDS_PER_TASK = 10**5
 _TASK_NUMBERS = 10**7
 _MAX_UNSYNCED = 4
 
 
 class Attempt:
-    """One attempt at one task: `store` shards, `complete` it, then `finish`, which a second thread may do.
+    """One attempt at one task: `store` shards, `complete` it, then `finish` it, possibly in a second thread.
 
     As a context manager it removes what it wrote if the task fails.
 
-    Shards are written as they come and synced at the end, so a slow disk does not hold up the processor
-    (it took 0.2 s of every 1.2 s where this was measured).
+    Shards are written as they come and synced at the end, so that a slow disk does not hold up the CPU
+    (syncing took 0.2 s of every 1.2 s where this was measured).
     """
 
     def __init__(self, work: WorkFolder, key: str) -> None:
@@ -65,7 +65,7 @@ class Attempt:
         return num_bytes
 
     def complete(self, record: TaskRecord) -> None:
-        """All shards are stored, and this is what they are."""
+        """Set the record, once all shards are stored."""
         self._record = record
 
     @property
@@ -75,7 +75,7 @@ class Attempt:
         return self._record
 
     def after(self, others: Iterable[Attempt]) -> Self:
-        """The same attempt, which will finish these first: whoever finds its record finds theirs, too."""
+        """The same attempt, but it will finish these first: if its record exists, so do theirs."""
         self._before = tuple(others)
         return self
 

@@ -1,7 +1,7 @@
-"""Which number stands for which class: the same in every split that is prepared by itself.
+"""Which number means which class, consistently across datasets that are prepared separately.
 
-The label of an image is its class folder's place among all classes. Without a list, these are the folders that are
-there, sorted: a validation set that lacks a class would number the later ones differently. So the list is kept in the
+The label of an image is its class folder's place among all classes. Without a list, these are the folders found,
+sorted: a validation set that lacks a class would number the later ones differently. So the list is kept in the
 dataset, and can be given to the next one.
 """
 
@@ -21,7 +21,7 @@ from penstock.sources import SourceFile
 _MAX_BYTES = 64 << 20
 
 Classes = Sequence[str] | str | os.PathLike[str]
-"""Names in the order of their numbers, a file with one on each line (or a JSON list), or a dataset that has them."""
+"""Names in the order of their numbers, a file with one per line (or a JSON list), or a dataset that has them."""
 
 
 def read_classes(classes: Classes) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def read_classes(classes: Classes) -> tuple[str, ...]:
         names = classes_of(read_manifest(path).attributes)
         what = "was not prepared from class folders, so it has no classes"
     elif path.is_file():
-        names, what = _read_file(path), "names no class; write one on each line, or a JSON list of them"
+        names, what = _read_file(path), "names no class; write one per line, or a JSON list of them"
     else:
         raise FileNotFoundError(f"{path}: no such file or dataset to take classes from.{similar_path(path)}")
     if not names:
@@ -54,17 +54,17 @@ def _read_file(path: Path) -> tuple[str, ...]:
         names = json.loads(text)
         json.dumps(names, ensure_ascii=False).encode()  # refuses halves of surrogate pairs
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is no list of classes: {error}.") from None
+        raise FormatError(f"{path} is not a list of classes: {error}.") from None
     if wrong := misfit(names, [str], "the list"):
-        raise FormatError(f"{path} is no list of classes: {wrong}.")
+        raise FormatError(f"{path} is not a list of classes: {wrong}.")
     return tuple(names)
 
 
 def check_used(classes: tuple[str, ...] | None, found: tuple[str, ...], files: Sequence[SourceFile]) -> None:
-    """Refuse a list of classes where no source has any.
+    """Refuse a list of classes if no source has any.
 
     Raises:
-        ValueError: naming what the sources are.
+        ValueError: it is of no use; the message names the first source.
     """
     if classes is not None and files and not found:
         raise ValueError(

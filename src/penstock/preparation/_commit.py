@@ -1,8 +1,8 @@
 """From finished tasks to the dataset: final names, the manifest, row counts for packing, provenance.
 
-Shards are linked into place, not moved, so a run that is killed while it commits finds its finished tasks again. They
+Shards are linked into place, not moved, so a run that is killed while committing finds its finished tasks again. They
 are named in the order of tasks, so names depend on neither workers nor chance; shards of an earlier run keep
-theirs, so whoever has the dataset open can go on reading.
+theirs, so that processes that have the dataset open can go on reading.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _provenance_of(plan: RunPlan, tasks: Sequence[CommittedTask]) -> dict[str, A
 
 
 def _count_packed_rows(workspace: Workspace, manifest: Manifest, pack: Sequence[int]) -> dict[str, Any]:
-    """The manifest's section on packing, so that a packed plan opens at once; nothing when no length is given."""
+    """The manifest's section on packing, so that a packed plan opens at once; empty if no length is given."""
     if not pack:
         return {}
     lengths = _Lengths(workspace, manifest)

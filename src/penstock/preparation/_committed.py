@@ -1,7 +1,7 @@
 """Tasks whose shards are in a dataset, and how its manifest lists them.
 
-The list is `[splits, shards]` for each task, in order; splits and shards themselves are listed elsewhere, once. A task
-that skipped or noticed rows says so behind that. The number of splits is negative where a task's samples are gone.
+The list is `[splits, shards]` for each task, in order; splits and shards themselves are listed elsewhere, once. What
+a task skipped or noticed follows these numbers. The number of splits is negative if a task's samples were removed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CommittedTask:
     examples: tuple[Example, ...]
     noticed: Mapping[str, int]
     is_dropped: bool = False
-    """Its samples are gone; it stays in the list because samples name their splits by number."""
+    """Its samples were removed; it stays in the list because samples refer to their splits by number."""
 
     @property
     def paths(self) -> set[str]:
@@ -44,7 +44,7 @@ class CommittedTask:
         return CommittedTask(splits=splits, shards=(), skipped={}, examples=(), noticed={}, is_dropped=True)
 
     def to_json(self) -> list[Any]:
-        """Its entry in the manifest: how many splits and shards are its own, what it skipped, and what it noticed."""
+        """Its entry in the manifest: how many splits and shards it has, what it skipped, and what it noticed."""
         counts: list[Any] = [-len(self.splits) if self.is_dropped else len(self.splits), len(self.shards)]
         noticed = [dict(self.noticed)] if self.noticed else []
         if not self.skipped and not noticed:
@@ -55,15 +55,15 @@ class CommittedTask:
 def read_tasks(
     entries: Sequence[Sequence[Any]], origins: Sequence[SplitOrigin], shards: Sequence[ShardEntry]
 ) -> list[CommittedTask]:
-    """Tasks from their entries, which fit `TASK`, the splits of all of them, and the shards that begin with theirs.
+    """Tasks from their entries, which fit `TASK`, the splits of all of them, and shards of which theirs are the first.
 
     Raises:
-        ValueError: they have more shards than there are, or not all of the splits.
+        ValueError: they claim more shards than there are, or not all of the splits.
     """
     num_splits, num_shards = sum(abs(entry[0]) for entry in entries), sum(entry[1] for entry in entries)
     if num_splits != len(origins) or num_shards > len(shards):
         raise ValueError(
-            f"its tasks have {num_splits:,} splits and {num_shards:,} shards, the dataset {len(origins):,} and "
+            f"its tasks have {num_splits:,} splits and {num_shards:,} shards, but the dataset has {len(origins):,} and "
             f"{len(shards):,}"
         )
     tasks = []

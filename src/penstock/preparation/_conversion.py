@@ -1,11 +1,11 @@
 """One task in one worker: read, transform, write, and account for every row.
 
 The same task gives the same bytes wherever it runs: splits are read in order, batches are cut as the source cuts
-them, and shards are cut by size alone. With a shuffle, samples go to a `Dealer` instead of straight into shards, and
+them, and shards are cut only by size. With a shuffle, samples go to a `Dealer` instead of straight into shards, and
 carry their origin.
 
-Of a split, a task makes the samples of every part at once: each has an outlet of its own, with its own shards and its
-own record in its own work folder, exactly as if the part had been prepared alone.
+If the dataset is split into parts, a task makes the samples of all parts at once: each part has its own outlet, with
+its own shards and its own record in its own work folder, exactly as if it had been prepared alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ConversionJob:
 
     target: Target
     others: tuple[Target, ...] = ()
-    """Of a split, the other parts, in the order of `Task.keys_of_others`."""
+    """The other parts, if the dataset is split, in the order of `Task.keys_of_others`."""
     transform: Transform
     reading: SourceOptions
     on_error: OnError
@@ -58,7 +58,7 @@ class _TaskRunner:
         self._writers = [TargetWriter(target) for target in (job.target, *job.others)]
 
     def run(self, task: Task, tell: Tell) -> Attempt:
-        """Do all of a task but the last step, which makes its shards durable.
+        """Do all of a task except the last step, which makes its shards durable.
 
         Raises:
             FormatError: a row or file is bad, and `on_error` is "raise".
@@ -114,7 +114,7 @@ class _TaskRun:
         self._tally.charge("read")
 
     def _read(self, split: Split) -> Iterator[Records]:
-        """Records of a split; where rows may be skipped, a damaged file ends it early."""
+        """Records of a split; if rows may be skipped, a damaged file ends it early."""
         num_rows = 0
         try:
             for records in read_split(split, self._job.reading) if self._num_left else ():
@@ -127,12 +127,12 @@ class _TaskRun:
 
     def _transform(self, split: Split, records: Records) -> Output:
         self._skipped.add(split, records.errors)
-        if not records.num_rows:  # nothing but bad rows: there may not even be columns
+        if not records.num_rows:  # only bad rows: there may not even be columns
             return Output({}, np.empty(0, np.int64))
         try:
             with name_file_in_schema_errors(split.path):
                 output = self._opened(records)
-        except SchemaError:  # it names its file already
+        except SchemaError:  # it already names its file
             raise
         except Exception as error:
             error.add_note(f"while preparing {locate(split, records.first_row)} and the rows after it")

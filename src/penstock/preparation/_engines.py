@@ -1,6 +1,6 @@
-"""Getting the tasks of a run done: which engine does them, which are left, and who listens meanwhile.
+"""Run the tasks that are left on the engine that the settings name, and keep count meanwhile.
 
-Workforce.execute -> LocalEngine          worker processes of this machine
+Workforce.execute -> LocalEngine          worker processes on this machine
                      RayEngine            a cluster
                      InlineTaskEngine     this process, for data that cannot leave it
 """
@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 
 class TaskEngine(Protocol):
-    """Something that gets tasks done."""
+    """Something that does tasks."""
 
     def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
-        """Do all tasks, in any order; return when each has been heard of as `Done`."""
+        """Do all tasks, in any order; return once each has been reported as `Done`."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -39,7 +39,7 @@ class TaskEngine(Protocol):
 
 
 class InlineTaskEngine:
-    """Tasks in this process, for data that is an object of it."""
+    """Does tasks in this process, for data that is an object in it."""
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +60,7 @@ def _pass_on(listen: Listen, key: str, counts: Counts) -> None:
 
 
 class Workforce:
-    """Gets tasks done on the engine that the settings ask for; `close` ends it."""
+    """Has tasks done by the engine that the settings name; `close` ends it."""
 
     def __init__(self, settings: Settings, work: WorkFolder, ledger: RunLedger, on_progress: OnProgress | None) -> None:
         self._settings = settings
@@ -75,7 +75,7 @@ class Workforce:
         self._stack.close()
 
     def start(self, num_tasks: int, *, local_only: bool) -> TaskEngine:
-        """The engine of this run, begun early so that workers import while the parent plans."""
+        """The engine of this run, started early so that workers import while the parent plans."""
         if self._engine is None:
             self._engine = self._stack.enter_context(self._choose_engine(num_tasks, local_only))
         return self._engine
@@ -99,7 +99,7 @@ class Workforce:
         """Do the tasks that are not in `finished`, and add their records to it.
 
         Args:
-            skipped: Rows, by reason, that parts of the dataset which are kept have skipped before.
+            skipped: Rows, by reason, that the kept tasks of the dataset skipped earlier.
         """
         self._work.note_tasks(stage, {task.key: task.num_bytes for task in tasks})
         left = [task for task in tasks if task.key not in finished]

@@ -1,9 +1,9 @@
-"""What every kind of task shares: how it runs, what is heard of it, and how it counts its time and memory.
+"""What every kind of task shares: how it runs, what it reports, and how it counts its time and memory.
 
-job.open() -> runner, once in each worker           heard as   Opened
-runner.run(task, tell) -> Attempt                   heard as   Told, after each batch
-attempt.finish() -> TaskRecord                      heard as   Done
-a worker dies                                       heard as   Lost; its tasks are tried again
+job.open() -> runner, once in each worker           reported as   Opened
+runner.run(task, tell) -> Attempt                   reported as   Told, after each batch
+attempt.finish() -> TaskRecord                      reported as   Done
+a worker dies                                       reported as   Lost; its tasks are tried again
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Keyed(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Raw bytes, about."""
+        """About how many raw bytes it reads."""
         ...
 
     @property
@@ -45,15 +45,15 @@ class Keyed(Protocol):
 
 
 class Runner(Protocol[AnyTask]):
-    """Something opened in one process that does tasks of one kind."""
+    """Does tasks of one kind in one process."""
 
     def run(self, task: AnyTask, tell: Tell) -> Attempt:
-        """Do all of a task but the last step, `finish`, which another thread may do."""
+        """Do all of a task except the last step, `finish`, which another thread may do."""
         ...
 
 
 class AnyJob(Protocol):
-    """What is the same for all tasks of a pass; picklable, sent once to each worker."""
+    """What all tasks of a pass have in common; picklable, sent once to each worker."""
 
     def open(self) -> Runner[Any]:
         """Load what tasks need."""
@@ -67,7 +67,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """This was done for a task since the last time."""
+    """A task has got this far since its last report."""
 
     key: str
     counts: Counts
@@ -82,7 +82,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """A task, or opening the job, raised this in a worker; it is raised again where the run was started."""
+    """A task, or opening the job, raised this in a worker; it is raised again in the process that started the run."""
 
     error: PackedError
 
@@ -94,19 +94,19 @@ class Lost:
     worker: str
     how: str
     keys: tuple[str, ...]
-    """The tasks it had; none when it was starting."""
+    """The tasks it had; none if it was starting."""
 
 
 Listen = Callable[[Opened | Told | Done | Lost], None]
-"""Hears of everything that happens; may raise to stop the run."""
+"""Called with everything that happens; may raise to stop the run."""
 
 MAX_DEATHS = 3
-"""Deaths over one task until it is taken for the cause."""
+"""After this many deaths on one task, it is taken to be the cause."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a task has done: in all, and since it last told."""
+    """What a task has done: in total, and since its last report."""
 
     tell: Tell
     counts: Counts = field(default_factory=Counts)
@@ -115,7 +115,7 @@ class Tally:
     _processor: float = field(default_factory=time.process_time)
 
     def charge(self, phase: Literal["read", "transform", "write"]) -> None:
-        """End a phase: the time since the last one ended is its own."""
+        """End a phase: it is charged the time since the last one ended."""
         now, processor = time.perf_counter(), time.process_time()
         spent = {f"{phase}_seconds": now - self._last, f"{phase}_processor_seconds": processor - self._processor}
         for name, seconds in spent.items():
@@ -123,14 +123,14 @@ class Tally:
         self._last, self._processor = now, processor
 
     def report(self) -> None:
-        """Tell what was done since the last report."""
+        """Report what was done since the last report."""
         self.total.add(self.counts)
         self.tell(self.counts)
         self.counts = Counts()
 
 
 def peak_memory() -> int:
-    """Most memory this process ever had, in bytes.
+    """The most memory this process ever had, in bytes.
 
     Without /proc it is `ru_maxrss`, which may be that of the process that started this one.
     """
@@ -142,5 +142,5 @@ def peak_memory() -> int:
 
 
 def no_store(name: str, chunks: list[memoryview | bytes]) -> int:
-    """Where a writer's shards go before its first task has said where."""
-    raise AssertionError(f"no task has said where {name} goes")
+    """The `store` of a writer that has no task yet."""
+    raise AssertionError(f"{name} was written outside of a task")

@@ -1,17 +1,17 @@
-"""Tasks on processes of this machine.
+"""Tasks on worker processes of this machine.
 
     LocalEngine (here)                         RunTasks (worker process, `_local_worker.py`)
-    Packed(job), once for each job ------->    opens it; imports the user's script only if a function of it is inside
+    Packed(job), once for each job ------->    opens it; imports the user's script only if it needs a function from it
                                      <-----    Opened
     a task ------------------------------->    reads, transforms, writes
                                      <-----    Told, after each batch
-                                     <-----    Freed: time for another task, while a thread syncs this one's shards
+                                     <-----    Freed: ready for another task, while a thread syncs this one's shards
                                      <-----    Done
                                      <-----    TaskFailed: the error, raised again here
 
 NOTE [who outlives whom]
-  When this process ends in any way, the workers end: see the life-line in `penstock.workers`.
-  A worker that ends is noticed by the end of its channel. Its tasks go back to the front of the queue, for a
+  However this process ends, the workers end with it: see the life-line in `penstock.workers`.
+  The end of a worker shows up as the end of its channel. Its tasks go back to the front of the queue, for a
   fresh worker; a task that has killed three is the likely culprit, and the run stops. Nothing else needs undoing:
   what a dead worker wrote is in an attempt that no record names.
 """
@@ -53,8 +53,8 @@ from penstock.workers import (
 )
 
 _THREAD_SETTINGS = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# pyarrow's allocator gives memory back 10 ms after it was freed. A worker wants it again at the next batch, and pages
-# that are new to a process cost as much as reading parquet into them: 2.2 s a GB when they are kept, 3.4 when not.
+# pyarrow's allocator returns memory to the system 10 ms after it was freed. A worker needs it again for the next batch,
+# and fresh pages cost as much as reading parquet into them: 2.2 s per GB with kept pages, 3.4 s without.
 _MEMORY_SETTINGS = {"MIMALLOC_PURGE_DELAY": "-1"}
 _LOOK_AROUND_SECONDS = 1.0
 _OTHERWISE = "name the function, as in 'package.module:function'."
@@ -62,9 +62,9 @@ _log = logging.getLogger(__name__)
 
 
 def worker_settings(num_threads: int) -> dict[str, str]:
-    """What libraries are told by a worker's environment: how many threads are theirs, and to keep their memory.
+    """A worker's environment variables: how many threads each library may use, and to keep freed memory.
 
-    What this process was told wins, but for the tokenizers library, whose own choice depends on how it was started.
+    Settings of this process win, except for the tokenizers library, whose own choice depends on how it was started.
     """
     memory = {name: os.environ.get(name, value) for name, value in _MEMORY_SETTINGS.items()}
     parallelism = {"TOKENIZERS_PARALLELISM": "true" if num_threads > 1 else "false"}
@@ -73,17 +73,17 @@ def worker_settings(num_threads: int) -> dict[str, str]:
 
 @dataclass(slots=True, eq=False)
 class _TaskWorker:
-    """A worker process, and what it was given."""
+    """A worker process, and its tasks."""
 
     process: WorkerProcess
     seat: int
-    """Its number among those that work at once; a worker that takes over from a dead one has the same."""
+    """Its number among those that work at the same time; a worker that replaces a dead one inherits it."""
     tasks: dict[str, Keyed] = field(default_factory=dict)
-    """What it has not finished; the last one is at work, one before it may be being synced."""
+    """Unfinished tasks; the last one is running, and the one before it may still be syncing."""
     has_opened: bool = False
-    """Whether it has opened the job that runs."""
+    """Whether it has opened the current job."""
     patience: Patience = field(default_factory=Patience)
-    """With it, since it was last heard of."""
+    """How long it has been silent."""
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class _TaskWorker:
 
     @property
     def doing(self) -> str:
-        """What it is at, for people; nothing when it waits for a task."""
+        """What it is doing, for people; "" if it is waiting for a task."""
         if self.tasks:
             return f"preparing {list(self.tasks.values())[-1]}"
         return "" if self.has_opened else "starting"
@@ -159,7 +159,7 @@ class LocalEngine:
             self._say_who_is_silent()
 
     def _take(self, message: Any, worker: _TaskWorker, waiting: collections.deque[Keyed]) -> None:
-        """Do what a worker's message asks for; raise what it could not do."""
+        """React to a worker's message; raise the error that it reports."""
         if isinstance(message, TaskFailed):
             raise message.error.rebuild(f"in {worker.name}, process {worker.process.pid}")
         if isinstance(message, (Opened, Freed)):
@@ -204,7 +204,7 @@ class LocalEngine:
 
 
 def _explain_death(worker: _TaskWorker, code: int | None, doing: str, num_before: int) -> str:
-    """Why a run stops after the deaths of workers, and what to do."""
+    """Why a run stops after workers died, and what to do."""
     death = describe_death(worker.name.capitalize(), worker.process.pid, code, doing, num_before=num_before)
     advice = "fix the error it printed to stderr, and run it again."
     if code == -signal.SIGKILL:
@@ -213,4 +213,4 @@ def _explain_death(worker: _TaskWorker, code: int | None, doing: str, num_before
 
 
 def _warm_up() -> None:
-    """Nothing: each of these workers is an interpreter of its own."""
+    """Nothing: these workers are not forked."""

@@ -17,7 +17,7 @@ from penstock.workers import Channel, Packed, PackedError, guard_life_line
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """Worker: the task's shards are written, and while they are made safe there is time for another."""
+    """From a worker: the task's shards are written, and while they are synced it can do another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class RunTasks:
     """The worker's program."""
 
     def run(self, channel: Channel, life_line: int) -> None:
-        """Open the jobs and do the tasks that are sent, until the channel ends."""
+        """Open the jobs and do the tasks that it is sent, until the channel ends."""
         guard_life_line(life_line)
         runner: Runner[Any] | None = None
         finisher = _Finisher(channel)
@@ -40,13 +40,13 @@ class RunTasks:
                     assert runner is not None
                     finisher.take(runner.run(message, _teller(channel, message.key)))
                     answer = Freed()
-            except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
+            except BaseException as error:  # noqa: BLE001 whatever it is, the parent raises it
                 answer = TaskFailed(PackedError.pack(error))
             channel.send(answer)
 
 
 class _Finisher:
-    """Makes written tasks safe, one at a time, while the next one is at work."""
+    """Syncs finished tasks, one at a time, while the next one is running."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -54,7 +54,7 @@ class _Finisher:
         threading.Thread(target=self._work, name="penstock-finisher", daemon=True).start()
 
     def take(self, attempt: Attempt) -> None:
-        """Take over a task; a disk that cannot keep up is waited for, and that is writing time."""
+        """Take over a task; waiting for a disk that cannot keep up counts as writing time."""
         begin = time.perf_counter()
         self._waiting.join()
         attempt.record.counts.write_seconds += time.perf_counter() - begin
@@ -68,7 +68,7 @@ class _Finisher:
                 answer = Done(attempt.finish())
             except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
                 answer = TaskFailed(PackedError.pack(error))
-            with contextlib.suppress(ConnectionError):  # the parent is gone, and so will this process be
+            with contextlib.suppress(ConnectionError):  # the parent is gone, and this process soon will be
                 self._channel.send(answer)
             self._waiting.task_done()
 

@@ -1,10 +1,10 @@
-"""Where the samples of a task go: one outlet for each dataset that is made, which keeps those that are its own.
+"""Where the samples of a task go: one outlet for each dataset being made, which keeps those that belong to it.
 
     Target            a dataset to make: all samples, or one part of a split
-    TargetWriter      what writes it in one worker, task after task
+    TargetWriter      writes it in one worker, task after task
     Outlet            its share of one task: shards, the rows they came from, the record
 
-The record is the same as if the dataset had been made alone.
+The record is the same as if the dataset had been made by itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Target:
 
     @property
     def part(self) -> Part | None:
-        """The part of a split that it is."""
+        """Which part of a split it is, if any."""
         return None if self.specification.part is None else Part.from_json(self.specification.part)
 
 
@@ -50,16 +50,16 @@ class _Sink(Protocol):
 
 
 class TargetWriter:
-    """What writes the samples of one dataset, task after task."""
+    """Writes the samples of one dataset, task after task."""
 
     def __init__(self, target: Target) -> None:
         self.work = WorkFolder(target.destination)
         self._specification, self._part = target.specification, target.part
-        # One for all tasks: its buffer is faulted in once (70 MB of tokens: 0.21 s of CPU time fresh, 0.03 again).
+        # One for all tasks: its buffer is faulted in once (70 MB of tokens: 0.21 s of CPU time if fresh, 0.03 if not).
         self._writer = ShardWriter(_stored_schema(target.specification), target.specification.shard_bytes, no_store)
 
     def open(self, task: Task, attempt: Attempt) -> Outlet:
-        """Begin with the samples of a task."""
+        """An outlet for the samples of a task."""
         self._writer.restart(attempt.store, first_number=attempt.first_number)
         seed = self._specification.shuffle
         dealer = None if seed is None else Dealer(self._writer, seed=seed, first_split=task.first_split)
@@ -67,7 +67,7 @@ class TargetWriter:
 
 
 class Outlet:
-    """Where the samples of one task go that are of one dataset, and which rows they came from."""
+    """Takes the samples of one task that belong to one dataset, and records which rows they came from."""
 
     def __init__(self, key: str, specification: Specification, part: Part | None, sink: _Sink) -> None:
         self._key, self._specification, self._part, self._sink = key, specification, part, sink
@@ -75,11 +75,11 @@ class Outlet:
         self.counts_bad_rows = part is None or part.is_largest
 
     def begin_split(self) -> None:
-        """The next samples are of the next split."""
+        """The next samples come from the next split."""
         self._origins.append(OriginRuns())
 
     def write(self, samples: MadeSamples) -> None:
-        """Store those samples that are of this dataset."""
+        """Store the samples that belong to this dataset."""
         columns, rows = samples.columns, samples.rows
         if self._part is not None:
             columns, rows = samples.of(self._part, self._specification.schema)
@@ -88,7 +88,7 @@ class Outlet:
         self._origins[-1].add(rows)
 
     def finish(self, skipped: Skipped, noticed: Mapping[str, int], tally: Tally) -> TaskRecord:
-        """Close the shards; what was made, and what was not."""
+        """Close the shards; return what was made, and what was skipped."""
         shards = self._sink.finish()
         tally.charge("write")
         is_traced = self._specification.origins == "manifest"
@@ -106,7 +106,7 @@ class Outlet:
 
 
 class MadeSamples:
-    """Samples of one batch, before it is decided which dataset they are of."""
+    """Samples of one batch, before it is decided which dataset they belong to."""
 
     def __init__(self, columns: Mapping[str, Any], rows: NDArray[np.int64], split: Split) -> None:
         self.columns = columns
@@ -117,7 +117,7 @@ class MadeSamples:
         self._keys: NDArray[np.uint64] | None = None
 
     def of(self, part: Part, schema: Schema) -> tuple[Mapping[str, Any], NDArray[np.int64]]:
-        """Those of a part, and their rows; keys are computed once for all parts of a split."""
+        """The samples of a part, and their rows; keys are computed once for all parts of a split."""
         if self._keys is None:
             self._converted = convert_columns(schema, self.columns)
             paths = [self._split.path_of_row(row) for row in self.rows.tolist()] if part.by == "file" else ()

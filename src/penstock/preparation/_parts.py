@@ -1,11 +1,11 @@
-"""Parts of a split, each written as a dataset of its own: which samples are whose.
+"""The parts of a split, each written as its own dataset: which samples belong to which.
 
     destination/train    every sample whose number, drawn by its key and the seed, is below 0.98
     destination/val      the others
 
-A part is prepared like any other dataset, from the same sources, and leaves out the samples of the other parts. The key
-is that of `Dataset.split`, so the parts hold what splitting the whole dataset would give; and it is a sample's own, so
-a sample never changes its part, whatever is added, removed or reordered later.
+A part is prepared like any other dataset, from the same sources, and leaves out the samples of the other parts. Keys
+are those of `Dataset.split`, so the parts hold what splitting the whole dataset would give; and they depend only on the
+sample, so a sample never changes its part, whatever is added, removed or reordered later.
 
 Bad rows have no key. They are counted in the largest part, which is also prepared first.
 """
@@ -30,7 +30,7 @@ from penstock.shards import content_columns, hash_samples, hash_texts, read_mani
 
 Batch = Mapping[str, Ragged | NDArray[Any]]
 REST = "train"
-"""The part that takes what the fractions given leave."""
+"""The part that takes what the given fractions leave."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 SHAPE = {"name": str, "parts": [(str, float)], "seed": int, "by": Either(str, [str])}
 """A part in a recipe."""
@@ -49,7 +49,7 @@ class Part:
 
     @property
     def is_largest(self) -> bool:
-        """Whether this part, the first of the largest ones, is the one that bad rows are counted in."""
+        """Whether this is the largest part (the first, if there are several), in which bad rows are counted."""
         return self.name == max(self.parts, key=lambda part: part[1])[0]
 
     def places(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -59,7 +59,7 @@ class Part:
         return np.flatnonzero((shares >= begin) & (shares < end))
 
     def keys(self, schema: Schema, batch: Batch, paths: Sequence[str]) -> NDArray[np.uint64]:
-        """What the samples of a batch are told apart by; `paths` are the files they came from."""
+        """The key of each sample of a batch; `paths` are the files they came from."""
         if self.by == "file":
             names, places = np.unique(np.array(paths, dtype=object), return_inverse=True)
             return hash_texts(names)[places]
@@ -70,14 +70,14 @@ class Part:
         """Refuse a split by columns that the dataset does not have.
 
         Raises:
-            SchemaError: naming those that it has.
+            SchemaError: a column is missing; the message names those that there are.
         """
         if isinstance(self.by, str):
             return
         try:
             schema.shown.select(self.by)
         except SchemaError as error:
-            raise SchemaError(f"split_by={list(self.by)}: {error} A part goes by what is stored.") from None
+            raise SchemaError(f"split_by={list(self.by)}: {error} Only stored columns can decide the part.") from None
 
     def to_json(self) -> dict[str, Any]:
         """The part in a recipe."""
@@ -86,13 +86,13 @@ class Part:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """What `to_json` gave; `ValueError` if it is anything else."""
+        """The inverse of `to_json`; `ValueError` on anything else."""
         if wrong := misfit(fields, SHAPE, "part"):
             raise ValueError(wrong)
         parts = tuple((name, float(share)) for name, share in fields["parts"])
         by = fields["by"] if isinstance(fields["by"], str) else tuple(fields["by"])
         if fields["name"] not in share_ranges(dict(parts)):
-            raise ValueError(f"part {fields['name']!r} is none of {parts}")
+            raise ValueError(f"part {fields['name']!r} is not one of {parts}")
         return cls(name=fields["name"], parts=parts, seed=fields["seed"], by=by)
 
 
@@ -101,7 +101,7 @@ def plan_parts(fractions: Mapping[str, float], seed: int, by: str | Sequence[str
 
     Raises:
         TypeError: the fractions have no names, or the seed is not an int.
-        ValueError: fractions that are not shares of 1, a name that no folder can have, or an unknown `by`.
+        ValueError: the fractions do not add up to 1, a name cannot be that of a folder, or `by` is unknown.
     """
     shares = _with_rest(fractions)
     share_ranges(shares)
@@ -121,7 +121,7 @@ def plan_parts(fractions: Mapping[str, float], seed: int, by: str | Sequence[str
 
 
 def _with_rest(fractions: Mapping[str, float]) -> dict[str, float]:
-    """The fractions, with what they leave as the part "train", in front."""
+    """The fractions, preceded by the part "train" if they leave something for it."""
     if not isinstance(fractions, Mapping):
         raise TypeError(f"split={fractions!r}; give names and shares, as in {{'train': 0.98, 'val': 0.02}}.")
     rest = 1 - sum(fractions.values())
@@ -129,10 +129,10 @@ def _with_rest(fractions: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_destination(destination: Path, parts: Sequence[Part]) -> None:
-    """Refuse a folder that is a dataset itself, holds parts of another split, or a link where a part will be.
+    """Refuse a folder that is itself a dataset, holds parts of another split, or has a link where a part will be.
 
     Raises:
-        DatasetExists: naming what is there.
+        DatasetExists: it is; the message names what is there.
     """
     if not destination.is_dir():
         return
@@ -142,13 +142,13 @@ def check_destination(destination: Path, parts: Sequence[Part]) -> None:
             raise DatasetExists(f"{destination / name} is a link. Penstock does not write through it; remove it.")
     if (destination / "manifest.json").exists():
         raise DatasetExists(
-            f"{destination}: a dataset is there, and split= puts {', '.join(sorted(names))} into folders of their own. "
+            f"{destination}: a dataset is there, but split= puts {', '.join(sorted(names))} into folders of their own. "
             "Choose another destination."
         )
     strange = [name for name in find_parts(destination) if name not in names]
     if strange:
         raise DatasetExists(
-            f"{destination}: {strange[0]!r} there is a part of another split, so samples could be in two parts. "
+            f"{destination}: {strange[0]!r} there is part of another split, so samples could be in two parts. "
             "Choose another destination, or remove it."
         )
 
@@ -173,7 +173,7 @@ def _is_part(folder: Path) -> bool:
 
 
 def part_of_recipe(recipe: Mapping[str, Any]) -> Part | None:
-    """The part that a dataset was made as; None where it holds all samples, or what it says makes no sense."""
+    """The part that a dataset was made as; None if it holds all samples, or its recipe is invalid."""
     try:
         return Part.from_json(recipe["part"])
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""The tasks of a plan, done: one pass, or two for a shuffle."""
+"""Do the tasks of a plan, in one pass, or two for a shuffle."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from penstock.sources import Split
 def run_tasks(
     plan: RunPlan, work: WorkFolder, workforce: Workforce, others: Sequence[RunPlan] = ()
 ) -> list[CommittedTask]:
-    """Do what is left to do, and return all new tasks with what they made.
+    """Do the tasks that are left, and return all new tasks with what they made.
 
-    Of a split, `others` are the plans of the other parts: tasks that they have as well make their samples, too.
+    If the dataset is split, `others` are the plans of the other parts: tasks that they share make their samples, too.
     """
     if not plan.tasks:
         return []

@@ -1,6 +1,6 @@
 """All decisions of a run, as one pure function of what `survey` found; the result can be printed and compared.
 
-Survey -> plan_run -> RunPlan: what is kept, what is done already, what is left to do, what will be removed
+Survey -> plan_run -> RunPlan: what is kept, what is already done, what is left to do, what will be removed
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.preparation._committed import CommittedTask
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import sum_counts
 from penstock.preparation._specification import Specification
-from penstock.preparation._summary import note_gone, note_limit, note_numbers_as_text, note_passed_over, note_permuted
+from penstock.preparation._summary import note_gone, note_limit, note_numbers_as_text, note_permuted, note_skipped_files
 from penstock.preparation._survey import Survey
 from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import Task, name_tasks
@@ -37,10 +37,10 @@ class RunPlan:
     settings: Settings
     specification: Specification
     transform: Transform
-    """As it is after it has seen the first rows."""
+    """The transform, after it has seen the first rows."""
     reading: SourceOptions
     patterns: tuple[str, ...]
-    """The sources as they were given, to look for new files later."""
+    """The sources as given, for finding new files later."""
     files: tuple[SourceFile, ...]
     """All sources of the dataset."""
     to_read: tuple[SourceFile, ...]
@@ -92,8 +92,8 @@ def plan_run(survey: Survey) -> RunPlan:
     """Decide everything about a run.
 
     Raises:
-        SchemaError: row lengths to pack to are given for data that has no documents of tokens, or a split goes by a
-            column that there is not.
+        SchemaError: row lengths for packing are given for data without documents of tokens, or the column that decides
+            the parts of a split does not exist.
     """
     request, previous, rows = survey.request, survey.previous, survey.first_rows
     specification = previous.specification if previous is not None else _specify(survey)
@@ -123,7 +123,7 @@ def plan_run(survey: Survey) -> RunPlan:
         removed=_removed(survey),
         is_up_to_date=survey.is_up_to_date,
         notes=(
-            *note_passed_over(survey.passed_over),
+            *note_skipped_files(survey.skipped_files),
             *note_gone(previous, survey.files),
             *note_numbers_as_text(survey.numbers_as_text),
             *note_limit(specification.limit),
@@ -152,7 +152,7 @@ def _specify(survey: Survey) -> Specification:
 
 
 def _check_packable(schema: Schema, pack: Sequence[int]) -> None:
-    """Refuse row lengths for data that has no documents of tokens, before any task runs."""
+    """Refuse row lengths for data without documents of tokens, before any task runs."""
     if pack and not (PACKED_COLUMN in schema and schema[PACKED_COLUMN].is_ragged):
         raise SchemaError(f"pack={list(pack)} counts rows of a ragged column 'tokens'; the columns are {schema}.")
     for length in pack:
@@ -160,14 +160,14 @@ def _check_packable(schema: Schema, pack: Sequence[int]) -> None:
 
 
 def _patterns(survey: Survey) -> tuple[str, ...]:
-    """Where to look for the sources; those that are added come after those that were there."""
+    """Where to look for the sources; appended ones come after earlier ones."""
     given = _patterns_of(survey.request.sources)
     before = survey.previous.patterns if survey.previous is not None and survey.request.settings.append else ()
     return tuple(dict.fromkeys((*before, *given)))
 
 
 def _patterns_of(sources: Any) -> tuple[str, ...]:
-    """Absolute paths, globs, and URLs without signatures; nothing for objects of this process."""
+    """Absolute paths, globs, and URLs without signatures; nothing for objects in this process."""
     given = sources if isinstance(sources, (list, tuple)) else [sources]
     texts = [os.fspath(each) for each in given if isinstance(each, (str, os.PathLike))]
     absolute = (without_secrets(text) if "://" in text else os.path.abspath(os.path.expanduser(text)) for text in texts)
@@ -175,13 +175,13 @@ def _patterns_of(sources: Any) -> tuple[str, ...]:
 
 
 def _next_number(manifest: Manifest | None) -> int:
-    """The first shard number that a dataset leaves free."""
+    """The first unused shard number of a dataset."""
     shards = manifest.shards if manifest is not None else ()
     return max((int(shard.name.split("-")[1]) + 1 for shard in shards), default=0)
 
 
 def _removed(survey: Survey) -> tuple[str, ...]:
-    """Shards that no kept task names; when nothing is left to do, all of them stay."""
+    """Shards that belong to no kept task; if there is nothing to do, all of them stay."""
     if survey.manifest is None or survey.is_up_to_date:
         return ()
     kept = {shard.name for task in survey.kept for shard in task.shards}

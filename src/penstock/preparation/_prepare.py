@@ -46,18 +46,18 @@ def prepare(
 ) -> Prepared:
     """Turn raw data into a dataset at `destination`. Stop it at any moment and call it again: it continues.
 
-    A new dataset depends only on the sources, the transform, `reading`, `shard_bytes`, `shuffle`, `split`, `limit` and
-    `origins`, to the byte. If the dataset is there already, made with the same settings, only new and changed source
-    files are prepared, and their samples come last: the same samples as in a new dataset, in another order.
+    To the byte, a new dataset depends only on the sources, the transform, `reading`, `shard_bytes`, `shuffle`, `split`,
+    `limit` and `origins`. If the dataset already exists, made with the same settings, only new and changed source
+    files are prepared, and their samples come last: the same samples as in a new dataset, in a different order.
 
     Args:
         sources: A path, glob, folder or URL, a list of them, or a Python iterable of rows.
         destination: Folder of the dataset; every machine of a cluster must see it.
-        transform: What becomes of a row: `Tokenize(...)`, `DecodeImage(...)`, a function of a batch, or its name, as in
-            "package.module:function"; None keeps the columns as they are.
-        reading: How to read the sources, where their names do not say.
-        classes: For images in class folders: names in the order of their labels, a file with one on each line, or
-            another dataset, such as the training set; None sorts the folders that are there.
+        transform: How rows become samples: `Tokenize(...)`, `DecodeImage(...)`, a function of a batch, or its name, as
+            in "package.module:function"; None keeps the columns as they are.
+        reading: How to read the sources, if their names do not say.
+        classes: For images in class folders: names in the order of their labels, a file with one per line, or
+            another dataset, such as the training set; None sorts the folders found.
         workers: Number of processes; "auto" is one per core.
         engine: "local", or "ray" for a cluster.
         address: The Ray cluster; None starts one on this machine.
@@ -66,21 +66,21 @@ def prepare(
             folders, and large sources whose label column comes in runs; None keeps the order of the sources.
         pack: Row length, or several, to count packed rows for.
         on_error: "raise" stops at the first bad row, "skip" leaves bad rows out and counts them.
-        max_skipped: Most rows to skip: a number, or a share such as 0.5; None is a tenth, and ten rows in any case.
+        max_skipped: Most rows to skip: a number, or a share such as 0.5; None is a tenth, but always at least ten.
         overwrite: Replace a dataset made with different settings.
-        append: Add the sources to those that the dataset was made of, which need not be given, nor be there any more.
-        remove: Remove the samples of source files that are no longer given, rather than stop.
-        split: Name and share of each part, as in {"val": 0.02}: each becomes a dataset in a folder of its own in
-            `destination`. What the shares leave is "train". A sample stays in its part in later runs, too.
-        split_seed: Another one gives another split.
-        split_by: What decides a sample's part: "content", "file" (all samples of one together), or columns.
-        limit: Make at most this many samples, the first of the sources: a trial.
+        append: Add to the sources that the dataset was made from, which need neither be given nor still exist.
+        remove: Remove the samples of source files that are no longer given, instead of stopping.
+        split: Name and share of each part, as in {"val": 0.02}: each becomes a dataset in its own folder in
+            `destination`. The rest is "train". A sample stays in its part in later runs, too.
+        split_seed: A different seed gives a different split.
+        split_by: What decides a sample's part: "content", "file" (all samples of a file together), or columns.
+        limit: Make at most this many samples, the first of the sources, for a trial.
         origins: Where to keep the file and row of each sample: "manifest", "column", or "auto".
         on_progress: Called a few times a second with a `Progress`.
 
     Raises:
-        DatasetExists: the destination has something that cannot be continued, and `overwrite` is not given; or samples
-            of files that are no longer given, and `remove` is not.
+        DatasetExists: the destination holds something that cannot be continued, and `overwrite` is not set; or samples
+            of files that are no longer given, and `remove` is not set.
         NotADirectoryError: the destination is a file.
         WriterBusy: another process is writing to this destination.
         FormatError: a bad row, or too many of them; the message names file and row.

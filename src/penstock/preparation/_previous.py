@@ -3,9 +3,9 @@
     a dataset       its manifest says how it was made, and which task read which files
     `.preparing`    a run that was stopped: its specification, and the tasks it finished
 
-A task of a dataset stays valid as long as every file it read is there, unchanged, and so is every shard that was made
-of them. The others are dropped whole: their files, if they still exist, are prepared again, together with new ones,
-in tasks that come after those that are kept.
+A task of a dataset stays valid as long as every file it read still exists, unchanged, and so does every shard made
+from them. Other tasks are dropped whole: their files, if they still exist, are prepared again, together with new ones,
+in tasks that come after the kept ones.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ _ATTRIBUTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Previous:
-    """What a run continues: a dataset that `prepare` made, or nothing but the specification of an unfinished run."""
+    """What a run continues: a dataset that `prepare` made, or only the specification of an unfinished run."""
 
     specification: Specification
     sources: Sequence[Sequence[Any]] = ()
     """`[path, bytes, identity]` of each file of the dataset."""
     patterns: tuple[str, ...] = ()
-    """The sources as they were given, to look for new files."""
+    """The sources as given, for finding new files."""
     tasks: tuple[CommittedTask, ...] = ()
     pack: tuple[int, ...] = ()
     num_appended: int = 0
-    """Samples that another writer appended since."""
+    """Samples that another writer has appended since."""
     lost: frozenset[str] = frozenset()
     """Names of shards that are missing, or have the wrong size."""
 
     def kept(self, files: Sequence[SourceFile]) -> tuple[CommittedTask, ...]:
-        """Tasks whose files and shards are all unchanged; the others only where their splits are numbered, dropped."""
+        """Tasks whose files and shards are all unchanged; the others, dropped, only if splits are numbered."""
         unchanged = self._unchanged(files) - self._files_of_lost()
         is_numbered = self.specification.origins == "column"
         are_kept = [(task, not task.is_dropped and task.paths <= unchanged) for task in self.tasks]
         return tuple(task if is_kept else task.dropped() for task, is_kept in are_kept if is_kept or is_numbered)
 
     def _unchanged(self, files: Sequence[SourceFile]) -> set[str]:
-        """Paths of files that are as they were; one without an identity never is."""
+        """Paths of files that have not changed; a file without an identity always has."""
         recorded = {path: (num_bytes, identity) for path, num_bytes, identity in self.sources if identity}
         return {file.path for file in files if recorded.get(file.path) == (file.num_bytes, file.identity)}
 
@@ -66,7 +66,7 @@ class Previous:
         return {path for task in lost for path in task.paths}
 
     def sources_beside(self, files: Sequence[SourceFile]) -> list[SourceFile]:
-        """The sources of the dataset that are not among these files, as they were when they were read."""
+        """The sources of the dataset that are not among these files, as they were when read."""
         given = {file.path for file in files}
         return [SourceFile(*source) for source in self.sources if source[0] not in given]
 
@@ -76,7 +76,7 @@ class Previous:
         return [path for path, num_bytes, _ in self.sources if path not in given or (num_bytes and given[path] == 0)]
 
     def num_samples_of(self, paths: Collection[str]) -> int:
-        """Samples that came from these files, up to rows of small files that were skipped or gave several samples."""
+        """Samples that came from these files; inexact if rows of small files were skipped or gave several samples."""
         splits = [split for task in self.tasks if not task.is_dropped for split in task.splits]
         shares = ((split, sum(path in paths for path in split.paths)) for split in splits)
         return sum(
@@ -85,16 +85,16 @@ class Previous:
 
     def is_current(self, files: Sequence[SourceFile]) -> bool:
         """Whether the sources are exactly those of the dataset, and all of its shards are there."""
-        if self.lost or not all(file.identity for file in files):  # without an identity, nobody knows of changes
+        if self.lost or not all(file.identity for file in files):  # without an identity, changes cannot be seen
             return False
         return [[file.path, file.num_bytes, file.identity] for file in files] == [list(each) for each in self.sources]
 
 
 def read_previous(folder: Path, manifest: Manifest | None) -> Previous | None:
-    """How a dataset was prepared; None when something else made it.
+    """How a dataset was prepared; None if something else made it.
 
     Raises:
-        FormatError: the file that names the sources is damaged or missing, or what they say makes no sense.
+        FormatError: the file that names the sources is damaged or missing, or its contents are invalid.
     """
     attributes = manifest.attributes if manifest is not None else {}
     if manifest is None or not isinstance(attributes.get("preparation"), dict) or "transform" not in attributes:
@@ -107,12 +107,12 @@ def read_previous(folder: Path, manifest: Manifest | None) -> Previous | None:
     except ValueError as error:
         raise FormatError(
             f"{folder}: its manifest or provenance does not say how it was prepared: {error}. Restore them, or prepare "
-            "it anew with overwrite=True (--overwrite)."
+            "it again with overwrite=True (--overwrite)."
         ) from None
 
 
 def _parse(folder: Path, manifest: Manifest, provenance: Mapping[str, Any]) -> Previous:
-    """What the manifest and the provenance file say; `ValueError` if they do not."""
+    """Parse the manifest and the provenance file; `ValueError` if they are invalid."""
     attributes, sources = manifest.attributes, provenance["sources"]
     if wrong := misfit(attributes, _ATTRIBUTES, "attributes"):
         raise ValueError(wrong)
@@ -136,7 +136,7 @@ def _parse(folder: Path, manifest: Manifest, provenance: Mapping[str, Any]) -> P
 
 
 def _are_sources(sources: Any) -> bool:
-    """Whether they are a list of `[path, bytes, identity]`; by a set, as there may be a million."""
+    """Whether they are a list of `[path, bytes, identity]`; checked with a set, because there may be a million."""
     if not isinstance(sources, list) or not all(isinstance(each, list) for each in sources):
         return False
     return {tuple(map(type, each)) for each in sources} <= {(str, int, str)}
@@ -157,22 +157,22 @@ def find_previous(
     files: Sequence[SourceFile],
     settings: Settings,
 ) -> Previous | None:
-    """What this run continues; None when it starts from scratch.
+    """What this run continues; None if it starts from scratch.
 
     Args:
         destination: Folder of the dataset.
         manifest: The dataset that is there.
         unfinished: The specification of a run that was stopped.
-        wanted: What this run settles of its specification (`asked_for`).
+        wanted: The fields of the specification that the arguments determine (`requested_fields`).
         files: The sources.
         settings: Whether to overwrite, or to remove the samples of files that are not given.
 
     Raises:
-        DatasetExists: something is there that this run cannot continue, and `overwrite` is not given; or files of the
-            dataset are not given, and neither is `remove`.
+        DatasetExists: something is there that this run cannot continue, and `overwrite` is not set; or files of the
+            dataset are not given, and `remove` is not set.
     """
     if manifest is not None:
-        previous = _read_if_sound(destination, manifest, settings)
+        previous = _read_if_valid(destination, manifest, settings)
         obstacle = _obstacle(previous, wanted, files, settings.pack)
         if previous is not None and not obstacle:
             if not (settings.overwrite or settings.remove):
@@ -190,11 +190,11 @@ def find_previous(
     return None
 
 
-def _read_if_sound(destination: Path, manifest: Manifest, settings: Settings) -> Previous | None:
+def _read_if_valid(destination: Path, manifest: Manifest, settings: Settings) -> Previous | None:
     try:
         return read_previous(destination, manifest)
     except FormatError:
-        if settings.overwrite:  # what is damaged is replaced
+        if settings.overwrite:  # the damaged dataset is replaced
             return None
         raise
 
@@ -202,7 +202,7 @@ def _read_if_sound(destination: Path, manifest: Manifest, settings: Settings) ->
 def _obstacle(
     previous: Previous | None, wanted: Mapping[str, Any], files: Sequence[SourceFile], pack: tuple[int, ...]
 ) -> str:
-    """Why the dataset that is there cannot be continued; "" when it can."""
+    """Why the existing dataset cannot be continued; "" if it can."""
     if previous is None:
         return "the dataset there was not made by `penstock prepare`"
     reasons = differences(previous.specification.to_json(), wanted)
@@ -212,12 +212,12 @@ def _obstacle(
     if previous.specification.shuffle is not None and not is_current:
         what = f"{counted(len(previous.lost), 'shard')} of it lost" if previous.lost else "other source files"
         return (
-            f"the dataset there is shuffled, with {what}: where a document is depends on all sources, so everything "
+            f"the dataset there is shuffled, with {what}: every document's place depends on all sources, so everything "
             "must be prepared again"
         )
     if previous.specification.limit is not None and not is_current:
         limit = counted(previous.specification.limit, "sample")
-        return f"the dataset there is a trial of the first {limit}, of sources that have changed since"
+        return f"the dataset there is a trial of the first {limit}, and its sources have changed since"
     if previous.num_appended and not (is_current and previous.pack == pack):
         appended = counted(previous.num_appended, "sample")
         return f"another writer has appended {appended} to the dataset there, which this run would drop"
@@ -225,7 +225,7 @@ def _obstacle(
 
 
 def _refuse_removal(destination: Path, previous: Previous, files: Sequence[SourceFile]) -> None:
-    """Stop when source files of the dataset are missing: a mistyped glob, or a failed copy, must not empty it."""
+    """Stop if source files of the dataset are missing or empty: a mistyped glob, or a failed copy, must not empty it."""
     gone = previous.gone(files)
     if not gone:
         return
@@ -234,10 +234,10 @@ def _refuse_removal(destination: Path, previous: Previous, files: Sequence[Sourc
     samples = counted(previous.num_samples_of(frozenset(gone)), "sample")
     how = "no longer given" if set(gone).isdisjoint(file.path for file in files) else "no longer given, or empty now"
     raise DatasetExists(
-        f"{destination}: {what} {'is' if len(gone) == 1 else 'are'} {how} ({shown}), and {samples} would go. "
-        "To add to a dataset, give all sources, old and new, or pass append=True (--append) with the new ones. To "
-        "remove those samples, pass remove=True (--remove); to "
-        "keep the dataset as it is, choose another destination."
+        f"{destination}: {what} {'is' if len(gone) == 1 else 'are'} {how} ({shown}), and {samples} would be removed. "
+        "To add to a dataset, give all sources, old and new, or pass append=True (--append) with only the new ones. "
+        "To remove those samples, pass remove=True (--remove); to keep the dataset as it is, choose another "
+        "destination."
     )
 
 

@@ -12,14 +12,14 @@ _RATE_SECONDS = 10.0
 
 @dataclass(slots=True)
 class Counts:
-    """What was done. Each worker counts for itself; the parent adds up."""
+    """What was done. Each worker counts for itself, and the parent adds it up."""
 
     documents: int = 0
     """Samples written."""
     raw_bytes: int = 0
     """Bytes of the sources that were read."""
     tokens: int = 0
-    """Elements of the column `tokens`, where there is one."""
+    """Elements of the column `tokens`, if there is one."""
     skipped: int = 0
     """Rows left out by `on_error="skip"`."""
     read_seconds: float = 0.0
@@ -29,12 +29,12 @@ class Counts:
     write_seconds: float = 0.0
     """Time spent copying, checksumming and writing shards."""
     read_processor_seconds: float = 0.0
-    """Processor time of the same; much less means waiting, for a disk or for other processes."""
+    """CPU time of the same; much less means waiting, for a disk or for other processes."""
     transform_processor_seconds: float = 0.0
     write_processor_seconds: float = 0.0
 
     def add(self, other: Counts) -> None:
-        """Add what another one counted."""
+        """Add another worker's counts."""
         for each in fields(Counts):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
@@ -44,7 +44,7 @@ class Counts:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Counts:
-        """What `to_json` gave."""
+        """The inverse of `to_json`."""
         return cls(**values)
 
 
@@ -55,7 +55,7 @@ class Progress:
     stage: str
     """"prepare"; with `shuffle` first "deal", then "gather"."""
     seconds: float
-    """Since the first task could start."""
+    """Time since the first task could start."""
     documents: int
     raw_bytes: int
     """Bytes done, including those of earlier runs."""
@@ -69,7 +69,7 @@ class Progress:
     bytes_per_second: float
     tokens_per_second: float
     remaining_seconds: float | None
-    """None until there is a rate to estimate it from."""
+    """None until it can be estimated from a rate."""
     failures: Mapping[str, int]
     """How often each worker died."""
 
@@ -107,14 +107,14 @@ class Meter:
         self.tell()
 
     def finish(self, key: str, counts: Counts) -> None:
-        """Count a task as finished, by its own counts."""
+        """Count a task as finished, with its own counts."""
         self._running.pop(key, None)
         self.finished.add(counts)
         self.tasks += 1
         self.tell(now=self.tasks == self.total_tasks)
 
     def fail(self, keys: Iterable[str], worker: str) -> None:
-        """Count the death of a worker, and take back what it did for its tasks."""
+        """Count the death of a worker, and subtract what it did for its tasks."""
         for key in keys:
             self._running.pop(key, None)
         self.failures[worker] = self.failures.get(worker, 0) + 1
@@ -164,5 +164,5 @@ class Meter:
         first = self._history[0] if len(self._history) > 1 else (self._begin, 0, 0, 0)
         elapsed = max(1e-9, moment - first[0])
         done = (counts.documents - first[1], counts.raw_bytes - first[2], counts.tokens - first[3])
-        documents, raw, tokens = (max(0, each) / elapsed for each in done)  # a death takes back what was done
+        documents, raw, tokens = (max(0, each) / elapsed for each in done)  # after a death, it may be negative
         return documents, raw, tokens

@@ -2,7 +2,7 @@
 
 A Ray worker opens the job once and keeps it for the tasks that follow. Retries are ours, with the same limit as
 for local processes, so that a lost worker is counted and shown: Ray's own would hide it. Ray may still run a task
-twice, when it wrongly believes a node dead; tasks are idempotent (`_work_folder.py`), so that is waste, not damage.
+twice, if it wrongly believes a node dead; tasks are idempotent (`_work_folder.py`), so that is waste, not damage.
 
 Every machine must see the destination under the same path, and have Penstock installed.
 """
@@ -24,7 +24,7 @@ _opened: dict[str, Runner[Any]] = {}
 
 
 class RayEngine:
-    """Tasks on a cluster: the one this process already uses, the one at `address`, or one of its own."""
+    """Does tasks on a cluster: the one this process already uses, the one at `address`, or a new one."""
 
     def __init__(self, num_workers: int | None, address: str | None) -> None:
         self._cluster = Cluster("engine='ray'", address, num_workers)
@@ -101,5 +101,5 @@ def _run_task(job: AnyJob, token: str, task: Keyed) -> Done | TaskFailed:
             _opened.clear()
             _opened[token] = job.open()
         return Done(_opened[token].run(task, lambda counts: None).finish())
-    except Exception as error:  # noqa: BLE001 whatever it was, the driver raises it
+    except Exception as error:  # noqa: BLE001 whatever it is, the driver raises it
         return TaskFailed(PackedError.pack(error))

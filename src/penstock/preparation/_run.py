@@ -1,7 +1,7 @@
 """One run of `prepare`, under the destination's lock: survey, plan, run, commit.
 
-Of a split, every part is a run of its own, and all of them hold their locks together. The first reads the sources, and
-its tasks make the samples of the other parts along with its own: each of those then finds its tasks finished, as
+If the dataset is split, every part is its own run, and all of them hold their locks at the same time. The first reads
+the sources, and its tasks also make the samples of the other parts: each of those then finds its tasks finished, as
 after an interruption. So a part that lags behind, whatever stopped it, catches up by itself.
 """
 
@@ -22,7 +22,7 @@ from penstock.preparation._plan import RunPlan, plan_run
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._skipping import check_share_skipped, sum_counts
 from penstock.preparation._summary import Prepared, RunLedger, describe_run, note_changes
-from penstock.preparation._survey import Glance, Group, Request, survey
+from penstock.preparation._survey import Group, Request, SourcePreview, survey
 from penstock.preparation._work_folder import WORK_NAME, WorkFolder
 from penstock.shards import Manifest, Workspace
 
@@ -31,9 +31,9 @@ _log = logging.getLogger(__name__)
 
 def run_all(requests: Sequence[Request], on_progress: OnProgress | None) -> list[Prepared]:
     """Prepare one dataset, or all parts of a split, from the same sources."""
-    glance = Glance(requests[0])
+    preview = SourcePreview(requests[0])
     with contextlib.ExitStack() as stack:
-        first, *others = [stack.enter_context(Preparation(request, glance, on_progress)) for request in requests]
+        first, *others = [stack.enter_context(Preparation(request, preview, on_progress)) for request in requests]
         first.decide(starts_workers=True)
         for other in others:
             other.decide(starts_workers=False)
@@ -46,11 +46,11 @@ def run_all(requests: Sequence[Request], on_progress: OnProgress | None) -> list
 
 
 class Preparation:
-    """What one run holds: the lock, the workers, and an account of what they did."""
+    """What one run holds: the lock, the workers, and a ledger of what they did."""
 
-    def __init__(self, request: Request, glance: Glance, on_progress: OnProgress | None) -> None:
+    def __init__(self, request: Request, preview: SourcePreview, on_progress: OnProgress | None) -> None:
         self._request = request
-        self._glance = glance
+        self._preview = preview
         self._plan: RunPlan | None = None
         self._fresh: list[CommittedTask] = []
         self._work = WorkFolder(request.destination)
@@ -69,31 +69,31 @@ class Preparation:
             self._workspace.close()
 
     def decide(self, *, starts_workers: bool) -> RunPlan:
-        """Look at the sources and the destination, and plan what to do; `starts_workers` while still looking."""
+        """Survey the sources and the destination, and plan what to do; `starts_workers` during the survey."""
         self._work.refuse_links()
         on_groups = self._start_workers if starts_workers else _ignore
-        self._plan = plan_run(survey(self._request, self._glance, self._workspace.previous, self._work, on_groups))
+        self._plan = plan_run(survey(self._request, self._preview, self._workspace.previous, self._work, on_groups))
         return self._plan
 
     def begin(self) -> None:
-        """Make room for finished tasks; whoever reads for this run may then leave them there."""
+        """Make the work folder, so that another run's tasks can leave this one's results there."""
         if not self.plan.is_up_to_date:
             self._work.begin(self.plan.specification)
 
     def work(self, others: Sequence[Preparation] = ()) -> None:
-        """Do the tasks; those that are also of the others, for them as well."""
+        """Do the tasks; those that the others share, for them as well."""
         _log.info("%s", self.plan.summary())
         self._ledger.num_kept = self.plan.num_kept
         if not self.plan.is_up_to_date:
             self.begin()
             plans = [other.plan for other in others if not other.plan.is_up_to_date]
             self._fresh = run_tasks(self.plan, self._work, self._workforce, plans)
-            self._workforce.close()  # what can fail does so before the commit
+            self._workforce.close()  # before the commit, because it can fail
             _check_share_skipped(self.plan, self._fresh)
             self._ledger.mark_worked()
 
     def commit(self) -> Prepared:
-        """Make what was done the dataset, or find that it is up to date."""
+        """Commit what was done, unless the dataset is up to date."""
         plan = self.plan
         if plan.is_up_to_date:
             return self._leave_as_it_is(plan)
@@ -108,7 +108,7 @@ class Preparation:
         return self._plan
 
     def _tidy(self) -> None:
-        """Remove `.preparing` if there is nothing in it to continue; what stays is no reason to fail."""
+        """Remove `.preparing` if there is nothing in it to continue; do not fail if it cannot be removed."""
         try:
             self._work.remove_if_idle()
         except (PenstockError, OSError) as error:
@@ -125,9 +125,9 @@ class Preparation:
         return self._summarise(plan, manifest, plan.skipped, ("Nothing to do: up to date.", *plan.notes))
 
     def _commit(self, plan: RunPlan, manifest: Manifest, skipped: Mapping[str, int], notes: Sequence[str]) -> Prepared:
-        """Make the staged files the dataset; then, still under the lock, write run.json and remove `.preparing`.
+        """Commit the staged files; then, still under the lock, write run.json and remove `.preparing`.
 
-        The dataset is there by then, so what fails of the rest is a note.
+        By then the dataset is complete, so a failure of the rest is only a note.
         """
         summaries: list[Prepared] = []
 
@@ -153,11 +153,11 @@ class Preparation:
 
 
 def _ignore(groups: Sequence[Group]) -> None:
-    """Nobody starts workers yet."""
+    """Do not start workers yet."""
 
 
 def _check_share_skipped(plan: RunPlan, fresh: Sequence[CommittedTask]) -> None:
-    """Before anything is committed: whether too many rows of the dataset, kept tasks included, were skipped."""
+    """Stop before the commit if too many rows of the dataset, kept tasks included, were skipped."""
     tasks = [task for task in (*plan.kept, *fresh) if not task.is_dropped]
     check_share_skipped(
         sum_counts(task.skipped for task in tasks),

@@ -4,8 +4,8 @@
     gather    one range of keys (a bucket) from all dealt shards -> samples in order of key -> `ready` shards
 
 A sample's shuffle key is the image of its number under one keyed permutation of [0, 2**62): unique, so there are
-no ties, and independent of workers. The first pass sorts what a task makes by key and stores it; in each of those
-shards a bucket is one contiguous stretch. How many buckets there are is decided between the passes, from the true
+no ties, and independent of workers. The first pass sorts a task's samples by key and stores them; in each of those
+shards a bucket is one contiguous range. How many buckets there are is decided between the passes, from the actual
 size of the data. Each sample is written twice and read once; that is the whole price.
 """
 
@@ -45,7 +45,7 @@ from penstock.shards import (
 Int64 = NDArray[np.int64]
 SHUFFLE_KEY = "shuffle_key"
 _NUM_KEYS = 1 << 62
-# The samples of a task are numbered from the number of its first split times this.
+# A task's samples are numbered from its first split's number times this.
 _SAMPLES_PER_SPLIT = 1 << 38
 _DEALT_BYTES = 96 << 20
 _CHUNK_BYTES = 16 << 20
@@ -124,10 +124,10 @@ class GatherJob:
 
 
 def plan_gathering(work: WorkFolder, specification: Specification, records: Sequence[TaskRecord]) -> list[GatherTask]:
-    """Buckets for what the first pass dealt; a manifest makes its shards readable as one dataset."""
+    """Buckets for what the first pass dealt; a manifest makes those shards readable as one dataset."""
     shards = tuple(shard for record in records for shard in record.shards)
     with work.open("dealt") as dealt:
-        dealt.remove("manifest.json")  # a killed run may have left one; the shards it names are the same, or gone
+        dealt.remove("manifest.json")  # a killed run may have left one
         dealt.create("manifest.json", [Manifest(dealt_schema(specification), shards).to_bytes()])
     num_bytes = sum(shard.num_bytes - shard.header_bytes for shard in shards)
     bounds = _bucket_bounds(num_bytes, choose_task_bytes(num_bytes, specification.shard_bytes, 1.0))
@@ -150,8 +150,8 @@ class _GatherRunner:
     def __init__(self, job: GatherJob) -> None:
         self._specification = job.specification
         self._work = WorkFolder(job.destination)
-        # The shards were written minutes ago, by this machine or a peer. Their checksums are compared all the same:
-        # nobody will ever read them again.
+        # The shards were written minutes ago, by this machine or a peer. Their checksums are checked anyway: this is
+        # the only time they are ever read.
         self._folder = ShardFolder(self._work.path / "dealt", io="auto", check="window")
         self._writer = ShardWriter(self._specification.schema, self._specification.shard_bytes, no_store)
 

@@ -1,4 +1,4 @@
-"""Bad rows: an error that names the first, or counts by reason with the first few examples."""
+"""Bad rows: either an error that names the first, or counts by reason with a few examples."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_EXAMPLES = 10
 _MAX_MESSAGE = 300
 _DAMAGED_FILE = "damaged_file"
 _USUAL_SHARE = 0.1
-"""With more bad rows than this, the sources are hardly what they are taken for."""
+"""With more bad rows than this, the sources are probably being read the wrong way."""
 _ALWAYS = 10
-"""Rows that may be skipped of any source, however small, when nobody gives a limit."""
+"""Rows that may be skipped from any source, however small, if no limit is given."""
 
 
 class Skipped:
@@ -44,7 +44,7 @@ class Skipped:
             if self._on_error == "raise":
                 raise FormatError(
                     f"{locate(split, error.row)}: {error.message.removesuffix('.')} (reason: {error.reason}). "
-                    "Repair or remove the row, or skip such rows: on_error='skip', --on-error skip."
+                    "Repair or remove the row, or skip bad rows: on_error='skip', --on-error skip."
                 )
             self._keep(error.path or split.path_of_row(error.row), error.row, error.reason, error.message)
 
@@ -62,14 +62,14 @@ class Skipped:
 
 
 def check_skipped(by_reason: Mapping[str, int], max_skipped: int | None) -> None:
-    """Stop when more rows were skipped than allowed.
+    """Stop if more rows were skipped than allowed.
 
     Raises:
-        FormatError: naming the reasons.
+        FormatError: too many were; the message counts the reasons.
     """
     if max_skipped is not None and sum(by_reason.values()) > max_skipped:
         raise FormatError(
-            f"{_count_reasons(by_reason)} skipped; max_skipped={max_skipped:,} allows no more. "
+            f"{_count_reasons(by_reason)} skipped, more than max_skipped={max_skipped:,} allows. "
             "Look at the data, or raise the limit (--max-skipped); finished tasks are kept."
         )
 
@@ -77,24 +77,24 @@ def check_skipped(by_reason: Mapping[str, int], max_skipped: int | None) -> None
 def check_share_skipped(
     by_reason: Mapping[str, int], num_samples: int, max_skipped: int | float | None, examples: Iterable[Example]
 ) -> None:
-    """Stop when too large a part of the rows was skipped, or all of them.
+    """Stop if too large a share of the rows was skipped, or all of them.
 
     Raises:
-        FormatError: naming the reasons, and the first of these rows.
+        FormatError: it was; the message counts the reasons, and names the first row.
     """
     num_skipped = sum(by_reason.values())
     if not num_skipped:
         return
     path, row, _, message = next(iter(examples))
-    found = f"{_count_reasons(by_reason)} skipped, and {counted(num_samples, 'sample')} made"
+    found = f"{_count_reasons(by_reason)} skipped, {counted(num_samples, 'sample')} made"
     first = f"The first is {path}: row {row:,}: {message.removesuffix('.')}."
     if not num_samples:
-        raise FormatError(f"{found}: no row is good. {first} Check how the sources are read, and the transform.")
+        raise FormatError(f"{found}: not one row is good. {first} Check how the sources are read, and the transform.")
     is_default = max_skipped is None
     share = _USUAL_SHARE if max_skipped is None else max_skipped
     is_too_many = num_skipped > share * (num_samples + num_skipped) and not (is_default and num_skipped <= _ALWAYS)
     if is_too_many and isinstance(share, float):
-        allowed = f"{share:.0%} of the rows may be{' unless told otherwise' if is_default else ''}"
+        allowed = f"{'by default ' if is_default else ''}at most {share:.0%} of the rows may be skipped"
         raise FormatError(
             f"{found}; {allowed}. {first} Repair the sources, or allow more: max_skipped=0.5 (--max-skipped 0.5) is a "
             "share, max_skipped=1000 a number of rows. Finished tasks are kept."
@@ -102,16 +102,16 @@ def check_share_skipped(
 
 
 def check_kept(destination: Path, on_error: OnError, by_reason: Mapping[str, int], examples: Iterable[Example]) -> None:
-    """Stop when rows may not be skipped, but tasks that would be kept have skipped some.
+    """Stop if rows may not be skipped, but tasks that would be kept have skipped some.
 
     Raises:
-        FormatError: naming the first of them.
+        FormatError: they have; the message names the first row.
     """
     if on_error == "raise" and by_reason:
         shown = (f" The first is {path}: row {row:,}: {why.removesuffix('.')}." for path, row, _, why in examples)
         raise FormatError(
-            f"{destination}: the dataset was made with on_error='skip' and lacks {_count_reasons(by_reason)}; "
-            f"on_error='raise' allows none.{next(shown, '')} Repair the sources, or keep skipping such rows: "
+            f"{destination}: the dataset was made with on_error='skip' and lacks {_count_reasons(by_reason)}, but "
+            f"on_error='raise' allows none.{next(shown, '')} Repair the sources, or keep skipping bad rows: "
             "on_error='skip', --on-error skip."
         )
 
@@ -131,7 +131,7 @@ def locate(split: Split, row: int) -> str:
 
 @contextlib.contextmanager
 def name_file_in_schema_errors(path: str) -> Iterator[None]:
-    """Put the path of the file in front of a `SchemaError` that does not name it yet."""
+    """Prefix a `SchemaError` with the path of the file, unless it already names it."""
     try:
         yield
     except SchemaError as error:

@@ -36,7 +36,7 @@ _WORDS = {
 }
 _SHOWN = 80
 _UNWRITTEN = {"special_tokens": '"allow", which makes control tokens of special tokens in a text'}
-"""What a transform does where it does not write the field: older versions had no other choice."""
+"""What a transform does if the field is missing: what older versions did."""
 _SIZE = range(1, 1 << 48)
 _SHAPE = {
     "transform": {str: object},
@@ -49,32 +49,33 @@ _SHAPE = {
     "version": int,
 }
 _LATER = {"hashes": bool, "file_order": frozenset({"hash"}), "part": PART, "limit": _SIZE}
-"""Fields that older versions did not have; one at its default is not written, so that what they made goes on."""
+"""Fields that older versions did not have; defaults are not written, so that datasets of those versions can be
+continued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Specification:
-    """Everything but the source files that decides the output. On disk it is called a recipe."""
+    """Everything except the source files that decides the output. On disk it is called a recipe."""
 
     transform: Mapping[str, Any]
     """Identity of the transform."""
     columns: Mapping[str, str]
-    """Columns of the dataset that people see, including the origin where it is one."""
+    """Columns of the dataset that people see, including the origin if it is one."""
     reading: Mapping[str, Any]
-    """Identity of the options that sources are read with."""
+    """Identity of the options for reading the sources."""
     shard_bytes: int
     task_bytes: int
     """Raw bytes per task; chosen once, from the size of the first sources, and then kept."""
     shuffle: int | None
     origins: Literal["manifest", "column"]
     hashes: bool = False
-    """Whether a hash of each sample is stored; datasets from before there were any go on without."""
+    """Whether a hash of each sample is stored; older datasets without hashes are continued without them."""
     file_order: Literal["hash"] | None = None
-    """"hash" reads files in the order of a hash of their names, which takes class folders apart; None, by name."""
+    """"hash" reads files in the order of a hash of their names, which mixes class folders; None, by name."""
     part: Mapping[str, Any] | None = None
-    """Of a split, which samples are stored; None stores all of them."""
+    """Which part of a split is stored; None stores all samples."""
     limit: int | None = None
-    """How many samples were made of the sources, of a trial; None is all of them."""
+    """For a trial, how many samples to make; None makes all of them."""
     version: int = VERSION
 
     @property
@@ -95,7 +96,7 @@ class Specification:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """What `to_json` gave; `ValueError` if it is anything else. What only a newer version knows is left out."""
+        """The inverse of `to_json`; `ValueError` on anything else. Fields of newer versions are ignored."""
         if wrong := misfit(fields, _SHAPE, "recipe"):
             raise ValueError(wrong)
         later = {field: fields[field] for field in _LATER if field in fields}
@@ -104,10 +105,12 @@ class Specification:
         return cls(**{field: fields[field] for field in _SHAPE}, **later)
 
 
-def asked_for(transform: Transform, reading: SourceOptions, settings: Settings, part: Part | None) -> dict[str, Any]:
-    """What the arguments settle of a specification, before any row has been read."""
+def requested_fields(
+    transform: Transform, reading: SourceOptions, settings: Settings, part: Part | None
+) -> dict[str, Any]:
+    """The fields of a specification that the arguments determine, before any row has been read."""
     origins = {} if settings.origins == "auto" else {"origins": settings.origins}
-    # What "auto" chose when the dataset was made, or was not there to choose, stays.
+    # With "auto", an existing dataset keeps what it has.
     order = {} if settings.shuffle == "auto" else {"shuffle": settings.shuffle, "file_order": None}
     return {
         "version": VERSION,
@@ -122,7 +125,7 @@ def asked_for(transform: Transform, reading: SourceOptions, settings: Settings, 
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """In words, how the specification found differs from what is wanted; `task_bytes` never matters."""
+    """How the specification found differs from what is wanted, in words; `task_bytes` never matters."""
     return [
         _describe(words, found.get(field), wanted[field])
         for field, words in _WORDS.items()

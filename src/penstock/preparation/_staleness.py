@@ -32,7 +32,7 @@ class Unfinished:
     """Finished tasks."""
     total_tasks: int
     raw_bytes: int
-    """Raw bytes that the finished tasks read, about."""
+    """About how many raw bytes the finished tasks read."""
     total_bytes: int
     samples: int
     """Samples they made."""
@@ -50,7 +50,7 @@ class Unfinished:
 
 
 def find_unfinished(destination: str | os.PathLike[str]) -> Unfinished | None:
-    """How far an unfinished preparation at `destination` has come; None when there is none."""
+    """How far an unfinished preparation at `destination` has come; None if there is none."""
     work = WorkFolder(local_path(destination, "a dataset").absolute())
     noted = work.noted_tasks()
     if noted is None:
@@ -69,7 +69,7 @@ def find_unfinished(destination: str | os.PathLike[str]) -> Unfinished | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
-    """How a dataset lags behind its sources; false when it does not."""
+    """How a dataset differs from its sources; false if it does not."""
 
     new: tuple[str, ...] = ()
     """Source files that were added."""
@@ -104,20 +104,20 @@ def is_stale(
     reading: SourceOptions | None = None,
     schemes: Collection[str] = PLAIN_SCHEMES,
 ) -> Staleness:
-    """Tell whether the sources or the transform no longer match the dataset at `destination`; reads no data.
+    """Whether the sources or the transform no longer match the dataset at `destination`; reads no data.
 
-    Without `sources`, it lists the paths and asks the servers that the dataset names: only do this with a dataset
+    Without `sources`, it lists the paths and queries the servers that the dataset names: only do this with a dataset
     you trust.
 
     Args:
         destination: Folder of a dataset that `prepare` made.
         sources: What to compare with; None means the sources that `prepare` was given.
         transform: What to compare with; None means that it has not changed.
-        reading: How sources are found; only credentials and the format, if it is another, matter here.
-        schemes: Kinds of URLs that the dataset may name; "file" is a path of this machine.
+        reading: How to find the sources; only credentials and a different format matter here.
+        schemes: Kinds of URLs that the dataset may name; "file" is a path on this machine.
 
     Raises:
-        FormatError: the dataset names a URL of another kind, or a chained one.
+        FormatError: the dataset names another kind of URL, or a chained one.
         IncompleteDataset: there is no finished dataset, or `prepare` did not make it.
     """
     path = local_path(destination, "a dataset").absolute()
@@ -135,7 +135,7 @@ def _check_patterns(path: Path, patterns: Sequence[str], schemes: Collection[str
     url = refused_url(patterns, schemes)
     if url is not None:
         raise FormatError(
-            f"{path}: names the source {reprlib.repr(url)}, and only {', '.join(schemes)} are looked at, unchained. "
+            f"{path}: names the source {reprlib.repr(url)}, but only {', '.join(schemes)} are followed, unchained. "
             "If you trust the dataset, say where to look (sources=), or which kinds of URLs to follow (schemes=)."
         )
 
@@ -145,7 +145,7 @@ def _transform_changes(previous: Previous, transform: Transform) -> list[str]:
 
 
 def _list(previous: Previous, sources: Any, reading: SourceOptions) -> Sequence[SourceFile] | None:
-    """The sources as they are now; None when they were objects of a process that has ended."""
+    """The sources as they are now; None if they were objects in a process that has ended."""
     wanted = sources if sources is not None else list(previous.patterns)
     if not wanted and sources is None:
         return None
@@ -153,7 +153,7 @@ def _list(previous: Previous, sources: Any, reading: SourceOptions) -> Sequence[
         reading = dataclasses.replace(reading, format=previous.specification.reading["format"])
     try:
         return list_files(wanted, reading)
-    except FileNotFoundError:  # none of them is left
+    except FileNotFoundError:  # they are all gone
         return []
 
 

@@ -36,7 +36,7 @@ class Prepared:
     num_samples: int
     """Samples in the dataset."""
     num_tokens: int
-    """Elements of its column `tokens`; 0 where there is none."""
+    """Elements of its column `tokens`; 0 if there is none."""
     num_shards: int
     num_bytes: int
     """Bytes of the shards."""
@@ -53,25 +53,25 @@ class Prepared:
     noticed: Mapping[str, int]
     """What the transform noticed in the rows of the dataset, such as special tokens that it encoded as text."""
     classes: tuple[str, ...]
-    """Names of the classes in the order of their labels; empty where the sources have none."""
+    """Names of the classes in the order of their labels; empty if the sources have none."""
     seconds: Mapping[str, float]
-    """Of this run: "total", "start_up" (until the first task could start), "work", "commit"."""
+    """Times of this run: "total", "start_up" (until the first task could start), "work", "commit"."""
     worker_seconds: Mapping[str, float]
     """Summed over all workers: "read", "transform", "write"."""
     processor_seconds: Mapping[str, float]
-    """Processor time in the same phases; much less than the above means that workers waited."""
+    """CPU time in the same phases; much less than the above means that workers waited."""
     peak_worker_bytes: int
-    """The most memory that any worker used; 0 when none ran."""
+    """The most memory that any worker used; 0 if none ran."""
     failures: Mapping[str, int]
-    """How often each worker died; its tasks were done again."""
+    """How often each worker died; its tasks were repeated."""
     notes: tuple[str, ...]
     """Sentences that the user should see."""
     parts: Mapping[str, Prepared] = field(default_factory=dict)
-    """With a split, its parts by name, of which the above are the sums; else empty."""
+    """With a split, its parts by name, of which the above are the sums; otherwise empty."""
 
     @property
     def bottleneck(self) -> str:
-        """The phase that took most of the workers' time; "" when no worker ran."""
+        """The phase that took most of the workers' time; "" if no worker ran."""
         return max(self.worker_seconds, key=lambda phase: self.worker_seconds[phase]) if self.tasks_run else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class RunLedger:
     """What a run did itself, and when."""
 
     records: list[TaskRecord] = field(default_factory=list)
-    """Of the tasks that this run did itself."""
+    """Records of the tasks that this run did itself."""
     num_kept: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     _begin: float = field(default_factory=time.perf_counter)
@@ -136,7 +136,7 @@ class RunLedger:
     def summarise(
         self, path: Path, manifest: Manifest, *, num_files: int, skipped: Mapping[str, int], notes: Sequence[str]
     ) -> Prepared:
-        """What to return, for the dataset that `manifest` describes."""
+        """The summary of this run and of the dataset that `manifest` describes."""
         total = Counts()
         for record in self.records:
             total.add(record.counts)
@@ -164,7 +164,7 @@ class RunLedger:
     def _seconds(self) -> dict[str, float]:
         now = time.perf_counter()
         worked = self._worked or now
-        # Workers may be done before they are first heard of: what they did took them as long as they say.
+        # Workers may be done before their first report arrives, but took at least as long as they say.
         longest = max((_busy_seconds(record.counts) for record in self.records), default=0.0)
         ready = max(self._begin, min(self._ready or worked, worked - longest))
         parts = {"start_up": ready - self._begin, "work": worked - ready, "commit": now - worked}
@@ -181,7 +181,7 @@ def _noticed_in(manifest: Manifest) -> dict[str, int]:
 
 
 def describe_run(settings: Settings, summary: Prepared) -> dict[str, Any]:
-    """The content of run.json: everything that depends on time, host and workers."""
+    """The contents of run.json: everything that depends on time, host and workers."""
     return {
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "host": platform.node(),
@@ -192,8 +192,8 @@ def describe_run(settings: Settings, summary: Prepared) -> dict[str, Any]:
     }
 
 
-def note_passed_over(paths: Sequence[str]) -> list[str]:
-    """Notes when folders hold files that were not read, counted by extension."""
+def note_skipped_files(paths: Sequence[str]) -> list[str]:
+    """Notes if folders contain files that were not read, counted by extension."""
     private = [path for path in paths if os.path.basename(path).startswith("_")]
     unknown = [path for path in paths if not os.path.basename(path).startswith("_")]
     notes = []
@@ -216,18 +216,18 @@ def _kinds(paths: Sequence[str]) -> str:
 
 
 def note_permuted(settings: Settings, specification: Specification, rows: FirstRows | None) -> list[str]:
-    """A note when samples do not come in the order of the sources, and nobody asked for that."""
+    """A note if samples are not in the order of the sources, and nobody requested that."""
     if settings.shuffle != "auto":
         return []
     keep = "shuffle=None (--no-shuffle) keeps the order of the sources."
     if specification.shuffle is not None:
-        why = f", as column {rows.runs!r} comes in runs" if rows is not None and rows.runs is not None else ""
+        why = f" because column {rows.runs!r} comes in runs" if rows is not None and rows.runs is not None else ""
         return [f"Samples are stored permuted{why}: {keep}"]
     return [f"Files of class folders are stored with their classes mixed: {keep}"] if specification.file_order else []
 
 
 def note_gone(previous: Previous | None, files: Sequence[SourceFile]) -> list[str]:
-    """A note when files of the dataset are no longer among the sources, or empty."""
+    """A note if files of the dataset are no longer among the sources, or are empty."""
     gone = previous.gone(files) if previous is not None else []
     if not gone:
         return []
@@ -242,22 +242,22 @@ def note_limit(limit: int | None) -> list[str]:
     """A note on a trial."""
     if limit is None:
         return []
-    return [f"A trial: at most the first {counted(limit, 'sample')} of the sources were made (limit=, --limit)."]
+    return [f"A trial: only the first {counted(limit, 'sample')} of the sources, at most (limit=, --limit)."]
 
 
 def note_numbers_as_text(names: Sequence[str]) -> list[str]:
-    """A note when CSV columns that hold numbers are stored as the text they are."""
+    """A note if CSV columns that hold numbers are stored as text."""
     if not names:
         return []
     shown = ", ".join(map(repr, names[:_SHOWN_KINDS])) + (", …" if len(names) > _SHOWN_KINDS else "")
     return [
-        f"Stored as text, as CSV fields are unless they are given types: {shown}. To store numbers, pass "
+        f"Stored as text, like all CSV fields without a type: {shown}. To store numbers, pass "
         'reading=SourceOptions(types="infer"), or --types infer.'
     ]
 
 
 def note_changes(files: Sequence[SourceFile]) -> list[str]:
-    """A note when sources changed while they were read; the dataset lists them as they were, so a rerun reads them."""
+    """A note if sources changed during the run; the dataset lists them as they were before, so a rerun reads them."""
     changed = changed_since(files)
     if not changed:
         return []

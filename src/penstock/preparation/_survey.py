@@ -1,9 +1,9 @@
-"""What is there before a run: the sources, what an earlier run left, and the first rows. Reads only.
+"""What is there before a run: the sources, what an earlier run left, and the first rows. Only reads.
 
-    list the files -> find what this run continues -> cut the files it must read -> read the first rows
+    list the files -> find what this run continues -> split the files it must read -> read the first rows
 
-Everything that `plan_run` decides from is gathered here, once. Each step asks only for what the ones before it have
-not settled: a dataset that is up to date is not cut, and nobody reads rows when all tasks are finished.
+Everything that `plan_run` needs to decide is gathered here, once. Each step does only what the ones before it have
+left open: if a dataset is up to date, no file is split, and if all tasks are finished, no row is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.preparation._parts import Part
 from penstock.preparation._previous import Previous, find_previous, read_previous
 from penstock.preparation._settings import Settings
 from penstock.preparation._skipping import check_kept, check_skipped, sum_counts
-from penstock.preparation._specification import Specification, asked_for
+from penstock.preparation._specification import Specification, requested_fields
 from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import group_splits, mix_files, name_tasks, pin_reading, task_bytes_for
 from penstock.preparation._work_folder import WorkFolder
@@ -34,7 +34,7 @@ from penstock.sources import (
     Split,
     class_names,
     list_files,
-    list_passed_over,
+    list_skipped,
     plan_splits,
     types_in_first_rows,
 )
@@ -55,13 +55,13 @@ class Request:
     reading: SourceOptions
     settings: Settings
     part: Part | None = None
-    """Of a split, the part to make; None makes one dataset of all samples."""
+    """Which part of a split to make; None makes one dataset of all samples."""
     run_name: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Stands in for the identity of sources that have none, so that no later run takes them for unchanged."""
+    """Used as the identity of sources that have none, so that no later run takes them for unchanged."""
 
 
-class Glance:
-    """A look at the sources that all parts made of them share: files are listed once, and first rows read once."""
+class SourcePreview:
+    """The files and first rows of the sources, shared by all parts of a split: listed once, and read once."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -69,13 +69,13 @@ class Glance:
 
     @functools.cached_property
     def files(self) -> list[SourceFile]:
-        """The sources, all of them."""
+        """All source files."""
         return list_files(self._request.sources, self._request.reading)
 
     @functools.cached_property
-    def passed_over(self) -> list[str]:
-        """Files in the folders given that have no known format."""
-        return list_passed_over(self._request.sources, self._request.reading)
+    def skipped_files(self) -> list[str]:
+        """Files in the given folders whose format is unknown."""
+        return list_skipped(self._request.sources, self._request.reading)
 
     def first_rows(self, request: Request, splits: Sequence[Split]) -> FirstRows:
         """What the first rows of these splits show."""
@@ -93,35 +93,35 @@ class Survey:
 
     request: Request
     files: Sequence[SourceFile]
-    """The sources, all of them."""
-    passed_over: Sequence[str]
-    """Files in the folders given that have no known format."""
+    """All source files."""
+    skipped_files: Sequence[str]
+    """Files in the given folders whose format is unknown."""
     manifest: Manifest | None
     """The dataset at the destination."""
     previous: Previous | None
-    """What this run continues; None when it starts from scratch."""
+    """What this run continues; None if it starts from scratch."""
     kept: Sequence[CommittedTask]
     """Tasks of the dataset that stay in it."""
     task_bytes: int
     groups: Sequence[Group] = ()
-    """The files that must be read, cut into tasks."""
+    """The splits of files that must be read, grouped into tasks."""
     finished: Mapping[str, TaskRecord] = field(default_factory=dict)
     """Tasks that an interrupted run finished."""
     first_rows: FirstRows | None = None
-    """None when no row had to be read."""
+    """None if no row had to be read."""
     numbers_as_text: tuple[str, ...] = ()
-    """CSV columns that hold numbers and are stored as text, because nobody gave types."""
+    """CSV columns that hold numbers but are stored as text, because no types were given."""
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether the dataset is there already, exactly as asked for."""
+        """Whether the dataset already exists, exactly as requested."""
         if self.manifest is None or self.previous is None:
             return False
         return self.previous.is_current(self.files) and self.previous.pack == self.request.settings.pack
 
     @property
     def mixes_files(self) -> bool:
-        """Whether files are read in the order of a hash of their names: class folders, unless made otherwise before."""
+        """Whether files are read in the order of a hash of their names: class folders, unless the dataset differs."""
         if self.previous is not None:
             return self.previous.specification.file_order == "hash"
         return self.request.settings.shuffle == "auto" and len(class_names(self.files)) > 1
@@ -139,41 +139,41 @@ class Survey:
 
 
 def survey(
-    request: Request, glance: Glance, manifest: Manifest | None, work: WorkFolder, on_groups: OnGroups
+    request: Request, preview: SourcePreview, manifest: Manifest | None, work: WorkFolder, on_groups: OnGroups
 ) -> Survey:
     """Look at the sources and at the destination.
 
     Args:
-        request: What is asked for.
-        glance: What is known of the sources already.
+        request: What the caller wants.
+        preview: Files and first rows of the sources.
         manifest: The dataset at the destination.
         work: Finished tasks of a run that was stopped.
-        on_groups: Told of the tasks-to-be before the first rows are read, so that workers can start meanwhile.
+        on_groups: Called with the future tasks before the first rows are read, so that workers can start meanwhile.
 
     Raises:
-        DatasetExists: something is there that this run cannot continue, and `overwrite` is not given.
+        DatasetExists: something is there that this run cannot continue, and `overwrite` is not set.
         FormatError: tasks that would be kept have skipped rows, and that is not allowed.
-        SchemaError: the columns have changed, and `overwrite` is not given.
+        SchemaError: the columns have changed, and `overwrite` is not set.
     """
-    request = dataclasses.replace(request, reading=pin_reading(request.reading, request.transform, glance.files))
+    request = dataclasses.replace(request, reading=pin_reading(request.reading, request.transform, preview.files))
     appended_to = read_previous(request.destination, manifest) if request.settings.append else None
     if appended_to is not None:
         request = dataclasses.replace(request, reading=_read_alike(request.reading, appended_to))
-    files = [*(appended_to.sources_beside(glance.files) if appended_to is not None else ()), *glance.files]
+    files = [*(appended_to.sources_beside(preview.files) if appended_to is not None else ()), *preview.files]
     unfinished = work.specification()
-    wanted = asked_for(request.transform, request.reading, request.settings, request.part)
+    wanted = requested_fields(request.transform, request.reading, request.settings, request.part)
     previous = find_previous(request.destination, manifest, unfinished, wanted, files, request.settings)
-    found = _begin(request, files, glance, manifest, previous)
+    found = _start(request, files, preview, manifest, previous)
     if found.is_up_to_date:
         return found
-    found = _look(found, glance, unfinished, work, on_groups)
+    found = _examine(found, preview, unfinished, work, on_groups)
     if _has_new_columns(found):
-        return _look(_begin(request, files, glance, manifest, None), glance, unfinished, work, on_groups)
+        return _examine(_start(request, files, preview, manifest, None), preview, unfinished, work, on_groups)
     return found
 
 
 def _read_alike(reading: SourceOptions, previous: Previous) -> SourceOptions:
-    """The options with classes and inferred types as the dataset has them, whatever the new sources show."""
+    """The options with the dataset's classes and inferred types, whatever the new sources show."""
     then = previous.specification.reading
     classes, types = then.get("classes"), then.get("types")
     if classes and reading.classes is not None and set(reading.classes) <= set(classes):
@@ -183,10 +183,10 @@ def _read_alike(reading: SourceOptions, previous: Previous) -> SourceOptions:
     return reading
 
 
-def _begin(
+def _start(
     request: Request,
     files: Sequence[SourceFile],
-    glance: Glance,
+    preview: SourcePreview,
     manifest: Manifest | None,
     previous: Previous | None,
 ) -> Survey:
@@ -197,7 +197,7 @@ def _begin(
     return Survey(
         request=request,
         files=files,
-        passed_over=glance.passed_over,
+        skipped_files=preview.skipped_files,
         manifest=manifest,
         previous=previous,
         kept=kept,
@@ -209,12 +209,12 @@ def _begin(
     )
 
 
-def _look(
-    found: Survey, glance: Glance, unfinished: Specification | None, work: WorkFolder, on_groups: OnGroups
+def _examine(
+    found: Survey, preview: SourcePreview, unfinished: Specification | None, work: WorkFolder, on_groups: OnGroups
 ) -> Survey:
-    """Cut what must be read into tasks, see which of them are finished, and read the first rows."""
+    """Split what must be read into tasks, see which of them are finished, and read the first rows."""
     to_read = found.to_read
-    groups = _group(found, _cut(found, to_read)) if to_read else []
+    groups = _group(found, _split(found, to_read)) if to_read else []
     finished = _find_finished(found, groups, unfinished, work)
     found = dataclasses.replace(found, groups=groups, finished=finished)
     if found.previous is not None and len(finished) == len(groups):
@@ -222,7 +222,7 @@ def _look(
     if groups:
         on_groups(groups)
     request = found.request
-    rows = glance.first_rows(request, _first_splits(found))
+    rows = preview.first_rows(request, _first_splits(found))
     return dataclasses.replace(found, first_rows=rows, numbers_as_text=_numbers_as_text(request, to_read))
 
 
@@ -232,7 +232,7 @@ def _numbers_as_text(request: Request, files: Sequence[SourceFile]) -> tuple[str
     return tuple(types_in_first_rows(files, request.reading))
 
 
-def _cut(found: Survey, files: Sequence[SourceFile]) -> list[Split]:
+def _split(found: Survey, files: Sequence[SourceFile]) -> list[Split]:
     keep_damaged = found.request.settings.on_error == "skip"
     if found.mixes_files:
         files = mix_files(files)
@@ -240,7 +240,7 @@ def _cut(found: Survey, files: Sequence[SourceFile]) -> list[Split]:
 
 
 def _group(found: Survey, splits: Sequence[Split]) -> list[Group]:
-    """Tasks-to-be; a trial is one, as only reading in order tells where it ends."""
+    """Future tasks; a trial is a single one, because only reading in order shows where it ends."""
     if found.request.settings.limit is not None:
         return [tuple(splits)]
     return group_splits(splits, found.task_bytes)
@@ -249,7 +249,7 @@ def _group(found: Survey, splits: Sequence[Split]) -> list[Group]:
 def _find_finished(
     found: Survey, groups: Sequence[Group], unfinished: Specification | None, work: WorkFolder
 ) -> dict[str, TaskRecord]:
-    """Tasks that an interrupted run finished; where rows may not be skipped, only those that skipped none."""
+    """Tasks that an interrupted run finished; if rows may not be skipped, only those that skipped none."""
     previous, request = found.previous, found.request
     if previous is None or unfinished is None or unfinished.to_json() != previous.specification.to_json():
         return {}
@@ -273,18 +273,18 @@ def _find_finished(
 def _first_splits(found: Survey) -> list[Split]:
     """Splits to read first rows from: always those of the first source, so that a rerun sees the same.
 
-    Where sources are added to a dataset, its own may be gone: only the new ones are looked at.
+    When appending, the dataset's own sources may be gone, so only the new ones are read.
     """
     splits = [split for group in found.groups for split in group]
     if found.request.settings.append and splits:
         return splits
     if not splits or splits[0].path != found.files[0].path:
-        splits = _cut(found, found.files[:1]) + splits
+        splits = _split(found, found.files[:1]) + splits
     return splits
 
 
 def _has_new_columns(found: Survey) -> bool:
-    """Whether the sources no longer give the columns that are there, and these may be replaced."""
+    """Whether the sources no longer give the dataset's columns, and the dataset may be replaced."""
     if found.previous is None or found.first_rows is None:
         return False
     before, now = dict(found.previous.specification.columns), found.first_rows.columns

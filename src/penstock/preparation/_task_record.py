@@ -1,4 +1,4 @@
-"""What a finished task says it made, as Python knows it and as JSON that may come from anybody."""
+"""What a finished task says it made, in Python and as JSON, which may come from anybody."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RECORD = {
     "counts": {field.name: float for field in dataclasses.fields(Counts)},
     "peak_bytes": COUNT,
 }
-"""The shape of a record, but for its shards, which check themselves."""
+"""The shape of a record, except for its shards, which check themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class TaskRecord:
     shelf: Shelf
     shards: tuple[ShardEntry, ...]
     splits: tuple[tuple[int, Runs], ...]
-    """For each split, how many samples it gave, and from which of its rows."""
+    """For each split, how many samples it gave, and from which rows."""
     skipped: Mapping[str, int]
     """Rows left out, by reason."""
     examples: tuple[Example, ...]
@@ -59,7 +59,7 @@ class TaskRecord:
         return sum(shard.num_samples for shard in self.shards)
 
     def fits(self, specification: Specification, num_splits: int) -> bool:
-        """Whether a task of that many splits could have made this; a stranger's task need not."""
+        """Whether a task of that many splits could have made this; a record from a stranger may not."""
         ragged = {column.name for column in specification.schema.columns if column.is_ragged}
         return (
             self.shelf == ("ready" if specification.shuffle is None else "dealt")
@@ -84,7 +84,7 @@ class TaskRecord:
 
     @classmethod
     def from_json(cls, fields: Any) -> Self:
-        """What `to_json` gave; `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is anything else."""
+        """The inverse of `to_json`; `KeyError`, `TypeError`, `ValueError` or `AttributeError` on anything else."""
         if wrong := misfit(fields, _RECORD) or misfit(fields.get("noticed", {}), {str: COUNT}):
             raise ValueError(wrong)
         return cls(

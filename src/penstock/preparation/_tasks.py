@@ -1,14 +1,14 @@
-"""Which tasks there are: splits of the sources, put together to about one shard each, in the order of the output.
+"""Which tasks there are: splits of the sources, grouped to about one shard each, in the order of the output.
 
-Each split of a large file is a task of its own; small files are put together, in the order of their names, until
-a task is full. What a task makes depends on its own splits alone, so tasks can run anywhere, in any order, and
+Each split of a large file is its own task; small files are grouped, in the order of their names, until a task
+is full. What a task makes depends only on its own splits, so tasks can run anywhere, in any order, and
 twice if need be. A task of a finished dataset is never reopened: adding files only adds tasks, and a changed file
 costs the task it is in.
 
 **How large.** A task reads as much as is expected to fill one shard. Data that would fill only a few shards is cut
 finer, into about 64 tasks of at least 32 MB of text or 4 MB of images (a third of a second each), so that many cores
 have something to do and the wait for the last one is short. The choice is made once and kept in the specification;
-otherwise adding a file would cut everything anew.
+otherwise adding a file could change all tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from penstock.identity import digest, digest_json
 from penstock.preparation._classes import check_used
 from penstock.preparation._specification import Specification
-from penstock.sources import SourceFile, SourceOptions, Split, class_names, settle_types
+from penstock.sources import SourceFile, SourceOptions, Split, class_names, resolve_types
 from penstock.transforms import Transform
 
 MIN_TASK_BYTES = 32 << 20
@@ -38,11 +38,11 @@ class Task:
     first_split: int
     """Number of its first split among all splits of the dataset."""
     keys_of_others: tuple[str | None, ...] = ()
-    """Of a split, keys of the same task in the other parts, which it then makes as well; None where they have none."""
+    """Keys of the same task in the other parts of a split, which it makes as well; None for a part without it."""
 
     @property
     def num_bytes(self) -> int:
-        """Raw bytes, about."""
+        """About how many raw bytes it reads."""
         return sum(max(0, split.num_bytes) for split in self.splits)
 
     @property
@@ -57,7 +57,7 @@ class Task:
 
 
 def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[SourceFile]) -> SourceOptions:
-    """The options with what sources and transform settle: classes of images, columns to read, types of CSV columns."""
+    """The options with what sources and transform determine: image classes, columns to read, types of CSV columns."""
     classes = class_names(files)
     check_used(reading.classes, classes, files)
     if classes and reading.classes is None:
@@ -65,11 +65,11 @@ def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[So
     needed = getattr(transform, "input_columns", None)
     if reading.columns is None and needed is not None:
         reading = dataclasses.replace(reading, columns=tuple(needed))
-    return settle_types(files, reading)
+    return resolve_types(files, reading)
 
 
 def mix_files(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """The files in an order that has nothing to do with their folders, and is the same wherever these are."""
+    """The files in an order that is independent of their class folders, and the same wherever they are stored."""
     return sorted(files, key=lambda file: digest(f"{file.class_name}/{os.path.basename(file.path)}"))
 
 
@@ -80,7 +80,7 @@ def task_bytes_for(transform: Transform, files: Iterable[SourceFile], shard_byte
 
 
 def choose_task_bytes(total_bytes: int, shard_bytes: int, output_ratio: float, min_bytes: int = MIN_TASK_BYTES) -> int:
-    """Raw bytes per task, when each is expected to become `output_ratio` bytes of output."""
+    """Raw bytes per task, if each is expected to become `output_ratio` bytes of output."""
     full = max(1, int(shard_bytes / output_ratio))
     fair = max(min_bytes, total_bytes // _WANTED_TASKS)
     return min(full, 1 << (fair - 1).bit_length())
@@ -96,12 +96,12 @@ def _expected_ratio(transform: Transform) -> float:
 
 
 def least_task_bytes(transform: Transform) -> int:
-    """Input below which a task is not worth cutting: a byte of an image takes eight times as long as one of text."""
+    """The smallest useful task: a byte of an image takes eight times as long as one of text."""
     return MIN_IMAGE_TASK_BYTES if "images" in transform.attributes else MIN_TASK_BYTES
 
 
 def group_splits(splits: Iterable[Split], task_bytes: int) -> list[tuple[Split, ...]]:
-    """Splits put together into groups of at most `task_bytes`; a single larger split is a group of its own."""
+    """Group splits up to `task_bytes`; a single larger split is its own group."""
     groups: list[tuple[Split, ...]] = []
     small: list[Split] = []
     for of_one_file in _by_file(splits):
@@ -137,8 +137,8 @@ def name_tasks(
 ) -> tuple[Task, ...]:
     """Tasks for groups of splits, each with a key that changes when its result would.
 
-    Where origins are a column, the numbers of splits are part of the output, and so of the key. `run_name` stands in
-    for the identity of files that have none: it differs from run to run, so that no task on them is taken for done.
+    If origins are a column, the numbers of splits are part of the output, and so of the key. `run_name` is used as the
+    identity of files that have none: it differs from run to run, so that no task on them is taken for finished.
     """
     specification_key, is_numbered = specification.key, specification.origins == "column"
     identities = {file.path: file.identity or run_name for file in files}

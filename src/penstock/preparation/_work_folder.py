@@ -10,7 +10,7 @@
     a task: write and sync shards in an attempt -> rename them into `ready` -> sync -> write its record
 
 The record comes last, by an atomic rename, so a task is either finished or not there at all. Two attempts at
-one task may overlap (when a cluster wrongly believes a worker dead): they write the same bytes under the same
+one task may overlap (if a cluster wrongly believes a worker dead): they write the same bytes under the same
 names, and the second record equals the first. Whatever no record names is removed when a run starts, and the
 whole folder is removed once the dataset is committed.
 """
@@ -49,23 +49,23 @@ class WorkFolder:
         """The folder, or one in it.
 
         Raises:
-            FileNotFoundError: it is not there.
-            FormatError: a link is there, or something else that is no folder.
+            FileNotFoundError: it does not exist.
+            FormatError: it is a link, or not a folder.
         """
         return OpenFolder(self.path.parent, WORK_NAME, *names)
 
     def refuse_links(self) -> None:
-        """Stop when a link, or anything else, is in place of a folder, before anything is read or written.
+        """Stop before anything is read or written if a link, or anything else, is in place of a folder.
 
         Raises:
-            FormatError: naming it.
+            FormatError: one is; the message names it.
         """
         for names in ((), *((name,) for name in _FOLDERS)):
             with contextlib.suppress(FileNotFoundError):
                 self.open(*names).close()
 
     def specification(self) -> Specification | None:
-        """The specification that the tasks in the folder follow; None when there is none that makes sense."""
+        """The specification that the tasks in the folder follow; None if there is no valid one."""
         try:
             return Specification.from_json(self._read(_SPECIFICATION_NAME))
         except ValueError:
@@ -74,15 +74,15 @@ class WorkFolder:
     def begin(self, specification: Specification) -> None:
         """Make the folder ready for tasks under `specification`, keeping those finished under the same one."""
         wanted, found = specification.to_json(), self.specification()
-        is_another = found is None or found.to_json() != wanted
-        if is_another:
+        is_different = found is None or found.to_json() != wanted
+        if is_different:
             self.remove()
         with OpenFolder(self.path.parent) as destination:
             destination.make(WORK_NAME)
         with self.open() as work:
             for name in _FOLDERS:
                 work.make(name)
-            if is_another:
+            if is_different:
                 self._write(work, _SPECIFICATION_NAME, wanted)
         self.remove_attempts("")
 
@@ -92,7 +92,7 @@ class WorkFolder:
             self._write(work, _TASKS_NAME, {"stage": stage, "tasks": dict(tasks)})
 
     def noted_tasks(self) -> tuple[str, dict[str, int]] | None:
-        """The unfinished pass, and its tasks with their bytes; None when no task was started."""
+        """The unfinished pass, and its tasks with their bytes; None if no task was started."""
         noted = self._read(_TASKS_NAME)
         if misfit(noted, {"stage": _STAGES, "tasks": {str: COUNT}}) or not all(map(KEY.fullmatch, noted["tasks"])):
             return None
@@ -106,14 +106,14 @@ class WorkFolder:
             return self.open("attempts", name)
 
     def remove_attempts(self, prefix: str) -> None:
-        """Remove all attempts whose names begin like this."""
+        """Remove all attempts whose names begin with `prefix`."""
         with self.open("attempts") as attempts:
             for name in attempts.names():
                 if name.startswith(prefix):
                     attempts.remove(name)
 
     def publish(self, record: TaskRecord, attempt: OpenFolder) -> None:
-        """Take the shards of an attempt, which are synced, and record their task as finished."""
+        """Take the synced shards of an attempt, and record their task as finished."""
         with self.open(record.shelf) as shelf:
             for shard in record.shards:
                 attempt.move(shard.name, shelf, shard.name)
@@ -122,7 +122,7 @@ class WorkFolder:
             _write_json(records, f"{record.key}.json", record.to_json(), by=attempt)
 
     def records(self, keys: Iterable[str]) -> dict[str, TaskRecord]:
-        """Records of the given tasks, as far as they are finished and their shards are all there."""
+        """Records of those of the given tasks that are finished and whose shards are all there."""
         try:
             with self.open("records") as records, self.open("ready") as ready, self.open("dealt") as dealt:
                 shelves = {"ready": ready, "dealt": dealt}
@@ -130,7 +130,7 @@ class WorkFolder:
                 return {
                     key: record
                     for key, record in found.items()
-                    if record is not None and _is_whole(record, shelves[record.shelf])
+                    if record is not None and _has_all_shards(record, shelves[record.shelf])
                 }
         except (FileNotFoundError, FormatError):
             return {}
@@ -154,7 +154,7 @@ class WorkFolder:
             destination.remove(WORK_NAME)
 
     def remove_if_idle(self) -> None:
-        """Remove the folder when it holds no finished task, so there is nothing to continue."""
+        """Remove the folder if it holds no finished task, so that there is nothing to continue."""
         try:
             with self.open("records") as records:
                 is_idle = not records.names()
@@ -190,10 +190,10 @@ def _write_json(folder: OpenFolder, name: str, value: Any, *, by: OpenFolder) ->
 
 
 def _read_json(folder: OpenFolder, name: str) -> Any:
-    """The content of a JSON file; None when it is missing, unreadable, too long, or no regular file."""
+    """The contents of a JSON file; None if it is missing, unreadable, too long, or not a regular file."""
     try:
         with os.fdopen(folder.open(name), "rb") as file:
-            # Python takes as much memory as it is told to read, so it is told the size.
+            # Python allocates as much memory as it is asked to read, so ask for the file's size.
             size = os.fstat(file.fileno()).st_size
             return json.loads(file.read(size)) if size <= _MAX_JSON_BYTES else None
     except (OSError, ValueError, RecursionError):
@@ -201,7 +201,7 @@ def _read_json(folder: OpenFolder, name: str) -> Any:
 
 
 def _read_record(records: OpenFolder, key: str) -> TaskRecord | None:
-    """The record of a task; one that makes no sense counts as none, and the task is done again."""
+    """The record of a task; an invalid one counts as none, and the task is repeated."""
     try:
         record = TaskRecord.from_json(_read_json(records, f"{key}.json"))
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -209,5 +209,5 @@ def _read_record(records: OpenFolder, key: str) -> TaskRecord | None:
     return record if record.key == key else None
 
 
-def _is_whole(record: TaskRecord, shelf: OpenFolder) -> bool:
+def _has_all_shards(record: TaskRecord, shelf: OpenFolder) -> bool:
     return all(shelf.size(shard.name) == shard.num_bytes for shard in record.shards)

@@ -18,7 +18,7 @@ from penstock.errors import StateError, printable
 from penstock.pytorch._epochs import SharedEpochs
 from penstock.pytorch._ranks import find_rank
 from penstock.pytorch._warnings import warn_of_second_split
-from penstock.sources import Format, SourceOptions, TextUnit, why_whole
+from penstock.sources import Format, SourceOptions, TextUnit, why_unsplittable
 from penstock.streams import OnError, PartRun, Recipe, check_state, make_recipe, start_state
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -202,7 +202,7 @@ def stream(
 
 def _say_what_is_whole(recipe: Recipe, num_parts: int) -> None:
     """Say once that files are split by file, when that leaves parts without work."""
-    reasons = {file.path: why_whole(file, recipe.options) for file in recipe.files}
+    reasons = {file.path: why_unsplittable(file, recipe.options) for file in recipe.files}
     whole = [path for path, reason in reasons.items() if reason]
     if not whole or len(whole) >= num_parts or num_parts == 1:
         return

@@ -1,8 +1,8 @@
-"""pyarrow, imported when it is first needed, and what every Arrow reader does with a batch.
+"""pyarrow, imported when first needed, and what every Arrow reader does with a batch.
 
 Files are not trusted. Arrow's readers do not check that text is UTF-8, nor that IPC offsets stay inside
-their buffers, and both end in a crash or in garbage far from here; so each batch is validated
-in full (10 GB/s for text here) before anyone sees it. Only a batch that fails is looked at row by row.
+their buffers, and either ends in a crash or in garbage far from here. So each batch is validated
+in full (text at 10 GB/s) before anyone sees it. Only a batch that fails is examined row by row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.errors import FormatError, MissingExtra, PenstockError, SchemaErro
 from penstock.sources._model import Records, RowError
 
 _OUT_OF_MEMORY = "out of memory while reading"
-_SIGNS_OF_LITTLE_MEMORY = ("Cannot allocate memory", "not enough memory")  # mmap's, and zstd's
+_MEMORY_MESSAGES = ("Cannot allocate memory", "not enough memory")  # mmap's, and zstd's
 
 
 def arrow(submodule: str = "") -> Any:
@@ -59,20 +59,19 @@ def dicts_of(records: Records) -> list[dict[str, Any]]:
         columns = [column if isinstance(column, list) else column.to_pylist() for column in records.columns.values()]
         return [dict(zip(records.columns, row, strict=True)) for row in zip(*columns, strict=True)]
     together = arrow().StructArray.from_arrays(list(records.columns.values()), list(records.columns))
-    values: list[dict[str, Any]] = together.to_pylist()  # 3 times as fast as a dict of each row
+    values: list[dict[str, Any]] = together.to_pylist()  # 3 times as fast as building a dict per row
     return values
 
 
 def cut_batch(batch: Any, max_bytes: int) -> Iterator[Any]:
-    """Pieces of a batch of at most about `max_bytes` once they are plain, without copying."""
+    """Slices of a batch, each of at most about `max_bytes` once it is plain (see `plain_array`), without copying."""
     shared = [column for column in batch.columns if _is_shared(column)]
     lengths = sum((_row_lengths(column) for column in shared), np.zeros(batch.num_rows, np.int64))
     yield from _cut(batch, lengths, max_bytes)
 
 
 def join_batches(batches: Iterable[Any], wanted_bytes: int) -> Iterator[Any]:
-    """Batches of about `wanted_bytes` once they are plain: small ones are joined unless they share values, large ones
-    are cut."""
+    """Batches of about `wanted_bytes` once plain: small ones are joined unless they share values, large ones cut."""
     waiting: list[Any] = []
     num_bytes = 0
     for batch in batches:
@@ -91,7 +90,7 @@ def _joined(batches: list[Any]) -> Any:
 
 
 def stored_bytes(batch: Any) -> int:
-    """What a batch takes as it is; older Arrow cannot tell of views, whose buffers are then counted whole."""
+    """Bytes of a batch as it is; older Arrow cannot measure views, whose buffers are then counted whole."""
     try:
         return int(batch.nbytes)
     except arrow().ArrowException:
@@ -99,12 +98,12 @@ def stored_bytes(batch: Any) -> int:
 
 
 def decoded_bytes(batch: Any) -> int:
-    """What a batch takes once its columns are plain (see `plain_array`)."""
+    """Bytes of a batch once its columns are plain (see `plain_array`)."""
     return sum(int(_row_lengths(column).sum()) if _is_shared(column) else column.nbytes for column in batch.columns)
 
 
 def longest_in_dictionary(column: Any) -> int:
-    """Length of the longest value of a dictionary, which may be inside lists or structs; 0 when it holds none."""
+    """Length of the longest value of a dictionary, which may be inside lists or structs; 0 if there is none."""
     types = arrow().types
     while not types.is_dictionary(column.type):
         if types.is_struct(column.type):
@@ -127,13 +126,13 @@ def _cut(batch: Any, lengths: NDArray[np.int64], max_bytes: int) -> Iterator[Any
 
 
 def _is_shared(column: Any) -> bool:
-    """Whether many rows may share one stored value, so that `nbytes` says nothing about them."""
+    """Whether many rows may share one stored value, so that `nbytes` says nothing about their size."""
     pa = arrow()
     return bool(pa.types.is_dictionary(column.type)) or column.type in (pa.string_view(), pa.binary_view())
 
 
 def _row_lengths(column: Any) -> NDArray[np.int64]:
-    """Bytes of each row of a column of shared values, or about that; the column is not validated yet."""
+    """About how many bytes each row of a column of shared values has; the column is not validated yet."""
     pa = arrow()
     if isinstance(column, pa.ChunkedArray):
         return np.concatenate([np.empty(0, np.int64), *map(_row_lengths, column.chunks)])
@@ -149,7 +148,7 @@ def _row_lengths(column: Any) -> NDArray[np.int64]:
 
 def _value_lengths(values: Any) -> NDArray[np.int64]:
     pa = arrow()
-    if values.type in (pa.string_view(), pa.binary_view()):  # a view is 16 bytes, of which the first four are a length
+    if values.type in (pa.string_view(), pa.binary_view()):  # a view has 16 bytes; the first four are its length
         views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)
         lengths = views[values.offset : values.offset + len(values), 0]
         return np.maximum(lengths, 0).astype(np.int64)
@@ -175,16 +174,16 @@ def plain_array(column: Any) -> Any:
 
 
 def _cast(column: Any, kind: Any) -> Any:
-    column.validate(full=True)  # the cast would follow an index that leads outside
+    column.validate(full=True)  # the cast would follow an index out of bounds
     return column.cast(kind)
 
 
 @contextlib.contextmanager
-def named_damage(path: str, kind: str) -> Iterator[None]:
-    """Errors of pyarrow about the content of a file, as a `FormatError` that names it.
+def explain_damage(path: str, kind: str) -> Iterator[None]:
+    """Turn pyarrow's errors about the contents of a file into a `FormatError` that names it.
 
     Raises:
-        MemoryError: there was too little memory. That is no fault of the file, so nobody may skip it for that.
+        MemoryError: there was too little memory. That is not the file's fault, so it must not be skipped for it.
     """
     try:
         yield
@@ -198,26 +197,26 @@ def named_damage(path: str, kind: str) -> Iterator[None]:
 
 
 def check_memory(error: BaseException, path: str) -> None:
-    """Raise `MemoryError` if that is what `error` means, in whatever words its library has for it."""
+    """Raise `MemoryError` if that is what `error` means, however its library words it."""
     text = str(error)
     if _OUT_OF_MEMORY in text:
         raise error
-    if isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS_OF_LITTLE_MEMORY):
+    if isinstance(error, MemoryError) or any(message in text for message in _MEMORY_MESSAGES):
         raise MemoryError(
-            f"{path}: {_OUT_OF_MEMORY} ({text or type(error).__name__}). The file may be sound, so it is not skipped. "
+            f"{path}: {_OUT_OF_MEMORY} ({text or type(error).__name__}). The file may be fine, so it is not skipped. "
             "Give the process more memory, use fewer workers (--workers), or lower SourceOptions.batch_bytes."
         ) from error
 
 
 def check_columns(names: Sequence[str], path: str, wanted: Sequence[str] | None) -> None:
-    """Raise `SchemaError` unless the file has every column that is wanted, and each name once."""
+    """Raise `SchemaError` unless the file has every wanted column, and no name twice."""
     if len(set(names)) != len(names):
         repeated = sorted({name for name in names if list(names).count(name) > 1})
         raise SchemaError(f"{path}: more than one column is called {', '.join(map(repr, repeated))}. Rename one.")
     for name in wanted or ():
         if name not in names and name.partition(".")[0] not in names:
             is_partition = f"/{name}=" in path
-            hint = " Values in the names of folders are no columns." if is_partition else did_you_mean(name, names)
+            hint = " Values in folder names are not columns." if is_partition else did_you_mean(name, names)
             raise SchemaError(f"{path}: no column {name!r}; the file has {', '.join(map(repr, names))}.{hint}")
 
 
@@ -236,7 +235,7 @@ def as_binary(column: Any) -> Any:
 def _find_invalid(
     columns: dict[str, Any], rows: NDArray[np.int64], path: str
 ) -> tuple[NDArray[np.bool_], list[RowError]]:
-    """Which rows are sound, and an error for each that is not."""
+    """Which rows are valid, and an error for each that is not."""
     keep = np.ones(len(rows), np.bool_)
     errors = []
     for name, column in columns.items():
@@ -248,7 +247,7 @@ def _find_invalid(
 
 
 def _invalid_places(name: str, column: Any, path: str) -> list[int]:
-    """Rows of a column that hold invalid UTF-8; `FormatError` when more than that is wrong."""
+    """Rows of a column that hold invalid UTF-8; `FormatError` if anything else is wrong."""
     invalid = arrow().ArrowInvalid
     try:
         column.validate(full=True)
@@ -268,7 +267,7 @@ def _places_of_bad_text(values: Any) -> list[int]:
 
 
 def as_text(column: Any, encoding: str) -> Any:
-    """Bytes as text, unchecked: `records_of_batch` finds what is none."""
+    """Bytes as text, unchecked: `records_of_batch` finds what is not text."""
     pa = arrow()
     if encoding == "utf-8":
         return column.view(pa.large_string() if pa.types.is_large_binary(column.type) else pa.string())
@@ -280,7 +279,7 @@ def _transcode(value: bytes, encoding: str) -> bytes:
     try:
         return value.decode(encoding).encode()
     except UnicodeDecodeError:
-        return b"\xff" + value  # no UTF-8 begins so: the row will be found
+        return b"\xff" + value  # UTF-8 never begins like this, so the row will be found
 
 
 def is_utf8(value: bytes) -> bool:

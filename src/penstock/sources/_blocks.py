@@ -1,13 +1,13 @@
-"""Whole records out of the bytes of a file: the one block reader, for `read_split` and `read_rows` alike.
+"""Blocks of whole records from the bytes of a file, for `read_split` and `read_rows` alike.
 
     split -> record_blocks -> Block, Block, ...     each begins where the one before it ended
 
-A byte range owns the records that begin in it, so ranges are cut anywhere, without reading the file, and every
-record still belongs to exactly one. A reader of [begin, end) looks for its first record from `begin` on, reads up to
-`end`, then by small steps until its last record is complete: the end of a record at a border is read twice. A block's
-offset is enough to go on from there later.
+A byte range owns the records that begin in it, so a file can be cut anywhere without reading it, and every record still
+belongs to exactly one range. A reader of [begin, end) looks for its first record from `begin` on, reads up to `end`,
+then in small steps until its last record is complete: the end of a record at a border is read twice. A block's
+offset is all it takes to resume there later.
 
-Memory is one block and the rest of its last record: a record of n bytes takes n while it arrives and n joined.
+Memory is one block and the rest of its last record: a record of n bytes takes n while it arrives and n once joined.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from penstock.sources._options import SourceOptions
 from penstock.sources._urls import is_remote
 
 OnLong = Literal["drop", "raise"]
-"""What a record longer than `max_record_bytes` (and a block) does: it is dropped as it arrives and becomes a block that
-says so, or it raises `FormatError` as soon as it is too long."""
+"""What happens to a record longer than `max_record_bytes` (and a block): it is dropped as it arrives, leaving a block
+that says so, or raises `FormatError` as soon as it is too long."""
 
-_LOOK_BACK_BYTES = 256  # and eight times as much when a run of separators is longer
+_LOOK_BACK_BYTES = 256  # eight times as much if a run of separators is longer
 _ENTER_BYTES = 4 << 10
 _STEP_BYTES = 512
 _REMOTE_STEP_BYTES = 4 << 10  # each step is a request
@@ -41,7 +41,7 @@ class Block:
     """Where the block begins in the (uncompressed) file."""
     data: bytes
     dropped_bytes: int = 0
-    """Not 0 when the block stands for one record that was too long to keep; `data` is empty then."""
+    """Not 0 if the block stands for one record that was too long to keep; `data` is empty then."""
 
     def too_long(self, path: str, row: int, noun: str) -> RowError:
         """Why the one record of this block was dropped."""
@@ -51,7 +51,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record's first byte, and what was read from there on already: the file stands behind that."""
+    """A record's first byte, and what was already read from there on: the file is positioned after that."""
 
     offset: int
     data: bytes = b""
@@ -60,10 +60,10 @@ class Entry:
 def record_blocks(
     split: Split, options: SourceOptions, separator: bytes, place: int | None, on_long: OnLong
 ) -> Iterator[Block]:
-    """Blocks of the records of a split, from the one at `place` on, or from its first.
+    """Blocks of the records of a split, from the one at `place` on, or from the first.
 
     Raises:
-        FormatError: a record is too long, and that raises.
+        FormatError: a record is too long, and `on_long` is "raise".
         StorageError: the file is shorter than when it was listed.
         DatasetChanged: no record begins at `place`.
     """
@@ -101,7 +101,7 @@ class ByteRange:
     def blocks(
         self, options: SourceOptions, place: int | None, on_long: OnLong, known: Entry | None = None
     ) -> Iterator[Block]:
-        """Blocks from the record at `place` on, or from the first one, which may be known already."""
+        """Blocks from the record at `place` on, or from the first one, which may already be known."""
         self._check_size()
         if max(self.begin, place or 0) >= self.end:
             return
@@ -116,7 +116,7 @@ class ByteRange:
     def _collect(self, collector: _Collector, entry: Entry, options: SourceOptions) -> Iterator[Block]:
         position, chunk = entry.offset + len(entry.data), entry.data
         while collector.offset < self.end:
-            if 2 * len(chunk) <= options.batch_bytes and position < self.end:  # what entering left may be a block
+            if 2 * len(chunk) <= options.batch_bytes and position < self.end:  # `entry.data` may already be a block
                 more = self.file.read(min(options.batch_bytes - len(chunk), self.end - position))
                 position, chunk = position + len(more), chunk + more
             if position >= self.end:
@@ -130,7 +130,7 @@ class ByteRange:
             chunk = b""
 
     def _complete(self, chunk: bytes, options: SourceOptions) -> bytes:
-        """The last bytes of the range and what its last record has behind its end, read by small steps: one block."""
+        """The last bytes of the range, and in small steps what its last record has beyond the end: one block."""
         pieces, num_bytes = [chunk], 0
         step_bytes = _REMOTE_STEP_BYTES if is_remote(self.file.path) else _STEP_BYTES
         tail = chunk[-len(self.separator) :]
@@ -145,13 +145,13 @@ class ByteRange:
         return b"".join(pieces) if num_bytes else chunk
 
     def _before_end(self, block: Block) -> Block:
-        """The block without records that begin at the end of the range or behind it."""
+        """The block without records that begin at or after the end of the range."""
         if block.dropped_bytes or block.offset + len(block.data) <= self.end:
             return block
         return Block(block.offset, block.data[: first_border(block.data, self.separator, self.end - block.offset)])
 
     def _enter(self, step_bytes: int) -> Entry | None:
-        """Where the first record begins, and what was read from there on; None when no record begins in the range."""
+        """Where the first record begins, and what was read from there on; None if no record begins in the range."""
         if self.begin == 0:
             self.file.seek(0)
             return Entry(0)
@@ -160,7 +160,7 @@ class ByteRange:
             border = first_border(data, self.separator, max(self.begin - place, 0))
             if border is not None:
                 return Entry(place + border, data[border:]) if place + border < self.end else None
-            # No border from `begin` on, so what can still matter is a separator that has only begun.
+            # No border from `begin` on, so all that still matters is a separator that is incomplete.
             keep = max(0, len(data) - len(self.separator) + 1)
             num_left = self.end - 1 - place - len(data)
             chunk = self.file.read(min(step_bytes, num_left)) if num_left > 0 else b""
@@ -169,7 +169,7 @@ class ByteRange:
             place, data = place + keep, data[keep:] + chunk
 
     def _look_back(self) -> tuple[int, bytes]:
-        """A safe point before the separators that can end at `begin`, and the bytes from there on that were read."""
+        """A safe point before any separator that may end at `begin`, and the bytes that were read from there on."""
         file, begin, separator = self.file, self.begin, self.separator
         reach = len(separator) - 1
         if not reach:
@@ -185,13 +185,13 @@ class ByteRange:
             window *= 8
 
     def _enter_again(self, place: int) -> Entry:
-        """Go to a place at which a record began when it was last read."""
+        """Go to a place where a record began when the file was last read."""
         file, separator = self.file, self.separator
         file.seek(max(place - len(separator), 0))
         # "\r" alone may end the header of a CSV file.
         if place and read_exactly(file, len(separator)) not in (separator, b"\r"):
             raise DatasetChanged(
-                f"{file.path}: no record begins at byte {place:,} any more. The file was rewritten after the state was "
+                f"{file.path}: no record begins at byte {place:,} any more. The file was rewritten since the state was "
                 "saved; start the epoch again, or restore the file."
             )
         return Entry(place)
@@ -199,7 +199,7 @@ class ByteRange:
     def _check_size(self) -> None:
         if self.file.size < self.end:
             raise StorageError(
-                f"{self.file.path}: the file has {self.file.size:,} bytes, and had at least {self.end:,} when it was "
+                f"{self.file.path}: the file has {self.file.size:,} bytes, but had at least {self.end:,} when it was "
                 "listed. Something truncated it since; restore it, then list the sources again."
             )
 
@@ -209,7 +209,7 @@ class _Collector:
 
     def __init__(self, path: str, offset: int, ends: RecordEnds, max_record_bytes: int, on_long: OnLong) -> None:
         self.offset = offset
-        """Where the record begins that is being collected."""
+        """Where the record being collected begins."""
         self._path = path
         self._ends = ends
         self._max_record_bytes = max_record_bytes
@@ -217,13 +217,13 @@ class _Collector:
         self._pieces: list[bytes] = []
         self._num_bytes = 0
         self._next_look = 0
-        """How many bytes there must be before they are joined again to look for a border."""
+        """How many bytes must arrive before they are joined again to look for a border."""
         self._tail = b""
-        """The last bytes seen, in which a separator may have begun."""
+        """The last bytes seen, which may be the beginning of a separator."""
         self._is_dropping = False
 
     def add(self, chunk: bytes) -> Iterator[Block]:
-        """Take a chunk, and give the records that it completes."""
+        """Add a chunk, and give the records that it completes."""
         num_bytes = self._num_bytes + len(chunk)
         # Joining at each chunk would be quadratic in the length of a record.
         is_too_soon = num_bytes < min(self._next_look, self._max_record_bytes)
@@ -235,7 +235,7 @@ class _Collector:
             yield self._dropped()
         block = self._take(chunk)
         if block is not None:
-            del chunk  # what was joined is not kept while the caller works on it
+            del chunk  # do not keep it alive while the caller works on the block
             yield block
 
     def rest(self) -> Iterator[Block]:

@@ -1,13 +1,13 @@
-"""Where records end: behind a separator, or for CSV behind a newline that is outside of quotes.
+"""Where records end: after a separator, or for CSV after a newline outside of quotes.
 
 Separators are found from left to right, each after the end of the one before, as `bytes.split` does. A separator
-such as a blank line ("\\n\\n") overlaps itself, so in a run of newlines it matters where one starts to look. A *safe
-point* is a place that no occurrence straddles, overlapping ones included: looking from there finds exactly what
-looking from the start of the file finds. A *border* is where a record ends.
+such as a blank line ("\\n\\n") overlaps itself, so in a run of newlines it matters where the search starts. A *safe
+point* is a place that no occurrence straddles, overlapping ones included: searching from there finds exactly what
+searching from the start of the file finds. A *border* is where a record ends.
 
-A quote opens a CSV field only where the field begins; anywhere else outside of quotes it is a character. In data that
-keeps to that, a newline is outside exactly when the number of quotes before it is even, which numpy counts at once.
-Only data with stray quotes is gone through field by field.
+A quote opens a CSV field only at the beginning of the field; anywhere else outside of quotes it is a character. In data
+that follows this rule, a newline is outside of quotes if and only if the number of quotes before it is even, which
+numpy counts in one go. Only data with stray quotes is scanned field by field.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEWLINE, _RETURN = b"\n\r"
 
 
 class RecordEnds(Protocol):
-    """Tells where records end in data that begins with one."""
+    """Finds where records end in data that begins with one."""
 
     @property
     def reach(self) -> int:
@@ -33,11 +33,11 @@ class RecordEnds(Protocol):
         ...
 
     def may_be_in(self, data: bytes) -> bool:
-        """Whether a record may end in `data`: a cheap look, before chunks are joined."""
+        """Whether a record may end in `data`: a cheap test before chunks are joined."""
         ...
 
     def last(self, data: bytes) -> int:
-        """The last border in `data`, which begins with a record; 0 when there is none."""
+        """The last border in `data`, which begins with a record; 0 if there is none."""
         ...
 
 
@@ -76,12 +76,12 @@ class Quoted:
         return last_quoted_border(data, self.quote, self.delimiter)
 
     def are_open_after(self, data: bytes) -> bool:
-        """Whether a quote is still open at the end of `data`, in a record that has taken newlines with it."""
+        """Whether a quote is still open at the end of `data`, in a record that has swallowed newlines."""
         return ends_in_quotes(data, self.quote, self.delimiter)
 
 
 def safe_point(data: bytes, separator: bytes, place: int) -> int:
-    """The last safe point at `place` or before; `data` begins at one."""
+    """The last safe point at or before `place`; `data` begins at one."""
     reach = len(separator) - 1
     while place > 0 and separator in data[max(place - reach, 0) : place + reach]:
         place -= 1
@@ -89,7 +89,7 @@ def safe_point(data: bytes, separator: bytes, place: int) -> int:
 
 
 def first_border(data: bytes, separator: bytes, minimum: int) -> int | None:
-    """The first border at `minimum` or after it; `data` begins at a safe point."""
+    """The first border at or after `minimum`; `data` begins at a safe point."""
     border = safe_point(data, separator, max(minimum - len(separator), 0))
     while True:
         found = data.find(separator, border)
@@ -101,7 +101,7 @@ def first_border(data: bytes, separator: bytes, minimum: int) -> int | None:
 
 
 def last_border(data: bytes, separator: bytes) -> int:
-    """The last border, or 0 when there is none; `data` begins at a safe point."""
+    """The last border, or 0 if there is none; `data` begins at a safe point."""
     place = data.rfind(separator)
     if place < 0 or len(separator) == 1:
         return place + 1
@@ -113,7 +113,7 @@ def last_border(data: bytes, separator: bytes) -> int:
 
 
 def last_quoted_border(data: bytes, quote: bytes, delimiter: bytes) -> int:
-    """Where the last whole record of `data` ends, which begins with a record; 0 when none does."""
+    """Where the last whole record of `data` ends, which begins with a record; 0 if none does."""
     if quote not in data:
         return data.rfind(b"\n") + 1
     newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
@@ -122,13 +122,13 @@ def last_quoted_border(data: bytes, quote: bytes, delimiter: bytes) -> int:
 
 
 def ends_in_quotes(data: bytes, quote: bytes, delimiter: bytes) -> bool:
-    """Whether a quote is still open at the end of `data`, in a record that has taken newlines with it."""
+    """Whether a quote is still open at the end of `data`, in a record that has swallowed newlines."""
     is_open = len(_edges(data, quote, delimiter)) % 2 == 1
     return is_open and b"\n" in data[last_quoted_border(data, quote, delimiter) :]
 
 
 def _edges(data: bytes, quote: bytes, delimiter: bytes) -> NDArray[np.int64]:
-    """Quotes that open and close a field, in turns; within a field two in a row may close and open it."""
+    """Quotes that open and close a field, alternating; two in a row within a field may close and reopen it."""
     values = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(values == quote[0])
     opening = quotes[::2]

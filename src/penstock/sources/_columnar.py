@@ -1,14 +1,14 @@
 """Parquet by row groups, and Arrow IPC by record batches: files that say where their rows are.
 
-A parquet footer says where row groups are, and batches stream out of each. Checksums of pages are verified where the
-writer put them in (pyarrow does neither by default). Column chunks are read through a buffer, so memory is the pages
-at hand and not the row group. Batches are sized by what the ones before them took once decoded, and never so long that
-the longest stored value, repeated in every row, would take more than 512 MB.
+A parquet footer says where row groups are, and batches are streamed from each. Page checksums are verified if the
+writer stored them (by default pyarrow does neither). Column chunks are read through a buffer, so memory is the current
+pages and not the row group. Batches are sized by what earlier ones took once decoded, and never so long that the
+longest stored value, repeated in every row, would take more than 512 MB.
 
 Arrow IPC comes as files with a footer, and as streams without one, which is what Hugging Face datasets write. A local
-file is mapped, so batches outside the split cost nothing to step over, not even in a stream. One that is elsewhere is
-read from start to end, as one split. Every batch is validated in full before it is given (see `_arrow`): a damaged
-one can crash the process (2 of 200 bit flips, reliability notes).
+file is mapped, so batches outside the split cost nothing to skip, even in a stream. A remote one is read from start to
+end, as one split. Every batch is validated in full before it is handed out (see `_arrow`): a damaged one can crash the
+process (2 of 200 bit flips did).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from penstock.sources._arrow import (
     cut_batch,
     decoded_bytes,
     dicts_of,
+    explain_damage,
     join_batches,
     longest_in_dictionary,
-    named_damage,
     records_of_batch,
     stored_bytes,
 )
@@ -46,13 +46,13 @@ _FIRST_ROWS = 64
 _GROWTH = 8
 _MOST_DECODED_BYTES = 512 << 20
 _MOST_BATCHES = 100
-"""Into how many batches a row group is decoded rather than that its longest value is looked for first."""
+"""Decode a row group in up to this many batches rather than look for its longest value first."""
 _PREFIXES = "DELTA_BYTE_ARRAY"
 _MAGIC = b"ARROW1"
 
 
 def split_parquet(file: SourceFile, options: SourceOptions, target_bytes: int) -> list[Split]:
-    """Runs of row groups of about `target_bytes`, counted without compression."""
+    """Runs of row groups of about `target_bytes`, uncompressed."""
     with _open_parquet(file.path, options) as parquet:
         _check_columns(parquet.file.schema_arrow, file.path, options)
         groups = map(parquet.file.metadata.row_group, range(parquet.num_groups))
@@ -83,7 +83,7 @@ def read_parquet_rows(split: Split, options: SourceOptions, place: int | None) -
     for records in read_parquet(split, options):
         if records.first_row >= place:
             yield Rows(records.first_row, dicts_of(records), records.errors, records.first_row)
-        elif records.first_row + records.num_rows + len(records.errors) > place:  # batches were cut in another way
+        elif records.first_row + records.num_rows + len(records.errors) > place:  # batches were cut differently
             is_due = (records.row_numbers() >= place).tolist()
             errors = tuple(error for error in records.errors if error.row >= place)
             yield Rows(place, list(itertools.compress(dicts_of(records), is_due)), errors, place)
@@ -113,7 +113,7 @@ def read_ipc(split: Split, options: SourceOptions) -> Iterator[Records]:
 
 @dataclass(frozen=True, slots=True)
 class _Parquet:
-    """An open file."""
+    """An open parquet file."""
 
     source: Any
     file: Any
@@ -138,7 +138,7 @@ def _check_columns(schema: Any, path: str, options: SourceOptions) -> None:
 
 @contextlib.contextmanager
 def _open_parquet(path: str, options: SourceOptions) -> Iterator[_Parquet]:
-    with open_anywhere(path, options) as file, named_damage(path, "parquet"):
+    with open_anywhere(path, options) as file, explain_damage(path, "parquet"):
         source = arrow_file(file)
         yield _Parquet(source, _parquet_file(source, options))
 
@@ -153,7 +153,7 @@ def _batches(parquet: _Parquet, group: int, path: str, options: SourceOptions) -
 def _small_batches(
     parquet: _Parquet, group: int, wanted: list[str] | None, path: str, options: SourceOptions
 ) -> Iterator[Any]:
-    """Batches as they are decoded, each as long as the one before it says that `batch_bytes` are."""
+    """Batches as they are decoded, sized so that each takes about `batch_bytes`, judging by the one before."""
     most = _most_rows(parquet, group, options)
     num_rows = min(most, _FIRST_ROWS)
     for batch in parquet.file.iter_batches(batch_size=num_rows, row_groups=[group], columns=wanted, use_threads=False):
@@ -164,11 +164,11 @@ def _small_batches(
 
 
 def _most_rows(parquet: _Parquet, group: int, options: SourceOptions) -> int:
-    """Rows of a row group that can be decoded at once even if all of them hold the longest value that is stored.
+    """Rows of a row group that can be decoded at once even if all of them hold the longest stored value.
 
-    No value is longer than all that is stored; where that makes too many batches, the longest value is looked for.
+    No value is longer than everything stored; if that bound makes too many batches, look for the longest value.
 
-    Sizes in the footer are those of encoded pages, and a value that many rows share is in them once: a file of 50 kB
+    Sizes in the footer are those of encoded pages, in which a value shared by many rows counts once: a file of 50 kB
     held 7 GB.
     """
     metadata = parquet.file.metadata.row_group(group)
@@ -184,14 +184,14 @@ def _most_rows(parquet: _Parquet, group: int, options: SourceOptions) -> int:
 
 
 def _shares_values(chunk: Any) -> bool:
-    """Whether a few stored bytes of a column can stand for long values of many rows."""
+    """Whether a few stored bytes of a column can represent long values in many rows."""
     return "BYTE_ARRAY" in chunk.physical_type and any(
         encoding.endswith("DICTIONARY") or encoding == _PREFIXES for encoding in chunk.encodings
     )
 
 
 def _longest_value(parquet: _Parquet, group: int, chunk: Any, options: SourceOptions) -> int:
-    """Length of the longest value in a column's dictionary; all that is stored where there is none to look at."""
+    """Length of the longest value in a column's dictionary; if it has none, the size of everything stored."""
     name = chunk.path_in_schema
     if _PREFIXES in chunk.encodings or chunk.physical_type != "BYTE_ARRAY":
         return int(chunk.total_uncompressed_size)
@@ -202,7 +202,7 @@ def _longest_value(parquet: _Parquet, group: int, chunk: Any, options: SourceOpt
 
 
 def _group_bytes(metadata: Any, options: SourceOptions) -> int:
-    """Bytes of the wanted columns of a row group, without compression."""
+    """Uncompressed bytes of the wanted columns of a row group."""
     return sum(int(chunk.total_uncompressed_size) for chunk in _wanted_chunks(metadata, options))
 
 
@@ -217,8 +217,12 @@ def _wanted_chunks(metadata: Any, options: SourceOptions) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _open_ipc(path: str, options: SourceOptions) -> Iterator[Iterator[Any]]:
-    """The batches of a file with the wanted columns, checked as far as their buffers go."""
-    with open_anywhere(path, options) as file, named_damage(path, "Arrow"), contextlib.closing(_source(file)) as source:
+    """The batches of a file with the wanted columns; only their buffers are validated yet."""
+    with (
+        open_anywhere(path, options) as file,
+        explain_damage(path, "Arrow"),
+        contextlib.closing(_source(file)) as source,
+    ):
         yield _batches_of_ipc(source, path, options)
 
 

@@ -1,12 +1,12 @@
 """CSV and TSV by pyarrow, every field as text unless its column has a type.
 
-pyarrow does not guess types: a column would be numbers in one block and text in the next. All fields are read as
-bytes and then checked to be text, so one bad byte costs one row; types are applied to that (see `_csv_types`). An
+pyarrow must not guess types: a column would be numbers in one block and text in the next. All fields are read as
+bytes and then checked to be text, so one bad byte costs one row; types are applied afterwards (see `_csv_types`). An
 empty field is an empty string.
 
-Where a quoted field may hold a newline, only a reader that starts at the top knows which newlines end a
-record, so the file is one split, read as a stream. Without quotes, or when told that quoted fields hold no
-newline (`quoted_newlines=False`), any byte range can be read.
+If a quoted field may hold a newline, only a reader that starts at the top knows which newlines end a
+record, so the file is one split, read as a stream. Without quotes, or if the user says that quoted fields hold no
+newlines (`quoted_newlines=False`), any byte range can be read.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SMALLEST_BLOCK_BYTES = 16
 
 
 def has_line_records(options: SourceOptions) -> bool:
-    """Whether each newline of a CSV file ends a record, so that it can be cut by bytes."""
+    """Whether every newline of a CSV file ends a record, so that it can be cut by bytes."""
     return options.quote is None or not options.quoted_newlines
 
 
 def read_csv(split: Split, options: SourceOptions) -> Iterator[Records]:
-    """Records of a split; of a whole file where quoted fields may hold newlines."""
+    """Records of a split, which is a whole file if quoted fields may hold newlines."""
     if not has_line_records(options):
         yield from _read_quoted(split.path, options)
         return
@@ -50,7 +50,7 @@ def read_csv(split: Split, options: SourceOptions) -> Iterator[Records]:
 
 
 def read_csv_rows(split: Split, options: SourceOptions, place: int | None) -> Iterator[Rows]:
-    """The same records as dicts, from blocks that can be entered again."""
+    """The same records as dicts, from blocks at which reading can resume."""
     with open_stream(split.path, options) as stream:
         header = read_header(stream, split.path, options)
         if not header.names:
@@ -66,10 +66,10 @@ def read_csv_rows(split: Split, options: SourceOptions, place: int | None) -> It
 def _line_blocks(
     stream: ByteStream, header: Header, split: Split, options: SourceOptions, place: int | None, on_long: OnLong
 ) -> Iterator[Block]:
-    """Blocks of lines behind a header."""
+    """Blocks of lines after a header."""
     file = as_seekable(stream)
     if file is None or split.end < 0:
-        entry = _behind_header(stream, header, split.path, place)
+        entry = _enter_after_header(stream, header, split.path, place)
         return blocks_to_end(stream, split.path, options, entry, Separated(b"\n"), on_long)
     first, known = split.begin, None
     if first < header.num_bytes:
@@ -82,12 +82,12 @@ def _line_blocks(
 def _quoted_blocks(
     stream: ByteStream, header: Header, path: str, options: SourceOptions, place: int | None
 ) -> Iterator[Block]:
-    """Blocks behind a header that end outside of quotes."""
+    """Blocks after a header, each of which ends outside of quotes."""
     assert options.quote is not None
     quotes = Quoted(options.quote.encode(), delimiter_of(path, options).encode())
     data = b""
     for block in blocks_to_end(
-        stream, path, options, _behind_header(stream, header, path, place), quotes, on_long="raise"
+        stream, path, options, _enter_after_header(stream, header, path, place), quotes, on_long="raise"
     ):
         data = block.data
         yield block
@@ -95,8 +95,8 @@ def _quoted_blocks(
         raise _unclosed(path)
 
 
-def _behind_header(stream: ByteStream, header: Header, path: str, place: int | None) -> Entry:
-    """Where a whole file is read from, and what was read from there on with its header."""
+def _enter_after_header(stream: ByteStream, header: Header, path: str, place: int | None) -> Entry:
+    """Where to start reading a whole file, and what was already read from there on along with its header."""
     place = max(place or 0, header.num_bytes)
     here = header.num_bytes + len(header.rest)
     if place > here:
@@ -134,8 +134,8 @@ def _records_of_blocks(blocks: Iterator[Block], header: Header, path: str, optio
 def _read_quoted(path: str, options: SourceOptions) -> Iterator[Records]:
     """Records of a whole file by pyarrow's own stream, which finds the ends of records as it parses.
 
-    It needs a record to fit into two of its blocks. One that does not makes it start again with larger blocks, past
-    the rows that were given already.
+    It needs every record to fit in two of its blocks. If one does not, reading starts over with larger blocks, skipping
+    the rows that were already handed out.
     """
     numbering = _Numbering(path)
     block_bytes = max(options.batch_bytes, _SMALLEST_BLOCK_BYTES)
@@ -171,13 +171,13 @@ def _read_stream(
 
 def _unclosed(path: str) -> FormatError:
     return FormatError(
-        f"{path}: the last record opens a quote that is never closed, and took the rest of the file with it. "
-        "Repair that record, or pass quote=None when quotes are ordinary characters."
+        f"{path}: the last record opens a quote that is never closed, and swallows the rest of the file. "
+        "Repair that record, or pass quote=None if quotes are ordinary characters."
     )
 
 
 def _is_unclosed(last_value: bytes, tail: bytes, options: SourceOptions) -> bool:
-    """Whether the file ended inside a quoted field: it holds newlines, and the file ends as it does, with no quote."""
+    """Whether the file ended inside a quoted field: the field holds newlines, and the file ends with it, unquoted."""
     assert options.quote is not None
     quote = options.quote.encode()
     value, end = last_value.rstrip(b"\r\n"), tail.rstrip(b"\r\n")
@@ -191,7 +191,7 @@ def _unreadable(path: str, row: int, error: Exception, options: SourceOptions) -
     if "straddl" in str(error):
         return FormatError(
             f"{path}: the record at row {row} does not end within {options.max_record_bytes:,} bytes. "
-            "A quote is open there, or max_record_bytes is too small."
+            "Either a quote is never closed there, or max_record_bytes is too small."
         )
     return FormatError(f"{path}: pyarrow cannot read the file from row {row} on: {error}")
 
@@ -216,7 +216,7 @@ def _settings(
 
 
 class _Numbering:
-    """Gives rows their numbers, knowing of bad rows only by the numbers that pyarrow reports."""
+    """Numbers the rows, knowing of bad ones only by the numbers that pyarrow reports."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -228,7 +228,7 @@ class _Numbering:
         self._num_to_skip = 0
 
     def start_over(self) -> None:
-        """The file is read again from the top: what was given is not given again."""
+        """The file is read again from the top: skip what was already handed out."""
         self._num_to_skip = self._num_good
         self._pending.clear()
 
@@ -237,7 +237,7 @@ class _Numbering:
         row = self.base + bad.number - 1
         if row >= self.next_row:
             message = (
-                f"row {row} of the split has {bad.actual_columns} fields, and the header {bad.expected_columns}: "
+                f"row {row} of the split has {bad.actual_columns} fields, but the header has {bad.expected_columns}: "
                 f"{bad.text[:80]!r}."
             )
             self._pending.append(RowError(self.path, row, "wrong_fields", message))
@@ -254,7 +254,7 @@ class _Numbering:
                 self._num_good += piece.num_rows
 
     def rest(self) -> Iterator[Records]:
-        """Bad rows behind the last good one."""
+        """Bad rows after the last good one."""
         if self._pending:
             errors = tuple(self._pending)
             self._pending = []
@@ -262,13 +262,13 @@ class _Numbering:
             self.next_row += len(errors)
 
     def too_long(self, block: Block) -> Records:
-        """One row that was dropped while it was read."""
+        """A row that was dropped while it was being read."""
         error = block.too_long(self.path, self.next_row, "line")
         self.next_row += 1
         return Records({}, error.row, 0, (error,), np.empty(0, np.int64), block.dropped_bytes)
 
     def _errors_among(self, num_rows: int) -> tuple[RowError, ...]:
-        """Bad rows that stand before the last of the next `num_rows` good ones."""
+        """Bad rows before the last of the next `num_rows` good ones."""
         end = self.next_row + num_rows
         count = 0
         while count < len(self._pending) and self._pending[count].row < end + count:
@@ -289,9 +289,9 @@ def _as_text_batch(batch: Any, encoding: str) -> Any:
 
 
 class _Rest:
-    """A stream behind its header, as pyarrow wants it; it remembers how the file ends.
+    """A stream after its header, in the form that pyarrow wants; it remembers how the file ends.
 
-    No piece ends between "\\r" and "\\n": pyarrow would drop the "\\n", also inside a quoted field.
+    No read ends between "\\r" and "\\n": pyarrow would drop the "\\n", even inside a quoted field.
     """
 
     closed = False
@@ -302,7 +302,7 @@ class _Rest:
         self._stream = stream
 
     def has_rows(self) -> bool:
-        """Whether anything but blank lines comes; pyarrow takes none for an error."""
+        """Whether anything but blank lines follows; pyarrow treats an empty stream as an error."""
         while not self._first.strip(b"\r\n"):
             self._first = self._stream.read(1 << 20)
             if not self._first:

@@ -1,12 +1,12 @@
-"""Whether the first record of a CSV file is its header: refused where the file leaves a doubt.
+"""Whether the first record of a CSV file is its header: refused if there is doubt.
 
-A file does not say whether its first line names the columns. Taking data for names loses a record in silence, and
-taking names for data adds one. So where nobody said which it is, the first record is compared with the rows below
-it, column by column: a number above numbers is data, and text above nothing but numbers is a name. Numbers that are
-names all the same are the years of a table that has a column for each: `country,1990,1991`.
+A file does not say whether its first line names the columns. Taking data for names silently loses a record, and
+taking names for data adds one. So unless the user said which it is, the first record is compared with the rows below
+it, column by column: a number above numbers is data, and text above nothing but numbers is a name. The exception is
+tables with a column for each year: `country,1990,1991`.
 
-Nor does it say what ends a field. Where every line is one field, and another separator comes equally often in each,
-the file would be taken for one column.
+Nor does a file say what separates its fields. If every line is one field and contains another common separator equally
+often, the file would be read as a single column, so that is refused as well.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Record = Sequence[str]
 
 
 def check_is_header(first: Record, rows: Sequence[Record], path: str) -> None:
-    """Raise `SchemaError` when the first record may well be data.
+    """Raise `SchemaError` if the first record may well be data.
 
     Args:
         first: The first record.
-        rows: Some of those below it; none when the file has no more.
+        rows: Some of those below it; none if the file has no more.
         path: The file, for the message.
     """
     reason = next(_signs_of_data(first, rows), None)
@@ -49,29 +49,29 @@ def check_is_header(first: Record, rows: Sequence[Record], path: str) -> None:
 
 
 def check_delimiter(first: Record, rows: Sequence[Record], path: str, usual: str) -> None:
-    """Raise `SchemaError` when nobody said what ends a field, and another character than the usual one may."""
+    """Raise `SchemaError` if no delimiter was given, and another than the usual one may separate the fields."""
     lines = [usual.join(record) for record in (first, *rows)]
     for each in _OTHER_DELIMITERS if len(first) == 1 and rows else "":
         counts = {line.count(each) for line in lines}
         if len(counts) == 1 and counts != {0}:
             raise SchemaError(
-                f"{path}: the first line is one field, and every line has {each!r} equally often. If that ends a "
-                f"field, pass reading=SourceOptions(delimiter={each!r}) (--delimiter); if not, delimiter={usual!r}."
+                f"{path}: the first line is one field, and every line has {each!r} equally often. If that separates "
+                f"fields, pass reading=SourceOptions(delimiter={each!r}) (--delimiter); if not, delimiter={usual!r}."
             )
 
 
 def guess_delimiter(names: Sequence[str]) -> str:
-    """What to try when a column is missing, and the whole header may have been taken for one name."""
+    """What to try if a column is missing because the whole header was taken for one name."""
     found = next((each for each in _OTHER_DELIMITERS if len(names) == 1 and each in names[0]), None)
-    return f" Do its fields end with {found!r}? Then pass delimiter={found!r} (--delimiter)." if found else ""
+    return f" Are its fields separated by {found!r}? Then pass delimiter={found!r} (--delimiter)." if found else ""
 
 
 def check_is_data(first: Record, rows: Sequence[Record], names: Sequence[str], path: str) -> None:
-    """Raise `SchemaError` when columns were named, and the first record may be a header all the same."""
+    """Raise `SchemaError` if columns were named, but the first record may still be a header."""
     reason = next(_signs_of_names(first, rows, names), None)
     if reason is not None:
         raise SchemaError(
-            f"{path}: names= says how the columns are called, but the first line may be a header: {reason}. "
+            f"{path}: names= gives the names of the columns, but the first line may be a header: {reason}. "
             "If it is, pass header=True (--header), and names= replaces it; if not, header=False (--no-header)."
         )
 
@@ -85,24 +85,24 @@ def _signs_of_data(first: Record, rows: Sequence[Record]) -> Iterator[str]:
         if kind and (not rows or _share_of_kind(kind, values) > 0.5):
             yield f"{name!r:.40} is {kind}{', as are the values below it' if rows else ''}"
         elif name and name in values and not has_names:
-            yield f"{name!r:.40} comes again as a value of its column"
+            yield f"{name!r:.40} also occurs as a value in its column"
         elif len(name) > _LONGEST_NAME and not has_names:
             yield f"{name!r:.40}… is {len(name):,} characters long"
     repeated = sorted({name for name in first if list(first).count(name) > 1})
     if repeated:
-        yield f"it has {', '.join(map(repr, repeated))} more than once"
+        yield f"it contains {', '.join(map(repr, repeated))} more than once"
 
 
 def _signs_of_names(first: Record, rows: Sequence[Record], names: Sequence[str]) -> Iterator[str]:
     if set(first) & set(names):
-        yield f"it has {', '.join(repr(name) for name in first if name in names)} itself"
+        yield f"it contains {', '.join(repr(name) for name in first if name in names)}"
     for name, values in _columns(first, rows):
         if _stands_above_numbers(name, values):
-            yield f"{name!r:.40} stands above numbers"
+            yield f"{name!r:.40} is above nothing but numbers"
 
 
 def _years_in(columns: Sequence[tuple[str, list[str]]]) -> set[str]:
-    """The names that are years; none unless they come evenly, beside a name, and above what is no years."""
+    """The names that are years; none unless they are evenly spaced, beside another name, and above other values."""
     years = [name for name, _ in columns if _YEAR.fullmatch(name)]
     steps = {int(later) - int(earlier) for earlier, later in itertools.pairwise(years)}
     come_evenly = len(steps) == 1 and 0 < min(steps) <= _MOST_YEARS_APART
@@ -117,7 +117,7 @@ def _stands_above_numbers(name: str, values: Sequence[str]) -> bool:
 
 
 def _columns(first: Record, rows: Sequence[Record]) -> Iterator[tuple[str, list[str]]]:
-    """Each field of the first record, with what is below it where anything is."""
+    """Each field of the first record, with the non-empty values below it."""
     whole = [row for row in rows if len(row) == len(first)]
     for place, name in enumerate(first):
         yield name.strip(), [row[place].strip() for row in whole if row[place].strip()]

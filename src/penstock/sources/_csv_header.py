@@ -1,4 +1,4 @@
-"""The first record of a CSV file: the names of its columns, if it is a header, and where the rows begin."""
+"""The first record of a CSV file: the names of the columns, if it is a header, and where the rows begin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS_TO_COMPARE = 50
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Names of the columns. `num_bytes` is where the first row begins; `rest` was read beyond it."""
+    """Names of the columns. `num_bytes` is where the first row begins; `rest` is what was read beyond that."""
 
     names: tuple[str, ...]
     num_bytes: int
@@ -28,17 +28,17 @@ class Header:
 
 
 def delimiter_of(path: str, options: SourceOptions) -> str:
-    """What stands between two fields."""
+    """What separates two fields."""
     return options.delimiter or ("\t" if is_tab_separated(path) else ",")
 
 
 def read_header(stream: ByteStream, path: str, options: SourceOptions) -> Header:
-    """Read the header from the start of a file, and as little of the file as holds it.
+    """Read the header from the start of a file, and as little more as possible.
 
     Raises:
         FormatError: the first record does not end.
-        SchemaError: it may or may not be a header and nobody said which, it names a column twice, or a column asked
-            for is not in it.
+        SchemaError: it may or may not be a header and nobody said which, it names a column twice, or it lacks a
+            requested column.
     """
     data = b""
     for size in (min(options.batch_bytes, _HEADER_BYTES[0]), *_HEADER_BYTES):
@@ -48,14 +48,14 @@ def read_header(stream: ByteStream, path: str, options: SourceOptions) -> Header
         try:
             header = _header_of(data, path, options, is_whole=False)
         except (FormatError, SchemaError):
-            continue  # it may go on behind what was read
+            continue  # it may continue beyond what was read
         if header is not None:
             return header
     return _header_of(data, path, options, is_whole=True) or Header((), len(data), b"")
 
 
 def _header_of(data: bytes, path: str, options: SourceOptions, *, is_whole: bool) -> Header | None:
-    """The header, from the first bytes of a file; None when it may go on behind them."""
+    """The header, from the first bytes of a file; None if it may continue beyond them."""
     text = without_mark(data, path)
     lines = _Lines(text, options.encoding)
     records = _parse(lines, path, options)
@@ -69,7 +69,7 @@ def _header_of(data: bytes, path: str, options: SourceOptions, *, is_whole: bool
     if options.delimiter is None:
         check_delimiter(first, rows, path, delimiter_of(path, options))
     if len(names) != len(first):
-        raise SchemaError(f"{path}: names= has {len(names)} names, and the first line {len(first)} fields: {first}.")
+        raise SchemaError(f"{path}: names= has {len(names)} names, but the first line {len(first)} fields: {first}.")
     _check_doubt(first, rows, path, options)
     _check(names, path, options)
     start = mark + (end if has_header else 0)
@@ -88,11 +88,11 @@ def _parse(lines: _Lines, path: str, options: SourceOptions) -> Iterator[tuple[s
 
 
 def _some_rows(records: Iterator[tuple[str, ...]], is_whole: bool) -> list[tuple[str, ...]]:
-    """Rows below the first record, to compare it with; the last may have been cut off."""
+    """Rows below the first record, to compare it with, without the last one if it may be incomplete."""
     rows: list[tuple[str, ...]] = []
     try:
         rows += itertools.islice(records, _ROWS_TO_COMPARE)
-    except FormatError:  # readers say so, once they come to it
+    except FormatError:  # reported when a reader gets there
         return rows
     return rows if is_whole or len(rows) == _ROWS_TO_COMPARE else rows[:-1]
 

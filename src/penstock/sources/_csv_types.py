@@ -1,8 +1,8 @@
-"""Fields of CSV columns that have a type: numbers and truth values, and what is missing among them.
+"""Fields of CSV columns that have a type: numbers, booleans, and missing values among them.
 
-A type holds for a whole column, in every file and block: it is given, or taken once from the first rows, and a later
-field that does not fit is a bad row. A number is taken for one only if its text is how a number is written: "007" is
-a name for something.
+A type holds for a whole column, in every file and block: it is given, or inferred once from the first rows, and a later
+field that does not fit is a bad row. Text is inferred to be a number only if it is written like one: "007" is an
+identifier.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRUTH_VALUE = re.compile("true|false", re.IGNORECASE)
 
 
 def infer_types(records: Records, options: SourceOptions) -> dict[str, FieldType]:
-    """Type of each column of text that holds nothing but numbers or truth values."""
+    """Type of each column of text that holds nothing but numbers or booleans."""
     found = {name: _infer(column.to_pylist(), options) for name, column in records.columns.items()}
     return {name: kind for name, kind in found.items() if kind is not None}
 
@@ -44,7 +44,7 @@ def _infer(values: Sequence[str], options: SourceOptions) -> FieldType | None:
 
 
 def with_types(records: Records, path: str, options: SourceOptions) -> Records:
-    """Records of text with their columns in the types of the options; rows that do not fit become errors."""
+    """Records of text with their columns converted to the types in the options; rows that do not fit become errors."""
     types = options.types if isinstance(options.types, Mapping) else {}
     kinds = {name: kind for name, kind in types.items() if name in records.columns and kind != "text"}
     if not kinds or not records.num_rows:
@@ -66,7 +66,7 @@ def with_types(records: Records, path: str, options: SourceOptions) -> Records:
 
 
 def _convert(column: Any, kind: str, options: SourceOptions) -> tuple[Any, dict[int, str]]:
-    """A column in its type, and the values that do not fit, by their places."""
+    """A column converted to its type, and the values that do not fit, by their places."""
     pa, compute = arrow(), arrow("compute")
     stripped = compute.utf8_trim_whitespace(column)
     nulls = compute.is_in(stripped, value_set=pa.array(options.null_values, column.type))

@@ -1,6 +1,6 @@
-"""Opening one file, wherever it is: as bytes from anywhere, or as a stream without its compression.
+"""Open one file, wherever it is: for reads at any offset, or as a decompressed stream.
 
-Also what every reader of bytes needs: reading so many, skipping ahead, and the byte-order mark at the start.
+Also what every reader of bytes needs: reading exactly so many, skipping ahead, and dropping a byte-order mark.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.sources._urls import is_remote
 
 _SPOOL_BYTES = 4 << 20
 _SKIP_BYTES = 1 << 20
-_MOST_BYTES_AT_ONCE = 16 << 20  # a read takes a buffer of the size asked for, however little arrives
+_MOST_BYTES_AT_ONCE = 16 << 20  # a read allocates a buffer of the requested size, however little arrives
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -34,7 +34,7 @@ class ByteStream(Protocol):
 
 
 class SeekableBytes(ByteStream, Protocol):
-    """Bytes in order, from anywhere."""
+    """Bytes in order, from any offset."""
 
     path: str
     size: int
@@ -45,7 +45,7 @@ class SeekableBytes(ByteStream, Protocol):
 
 
 def as_seekable(stream: ByteStream) -> SeekableBytes | None:
-    """The stream, if it can be read from anywhere."""
+    """The stream, if it can seek."""
     return cast(SeekableBytes, stream) if hasattr(stream, "seek") else None
 
 
@@ -59,7 +59,7 @@ def read_exactly(stream: ByteStream, num_bytes: int) -> bytes:
 
 
 def skip_to(stream: ByteStream, path: str, place: int, here: int = 0) -> None:
-    """Move a stream that stands at byte `here` to `place`, by reading up to there where it cannot seek."""
+    """Move a stream from byte `here` to `place`, by reading up to there if it cannot seek."""
     file = as_seekable(stream)
     if file is not None:
         file.seek(place)
@@ -68,7 +68,7 @@ def skip_to(stream: ByteStream, path: str, place: int, here: int = 0) -> None:
     while num_left:
         skipped = len(stream.read(min(num_left, _SKIP_BYTES)))
         if not skipped:
-            raise DatasetChanged(f"{path}: the file ends before the place to go on from. It changed; start again.")
+            raise DatasetChanged(f"{path}: the file ends before the place to resume at. It changed; start again.")
         num_left -= skipped
 
 
@@ -84,7 +84,7 @@ def without_mark(data: bytes, path: str) -> bytes:
 
 
 class LocalFile:
-    """A file of this machine, with the failures of its disk given their name."""
+    """A file on this machine, whose disk failures are raised as `StorageError`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -94,7 +94,7 @@ class LocalFile:
 
     def read(self, num_bytes: int = -1, /) -> bytes:
         """At most `num_bytes`, and none only at the end."""
-        most = self.size + 1  # Python takes the memory it is asked for, and one byte more shows a file that has grown
+        most = self.size + 1  # Python allocates what is requested; one byte more reveals a file that has grown
         with _disk_errors(self.path):
             return self._file.read(min(num_bytes, most) if num_bytes >= 0 else num_bytes) or b""
 
@@ -103,7 +103,7 @@ class LocalFile:
         return self._file.seek(offset, whence)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self._file.close()
 
 
@@ -120,10 +120,10 @@ def open_anywhere(path: str, options: SourceOptions) -> Iterator[SeekableBytes]:
 
 @contextlib.contextmanager
 def open_stream(path: str, options: SourceOptions) -> Iterator[ByteStream]:
-    """The bytes of a file in order, without the compression that its name tells.
+    """The bytes of a file in order, decompressed if its name says that it is compressed.
 
     Raises:
-        FormatError: while reading, when the compressed data is truncated or damaged.
+        FormatError: while reading, if the compressed data is truncated or damaged.
     """
     with contextlib.closing(_open(path, options)) as file:
         compression = compression_of(path)
@@ -131,7 +131,7 @@ def open_stream(path: str, options: SourceOptions) -> Iterator[ByteStream]:
 
 
 def arrow_file(file: Any) -> Any:
-    """A file of ours as one of pyarrow's."""
+    """One of our files as one of pyarrow's."""
     if isinstance(file, RangeFile):
         return arrow().PythonFile(file, "r")
     if isinstance(file, LocalFile):
@@ -147,13 +147,13 @@ def _open(path: str, options: SourceOptions) -> LocalFile | RangeFile | ForwardF
 
 
 class _Decompressed:
-    """What is inside a gzip, zstd or bz2 file; several members in a row are one."""
+    """The contents of a gzip, zstd or bz2 file; consecutive members are read as one."""
 
     def __init__(self, path: str, file: Any, compression: str) -> None:
         self._path = path
         self._compression = compression
         if file.size == 0:
-            raise FormatError(f"{path}: the file is empty, which no {compression} file is. Fetch or write it again.")
+            raise FormatError(f"{path}: the file is empty, not {compression} data. Fetch or write it again.")
         pa = arrow()
         source = pa.OSFile(path, "rb") if isinstance(file, LocalFile) else pa.PythonFile(file, "r")
         self._stream = pa.CompressedInputStream(source, compression)
@@ -174,7 +174,7 @@ class _Decompressed:
 
 
 class _Spooled:
-    """A temporary copy without a name, of a file that cannot be read from anywhere."""
+    """An unnamed temporary copy of a file that cannot seek."""
 
     closed = False
 
@@ -192,7 +192,7 @@ class _Spooled:
         self.size += self._file.write(data)
 
     def close(self) -> None:
-        """Give the disk space back."""
+        """Free the disk space."""
         self._file.close()
         self.closed = True
 
@@ -211,7 +211,7 @@ def _disk_errors(path: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise StorageError(
-            error.errno, f"{path}: the file is gone since it was listed. List the sources again."
+            error.errno, f"{path}: the file was removed since it was listed. List the sources again."
         ) from error
     except OSError as error:
         raise StorageError(

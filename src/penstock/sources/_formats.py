@@ -1,6 +1,6 @@
-"""What a file name says: format and compression.
+"""What a file name says about format and compression.
 
-Only names are looked at here, so that listing a million files opens none of them.
+Only names are examined here, so that listing a million files opens none of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {
     ".ipc": "arrow",
 }
 COLUMN_OF_FILES = {"images": "image", "audio": "audio"}
-"""Formats in which a file is one record, as it is, and its folder may be its class; and the column it becomes."""
+"""Formats in which each file is one record and its folder may be its class; and the column it becomes."""
 _COMPRESSION_OF_SUFFIX = {
     ".gz": "gzip",
     ".gzip": "gzip",
@@ -59,32 +59,32 @@ _COMPRESSION_OF_SUFFIX = {
 
 
 def compression_of(path: str) -> str | None:
-    """Name that pyarrow has for the compression of a file called `path`; None for a plain one."""
+    """pyarrow's name for the compression of a file called `path`; None if it is not compressed."""
     return _COMPRESSION_OF_SUFFIX.get(_suffix(path))
 
 
 def format_of(path: str, options: SourceOptions) -> Format | None:
-    """Format of the file called `path`; None when its name says nothing."""
+    """Format of the file called `path`; None if its name does not tell."""
     if is_object(path):
         return cast(Format, "object")
     return options.format or _format_of_name(path)
 
 
 def is_data_name(path: str, options: SourceOptions) -> bool:
-    """Whether a file found in a folder is data, by its name."""
+    """Whether a file found in a folder is data, judging by its name."""
     guessed = _format_of_name(path)
     if options.format in ("text", "webdataset", "jsonl", "csv"):
-        return True  # any name may hold them, and a person said that they do
+        return True  # files of these formats have any name, and the user said that this is their format
     return guessed == options.format if options.format else guessed is not None
 
 
 def is_tab_separated(path: str) -> bool:
-    """Whether the name is that of a TSV file, compressed or not."""
+    """Whether the name says that it is a TSV file, compressed or not."""
     return _suffix(_without_compression(path)) == ".tsv"
 
 
 def is_object(path: str) -> bool:
-    """Whether `path` stands for an object of this process."""
+    """Whether `path` refers to an object in this process."""
     return path.startswith("object:")
 
 
@@ -97,5 +97,5 @@ def _without_compression(path: str) -> str:
 
 
 def _suffix(path: str) -> str:
-    name = path.split("?", 1)[0].split("#", 1)[0] if "://" in path else path  # a signed URL goes on after the name
+    name = path.split("?", 1)[0].split("#", 1)[0] if "://" in path else path  # a signed URL has more after the name
     return posixpath.splitext(name)[1].lower()

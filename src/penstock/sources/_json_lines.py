@@ -1,9 +1,9 @@
-"""JSON lines one by one: the objects they hold, with an exact answer for each line that is wrong.
+"""JSON lines one by one: the objects they hold, and exactly what is wrong with each bad line.
 
-`_jsonl` makes columns of a block, in which a row also depends on its neighbours: a field that only others have is
+`_jsonl` turns a block into columns, in which a row also depends on its neighbours: a field that only others have is
 null in it. Here an object is exactly what its own line says, wherever reading began. A whole block is scanned by
-`json`'s own scanner, without cutting it into lines (2.1 µs for a record of 180 bytes where `json.loads` of each line
-takes 4.1); a block in which anything is unusual goes line by line.
+`json`'s own scanner, without cutting it into lines (2.1 µs for a record of 180 bytes; `json.loads` of each line takes
+4.1); a block with anything unusual in it is parsed line by line.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from penstock.sources._arrow import arrow
 from penstock.sources._model import Records, RowError
 from penstock.sources._nested import dig, top_level, value_at
 
-_HALF_OF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _scan = json.JSONDecoder().raw_decode
 
 
 def parse_lines(data: bytes, offset: int, path: str, first_row: int) -> Records:
-    """Records of lines that begin at byte `offset` of the file; blank lines are no rows."""
+    """Records of lines that begin at byte `offset` of the file; blank lines are not rows."""
     objects, errors = parse_objects(data, offset, path, first_row)
     rows = None
     if errors:
@@ -69,15 +69,15 @@ def read_objects(
 
 
 def _scan_block(data: bytes) -> list[dict[str, Any]] | None:
-    """Objects of a block in which every line plainly is one; None when one is not, or may not be."""
-    if _HALF_OF_A_PAIR.search(data):
+    """Objects of a block in which every line clearly is one; None if any line is not, or may not be."""
+    if _SURROGATE.search(data):
         return None
     try:
         text = data.decode()
         objects = _scan_lines(text if text.endswith("\n") else text + "\n")
     except (ValueError, RecursionError, IndexError):
         return None
-    # A newline inside an object would be taken for a space by the scanner.
+    # The scanner would take a newline inside an object for a space.
     is_one_per_line = len(objects) == text.count("\n") + (not text.endswith("\n"))
     return objects if is_one_per_line and all(type(each) is dict for each in objects) else None
 
@@ -97,7 +97,7 @@ def _scan_lines(text: str) -> list[Any]:
 
 
 def columns_of(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Columns of dicts: Arrow arrays where the values have one type, else Python lists."""
+    """Columns from dicts: Arrow arrays where the values have one type, otherwise Python lists."""
     names = dict.fromkeys(name for each in objects for name in each)
     return {name: array_or_list([each.get(name) for each in objects]) for name in names}
 
@@ -123,7 +123,7 @@ def _find(columns: Mapping[str, Any], name: str, num_rows: int) -> Any:
 
 
 def array_or_list(values: list[Any]) -> Any:
-    """An Arrow array, or the list itself when its values have no common type."""
+    """An Arrow array, or the list itself if its values have no common type."""
     pa = arrow()
     try:
         return pa.array(values)
@@ -133,11 +133,11 @@ def array_or_list(values: list[Any]) -> Any:
         return values
 
 
-_HOW_TO_CUT = ". JSON lines have one object a line: `jq -c 'if type == \"array\" then .[] else . end'` writes them"
+_HOW_TO_CUT = ". JSON lines have one object per line: `jq -c 'if type == \"array\" then .[] else . end'` writes them"
 
 
 class _BadLine(Exception):
-    """A line that holds no object, and one word for why."""
+    """A line that is not an object, and one word for why."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -157,9 +157,9 @@ def _parse_object(data: bytes, begin: int, end: int) -> dict[str, Any] | None:
     except UnicodeDecodeError as error:
         raise _BadLine("invalid_utf8", f"is not valid UTF-8 ({error.reason} at its byte {error.start})") from None
     except UnicodeEncodeError:
-        raise _BadLine("invalid_utf8", "holds half of a surrogate pair, which is no character") from None
+        raise _BadLine("invalid_utf8", "contains a lone surrogate, which is not a character") from None
     except RecursionError:
-        raise _BadLine("bad_json", "nests too deeply") from None
+        raise _BadLine("bad_json", "is nested too deeply") from None
     except ValueError as error:
         is_cut = data[begin:end].strip() in (b"{", b"[")
         raise _BadLine("bad_json", f"is not JSON: {error}{_HOW_TO_CUT * is_cut}") from None

@@ -1,11 +1,11 @@
-"""JSON lines: by pyarrow a block at a time, line by line only where a block is not plain.
+"""JSON lines: by pyarrow a block at a time, and line by line only if a block is unusual.
 
-pyarrow's reader makes string arrays without a Python object per row, but left to guess it turns text that
-looks like a date into a timestamp and crashes on deep nesting; it tells of one bad line by refusing the block,
-reads two objects on one line as two rows, rounds large integers where floats are, and loses nulls in
-lists. So it never guesses: the first lines go through `json.loads`, and the types found there are given to
-pyarrow. A block that does not fit them, or in which one of those mistakes is possible, goes through
-`json.loads`, which says exactly which row is wrong and teaches new types. Both ways give the same values.
+pyarrow's reader makes string arrays without a Python object per row. But left to guess, it turns text that
+looks like a date into a timestamp and crashes on deep nesting; it rejects a whole block for one bad line,
+reads two objects on one line as two rows, rounds large integers among floats, and loses nulls in
+lists. So it never guesses: the first lines go through `json.loads`, and pyarrow is given the types found there. A
+block that does not fit them, or in which one of those mistakes is possible, goes through `json.loads`, which says
+exactly which row is wrong and teaches new types. Both ways give the same values.
 
 Measured on Python sources, per CPU second on a busy machine: 310-350 MB/s from file to array (pyarrow's parser
 alone 390-490), about 235 when every block goes through `json.loads`; 180 on rows of 80 bytes.
@@ -50,7 +50,7 @@ def read_jsonl_rows(split: Split, options: SourceOptions, place: int | None) -> 
 
 
 def _lines_of(block: Block, path: str) -> tuple[bytes, int]:
-    """The lines of a block, and the byte at which they begin: behind the mark at the start of a file."""
+    """The lines of a block, and the byte at which they begin: after the byte-order mark at the start of a file."""
     data = without_mark(block.data, path) if block.offset == 0 else block.data
     return data, block.offset + len(block.data) - len(data)
 
@@ -73,7 +73,7 @@ def _read_block(block: Block, path: str, row: int, reader: _FastReader) -> Recor
 
 
 class _FastReader:
-    """pyarrow's reader, with the types that the blocks before had."""
+    """pyarrow's reader, with the types seen in earlier blocks."""
 
     def __init__(self, columns: Sequence[str] | None) -> None:
         self.columns = None if columns is None else tuple(columns)
@@ -101,7 +101,7 @@ class _FastReader:
         return tuple(names_within({**dict.fromkeys(self._mixed), **self._types}))
 
     def read(self, data: bytes) -> dict[str, Any] | None:
-        """Columns with a row per line, or None when this block needs `json.loads`."""
+        """Columns with a row per line, or None if this block needs `json.loads`."""
         if not self._types or not self._types.keys() >= self._needed:
             return None
         num_lines = _count_plain_lines(data)
@@ -115,12 +115,12 @@ class _FastReader:
 
     @property
     def _needed(self) -> set[str]:
-        """The columns that those asked for are, or are in."""
+        """The top-level columns that hold the requested ones."""
         return {top_level(name, self._types) for name in self.columns or ()}
 
     def _parse(self, data: bytes) -> Any:
         chosen = {name: self._types[name] for name in self._needed}
-        # "ignore" would leave out new fields inside a struct as well, so it is for flat columns.
+        # "ignore" would also drop new fields inside a struct, so it is only for flat columns.
         if chosen and not any(map(arrow().types.is_nested, chosen.values())):
             return _parse(data, chosen, unexpected="ignore")
         return _parse(data, self._types, unexpected="error")
@@ -141,7 +141,7 @@ def _parse(data: bytes, types: dict[str, Any], *, unexpected: str) -> Any:
 
 
 def _count_plain_lines(data: bytes) -> int | None:
-    """Number of lines, when each looks like one object; None when one does not, or is blank."""
+    """Number of lines, if each looks like one object; None if any does not, or is blank."""
     values = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(values == _NEWLINE)
     if not len(values):
@@ -167,7 +167,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _widest(old: Any, new: Any) -> Any:
-    """A type that holds the values of both, or the newer one."""
+    """A type that can hold the values of both, or else the newer one."""
     pa = arrow()
     if old is None or old == new:
         return new
@@ -179,7 +179,7 @@ def _widest(old: Any, new: Any) -> Any:
 
 
 def _has_nulls(kind: Any) -> bool:
-    """Whether a part of the type is not known yet, having been null in every row."""
+    """Whether part of the type is still unknown, because it was null in every row."""
     pa = arrow()
     if pa.types.is_struct(kind):
         return not kind.num_fields or any(_has_nulls(field.type) for field in kind)

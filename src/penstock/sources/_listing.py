@@ -1,8 +1,8 @@
 """Which files a source means: a path, a folder, a glob, a URL, an object, or a list of those.
 
-Files come sorted by name, each once. What is not data is left out by name only, and only inside folders:
-hidden files, those that begin with an underscore, as tools write beside data, and datasets that Penstock wrote
-there. A folder of several formats is not guessed about: it is an error that says what is in it.
+Files come sorted by name, each once. What is not data is left out only by name, and only inside folders:
+hidden files, those that begin with an underscore, which tools write beside data, and datasets that Penstock wrote
+there. If a folder has several formats, nothing is guessed: it is an error that says what is in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from penstock.errors import printable
 from penstock.filesystem import similar_path
 from penstock.sources._formats import COLUMN_OF_FILES, format_of
-from penstock.sources._listing_local import expand_local, first_folder, is_wanted_folder, is_wanted_name, passed_over
+from penstock.sources._listing_local import expand_local, first_folder, is_wanted_folder, is_wanted_name, skipped_in
 from penstock.sources._model import SourceFile
 from penstock.sources._objects import IterableSource, is_table, list_object
 from penstock.sources._options import FORMATS, SourceOptions
@@ -26,33 +26,33 @@ from penstock.sources._remote import RemoteStore
 from penstock.sources._urls import Url, address_of, is_remote
 
 _log = logging.getLogger(__name__)
-_HOW_TO_TELL = "Pass reading=SourceOptions(format='jsonl'), or what it is (--format)."
+_HOW_TO_TELL = "Say what format it is, as in reading=SourceOptions(format='jsonl') or --format jsonl."
 _SHOWN_KINDS = 5
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "Last-Modified", "mtime", "created")
 Source = str | os.PathLike[str] | IterableSource | Iterable[Any]
 
 
 def list_files(sources: Source, options: SourceOptions) -> list[SourceFile]:
-    """Files that `sources` means, sorted by name, each once however often it is named; objects first, as given.
+    """The files that `sources` means, sorted by name, each once however often it is named; objects first, as given.
 
     Raises:
         FileNotFoundError: a source matches nothing.
-        ValueError: the names do not tell one format.
+        ValueError: the names do not say which format, or say several.
         StorageError: a remote store did not answer.
     """
     objects: dict[str, SourceFile] = {}
     files: dict[str, SourceFile] = {}
-    named: collections.Counter[str] = collections.Counter()
+    num_times: collections.Counter[str] = collections.Counter()
     for number, source in enumerate(_each(sources)):
         if isinstance(source, (str, os.PathLike)):
             path = _path_of(source)
-            named[path] += 1
+            num_times[path] += 1
             _add(files, _expand(path, options))
         else:
             found = {file.path: file for file in list_object(source, number)}
-            named.update(found.keys())
+            num_times.update(found.keys())
             objects.update(found)
-    _warn_of_repeats(named)
+    _warn_about_repeats(num_times)
     return [*objects.values(), *(files[path] for path in sorted(files.keys() - objects.keys()))]
 
 
@@ -66,20 +66,20 @@ def _add(files: dict[str, SourceFile], found: Iterable[SourceFile]) -> None:
         known = files.setdefault(file.path, file)
         if known.identity != file.identity and address_of(known.path) != address_of(file.path):
             raise ValueError(
-                f"{file.path}: two addresses differ only in their signatures, but the data is not the same. "
-                "Give each file a path of its own."
+                f"{file.path}: two addresses differ only in their signatures, but their data differs. "
+                "Give each file its own path."
             )
 
 
-def list_passed_over(sources: Source, options: SourceOptions) -> list[str]:
+def list_skipped(sources: Source, options: SourceOptions) -> list[str]:
     """Files in the local folders among `sources` that `list_files` leaves out because of their names."""
     paths = (os.fspath(each) for each in _each(sources) if isinstance(each, (str, os.PathLike)))
-    return sorted({left_out for path in paths if not is_remote(path) for left_out in passed_over(path, options)})
+    return sorted({skipped for path in paths if not is_remote(path) for skipped in skipped_in(path, options)})
 
 
-def _warn_of_repeats(named: Mapping[str, int]) -> None:
-    """Say that naming a file twice does not make it count twice; globs that overlap are nothing unusual."""
-    for name, count in named.items():
+def _warn_about_repeats(num_times: Mapping[str, int]) -> None:
+    """Say that naming a file twice does not make it count twice; overlapping globs are common, and not warned about."""
+    for name, count in num_times.items():
         if count > 1:
             _log.warning(
                 "%s is given %d times; each file is read once. penstock.mix repeats data.", printable(name), count
@@ -87,7 +87,7 @@ def _warn_of_repeats(named: Mapping[str, int]) -> None:
 
 
 def _each(sources: Source) -> Sequence[Any]:
-    """The sources of a list, or the one that was given."""
+    """The sources of a list, or the single one given."""
     if isinstance(sources, (str, os.PathLike, IterableSource)) or is_table(sources):
         return [sources]
     if isinstance(sources, (list, tuple)) and not any(isinstance(each, Mapping) for each in sources):
@@ -105,7 +105,7 @@ def _expand(source: str, options: SourceOptions) -> list[SourceFile]:
     if not files and not is_remote(source):
         _check_unread(source, options)
     if not files:
-        brackets = " A bracket in a name is written [[] in a glob." if "[" in source else ""
+        brackets = " In a glob, write [[] for a bracket in a name." if "[" in source else ""
         guess = "" if is_remote(source) else similar_path(os.path.expanduser(source))
         raise FileNotFoundError(
             f"{source}: no file matches.{guess or ' Check the spelling, and quote globs in a shell.'}{brackets}"
@@ -120,7 +120,7 @@ def _check_formats(source: str, files: list[SourceFile], options: SourceOptions)
     formats = collections.Counter(format_of(file.path, options) for file in files)
     if None in formats:
         unknown = next(file.path for file in files if format_of(file.path, options) is None)
-        raise ValueError(f"{unknown}: the name does not tell the format. {_HOW_TO_TELL}")
+        raise ValueError(f"{unknown}: unrecognised file extension. {_HOW_TO_TELL}")
     if len(formats) > 1:
         found = ", ".join(f"{count:,} {name}" for name, count in formats.most_common())
         usual, (rare, count) = formats.most_common(1)[0][0], formats.most_common()[-1]
@@ -133,15 +133,16 @@ def _check_formats(source: str, files: list[SourceFile], options: SourceOptions)
 
 
 def _check_unread(source: str, options: SourceOptions) -> None:
-    """Say so when a folder has files, but none that can be read."""
-    names = list(passed_over(source, options))
+    """Say so if a folder has files, but none that can be read."""
+    names = list(skipped_in(source, options))
     if not names:
         return
     kinds = collections.Counter(posixpath.splitext(name)[1].lower() or "no extension" for name in names)
     found = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN_KINDS))
     raise FileNotFoundError(
-        f"{source}: no file of a format that can be read ({found}). Formats are {', '.join(FORMATS)}: if it is one, "
-        "pass reading=SourceOptions(format=…) (--format); if not, read them yourself and give the rows as dicts."
+        f"{source}: no file has a recognised extension ({found}). If these are {', '.join(FORMATS[:-1])} or "
+        f"{FORMATS[-1]}, pass reading=SourceOptions(format=…) (--format); if not, read them yourself and give the rows "
+        "as dicts."
     )
 
 
@@ -161,7 +162,7 @@ def _expand_remote(url: str, options: SourceOptions) -> list[SourceFile]:
 
 
 def _is_glob(url: str) -> bool:
-    # "?" begins the query of a web address.
+    # In a web address, "?" begins the query.
     return "*" in url if url.startswith("http") else any(mark in url for mark in "*?[")
 
 

@@ -1,4 +1,4 @@
-"""Files of this machine."""
+"""Which files of this machine a path, a folder or a glob means."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def list_local_files(paths: Sequence[str]) -> list[SourceFile]:
 
 
 def changed_since(files: Iterable[SourceFile]) -> list[str]:
-    """Paths of files of this machine that are no longer as they were listed, or gone."""
+    """Paths of local files that have changed since they were listed, or are gone."""
     return [file.path for file in files if os.path.isabs(file.path) and _identity_now(file.path) != file.identity]
 
 
@@ -60,8 +60,8 @@ def _identity_now(path: str) -> str | None:
         return None
 
 
-def passed_over(source: str, options: SourceOptions) -> Iterator[str]:
-    """Files of a source's folder that are not listed because of their names, and that may well be data."""
+def skipped_in(source: str, options: SourceOptions) -> Iterator[str]:
+    """Files in a folder that are not listed because of their names, but may well be data."""
     path = _absolute(source)
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, _STATE_NAME)):
         yield from _walk(path, options, set(), is_worth_a_word)
@@ -73,7 +73,7 @@ def is_wanted_name(name: str, options: SourceOptions) -> bool:
 
 
 def is_visible_name(name: str, options: SourceOptions) -> bool:
-    """Whether a file found in a folder is more than what tools write beside data."""
+    """Whether a file found in a folder is not one of those that tools write beside data."""
     if name.startswith(".") or (name.startswith("_") and options.format not in COLUMN_OF_FILES):
         return False
     return options.format is not None or name.lower().split(".", 1)[0] not in _NOT_DATA
@@ -92,7 +92,7 @@ def is_wanted_folder(name: str, options: SourceOptions) -> bool:
 
 
 def _is_dataset(folder: str) -> bool:
-    """Whether Penstock wrote what is in a folder: its manifest is JSON, and no data."""
+    """Whether Penstock wrote what is in a folder: its manifest is JSON, but not data."""
     try:
         with os.fdopen(open_regular(Path(folder) / "manifest.json"), "rb") as file:
             return b'"format": "penstock"' in file.read(_MANIFEST_START)
@@ -107,7 +107,7 @@ def _describe(path: str, class_name: str | None = None) -> SourceFile:
         if not os.path.islink(path):
             raise
         raise FileNotFoundError(
-            f"{path}: a link to {os.readlink(path)}, which is not there. Fetch that file, or remove the link."
+            f"{path}: a link to {os.readlink(path)}, which does not exist. Fetch that file, or remove the link."
         ) from None
     if not path.isascii():
         _check_name(path)
@@ -120,8 +120,8 @@ def _check_name(path: str) -> None:
         path.encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"{path!a}: the name is not UTF-8, and a dataset notes the names of its sources. "
-            "Rename it, as with: convmv -f latin1 -t utf-8 --notest FILE."
+            f"{path!a}: the name is not UTF-8, and a dataset records the names of its sources. "
+            "Rename it, for example with: convmv -f latin1 -t utf-8 --notest FILE."
         ) from None
 
 
@@ -131,10 +131,12 @@ def _identity(status: os.stat_result) -> str:
 
 def _expand_folder(folder: str, options: SourceOptions, *, class_from: str) -> list[SourceFile]:
     if _is_dataset(folder):
-        raise ValueError(f"{folder}: a dataset that Penstock made, not raw data. Give the folder of the raw files.")
+        raise ValueError(f"{folder}: a dataset that Penstock wrote, not raw data. Give the folder of the raw files.")
     if os.path.exists(os.path.join(folder, "dataset_dict.json")):
         parts = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-        raise ValueError(f"{folder}: a dataset of the parts {', '.join(parts)}. Give one, as in {folder}/{parts[0]}.")
+        raise ValueError(
+            f"{folder}: a dataset with the parts {', '.join(parts)}. Give one of them, as in {folder}/{parts[0]}."
+        )
     if os.path.exists(state := os.path.join(folder, _STATE_NAME)) and options.format in (None, "arrow"):
         return list_local_files(_files_of_saved_dataset(folder, state))
     paths = sorted(path for path in _walk(folder, options, set()) if is_data_name(path, options))
@@ -148,9 +150,9 @@ def _walk(
     seen: set[tuple[int, int]],
     takes: Callable[[str, SourceOptions], bool] = is_visible_name,
 ) -> Iterator[str]:
-    """Files in a folder and the folders in it whose names `takes` takes, whatever they say of their format."""
+    """Files in a folder and its subfolders whose names `takes` accepts, whatever format they suggest."""
     status = os.stat(folder)
-    if (status.st_dev, status.st_ino) in seen or _is_dataset(folder):  # a link that leads back up, or what we made
+    if (status.st_dev, status.st_ino) in seen or _is_dataset(folder):  # a link that leads back up, or our own output
         return
     seen.add((status.st_dev, status.st_ino))
     with os.scandir(folder) as entries:

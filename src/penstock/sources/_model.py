@@ -1,4 +1,4 @@
-"""What the room hands out: files, splits of them, and records, by columns or as dicts.
+"""What this room hands out: files, splits of them, and records, by columns or as dicts.
 
 A split says which bytes, row groups or files one reader takes. It is plain data: it can be printed,
 compared, pickled, and kept in a JSON file between two runs. Reading the same split of the same files
@@ -20,15 +20,15 @@ class SourceFile:
     """One file of raw data, as it was when it was listed."""
 
     path: str
-    """Absolute local path, or a URL without its signature: what opens it is kept beside the text (see `_urls`)."""
+    """Absolute local path, or a URL without its signature, which is kept out of the text (see `_urls`)."""
     num_bytes: int
-    """Size as stored; -1 where the server does not say."""
+    """Stored size; -1 if the server does not say."""
     identity: str
-    """Changes when the file does: size and time of change, or what the store calls its version."""
+    """Changes when the file does: size and modification time, or the store's version of it."""
     class_name: str = ""
     """Folder that gives an image its class; "" for other files."""
     is_seekable: bool = True
-    """Whether any range can be asked for. A web server may refuse, and then the file is one split."""
+    """Whether any range can be requested. A web server may refuse, and then the file is one split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ class Split:
     end: int
     """One past the last. Records that begin before `end` belong to the split, wherever they end."""
     num_bytes: int
-    """About how much raw data the split holds: what tasks are cut by."""
+    """About how much raw data the split holds; tasks are sized by it."""
     paths: tuple[str, ...] = ()
     """Files of a group, one record each, in the order of their rows; empty for a single file."""
     class_names: tuple[str, ...] = ()
-    """Class of each file of a group of images; empty where there are none."""
+    """Class of each file of a group of images; empty if there are no classes."""
     labels: tuple[int, ...] = ()
     """Number of each file's class among all classes."""
 
     @property
     def needs_this_process(self) -> bool:
-        """Whether the data is an object of this process, which no other worker can read."""
+        """Whether the data is an object in this process, which no other worker can read."""
         return self.format == "object"
 
     def path_of_row(self, row: int) -> str:
@@ -72,7 +72,7 @@ class Split:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
+        """The inverse of `to_json`."""
         fields: dict[str, Any] = {
             name: tuple(each) if isinstance(each, list) else each for name, each in values.items()
         }
@@ -81,7 +81,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """A row that could not be given, and why."""
+    """A row that could not be read, and why."""
 
     path: str
     row: int
@@ -100,9 +100,9 @@ class Records:
     """A batch of records, column by column: about 4 MB of raw data, or one record that is larger.
 
     A column is a pyarrow Array (one chunk, no dictionary, no views) or a Python list: of bytes for files
-    and tar members, of anything for values that have no common Arrow type. A value that is missing is
-    null, or None. A column of nothing but nulls may have Arrow's `null` type. Arrow strings are valid UTF-8: every
-    reader has checked them, so that nobody need check again.
+    and tar members, of anything for values without a common Arrow type. A missing value is null, or
+    None. A column of nothing but nulls may have Arrow's `null` type. Arrow strings are valid UTF-8: every
+    reader has checked them, so nobody needs to check again.
     """
 
     columns: Mapping[str, Any]
@@ -113,11 +113,11 @@ class Records:
     errors: tuple[RowError, ...] = ()
     """Rows that are not in the columns, in the order of their numbers."""
     rows: NDArray[np.int64] | None = None
-    """Row number of each record; None when they are first_row, first_row + 1, …"""
+    """Row number of each record; None if they are first_row, first_row + 1, …"""
     num_bytes: int = field(default=0)
     """Raw bytes this batch was made of, for rates."""
     known: tuple[str, ...] = ()
-    """Names that these rows have, asked for or not, where the reader knows; for messages."""
+    """Names that these rows have, requested or not, if the reader knows; for messages."""
 
     def row_numbers(self) -> NDArray[np.int64]:
         """Row number of each record within the split."""
@@ -131,7 +131,7 @@ class Rows:
     """Records of one block as Python dicts."""
 
     place: int
-    """Where the block begins: what `read_rows` can begin at."""
+    """Where the block begins, which `read_rows` can resume at."""
     values: list[dict[str, Any]]
     errors: tuple[RowError, ...] = ()
     """Rows that are not among the values."""
@@ -139,12 +139,12 @@ class Rows:
     """Number that errors give to the first row of the block."""
 
     def before_first_error(self) -> list[dict[str, Any]]:
-        """The values that stand before the first of the errors."""
+        """The values before the first error."""
         return self.values[: min(error.row for error in self.errors) - self.first_row]
 
 
 def runs(sizes: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
-    """Consecutive pieces [begin, end), each as many as fit into `target`, and at least one.
+    """Consecutive ranges [begin, end), each with as many sizes as fit in `target`, and at least one.
 
     >>> list(runs([5, 5, 5, 20, 1], 10))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
@@ -160,7 +160,7 @@ def runs(sizes: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
 
 
 def byte_ranges(num_bytes: int, target: int) -> Iterator[tuple[int, int]]:
-    """Ranges of equal size, to a byte, that are about `target` long.
+    """Ranges of equal size, give or take a byte, that are about `target` long.
 
     >>> list(byte_ranges(10, 4))
     [(0, 5), (5, 10)]

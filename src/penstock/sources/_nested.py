@@ -1,6 +1,6 @@
 """Columns inside columns: "conversation.turns" is the field `turns` of the column `conversation`.
 
-A column that is called exactly so comes first: CSV files have `sepal.length`, and tars have members `seg.png`.
+A column with exactly that name takes precedence: CSV files have `sepal.length`, and tars have members `seg.png`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.sources._arrow import arrow
 
 
 def top_level(name: str, known: Iterable[str]) -> str:
-    """The column that a name is in: one of the `known`, or the name itself if it is in none."""
+    """The column that a name is in: one of `known`, or the name itself if it is in none of them."""
     root = name.partition(".")[0]
     return root if name not in known and root in known else name
 
@@ -32,7 +32,7 @@ def names_within(types: Mapping[str, Any]) -> Iterator[str]:
 
 
 def value_at(item: Mapping[str, Any], name: str) -> Any:
-    """A value of a record; None where it has none.
+    """A value of a record; None if it has none.
 
     >>> value_at({"a": {"b": 1}, "c.d": 2}, "a.b"), value_at({"c.d": 2}, "c.d"), value_at({"a": 3}, "a.b")
     (1, 2, None)
@@ -46,7 +46,7 @@ def value_at(item: Mapping[str, Any], name: str) -> Any:
 
 
 def select_nested(batch: Any, names: Sequence[str], path: str) -> Any:
-    """An Arrow batch with these columns, which it has or which are in those that it has."""
+    """An Arrow batch with these columns, top-level or nested."""
     columns = [dig(batch.column(top_level(name, batch.schema.names)), name, path, batch.schema.names) for name in names]
     return arrow().RecordBatch.from_arrays(columns, names=list(names))
 
@@ -55,7 +55,7 @@ def check_fields(schema: Any, names: Sequence[str] | None, path: str) -> None:
     """Refuse names of fields that an Arrow schema does not have.
 
     Raises:
-        SchemaError: saying which is missing where.
+        SchemaError: a field is missing; the message says which, and where.
     """
     for name in names or ():
         if name not in schema.names:
@@ -74,7 +74,7 @@ def _walk(kind: Any, name: str, path: str) -> None:
 
 
 def dig(column: Any, name: str, path: str, known: Iterable[str]) -> Any:
-    """The column called `name`, out of the one that it is in.
+    """The column called `name`, extracted from the one that contains it.
 
     Raises:
         SchemaError: there is no such field.

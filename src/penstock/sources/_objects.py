@@ -1,7 +1,7 @@
 """Data that is already in this process: iterables of dicts, Arrow tables, Hugging Face datasets.
 
-A split is plain data and cannot hold an object, so it holds a name, under which the object is kept here. Such a
-split is read where it was listed (`Split.needs_this_process`). A Hugging Face dataset that is simply
+A split is plain data and cannot hold an object, so it holds a name under which the object is kept here. Such a
+split is read in the process that listed it (`Split.needs_this_process`). A Hugging Face dataset that is just
 its Arrow files is listed as those files instead, which any worker can read.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import FormatError
-from penstock.sources._arrow import arrow, cut_batch, named_damage, records_of_batch
+from penstock.sources._arrow import arrow, cut_batch, explain_damage, records_of_batch
 from penstock.sources._json_lines import array_or_list
 from penstock.sources._listing_local import list_local_files
 from penstock.sources._model import Records, RowError, SourceFile, Split, byte_ranges
@@ -42,15 +42,15 @@ class IterableSource:
     """
 
     records: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
-    """The dicts, or a function that gives them anew. An iterator is read once."""
+    """The dicts, or a function that returns a fresh iterable of them. An iterator is read once."""
     name: str = "iterable"
-    """What the records' origin is called; two sources of one run need two names."""
+    """Name of the source in the records' origins; two sources of one run need two names."""
     identity: str = ""
-    """Changes when the data does, as files' do. "" says that nobody knows: nothing made from it is used again."""
+    """Changes when the data does, like that of files. "" means unknown: nothing made from it is reused."""
 
 
 class _Once:
-    """An iterator, which may be looked at before it is read: what a look takes is kept for whoever reads."""
+    """An iterator that can be peeked at before it is read: what a peek consumes is kept for the reader."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
@@ -68,10 +68,10 @@ class _Once:
             yield self._ahead[place]
 
     def read(self) -> Iterator[Any]:
-        """The items from the first on, which are then gone."""
+        """The items from the first on, which are then used up."""
         if self._is_read:
             raise FormatError(
-                "This iterator was read already, and cannot be read again. "
+                "This iterator was already read, and cannot be read again. "
                 "Give IterableSource(records=function), where the function returns a new one."
             )
         self._is_read = True
@@ -95,7 +95,7 @@ def list_object(source: Any, number: int) -> list[SourceFile]:
 
 
 def split_object(file: SourceFile, target_bytes: int) -> list[Split]:
-    """Ranges of rows where the object has rows; otherwise one split."""
+    """Ranges of rows if rows can be accessed by number; otherwise one split."""
     source = _object(file.path)
     if file.num_bytes < 0:
         return [Split("object", file.path, 0, -1, 0)]
@@ -115,7 +115,7 @@ def read_object(split: Split, options: SourceOptions) -> Iterator[Records]:
 
 
 def peek_object(split: Split, options: SourceOptions) -> Iterator[Records]:
-    """As `read_object`, for a look: an iterator can be read afterwards all the same."""
+    """Like `read_object`, but an iterator can still be read afterwards."""
     source = _object(split.path)
     if isinstance(source, _Once):
         return _read_items(source.peek(), split.path, options)
@@ -129,7 +129,7 @@ def is_table(source: Any) -> bool:
 
 def _object(path: str) -> Any:
     if path not in _objects:
-        raise ValueError(f"{path} is an object of the process that listed it; this process cannot read it.")
+        raise ValueError(f"{path} is an object in the process that listed it; this process cannot read it.")
     return _objects[path]
 
 
@@ -139,22 +139,22 @@ def _is_hf_dataset(source: Any) -> bool:
 
 
 def _files_of_dataset(dataset: Any) -> list[str]:
-    """Arrow files that hold the dataset as it is; none when rows or columns were chosen since, or it has rows twice."""
+    """Arrow files that hold exactly the dataset; none if rows or columns were selected, or a file occurs twice."""
     paths = [entry["filename"] for entry in dataset.cache_files]
     if dataset._indices is not None or len(set(paths)) != len(paths):
         return []
     ipc, num_rows = arrow("ipc"), 0
     for path in paths:
-        with named_damage(path, "Arrow"), arrow().memory_map(path) as source:
+        with explain_damage(path, "Arrow"), arrow().memory_map(path) as source:
             reader = ipc.open_stream(source)
             if reader.schema.names != dataset.column_names:
                 return []
             num_rows += sum(batch.num_rows for batch in reader)
-    return paths if num_rows == len(dataset) else []  # none at all for one that is in memory
+    return paths if num_rows == len(dataset) else []  # a dataset in memory has no files
 
 
 def _num_bytes(source: Any) -> int:
-    """Size of an object whose rows can be asked for; -1 when they only come in order."""
+    """Size of an object whose rows can be accessed by number; -1 if they only come in order."""
     if _is_hf_dataset(source):
         return int(source.data.nbytes)
     return int(source.nbytes) if hasattr(source, "nbytes") and hasattr(source, "slice") else -1
@@ -172,7 +172,7 @@ def _read_rows(source: Any, split: Split, options: SourceOptions) -> Iterator[Re
 
 
 def _once(source: Any) -> Any:
-    """The source, or a wrapper of one that can be read only once."""
+    """The source, wrapped if it can be read only once."""
     records: Any = source.records if isinstance(source, IterableSource) else source
     if hasattr(records, "read_next_batch"):
         return _Once(row for batch in records for row in batch.to_pylist())
@@ -225,7 +225,7 @@ def _find_fault(item: Any, path: str, row: int) -> RowError | None:
         return RowError(path, row, "not_an_object", f"item {row} is a {type(item).__name__}, not a dict.")
     for name, value in item.items():
         if isinstance(value, str) and not value.isascii() and not _is_encodable(value):
-            message = f"item {row} holds half of a surrogate pair in {name!r}, which is no character."
+            message = f"item {row} contains a lone surrogate in {name!r}, which is not a character."
             return RowError(path, row, "invalid_utf8", message)
     return None
 

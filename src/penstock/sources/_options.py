@@ -1,4 +1,4 @@
-"""How raw data is to be understood, in one frozen object.
+"""How to interpret raw data, in one frozen object.
 
 Everything that decides which records come out is in `identity`; how patiently they are fetched is not.
 """
@@ -32,52 +32,52 @@ _BEFORE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """How to read sources; the defaults read what the file names say.
+    """How to read sources; the defaults go by the file names.
 
     >>> SourceOptions(format="text", text_unit="separator", separator="<|endoftext|>").text_unit
     'separator'
     """
 
     format: Format | None = None
-    """Format of all files; None tells it from each name."""
+    """Format of all files; None goes by each file's name."""
     columns: tuple[str, ...] | None = None
     """Columns to read; None reads all. Fewer is faster in every format."""
     text_unit: TextUnit = "file"
-    """What one document of a text file is: the file, a line, or what stands between two separators."""
+    """What one document of a text file is: the file, a line, or the text between two separators."""
     separator: str | None = None
-    """Between two documents, for `text_unit="separator"`."""
+    """What separates two documents, for `text_unit="separator"`."""
     encoding: str = "utf-8"
-    """Of text and CSV files: UTF-8 or a one-byte encoding such as "latin-1". JSON is always UTF-8."""
+    """Encoding of text and CSV files: UTF-8 or a one-byte encoding such as "latin-1". JSON is always UTF-8."""
     delimiter: str | None = None
-    """Between two CSV fields; None is a tab for .tsv and a comma for the rest."""
+    """What separates two CSV fields; None means a tab for .tsv and a comma otherwise."""
     quote: str | None = '"'
-    """Around CSV fields that hold delimiters; None where quotes are ordinary characters."""
+    """What encloses CSV fields that contain delimiters; None if quotes are ordinary characters."""
     quoted_newlines: bool = True
-    """Whether a quoted CSV field may hold a newline. False lets one file be read by many workers."""
+    """Whether a quoted CSV field may contain a newline. With False, many workers can read one file."""
     header: bool | None = None
-    """Whether the first line of a CSV file names its columns; None takes it for a header unless it may be data, and
-    refuses the file then. Columns of files without one are f0, f1, … if `names` does not name them."""
+    """Whether the first line of a CSV file names its columns; None takes it for a header, but refuses the file if it
+    may be data. Columns of files without a header are f0, f1, … unless `names` names them."""
     names: tuple[str, ...] | None = None
-    """Names of all CSV columns, in order: of files without a header, or, with `header=True`, instead of theirs."""
+    """Names of all CSV columns, in order: for files without a header, or, with `header=True`, instead of theirs."""
     types: Mapping[str, FieldType] | Literal["infer"] | None = None
-    """Types of CSV columns; "infer" takes numbers and truth values from the first rows. The rest is text."""
+    """Types of CSV columns; "infer" finds numbers and booleans by the first rows. The rest is text."""
     null_values: tuple[str, ...] = ("",)
-    """CSV fields that mean a missing value, in columns that have a type. A text is never missing."""
+    """CSV fields that mean a missing value, in columns that have a type. Text is never missing."""
     missing: Missing = "null"
-    """What a missing value of a CSV column is: null, which `prepare` takes for a bad row, or NaN where floats are."""
+    """What a missing value in a CSV column becomes: null, a bad row in `prepare`, or NaN in float columns."""
     typed_members: bool = False
     """Whether members of WebDataset tars become numbers (.cls) and arrays (.npy), dots in their names underscores, and
-    the key of a sample a column `key`; else all are bytes, by their extensions."""
+    the key of a sample a column `key`; otherwise all are bytes, named by their extensions."""
     classes: tuple[str, ...] | None = None
-    """Names of all classes of images or sounds in the order of their numbers; None sorts the folders that are there."""
+    """Names of all classes of images or sounds in the order of their numbers; None sorts the folders found."""
     batch_bytes: int = 4 << 20
-    """Raw data per batch of records. Also how much is asked of a remote store at once."""
+    """Raw data per batch of records. Also how much is requested from a remote store at once."""
     max_record_bytes: int = 1 << 30
-    """A longer line, document or file is a bad row: what keeps a decompression bomb out of memory."""
+    """A longer line, document or file is a bad row; this keeps a decompression bomb out of memory."""
     max_attempts: int = 5
-    """Tries for each remote request before the read fails."""
+    """Attempts at each remote request before the read fails."""
     timeout_seconds: float = 60.0
-    """A remote request that takes longer has stalled and is tried again."""
+    """A remote request that takes longer is considered stalled and is tried again."""
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     """Passed to fsspec: credentials, endpoint, profile. Never stored."""
 
@@ -91,15 +91,15 @@ class SourceOptions:
         _check_types(self)
         for name in ("batch_bytes", "max_record_bytes", "max_attempts"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; at least 1 is needed.")
+                raise ValueError(f"{name}={getattr(self, name)}; it must be at least 1.")
         if not self.timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds={self.timeout_seconds}; a request needs some time.")
+            raise ValueError(f"timeout_seconds={self.timeout_seconds}; it must be positive.")
         if self.max_record_bytes >= 1 << 31:
-            raise ValueError(f"max_record_bytes={self.max_record_bytes}; Arrow's readers take less than 2 GiB.")
+            raise ValueError(f"max_record_bytes={self.max_record_bytes}; Arrow's readers need less than 2 GiB.")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON of all that decides the records and their numbers."""
+        """Everything that decides the records and their numbers, as JSON."""
         return {
             "format": self.format,
             "columns": None if self.columns is None else list(self.columns),
@@ -116,7 +116,8 @@ class SourceOptions:
 
     @property
     def _newer(self) -> dict[str, Any]:
-        """What older versions did not ask for; left out where it says what they did, so that their datasets go on."""
+        """Options that older versions lacked; left out if they mean what those versions did, so that their datasets
+        can be continued."""
         return {
             "header": self.header,
             "names": None if self.names is None else list(self.names),
@@ -140,7 +141,7 @@ def _check_columns(options: SourceOptions) -> None:
             raise TypeError(f"{name}={names!r} is one string; give a tuple, as in ({names!r},).")
         if names is not None:
             if (not names and name != "null_values") or len(set(names)) != len(names):
-                raise ValueError(f"{name}={names!r}; name at least one, each once, or leave it None.")
+                raise ValueError(f"{name}={names!r}; give at least one, each once, or None.")
             object.__setattr__(options, name, tuple(names))
 
 
@@ -148,7 +149,7 @@ def _check_separator(options: SourceOptions) -> None:
     if (options.text_unit == "separator") != bool(options.separator):
         raise ValueError(
             f"text_unit={options.text_unit!r} with separator={options.separator!r}; "
-            'give both text_unit="separator" and a separator that is not empty, or neither.'
+            'give both text_unit="separator" and a non-empty separator, or neither.'
         )
 
 
@@ -163,7 +164,7 @@ def _check_encoding(encoding: str) -> str:
         is_bytewise = False
     if not is_bytewise:
         raise ValueError(
-            f"encoding={encoding!r} is not UTF-8 or a one-byte encoding, in which lines can be found by their bytes. "
+            f"encoding={encoding!r} is neither UTF-8 nor a one-byte encoding, so lines cannot be found by their bytes. "
             f"Convert the files first: iconv -f {encoding} -t utf-8."
         )
     return encoding
@@ -173,7 +174,7 @@ def _check_csv(options: SourceOptions) -> None:
     for name in ("delimiter", "quote"):
         value = getattr(options, name)
         if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n"):
-            raise ValueError(f"{name}={value!r}; one ASCII character is needed, and not a newline.")
+            raise ValueError(f"{name}={value!r}; it must be one ASCII character, and not a newline.")
     if options.delimiter is not None and options.delimiter == options.quote:
         raise ValueError(f"delimiter and quote are both {options.quote!r}; they must differ.")
 

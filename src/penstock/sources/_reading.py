@@ -1,24 +1,29 @@
 """One split in, records out: which reader reads which format, by columns and as dicts.
 
-Every format has a reader that gives columns, for `prepare`. Those that a stream reads have one that gives dicts too,
-from any block on: a block's place is enough to begin there again. It is a byte of the (uncompressed) file, or for
-parquet the number of the block's first row within the split. Records are the same wherever reading begins.
+Every format has a reader that gives columns, for `prepare`. Formats that can be streamed also have one that gives
+dicts, from any block on: a block's place is all it takes to resume there. It is a byte of the (uncompressed) file, or
+for parquet the number of the block's first row within the split. Records are the same wherever reading begins.
+
+Types of CSV columns that are to be inferred are resolved once, from the first rows, before any split is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.sources._arrow import check_memory
 from penstock.sources._columnar import read_ipc, read_parquet, read_parquet_rows
 from penstock.sources._csv import has_line_records, read_csv, read_csv_rows
+from penstock.sources._csv_types import infer_types
 from penstock.sources._formats import compression_of, format_of
 from penstock.sources._jsonl import read_jsonl, read_jsonl_rows
 from penstock.sources._model import Records, Rows, SourceFile, Split
 from penstock.sources._objects import peek_object, read_object
-from penstock.sources._options import SourceOptions
+from penstock.sources._options import FieldType, SourceOptions
 from penstock.sources._text import read_text, read_text_rows
 from penstock.sources._webdataset import read_webdataset
 from penstock.sources._whole_files import read_files
@@ -26,6 +31,8 @@ from penstock.sources._whole_files import read_files
 _Batch = TypeVar("_Batch", Records, Rows)
 ReadColumns = Callable[[Split, SourceOptions], Iterator[Records]]
 ReadRows = Callable[[Split, SourceOptions, int | None], Iterator[Rows]]
+_MAX_FILES_FOR_TYPES = 16
+"""How many files are searched for a first row; an empty file or two is not unusual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +41,9 @@ class _Reader:
 
     columns: ReadColumns
     rows: ReadRows | None = None
-    """None for formats that have no streams."""
+    """None for formats that cannot be streamed."""
     peek: ReadColumns | None = None
-    """For a look at the first records, where reading would use them up."""
+    """For a peek at the first records, if reading would use them up."""
 
 
 _READERS = {
@@ -58,20 +65,20 @@ def read_split(split: Split, options: SourceOptions) -> Iterator[Records]:
     Raises:
         FormatError: the file is truncated or damaged.
         SchemaError: it lacks a column of `options.columns`.
-        StorageError: it is gone, or a remote store did not answer `max_attempts` times.
-        MemoryError: there was too little memory, whatever the file holds.
+        StorageError: it is gone, or a remote store did not answer in `max_attempts` attempts.
+        MemoryError: there was too little memory; the file may be fine.
     """
-    return _named(_READERS[split.format].columns(split, options), split.path)
+    return _name_file(_READERS[split.format].columns(split, options), split.path)
 
 
 def peek_split(split: Split, options: SourceOptions) -> Iterator[Records]:
-    """As `read_split`, for a look at the first records: any split can still be read afterwards."""
+    """Like `read_split`, for a peek at the first records: any split can still be read afterwards."""
     reader = _READERS[split.format]
-    return _named((reader.peek or reader.columns)(split, options), split.path)
+    return _name_file((reader.peek or reader.columns)(split, options), split.path)
 
 
 def read_rows(split: Split, options: SourceOptions, place: int | None = None) -> Iterator[Rows]:
-    """Records of a split in order, from the block at `place` on, or from its start.
+    """Records of a split in order, from the block at `place` on, or from the start.
 
     The split is a range of bytes or a whole file (jsonl, csv, text), or row groups (parquet).
 
@@ -80,28 +87,47 @@ def read_rows(split: Split, options: SourceOptions, place: int | None = None) ->
         SchemaError: it lacks a column of `options.columns`.
         StorageError: it is gone, or shorter than when it was listed.
         DatasetChanged: no record begins at `place`.
-        MemoryError: there was too little memory, whatever the file holds.
+        MemoryError: there was too little memory; the file may be fine.
     """
     read = _READERS[split.format].rows
-    assert read is not None, f"{split.format} has no streams"
-    return _named(read(split, options, place), split.path)
+    assert read is not None, f"{split.format} cannot be streamed"
+    return _name_file(read(split, options, place), split.path)
 
 
-def _named(batches: Iterator[_Batch], path: str) -> Iterator[_Batch]:
-    """The batches, with the file named should memory run out."""
+def _name_file(batches: Iterator[_Batch], path: str) -> Iterator[_Batch]:
+    """The batches; if memory runs out, the error names the file."""
     try:
         yield from batches
     except MemoryError as error:
         check_memory(error, path)
 
 
-def why_whole(file: SourceFile, options: SourceOptions) -> str:
-    """Why a file cannot be entered in its middle, in a few words; "" when it can."""
+def resolve_types(files: Sequence[SourceFile], options: SourceOptions) -> SourceOptions:
+    """The options with inferred types in place of `types="infer"`, so that all readers of the files use the same."""
+    if options.types != "infer":
+        return options
+    return dataclasses.replace(options, types=types_in_first_rows(files, options))
+
+
+def types_in_first_rows(files: Sequence[SourceFile], options: SourceOptions) -> dict[str, FieldType]:
+    """Columns of CSV files whose first rows hold numbers or booleans, with their types."""
+    as_text = dataclasses.replace(options, types=None)
+    csv_files = (file for file in files if format_of(file.path, options) == "csv")
+    for file in itertools.islice(csv_files, _MAX_FILES_FOR_TYPES):
+        whole = Split("csv", file.path, 0, -1, max(file.num_bytes, 0))
+        for records in read_csv(whole, as_text):
+            if records.num_rows:
+                return infer_types(records, options)
+    return {}
+
+
+def why_unsplittable(file: SourceFile, options: SourceOptions) -> str:
+    """Why reading cannot start in the middle of a file, in a few words; "" if it can."""
     kind = format_of(file.path, options)
     if compression_of(file.path) is not None and kind != "parquet":
         return "is compressed"
     if not file.is_seekable or file.num_bytes < 0:
-        return "is on a server that gives no ranges"
+        return "is on a server that does not support ranges"
     if kind == "csv" and not has_line_records(options):
         return "may have newlines in quoted fields"
     return "is one record" if kind == "text" and options.text_unit == "file" else ""

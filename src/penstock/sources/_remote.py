@@ -1,11 +1,11 @@
 """Bytes from other machines, through fsspec.
 
-Each request asks for a range and has a time limit; one that fails, stalls, or brings too little is made
-again (see `_retry`). Nothing is kept between requests, so a retry cannot deliver a byte twice. A web
-server that knows no ranges is read from start to end, and after a failure from the start again, past
+Each request asks for a range and has a time limit; one that fails, stalls, or returns too little is
+repeated (see `_retry`). Nothing is kept between requests, so a retry cannot deliver a byte twice. A file on a web
+server that does not support ranges is read from start to end, and after a failure from the start again, skipping
 what was already delivered.
 
-The time limit holds for fsspec's asynchronous file systems (HTTP, S3, GCS, Azure); others have their own.
+The time limit applies to fsspec's asynchronous file systems (HTTP, S3, GCS, Azure); others have their own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.errors import MissingExtra
 from penstock.sources._options import SourceOptions
-from penstock.sources._retry import persist
+from penstock.sources._retry import retry
 from penstock.sources._urls import Url, address_of, check_plain
 
 _SKIP_BYTES = 1 << 20
@@ -25,16 +25,16 @@ _PARTIAL_CONTENT = 206
 
 
 class RemoteStore:
-    """The file system behind a URL, asked with patience.
+    """The file system behind a URL, with retries.
 
     Raises:
-        MissingExtra: fsspec, or the package behind this kind of URL, is not installed.
-        ValueError: no such kind of URL, or one that leads to others.
+        MissingExtra: fsspec, or its driver for this kind of URL, is not installed.
+        ValueError: fsspec does not know this kind of URL, or it leads to other URLs.
     """
 
     def __init__(self, url: str, options: SourceOptions) -> None:
         self.url = Url.of(address_of(url))
-        """The URL without secrets, for people and for telling one file from another."""
+        """The URL without secrets, for people and for identifying the file."""
         self.options = options
         self._gives_ranges: bool | None = None
         protocol = url.split("://", 1)[0]
@@ -48,19 +48,19 @@ class RemoteStore:
                 "pip install 'penstock[s3]' brings those of s3:// and http://."
             ) from error
         except ValueError as error:
-            raise ValueError(f"{self.url}: {error}. Give a path, or a URL of a kind that fsspec knows.") from error
+            raise ValueError(f"{self.url}: {error}. Give a path, or a URL that fsspec supports.") from error
 
     def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the file system, again if it fails."""
-        return persist(self.url, self.options, lambda: self.ask_once(method, *arguments, **named))
+        """Call a method of the file system, and retry if it fails."""
+        return retry(self.url, self.options, lambda: self.ask_once(method, *arguments, **named))
 
     def ask_once(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the file system, within the time limit where it is asynchronous."""
+        """Call a method of the file system, within the time limit if it is asynchronous."""
         if getattr(self.filesystem, "async_impl", False) and hasattr(self.filesystem, f"_{method}"):
-            return self.in_time(getattr(self.filesystem, f"_{method}"), *arguments, **named)
+            return self.run_in_time(getattr(self.filesystem, f"_{method}"), *arguments, **named)
         return getattr(self.filesystem, method)(*arguments, **named)
 
-    def in_time(self, coroutine: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    def run_in_time(self, coroutine: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """What a coroutine of the driver returns; one that stalls is cancelled."""
         sync = importlib.import_module("fsspec.asyn").sync
         return sync(self.filesystem.loop, coroutine, *arguments, timeout=self.options.timeout_seconds, **named)
@@ -71,20 +71,20 @@ class RemoteStore:
         return answer
 
     def open(self) -> RangeFile | ForwardFile:
-        """The file, by ranges where the store has them."""
+        """The file, by ranges if the store supports them."""
         info = self.info()
         if self.has_ranges(self.path, info):
             return RangeFile(self, int(info["size"]))
         return ForwardFile(self, info.get("size"))
 
     def has_ranges(self, path: str, info: dict[str, Any]) -> bool:
-        """Whether the store gives parts of a file. Only a web server may not, and what it says of that is no guide."""
+        """Whether the store serves ranges. Only web servers may not, and what they claim about it is unreliable."""
         if not info.get("size") or info.get("partial") is False:
             return False
         if not self.url.startswith("http"):
             return True
-        if self._gives_ranges is None:  # one file of a server is like another
-            self._gives_ranges = persist(self.url, self.options, lambda: self.in_time(self._ask_for_a_byte, path))
+        if self._gives_ranges is None:  # the same for all files of a server
+            self._gives_ranges = retry(self.url, self.options, lambda: self.run_in_time(self._ask_for_a_byte, path))
         return self._gives_ranges
 
     async def _ask_for_a_byte(self, path: str) -> bool:
@@ -96,14 +96,14 @@ class RemoteStore:
 
 def _connection_options(protocol: str, options: SourceOptions) -> dict[str, Any]:
     chosen = dict(options.storage_options)
-    if protocol in ("s3", "s3a"):  # botocore's own tries would multiply ours
+    if protocol in ("s3", "s3a"):  # botocore's own retries would multiply ours
         limits = {"connect_timeout": options.timeout_seconds, "read_timeout": options.timeout_seconds}
         chosen["config_kwargs"] = {**limits, "retries": {"total_max_attempts": 1}, **chosen.get("config_kwargs", {})}
     return chosen
 
 
 class _RemoteFile:
-    """What pyarrow asks of a file object besides its bytes."""
+    """What pyarrow needs from a file object besides its bytes."""
 
     closed = False
 
@@ -121,7 +121,7 @@ class _RemoteFile:
 
 
 class RangeFile(_RemoteFile):
-    """A remote file by ranges, from anywhere."""
+    """A remote file by ranges, from any offset."""
 
     def __init__(self, store: RemoteStore, size: int) -> None:
         self.path: str = store.url
@@ -135,7 +135,7 @@ class RangeFile(_RemoteFile):
         self._position = self.size if num_bytes < 0 else min(begin + num_bytes, self.size)
         if begin >= self._position:
             return b""
-        return persist(self.path, self._store.options, lambda: self._fetch(begin, self._position))
+        return retry(self.path, self._store.options, lambda: self._fetch(begin, self._position))
 
     def _fetch(self, begin: int, end: int) -> bytes:
         data: bytes = self._store.ask_once("cat_file", self._store.path, start=begin, end=end)
@@ -157,7 +157,7 @@ class RangeFile(_RemoteFile):
 
 
 class ForwardFile(_RemoteFile):
-    """A remote file from start to end, from a web server that knows no ranges."""
+    """A remote file from start to end, on a web server that does not support ranges."""
 
     def __init__(self, store: RemoteStore, size: int | None) -> None:
         self.path: str = store.url
@@ -168,7 +168,7 @@ class ForwardFile(_RemoteFile):
 
     def read(self, num_bytes: int = -1, /) -> bytes:
         """At most `num_bytes`, and none only at the end."""
-        data = persist(self.path, self._store.options, lambda: self._receive(num_bytes))
+        data = retry(self.path, self._store.options, lambda: self._receive(num_bytes))
         self._position += len(data)
         return data
 
@@ -177,19 +177,19 @@ class ForwardFile(_RemoteFile):
             if self._response is None:
                 self._response = self._store.filesystem.open(self._store.path, "rb", block_size=0, cache_type="none")
                 self._skip(self._position)
-            data: bytes = self._store.in_time(self._response._read, num_bytes)
+            data: bytes = self._store.run_in_time(self._response._read, num_bytes)
             if not data and num_bytes and self.size is not None and self._position < self.size:
                 raise ConnectionError(f"the answer ended at byte {self._position:,} of {self.size:,}")
-        except Exception:  # drivers raise what they like; it is raised again, and the caller decides whether to retry
+        except Exception:  # drivers raise anything; it is raised again, and the caller decides whether to retry
             self._hang_up()  # the next attempt starts over
             raise
         return data
 
     def _skip(self, num_bytes: int) -> None:
         while num_bytes:
-            data = self._store.in_time(self._response._read, min(num_bytes, _SKIP_BYTES))
+            data = self._store.run_in_time(self._response._read, min(num_bytes, _SKIP_BYTES))
             if not data:
-                raise ConnectionError(f"the answer ended {num_bytes:,} bytes before where reading goes on")
+                raise ConnectionError(f"the answer ended {num_bytes:,} bytes before where reading should resume")
             num_bytes -= len(data)
 
     def _hang_up(self) -> None:
@@ -202,6 +202,6 @@ class ForwardFile(_RemoteFile):
         return False
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         self._hang_up()
         super().close()

@@ -1,8 +1,8 @@
 """How files are cut into splits: by arithmetic on their sizes, and by the footers of parquet and Arrow files.
 
-Line formats are cut at any byte (see `_blocks`), so no file is opened for it. What cannot be entered in the
-middle is one split: compressed files, tars, CSV with quoted newlines, files of a server without ranges. Small
-files that are one record each are put together.
+Line formats can be cut at any byte (see `_blocks`), so no file is opened for it. A file in which reading cannot start
+in the middle is one split: compressed files, tars, CSV with quoted newlines, files on a server without ranges. Small
+files that are one record each are grouped.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock.sources._model import SourceFile, Split, byte_ranges, runs
 from penstock.sources._objects import split_object
 from penstock.sources._options import SourceOptions
 
-# An assumption, not a measurement: text shrinks to about a quarter. Tasks are cut by what comes out.
+# An assumption, not a measurement: text compresses to about a quarter. Tasks are sized by the uncompressed data.
 _COMPRESSION_RATIO = 4
 _MOST_FILES = 10_000
-# Counted for each file on top of its size, so that a million empty files are not one split.
+# Added to each file's size, so that a million empty files are not one split.
 _FILE_BYTES = 4096
 
 
@@ -35,15 +35,15 @@ def plan_splits(
 ) -> list[Split]:
     """Splits of about `target_bytes` that together hold every record of `files` once, in order.
 
-    With `keep_damaged`, a file that cannot be cut because it is damaged is one split, which says so when it is read.
+    With `keep_damaged`, a file that cannot be cut because it is damaged is one split, which raises when it is read.
 
     Raises:
-        FormatError: a parquet or Arrow file is damaged, unless those are kept.
+        FormatError: a parquet or Arrow file is damaged, and `keep_damaged` is not set.
         SchemaError: a file lacks a column of `options.columns`.
         StorageError: a file cannot be read.
     """
     if target_bytes < 1:
-        raise ValueError(f"target_bytes={target_bytes}; a split has at least one byte.")
+        raise ValueError(f"target_bytes={target_bytes}; it must be at least 1.")
     labels = _labels(files, options)
     splits: list[Split] = []
     for is_grouped, run in itertools.groupby(files, key=lambda file: _is_one_record(file, options)):
@@ -117,14 +117,14 @@ def _split_of_group(files: list[SourceFile], labels: dict[str, int], options: So
 
 
 def _labels(files: Sequence[SourceFile], options: SourceOptions) -> dict[str, int]:
-    """Number of each class; none when no file is in a class folder."""
+    """Number of each class; empty if no file is in a class folder."""
     found = class_names(files)
     if not found:
         return {}
     own = (file for file in files if format_of(file.path, options) in COLUMN_OF_FILES)
     stray = next((file.path for file in own if not file.class_name), None)
     if stray is not None:
-        raise ValueError(f"{stray}: this file is in no class folder, and others are. Move it, or pass a glob.")
+        raise ValueError(f"{stray}: this file is not in a class folder, but others are. Move it, or pass a glob.")
     classes = found if options.classes is None else options.classes
     for name in found:
         if name not in classes:

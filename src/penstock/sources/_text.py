@@ -1,9 +1,9 @@
 """Text: a document per file, per line, or between separators.
 
-Lines and separated documents come from blocks of the file by one vectorised split; as dicts, a block is decoded at
-once and cut by `str.split`, and only one that does not decode is looked at document by document. A document's bytes
-are kept as they are, but for a byte-order mark at the start of the file and the "\\r" of a line that ends with
-"\\r\\n". Empty lines are empty documents; what follows the last separator is one unless it is empty.
+A block of the file is cut into lines or separated documents by one vectorised split; for dicts, it is decoded at once
+and cut by `str.split`, and only a block that does not decode is examined document by document. A document's bytes are
+kept as they are, except for a byte-order mark at the start of the file and the "\\r" of a line that ends with
+"\\r\\n". Empty lines are empty documents; what follows the last separator is a document unless it is empty.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _separator(options: SourceOptions) -> bytes:
 
 
 def _content(block: Block, path: str, separator: bytes) -> bytes:
-    """The block with nothing in it but documents and separators."""
+    """The block reduced to documents and separators."""
     data = without_mark(block.data, path) if block.offset == 0 else block.data
     return data.replace(b"\r\n", b"\n") if separator == b"\n" and b"\r" in data else data
 
@@ -72,7 +72,7 @@ def _read_block(block: Block, row: int, path: str, options: SourceOptions) -> Re
 def _split(data: bytes, separator: bytes) -> Any:
     """Documents of a block as a binary array."""
     pa = arrow()
-    if separator in data:  # then the block ends with one; a rest that has none is the end of the file
+    if separator in data:  # then the block ends with one; only the end of the file may lack it
         data = data[: -len(separator)]
     elif not data:
         return pa.array([], pa.large_binary())
@@ -90,7 +90,7 @@ def _decode_block(block: Block, path: str, options: SourceOptions) -> Rows:
 
 
 def _without_end(documents: list[_Document]) -> list[_Document]:
-    """What stands before separators, and behind the last one if anything does."""
+    """The documents without the empty one after the last separator, if any."""
     return documents if documents[-1] else documents[:-1]
 
 

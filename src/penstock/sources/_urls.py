@@ -1,11 +1,12 @@
 """URLs without their secrets, and which of them are followed.
 
-A presigned URL is a password, and a source's path ends up in manifests, provenance, logs and errors. So what the room
-calls a path is the URL without its query and without a user's name and password; what opens the file travels with it,
-in memory and to workers, as an attribute that no text shows. The path is also what a file is known by from run to run,
-and a signature is another one each time.
+A presigned URL is a password, and a source's path ends up in manifests, provenance, logs and errors. So what this room
+calls a path is the URL without its query, user name and password; what opens the file travels with it, in memory and
+to workers, as an attribute that is never printed. The path also identifies a file from run to run, while a signature
+is different each time.
 
-Parameters that are no signature may choose the file (`?id=7`): a digest of them stays, as the fragment of the path.
+Parameters that are not part of a signature may select the file (`?id=7`): a digest of them is kept, as the fragment
+of the path.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from penstock.identity import digest
 
 PLAIN_SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "http", "https")
-"""Where files lie as they are. fsspec knows more, some of which open what a file or another URL tells them to."""
+"""Schemes that store plain files. fsspec has more, some of which open whatever a file or another URL tells them to."""
 _INDIRECT_SCHEMES = ("data", "generic", "reference")
 _WEB = re.compile(r"(?:https?|ftp)://")
 _QUERY = re.compile(r"((?:https?|ftp)://[^\s?'\"]+)\?[^\s'\")>]+")
@@ -31,7 +32,7 @@ _OF_AZURE = re.compile(r"s[etrpvdks]|spr|sip|srt|sk(?:oid|tid|t|e|s|v)")  # besi
 
 
 class Url(str):
-    """A URL as it may be shown; `address` is what opens it.
+    """A URL that is safe to show; `address` is what opens it.
 
     >>> url = Url.of("https://host/a.parquet?X-Amz-Signature=123")
     >>> url, url.address
@@ -42,7 +43,7 @@ class Url(str):
 
     @classmethod
     def of(cls, address: str) -> Self:
-        """The URL of an address with all its secrets."""
+        """The URL for an address with all its secrets."""
         url = cls(without_secrets(address))
         url.address = address
         return url
@@ -59,7 +60,7 @@ def is_remote(path: str) -> bool:
 
 
 def check_plain(url: str) -> None:
-    """Raise `ValueError` for a URL that leads fsspec on to others.
+    """Raise `ValueError` for a URL that makes fsspec open others.
 
     Otherwise a name in a web server's listing could lead to `reference://`, which old versions let run code.
     """
@@ -71,13 +72,13 @@ def check_plain(url: str) -> None:
 
 
 def refused_url(sources: Iterable[str], schemes: Collection[str]) -> str | None:
-    """The first URL among `sources` that is chained or of another scheme than these; None when there is none."""
+    """The first URL among `sources` that is chained or has none of these schemes; None if there is none."""
     urls = (source for source in sources if "::" in source or "://" in source)
     return next((url for url in urls if "::" in url or url.split("://", 1)[0] not in schemes), None)
 
 
 def without_secrets(text: str) -> str:
-    """A web address by which its file is known; any other path or URL as it is.
+    """A web address reduced to what identifies its file; any other path or URL unchanged.
 
     >>> without_secrets("https://me:secret@host/get.csv?id=7&sig=abc")
     'https://host/get.csv#2d8df1a3'
@@ -95,5 +96,5 @@ def _is_of_signature(name: str, query: str) -> bool:
 
 
 def hide_queries(text: str) -> str:
-    """A message of another library, without the queries of web addresses in it."""
+    """Another library's message, without the queries of web addresses in it."""
     return _QUERY.sub(r"\1?…", text)

@@ -1,7 +1,7 @@
 """Groups of files that are one record each: text documents, and images and sounds as they are stored.
 
-A damaged file is one bad row, like any other; the rest of its group is read all the same. A file's class is the
-folder it is in. Decoding is a transform's work.
+A damaged file is just one bad row; the rest of its group is still read. A file's class is the folder it is in.
+Decoding is a transform's job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
 
 Clean = Callable[[bytes, str], bytes]
-"""Takes from a file's content, given its path, what is no part of the record; `FormatError` when there is no record."""
+"""Strips from a file's content, given its path, what is not part of the record; `FormatError` if it is no record."""
 
 
 @dataclass(slots=True)
@@ -36,12 +36,12 @@ class FileBatch:
 
     @property
     def row_numbers(self) -> NDArray[np.int64] | None:
-        """Row of each file, or None when none is missing."""
+        """Row of each file, or None if none is missing."""
         return np.array(self.rows, np.int64) if self.errors else None
 
 
 def batches_of_files(split: Split, options: SourceOptions, clean: Clean) -> Iterator[FileBatch]:
-    """The files of a split, read whole and made clean, about `batch_bytes` at a time."""
+    """The files of a split, read whole and cleaned, about `batch_bytes` at a time."""
     batch = FileBatch(0)
     for row, path in enumerate(split.paths):
         _add(batch, row, path, options, clean)

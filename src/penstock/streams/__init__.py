@@ -1,21 +1,21 @@
-"""Records of files with no random access, in order or through a shuffle buffer, each in exactly one part.
+"""Records of raw files without random access, in order or through a shuffle buffer, each in exactly one part.
 
-    Recipe -> share_of, a part's bytes -> PartRun, its records, with a state at every one
+    Recipe -> share_of: a part's bytes -> PartRun: its records, with a state after every one
 
-Knows no torch and no processes.
+Knows nothing of torch or processes.
 
 May import: `errors`, `identity`, `order`, `shapes`, `sources`. Imported by: `pytorch`. Holds no state.
 """
 
 from penstock.streams._recipe import OnError, Recipe, make_recipe
 from penstock.streams._run import PartRun
-from penstock.streams._shares import Piece, share_of
+from penstock.streams._shares import FileRange, share_of
 from penstock.streams._state import check_part, check_state, start_state
 
 __all__ = [
+    "FileRange",
     "OnError",
     "PartRun",
-    "Piece",
     "Recipe",
     "check_part",
     "check_state",

@@ -11,39 +11,39 @@ from typing import Any, Literal, get_args
 
 from penstock.errors import SchemaError
 from penstock.identity import digest
-from penstock.sources import Format, Source, SourceFile, SourceOptions, TextUnit, format_of, list_files, settle_types
+from penstock.sources import Format, Source, SourceFile, SourceOptions, TextUnit, format_of, list_files, resolve_types
 
 OnError = Literal["raise", "skip"]
 
 _FORMATS = ("csv", "jsonl", "parquet", "text")
-_LOCAL_BLOCK_BYTES = 256 << 10  # records of a block stay in the processor's cache: 4 MB take half as long again
+_LOCAL_BLOCK_BYTES = 256 << 10  # records of a block stay in the processor's cache; 4 MB take 1.5 times as long
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that decides which records come, and in which order."""
+    """Everything that decides which records come, and in which order."""
 
     files: tuple[SourceFile, ...]
     options: SourceOptions
     shuffle_buffer: int = 0
-    """Records held back to draw from; 0 keeps the order of the files. Costs their memory, and their reading at the
-    start and at a resume."""
+    """Records held back to draw from; 0 keeps the order of the files. Costs the memory of that many records, and
+    reading them at the start and when resuming."""
     seed: int = 0
-    """Chooses the shuffle, together with the epoch and the part."""
+    """Decides the shuffle, together with the epoch and the part."""
     on_error: OnError = "raise"
-    """What a bad record does: "raise" stops and names it, "skip" leaves it out, counts it, and logs."""
+    """What happens at a bad record: "raise" stops and names it, "skip" leaves it out, counts it, and logs it."""
 
     def __post_init__(self) -> None:
         if type(self.shuffle_buffer) is not int or self.shuffle_buffer < 0:
-            raise ValueError(f"shuffle_buffer={self.shuffle_buffer!r}; a number of records, or 0 for no shuffle.")
+            raise ValueError(f"shuffle_buffer={self.shuffle_buffer!r}; give a number of records, or 0 for no shuffle.")
         if type(self.seed) is not int:
-            raise TypeError(f"seed={self.seed!r}; an integer is needed.")
+            raise TypeError(f"seed={self.seed!r}; it must be an integer.")
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error={self.on_error!r}; the choices are 'raise' and 'skip'.")
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """What a state must agree with, short enough to be part of it. Files are known by name and size."""
+        """What a state must agree with, short enough to be part of it. Files are identified by name and size."""
         names = [(posixpath.basename(file.path), file.num_bytes) for file in self.files]
         return {
             "files": f"{len(self.files):,} files of {sum(size for _, size in names):,} bytes ({_digest(names)})",
@@ -55,7 +55,7 @@ class Recipe:
 
     @functools.cached_property
     def writing(self) -> str:
-        """Changes when a file is written again, even with the same size."""
+        """Changes when a file is rewritten, even with the same size."""
         return _digest(file.identity for file in self.files)
 
 
@@ -70,12 +70,12 @@ def make_recipe(
     seed: int,
     on_error: OnError,
 ) -> Recipe:
-    """List the files, and put all choices together.
+    """List the files, and collect all choices.
 
     Raises:
         FileNotFoundError: a path matches nothing.
-        SchemaError: a text file was asked for another column than "text".
-        ValueError: a file is of a format that has no streams, or a choice does not exist.
+        SchemaError: a column other than "text" was requested from a text file.
+        ValueError: the format of a file cannot be streamed, or a choice does not exist.
     """
     options = reading or SourceOptions()
     if isinstance(columns, str):
@@ -90,7 +90,7 @@ def make_recipe(
     _check_formats(files, options)
     if not any("://" in file.path for file in files):
         options = dataclasses.replace(options, batch_bytes=min(options.batch_bytes, _LOCAL_BLOCK_BYTES))
-    options = settle_types(files, options)
+    options = resolve_types(files, options)
     return Recipe(files=files, options=options, shuffle_buffer=shuffle_buffer, seed=seed, on_error=on_error)
 
 
@@ -99,10 +99,10 @@ def _check_formats(files: Iterable[SourceFile], options: SourceOptions) -> None:
         kind = format_of(file.path, options)
         if kind not in _FORMATS:
             raise ValueError(
-                f"{file.path} is {kind}; a stream reads {', '.join(_FORMATS)}. `penstock.prepare` takes the others too."
+                f"{file.path} is {kind}; a stream reads {', '.join(_FORMATS)}. `penstock.prepare` reads the others too."
             )
         if kind == "text" and options.columns not in (None, ("text",)):
-            raise SchemaError(f"{file.path}: columns={list(options.columns)}; records of text have 'text' and no more.")
+            raise SchemaError(f"{file.path}: columns={list(options.columns)}; records of text files have only 'text'.")
 
 
 def _digest(parts: Iterable[Any]) -> str:

@@ -1,13 +1,13 @@
-"""One pass of one part: its records, and at every one of them a state to go on from.
+"""One epoch of one part: its records, and after every one of them a state to resume from.
 
-A state is two counts and one mark: how many records were handed out, how many were read by then, and where a
-block begins from which on every record that was not handed out yet can be read again. To go on, reading
-begins at that block; records that were handed out before are passed over, and those that were in the shuffle
-buffer take their slots again, which `_shuffle` computes. A resume decodes a block or two in order, and about
-ln(shuffle_buffer) times the buffer with one.
+A state is two counts and one mark: how many records were handed out, how many had been read by then, and where a
+block begins from which every record not yet handed out can be read again. To resume, reading starts at that block;
+records that were already handed out are skipped, and those that were in the shuffle buffer return to their slots,
+which `_shuffle` computes. Resuming decodes a block or two without a shuffle, and about ln(shuffle_buffer) times the
+buffer with one.
 
-Records are handed out a list at a time by iterators written in C, which know how far they are: no Python runs
-for a single record, and no counter is kept.
+Records are handed out a list at a time by iterators written in C, which know how far they are: no Python code runs
+per record, and no counter is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.errors import DatasetChanged, FormatError
 from penstock.order import derive_key
 from penstock.sources import Rows, Split, read_rows
 from penstock.streams._recipe import Recipe
-from penstock.streams._shares import Piece, share_of, splits_of
+from penstock.streams._shares import FileRange, share_of, splits_of
 from penstock.streams._shuffle import ShuffleBuffer, permutation
 from penstock.streams._state import check_part, start_state
 
@@ -32,7 +32,7 @@ Record = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 _CHUNK_BYTES = 32 << 20
-"""Ranges are visited in a shuffled order by chunks of this: what a buffer alone cannot mix."""
+"""Chunks of this size are visited in shuffled order, because a buffer alone cannot mix distant records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,14 @@ class _Mark:
     skipped: int
     """Bad records of the part before it."""
     piece: int
+    """Which of the part's file ranges; the name is the saved state's."""
     split: int
     place: int | None
-    """What `read_rows` begins at; None for the start of the split."""
+    """Where `read_rows` starts; None for the start of the split."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Handful:
+class _Handout:
     """Records that are being handed out."""
 
     values: list[Record]
@@ -58,9 +59,9 @@ class _Handful:
     first: int
     """Records of the part that were handed out before these."""
     num_read: int
-    """Records of the part that were read before the last of these is handed out."""
+    """Records of the part that are read before the last of these is handed out."""
     mark: _Mark
-    """A block from which on everything that is not handed out yet can be read again."""
+    """A block from which everything not yet handed out can be read again."""
 
     @property
     def num_out(self) -> int:
@@ -71,10 +72,10 @@ class _Handful:
 class PartRun:
     """Records of part `part` of `num_parts` in one epoch, from its start or from a state.
 
-    Iterate over it once. `state` is right at any time between two records.
+    Iterate over it once. `state` is valid at any time between two records.
 
     Raises:
-        StateError: the state is of another part, or of another number of parts.
+        StateError: the state is that of another part, or was saved with a different number of parts.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class PartRun:
         self._facts = {"version": state["version"], "facts": recipe.facts, "writing": state["writing"]}
         mark = _Mark(**state["from"])
         self._num_skipped = mark.skipped
-        self._hand = _Handful([], iter([]), state["num_records"], state["num_read"], mark)
+        self._hand = _Handout([], iter([]), state["num_records"], state["num_read"], mark)
         self._is_stopped = False
 
     def state(self) -> dict[str, Any]:
-        """Where the run stands, as plain data of about half a KB: what was handed out, not what was read ahead."""
+        """Where the run is, as about half a KB of plain data: what was handed out, not what was read ahead."""
         num_out = self._hand.num_out
         return {
             **self._facts,
@@ -115,27 +116,27 @@ class PartRun:
         """The records that are left.
 
         Raises:
-            FormatError: a bad record, behind all good ones before it and unless such are skipped, or a damaged file.
+            FormatError: a bad record, after all good ones before it and unless they are skipped, or a damaged file.
             SchemaError: a file lacks a column.
             StorageError, DatasetChanged: a file is gone, or is not what it was.
         """
         return itertools.chain.from_iterable(self._hand_out())
 
     def stop(self) -> None:
-        """Hand out no more."""
+        """Stop handing out records."""
         self._is_stopped = True
         collections.deque(self._hand.iterator, maxlen=0)
 
     def _hand_out(self) -> Iterator[Iterator[Record]]:
         num_out = self._hand.num_out
         for mark, values, num_read in self._shuffled() if self._recipe.shuffle_buffer else self._in_order():
-            self._hand = _Handful(values, iter(values), num_out, num_read, mark)
+            self._hand = _Handout(values, iter(values), num_out, num_read, mark)
             yield self._hand.iterator
             if self._is_stopped:
                 return
             num_out += len(values)
         if self._num_skipped:
-            _log.warning("Part %d: epoch %d left out %d bad records.", self._part, self.epoch, self._num_skipped)
+            _log.warning("Part %d: epoch %d skipped %d bad records.", self._part, self.epoch, self._num_skipped)
 
     def _in_order(self) -> Iterator[tuple[_Mark, list[Record], int]]:
         num_out = self._hand.num_out
@@ -159,9 +160,9 @@ class PartRun:
         """Blocks of the part from a mark on."""
         record, skipped, place = start.record, start.skipped, start.place
         num_expected = self._hand.num_read
-        pieces = self._pieces()
-        for piece in range(start.piece, len(pieces)):
-            splits = self._splits(pieces[piece], piece)
+        ranges = self._ranges()
+        for piece in range(start.piece, len(ranges)):
+            splits = self._splits(ranges[piece], piece)
             for split in range(start.split if piece == start.piece else 0, len(splits)):
                 for rows in read_rows(splits[split], self._recipe.options, place):
                     mark = _Mark(record, skipped, piece, split, rows.place)
@@ -175,17 +176,17 @@ class PartRun:
                 place = None
         if record < num_expected:
             raise DatasetChanged(
-                f"The files hold {record:,} records for this part, and {num_expected:,} were read before the state was "
-                "saved. They changed; start the epoch again, or restore them."
+                f"The files hold {record:,} records for this part, but {num_expected:,} had been read when the state "
+                "was saved. They changed; start the epoch again, or restore them."
             )
 
-    def _pieces(self) -> list[Piece]:
-        pieces = share_of(self._recipe.files, self._recipe.options, self._part, self._num_parts)
-        return [pieces[number] for number in self._order(len(pieces), "pieces")]
+    def _ranges(self) -> list[FileRange]:
+        ranges = share_of(self._recipe.files, self._recipe.options, self._part, self._num_parts)
+        return [ranges[number] for number in self._order(len(ranges), "pieces")]
 
-    def _splits(self, piece: Piece, number: int) -> list[Split]:
+    def _splits(self, own: FileRange, number: int) -> list[Split]:
         chunk_bytes = _CHUNK_BYTES if self._recipe.shuffle_buffer else None
-        splits = splits_of(piece, self._recipe.options, self._num_parts, chunk_bytes)
+        splits = splits_of(own, self._recipe.options, self._num_parts, chunk_bytes)
         return [splits[each] for each in self._order(len(splits), "splits", number)]
 
     def _order(self, size: int, *labels: int | str) -> list[int]:
@@ -196,13 +197,13 @@ class PartRun:
 
     def _count_bad(self, rows: Rows, num_skipped: int) -> None:
         for error in rows.errors:
-            _log.info("left out: %s", error)
+            _log.info("skipped: %s", error)
         self._num_skipped = num_skipped
 
 
 def _refusal(rows: Rows) -> FormatError:
     first = min(rows.errors, key=lambda error: error.row)
     return FormatError(
-        f"{first} (reason: {first.reason}). Repair or remove it, or leave such records out: on_error='skip', which "
-        "can go on from the state of this stream, too."
+        f"{first} (reason: {first.reason}). Repair or remove it, or skip bad records with on_error='skip', which can "
+        "also resume from this stream's state."
     )

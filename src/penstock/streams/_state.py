@@ -1,4 +1,4 @@
-"""What a saved state must agree with before anyone goes on from it."""
+"""What a saved state must agree with before a stream resumes from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE_VERSION = 1
 _FIELDS = {"version", "facts", "writing", "part", "num_parts", "epoch", "num_records", "num_read", "from"}
 _START = {"record": 0, "skipped": 0, "piece": 0, "split": 0, "place": None}
 _PLAIN = Either(str, int, float, bool, None, [Either(str, int)])
-_READING = {str: Either(_PLAIN, {str: str})}  # an option by its name: one of them, `types`, names columns
+_READING = {str: Either(_PLAIN, {str: str})}  # options by name; one of them, `types`, maps columns to types
 _FACTS = {str: Either(_PLAIN, _READING)}
 _SHAPE = {
     "writing": str,
@@ -29,7 +29,7 @@ _SHAPE = {
 
 
 def start_state(recipe: Recipe, epoch: int) -> dict[str, Any]:
-    """The state before the first record of an epoch; any part may begin with it."""
+    """The state before the first record of an epoch; any part may start from it."""
     return {
         "version": STATE_VERSION,
         "facts": recipe.facts,
@@ -45,7 +45,7 @@ def start_state(recipe: Recipe, epoch: int) -> dict[str, Any]:
 
 
 def check_state(state: Mapping[str, Any], recipe: Recipe) -> None:
-    """Raise `StateError` when the state is not one of this stream; warn when files were written again since."""
+    """Raise `StateError` if the state is not one of this stream; warn if files were rewritten since."""
     if not isinstance(state, Mapping) or not state.keys() >= _FIELDS:
         raise StateError(f"Not the state of a stream: {reprlib.repr(state)} lacks {', '.join(sorted(_FIELDS))}.")
     if type(state["version"]) is not int or state["version"] != STATE_VERSION:
@@ -59,26 +59,26 @@ def check_state(state: Mapping[str, Any], recipe: Recipe) -> None:
     _check_counts(state, recipe.shuffle_buffer)
     if state["writing"] != recipe.writing:
         warnings.warn(
-            "The files of this stream were written again since the state was saved, with the same names and sizes. "
-            "If their content changed as well, the stream goes on at the wrong records.",
+            "The files of this stream were rewritten since the state was saved, with the same names and sizes. "
+            "If their contents changed as well, the stream resumes at the wrong records.",
             stacklevel=3,
         )
 
 
 def check_part(state: Mapping[str, Any], part: int, num_parts: int) -> None:
-    """Raise `StateError` when the state is of another part (rank and worker), or of another number of them."""
+    """Raise `StateError` if the state is that of another part (rank and worker), or the number of parts differs."""
     if state["part"] is None:
         return
     if state["num_parts"] != num_parts:
         raise StateError(
-            f"The state was saved with the files split into {state['num_parts']} parts (ranks x workers), and now "
-            f"there are {num_parts}. A stream goes on with as many ranks and workers as before; "
-            "`penstock.prepare` makes data that can be split anew at any time."
+            f"The state was saved with the files split into {state['num_parts']} parts (ranks x workers), but now "
+            f"there are {num_parts}. A stream resumes with as many ranks and workers as before; "
+            "data made by `penstock.prepare` can be split differently at any time."
         )
     if state["part"] != part:
         raise StateError(
-            f"The state is that of part {state['part']} of {num_parts}, and this is part {part}. "
-            "Each rank, and each worker, loads the state that it saved."
+            f"The state is that of part {state['part']} of {num_parts}, but this is part {part}. "
+            "Each rank and each worker must load the state that it saved."
         )
 
 
@@ -88,7 +88,7 @@ def _check(state: Mapping[str, Any], shape: Any) -> None:
 
 
 def _check_counts(state: Mapping[str, Any], shuffle_buffer: int) -> None:
-    """At most a buffer of records is read ahead: what a state says more of would be taken from memory."""
+    """At most a buffer of records is read ahead; a state that claims more would make us allocate for them."""
     num_out, num_read = state["num_records"], state["num_read"]
     if num_read > num_out + shuffle_buffer:
         raise _damaged(f"{num_read:,} records were read for {num_out:,} that were handed out")
@@ -97,11 +97,11 @@ def _check_counts(state: Mapping[str, Any], shuffle_buffer: int) -> None:
 
 
 def _damaged(wrong: str) -> StateError:
-    return StateError(f"The state is damaged: {wrong}. Go on from another one.")
+    return StateError(f"The state is damaged: {wrong}. Resume from another one.")
 
 
 def _facts_of(state: Mapping[str, Any], recipe: Recipe) -> Any:
-    """What the stream was. One that stops at a bad record may go on without it: up to there both are the same."""
+    """What the stream was. One that stopped at a bad record may resume by skipping it: until then both are the same."""
     facts = state["facts"]
     stops = isinstance(facts, Mapping) and facts.get("on_error") == "raise"
     return {**facts, "on_error": recipe.on_error} if stops else facts
@@ -109,9 +109,9 @@ def _facts_of(state: Mapping[str, Any], recipe: Recipe) -> Any:
 
 def _difference(theirs: Any, ours: Mapping[str, Any]) -> str:
     names = [name for name in ours if not isinstance(theirs, Mapping) or theirs.get(name) != ours[name]]
-    told = "; ".join(f"{name} was {_told(theirs, name)}, is {ours[name]}" for name in names)
-    return f"Different: {told}."
+    changes = "; ".join(f"{name} was {_value_in(theirs, name)}, is {ours[name]}" for name in names)
+    return f"Different: {changes}."
 
 
-def _told(theirs: Any, name: str) -> Any:
+def _value_in(theirs: Any, name: str) -> Any:
     return theirs.get(name, "unknown") if isinstance(theirs, Mapping) else "unknown"
