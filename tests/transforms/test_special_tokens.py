@@ -153,7 +153,7 @@ def test_refuse_makes_bad_rows_and_count_counts() -> None:
     texts = ["fine", f"a{EOS}b", f"{EOS}{EOS}", "<|eos", "|>", "fine"]
     refused = run(hf_tokenizer(), text_records(texts), special_tokens="refuse")
     assert reasons(refused) == [(1, "special_token"), (2, "special_token")]
-    assert "holds the special token '<|eos|>'" in refused.errors[0].message
+    assert "contains the special token '<|eos|>'" in refused.errors[0].message
     counted = run(hf_tokenizer(), text_records(texts), special_tokens="count")
     assert counted.noticed == {"special_tokens_as_text": 3}
     assert token_lists(counted) == token_lists(run(hf_tokenizer(), text_records(texts)))
@@ -329,4 +329,4 @@ class TestDatasets:
         assert main([*command, "count"]) == 0
         assert "noticed special tokens as text: 1" in capsys.readouterr().out
         assert main([*command, "refuse", "--overwrite"]) == 1
-        assert "holds the special token" in capsys.readouterr().err
+        assert "contains the special token" in capsys.readouterr().err

@@ -218,7 +218,7 @@ def test_a_bad_text_drops_the_kept_values_of_its_row() -> None:
 
 
 def test_keep_may_not_name_what_the_transform_writes() -> None:
-    with pytest.raises(ValueError, match="'tokens', which the transform writes"):
+    with pytest.raises(ValueError, match="'tokens' is a column that the transform writes"):
         Tokenize("bytes", keep=["tokens"])
     with pytest.raises(TypeError, match=r"write keep=\['url'\]"):
         Tokenize("bytes", keep="url")
@@ -286,7 +286,7 @@ def test_a_path_that_is_not_there_says_how_to_get_it() -> None:
 
 def test_a_folder_without_tokenizer_json_lists_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(FormatError, match=r"a tokenizer\.json is needed\. tokenizer\.model is a SentencePiece model"):
+    with pytest.raises(FormatError, match=r"not a tokenizer\.json\. tokenizer\.model is a SentencePiece model"):
         Tokenize(tmp_path / "tokenizer.model")
     with pytest.raises(
         FileNotFoundError, match=r"has no tokenizer.json \(it holds tokenizer.model\)\. .*compare the ids"

@@ -1,11 +1,11 @@
-"""What becomes of a row: text to tokens, chats to tokens and loss masks, images to pixels, columns, functions.
+"""How rows become samples: text to tokens, chats to tokens and loss masks, images to pixels, columns, functions.
 
     Transform         settings: frozen, picklable; its identity goes into the manifest
-       |  before_run(first rows)    column types are settled, the tokenizer's engine is chosen
-       |  open()                    once per worker: tokenizer, decoder or function is loaded
+       |  before_run(first rows)    infers column types, chooses the tokenizer's engine
+       |  open()                    once per worker: loads the tokenizer, decoder or function
     OpenTransform
        |  (records)                 rows in, columns of samples out
-    Output            samples, the row each came from, and the rows that could not become one
+    Output            samples, the row each came from, and the rows that could not become samples
 
     Tokenize             _tokenize -> _tokenize_rows -> _engine_choice -> _tokenizer_engines -> _tokenizer_source
       conversations                    _tokenize_rows -> _conversations -> _chat_template -> _template_sandbox

@@ -1,12 +1,12 @@
 """Columns of text and byte strings as flat arrays, with bad rows marked.
 
-Every reader here takes all rows of a batch and marks the bad ones in a `BadRows`; the transform then drops them in one
-go. A batch without any, the usual case, costs no Python per row: text stays the bytes that Arrow holds, side by
+Every reader here takes all rows of a batch and marks the bad ones in a `BadRows`; the transform then drops them all at
+once. A batch without any, the usual case, costs no Python per row: text stays the bytes that Arrow holds, side by
 side, with offsets.
 
-UTF-8 is checked because the fast tokenizer trusts its input: by the source's reader where a column is text, here where
-it is bytes. Arrow checks in place (20 GB/s for Python source, 1 GB/s for Japanese, where decoding gives 3 and
-0.6); rows are looked at one by one only when the check fails.
+UTF-8 is checked because the fast tokenizer trusts its input: text columns by the source's reader, byte columns here.
+Arrow checks in place (20 GB/s for Python source, 1 GB/s for Japanese; decoding runs at 3 and 0.6); rows are examined
+one by one only if the check fails.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def is_arrow(column: Any) -> bool:
 
 
 def _is_arrow_text(column: Any) -> bool:
-    """Whether the source's reader has checked already that this column is UTF-8."""
+    """Whether the source's reader has already checked that this column is UTF-8."""
     return is_arrow(column) and str(column.type) in ("string", "large_string")
 
 
 def read_bytes(records: Records, name: str, bad: BadRows) -> Ragged:
-    """A column of strings or byte strings; nulls and values of another type are bad rows.
+    """A column of strings or byte strings; nulls and values of other types are bad rows.
 
     Raises:
         SchemaError: the column is missing, or its type is not text.
@@ -63,12 +63,12 @@ def read_bytes(records: Records, name: str, bad: BadRows) -> Ragged:
 
 
 def read_byte_column(name: str, column: Any, bad: BadRows) -> Ragged:
-    """As `read_bytes`, for a column already found."""
+    """Like `read_bytes`, for a column that was already looked up."""
     return _read_arrow(name, column, bad) if is_arrow(column) else _read_list(name, column, bad)
 
 
 def mark_absent(records: Records, name: str, bad: BadRows) -> None:
-    """Mark all rows when not one has this column, and say which there are: most likely the name is wrong."""
+    """Mark every row if none has this column, listing the fields there are: most likely the name is wrong."""
     column = find_column(records, name)
     if not is_arrow(column) or str(column.type) != "null":
         return
@@ -78,7 +78,7 @@ def mark_absent(records: Records, name: str, bad: BadRows) -> None:
 
 
 def read_text(records: Records, name: str, bad: BadRows) -> Ragged:
-    """As `read_bytes`; rows that are not UTF-8 are bad, too."""
+    """Like `read_bytes`, but rows that are not UTF-8 are bad, too."""
     rows = read_bytes(records, name, bad)
     if _is_arrow_text(records.columns[name]) or is_utf8(rows):
         return rows
@@ -87,7 +87,7 @@ def read_text(records: Records, name: str, bad: BadRows) -> Ragged:
             str(row_bytes(rows, place), "utf-8")
         except UnicodeDecodeError as error:
             bad.add(place, "invalid_utf8", f"Column {name!r} is not UTF-8: {error.reason} at byte {error.start:,}.")
-    # Bad rows keep their bytes here: callers take the good places before they use the text.
+    # Bad rows keep their bytes here: callers select the good places before they use the text.
     return rows
 
 
@@ -112,7 +112,7 @@ def _read_arrow(name: str, column: Any, bad: BadRows) -> Ragged:
         return Ragged(np.empty(0, np.uint8), np.zeros(len(column) + 1, np.int64))
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        raise SchemaError(f"Column {name!r} of the source is {kind}; string or binary is needed.")
+        raise SchemaError(f"Column {name!r} of the source is {kind}; it must be string or binary.")
     if column.null_count:
         _mark_nulls(name, np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)), bad)
         column = column.fill_null("" if "string" in str(kind) else b"")
@@ -152,11 +152,11 @@ def _encode(name: str, value: Any, place: int, bad: BadRows) -> bytes:
         bad.add(place, "null", f"Column {name!r} is null.")
     elif not isinstance(value, str):
         shown = repr(value)[:_EXCERPT]
-        bad.add(place, "wrong_type", f"Column {name!r} holds {type(value).__name__} {shown}; text or bytes are needed.")
+        bad.add(place, "wrong_type", f"Column {name!r} holds {type(value).__name__} {shown}, not text or bytes.")
     else:
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            message = f"Column {name!r} has half a surrogate pair at character {error.start:,}, which no UTF-8 holds."
+            message = f"Column {name!r} has a lone surrogate at character {error.start:,}, which UTF-8 cannot encode."
             bad.add(place, "invalid_utf8", message)
     return b""

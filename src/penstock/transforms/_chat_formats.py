@@ -2,11 +2,11 @@
 
     messages      a list of {"role", "content", …}, or the same as JSON
     sharegpt      a list of {"from": "human" | "gpt" | …, "value"}
-    prompt        a column of prompts, a column of completions: text, or lists of messages
+    prompt        a column of prompts and a column of completions: text, or lists of messages
     preference    two columns of answers, chosen and rejected, to a prompt in a third column; or two conversations
                   that begin alike, whose common beginning is the prompt
 
-Nobody learns from a prompt: in the last two layouts only turns behind it count.
+The model does not learn from a prompt: in the last two layouts only turns after it count.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _SPEAKERS = {
     "function": "tool",
     "function_response": "tool",
 }
-"""Who speaks in ShareGPT files, as chat templates call them."""
+"""Speakers in ShareGPT files, and what chat templates call them."""
 
 
 class BadConversation(ValueError):
-    """A value that is not a conversation; `reason` is the word it is counted under."""
+    """A value that is not a conversation, counted under `reason`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Text that continues a text, with no template around either."""
+    """Text that continues another text, without a template."""
 
     prompt: str
     completion: str
@@ -77,7 +77,7 @@ class ChatLayout:
 
     format: ChatFormat
     column: str
-    """Of the conversation, or of the prompt; "" where conversations hold their prompt."""
+    """The column of the conversation, or of the prompt; "" if conversations include their prompt."""
 
     @classmethod
     def of(cls, format: ChatFormat, column: str) -> ChatLayout:
@@ -86,7 +86,7 @@ class ChatLayout:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Names of the conversations in a row; "" for the only one."""
+        """Names of the conversations in a row; "" if there is only one."""
         return ANSWERS if self.format == "preference" else ("",)
 
     @property
@@ -104,7 +104,7 @@ class ChatLayout:
         return did_you_mean(self.column, known)
 
     def read(self, row: Mapping[str, Any], side: str, *, as_text: bool) -> Dialogue | Continuation:
-        """One conversation of a row; `as_text` where no template will render it.
+        """One conversation of a row; `as_text` if no template will render it.
 
         Raises:
             BadConversation: the row holds something else.
@@ -119,11 +119,11 @@ class ChatLayout:
 
 
 def _read_answer(row: Mapping[str, Any], side: str) -> Dialogue:
-    """A conversation that holds its prompt: what chosen and rejected have in common."""
+    """A conversation that includes its prompt: what chosen and rejected have in common."""
     if any(isinstance(row[name], str) and not row[name].lstrip().startswith("[") for name in ANSWERS):
         raise BadConversation(
             "wrong_type",
-            f"Column {side!r} holds text without a prompt; say which column the prompts are in: column='prompt' "
+            f"Column {side!r} holds text without a prompt; say which column holds the prompts: column='prompt' "
             "(--column prompt).",
         )
     first, second = (parse_messages(name, row[name]) for name in ANSWERS)
@@ -141,8 +141,8 @@ def _join(prompt_column: str, prompt: Any, column: str, completion: Any, as_text
     if said[0]["role"] in ("system", "user"):
         raise BadConversation(
             "wrong_type",
-            f"Column {column!r} begins with a message of the {said[0]['role']}, so it holds the prompt, too. Leave the "
-            "prompt's column out (column='').",
+            f"Column {column!r} begins with a message of the {said[0]['role']}, so it includes the prompt. Leave out "
+            "the prompt's column (column='').",
         )
     return Dialogue([*given, *said], len(given))
 
@@ -201,14 +201,14 @@ def _list_of_objects(column: str, value: Any) -> list[dict[str, Any]]:
     if messages is None:
         raise BadConversation("null", f"Column {column!r} is null.")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise BadConversation("wrong_type", f"Column {column!r} holds {messages!r:.60}; a list of messages is needed.")
+        raise BadConversation("wrong_type", f"Column {column!r} holds {messages!r:.60}, not a list of messages.")
     if not messages:
         raise BadConversation("empty", f"Column {column!r} is a conversation without messages.")
     return messages
 
 
 def parse_json(column: str, value: Any) -> Any:
-    """What JSON text holds; any other value as it is."""
+    """Parse JSON text; any other value is returned unchanged."""
     if not isinstance(value, (str, bytes)):
         return value
     try:
@@ -218,13 +218,13 @@ def parse_json(column: str, value: Any) -> Any:
 
 
 def _read_message(message: dict[str, Any], is_filled: bool) -> dict[str, Any]:
-    """The fields that it has. Templates ask whether the content is null, so that one stays."""
+    """The message without missing fields, except its content: templates test whether that is null."""
     known = {key: each for key, each in message.items() if each is not None or key == "content"}
     return {key: drop_missing(each) for key, each in known.items()} if is_filled else known
 
 
 def drop_missing(value: Any) -> Any:
-    """Arrow gives every object the fields of all of them, a tool's arguments included; a null is one that it lacks."""
+    """Drop nulls: Arrow gives every object the fields of all of them, even a tool's arguments; null means missing."""
     if isinstance(value, dict):
         return {key: drop_missing(each) for key, each in value.items() if each is not None}
     return [drop_missing(each) for each in value] if isinstance(value, list) else value

@@ -1,13 +1,13 @@
 """Chat templates: conversations to text, by Jinja in a sandbox, as Hugging Face renders them.
 
-A template is code that comes with a model, so it runs in a process of its own, with a budget of time, memory and output
+A template is code that comes with a model, so it runs in its own process, with a budget of time, memory and output
 (`_template_sandbox`). It has the helpers that templates expect: `raise_exception`, `tojson`, `{% generation %}`, and
 `strftime_now`, which returns a fixed date or refuses: a dataset must not depend on the day it was made.
 
 Marked rendering puts a noncharacter (U+FDD0, U+FDD1) at each end of a generation block. Removing them must give
 the plain rendering, so a template that inspects its own output cannot go wrong silently.
 
-Price: one start of Python and Jinja per worker, and a round trip per rendering: 0.40 ms for one that takes 0.16 ms
+Price: starting Python and Jinja once per worker, and a round trip per rendering: 0.40 ms for one that takes 0.16 ms
 inside the worker, on two busy cores.
 """
 
@@ -39,11 +39,11 @@ from penstock.transforms._tokenizer_source import TokenizerSource
 _GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _OLDEST_JINJA = (3, 1, 6)
 MAX_SECONDS = 10.0
-"""Processor time for one rendering; an ordinary one takes a ten-thousandth of a second."""
+"""CPU time for one rendering; an ordinary one takes a ten-thousandth of a second."""
 MAX_BYTES = 2 << 30
 """Address space of the process that renders."""
 MAX_OUTPUT = 16 << 20
-"""Characters of a rendered conversation, beyond 16 times what goes in."""
+"""Characters of a rendered conversation, beyond 16 times the size of its input."""
 _PATIENCE_SECONDS = 5
 
 
@@ -57,7 +57,7 @@ class ChatTemplate:
     values: Mapping[str, Any] = field(default_factory=dict)
     date: str | None = None
     guard: Guard | None = None
-    """Keeps special tokens that the messages spell out apart from the template's own; None where that is not asked."""
+    """Keeps special tokens that the messages spell out apart from the template's own; None if not wanted."""
 
     @property
     def has_marks(self) -> bool:
@@ -66,7 +66,7 @@ class ChatTemplate:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the rendering."""
+        """Everything that decides the rendering."""
         template = hashlib.sha256(self.text.encode()).hexdigest()
         return {"template": template, **self.tokens, "values": dict(self.values), "date": self.date}
 
@@ -76,7 +76,7 @@ class ChatTemplate:
 
 
 class TemplateRenderer:
-    """A template at work in a process of its own, which is started anew when a rendering has ended it."""
+    """Renders a template in a separate process, which is restarted if a rendering ended it."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
@@ -90,7 +90,7 @@ class TemplateRenderer:
         self.close()
 
     def close(self) -> None:
-        """End the process; it is started again when needed."""
+        """End the process; it is restarted when needed."""
         if self._end is not None:
             self._end()
         self._process = self._end = None
@@ -110,7 +110,7 @@ class TemplateRenderer:
     def render_plain(
         self, messages: list[Any], tools: list[Any] | None, *, prompt: bool = False, marked: bool = False
     ) -> str:
-        """The conversation exactly as the template writes it; raises as `render`."""
+        """The conversation exactly as the template writes it; raises what `render` does."""
         given = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
         asked = {"marked": marked, "values": {**self.template.tokens, **self.template.values, **given}}
         is_good, data = self._ask(pickle.dumps(asked))
@@ -130,12 +130,12 @@ class TemplateRenderer:
         code = process.wait(_PATIENCE_SECONDS)
         self.close()
         if code == -signal.SIGPROF:
-            raise TemplateRefused(f"it takes more than {MAX_SECONDS:g} s of processor time for one conversation")
+            raise TemplateRefused(f"it takes more than {MAX_SECONDS:g} s of CPU time for one conversation")
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise EngineFailed(f"The process that renders the chat template {how}. Out of memory? Use fewer workers.")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # No environment: a template that escapes its sandbox finds no secrets there. The loader's path is for Python.
+        # No environment variables: a template that escapes its sandbox must find no secrets. Python needs this one.
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         process = subprocess.Popen(  # noqa: S603 (our own file)
             [sys.executable, "-I", "-S", "-X", "utf8", _template_sandbox.__file__],
@@ -153,7 +153,7 @@ class TemplateRenderer:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the process go: its input ends, so it does; one that is in the middle of a rendering is killed."""
+    """Kill the process, even in the middle of a rendering."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -192,7 +192,7 @@ def _check_date(date: str) -> None:
 def _find_text(template: str | os.PathLike[str] | Literal[True], source: TokenizerSource) -> str:
     if template is True:
         if "chat_template" not in source.declared:
-            raise ValueError(f"{source.name} has no chat template of its own; give chat_template=FILE or its text.")
+            raise ValueError(f"{source.name} has no chat template; give chat_template=FILE or its text.")
         return source.declared["chat_template"]
     if isinstance(template, os.PathLike) or "{" not in template:
         path = local_path(template, "a chat template")
@@ -205,7 +205,7 @@ def _find_text(template: str | os.PathLike[str] | Literal[True], source: Tokeniz
 
 
 def _check_syntax(text: str) -> None:
-    """Only parse: compiling computes constant expressions, which has no place in this process."""
+    """Only parse: compiling would evaluate constant expressions, which must not happen in this process."""
     jinja2 = _import_jinja()
     try:
         make_environment(False, None).parse(text)
@@ -223,7 +223,7 @@ def _import_jinja() -> Any:
     version = importlib.metadata.version("jinja2")
     if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < _OLDEST_JINJA:
         raise MissingExtra(
-            f"A chat template needs jinja2 3.1.6 or newer, whose sandbox is sound; {version} is installed: "
+            f"A chat template needs jinja2 3.1.6 or newer, whose sandbox is secure; {version} is installed: "
             "pip install 'penstock[text]'."
         )
     return jinja2

@@ -23,7 +23,7 @@ class KeepColumns:
     """
 
     keep: Keep | None = None
-    """Names, or `{name: type}`; None keeps every column of the first rows whose name does not start with '__'."""
+    """Names, or `{name: type}`; None keeps every column of the first rows except those starting with '__'."""
     _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
     _left_out: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
@@ -40,14 +40,14 @@ class KeepColumns:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Nothing that the schema does not say."""
+        """Nothing beyond the schema."""
         return {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out."""
         names = ", ".join(map(repr, self._left_out))
-        return (f"Left out {names}: a column needs a name that does not start with '__'.",) if names else ()
+        return (f"Left out {names}: a column needs a name, which must not start with '__'.",) if names else ()
 
     @property
     def input_columns(self) -> tuple[str, ...] | None:
@@ -59,7 +59,7 @@ class KeepColumns:
         return self._types
 
     def before_run(self, sample: Iterable[Records]) -> KeepColumns:
-        """The same, with types taken from the first records where none were given."""
+        """The same, with types inferred from the first records if none were given."""
         first = next((records for records in sample if records.num_rows), None)
         if self._types is not None or first is None:
             return self
@@ -74,12 +74,12 @@ class KeepColumns:
         return known
 
     def open(self) -> _OpenKeepColumns:
-        """The transform at work."""
+        """Ready to run."""
         return _OpenKeepColumns(self)
 
 
 def _is_bookkeeping(name: str) -> bool:
-    """Whether a name is none of the data's own: the index of pandas (unnamed in CSV), the keys of WebDataset."""
+    """Whether a column is not part of the data: the index of pandas (unnamed in CSV), the keys of WebDataset."""
     return not name or name.startswith("__")
 
 
@@ -88,13 +88,13 @@ def _check_all(names: list[str]) -> tuple[tuple[str, str | None], ...]:
         return check_keep(names, ())
     except SchemaError as error:
         raise SchemaError(
-            f"{error} Name the columns to keep (keep=, --keep), or rename it: with header=True and names= in a CSV "
-            "file (--header --names), else with a function."
+            f"{error} Name the columns to keep (keep=, --keep), or rename it: in a CSV file with header=True and "
+            "names= (--header --names), otherwise with a function."
         ) from None
 
 
 def _check_known(records: Records, types: Mapping[str, str]) -> None:
-    """Raise when a column turns up that the first rows did not have: it would be dropped silently."""
+    """Raise if a column turns up that the first rows did not have: it would be dropped silently."""
     for name, column in records.columns.items():
         if name not in types and not _is_bookkeeping(name) and not _is_empty(column):
             raise SchemaError(

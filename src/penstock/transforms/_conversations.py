@@ -1,15 +1,15 @@
 """Rows of a source as rendered conversations, with the characters to learn from.
 
-    row -> messages (`_chat_formats`) -> text, by the chat template -> spans of the assistant -> those that count
+    row -> messages (`_chat_formats`) -> text, by the chat template -> spans of the assistant -> those to learn from
 
-What the assistant said is found in one of two ways. A template with generation marks says it. Without marks, turn i of
-the assistant is what rendering turns 0..i adds to rendering 0..i-1 with a generation prompt. That is right only if
-both are the beginning of the whole conversation, which is checked: a template that writes earlier turns
+What the assistant said is found in one of two ways. A template with generation marks says so itself. Without marks,
+turn i of the assistant is what rendering turns 0..i adds to rendering 0..i-1 with a generation prompt. That is right
+only if both are the beginning of the whole conversation, which is checked: a template that writes earlier turns
 differently once later ones exist (dropping their reasoning, say) fails the check, and the conversation is refused.
-The second way counts what the template writes after a turn (an end-of-turn token and its newline) as said, as the
-training templates of TRL do, which put the end of a turn and its newline into their generation blocks.
+The second way counts what the template writes after a turn (an end-of-turn token and its newline) as said, like the
+training templates of TRL, which put the end of a turn and its newline into their generation blocks.
 
-A text that continues a text has no template: what is behind the prompt counts.
+A text that continues another has no template: everything after the prompt is learned.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class ChatSettings:
 
     layout: ChatLayout
     template: ChatTemplate | None
-    """None where texts are put together as they are."""
+    """None if texts are joined as they are."""
     guard: Guard | None
     tools_column: str | None
     loss_on: LossOn | None
-    """Which turns to learn from: all of the assistant's, or the last; None where nobody asks."""
+    """Which turns to learn from: all of the assistant's, or the last; None if no mask is wanted."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the output; what older versions did not know of is left out where it is as they did it."""
+        """What decides the output; options that older versions lacked are left out if they mean what those did."""
         return {
             **(self.template.identity if self.template is not None else {}),
             "loss_mask": self.loss_on is not None,
@@ -75,7 +75,7 @@ class ChatSettings:
         }
 
     def open(self) -> ConversationReader:
-        """Ready to render."""
+        """A reader, ready to render."""
         return ConversationReader(self)
 
 
@@ -96,7 +96,7 @@ class ConversationReader:
             self._renderer.close()
 
     def read(self, records: Records, side: str, bad: BadRows) -> list[Conversation | None]:
-        """One conversation of every row, rendered; None where the row is bad."""
+        """One conversation of every row, rendered; None if the row is bad."""
         settings = self.settings
         columns = {name: _list_values(records, name) for name in settings.layout.columns}
         self._advice = ""
@@ -134,17 +134,17 @@ def _check_text(conversation: Conversation) -> Conversation:
         conversation.text.encode()
     except UnicodeEncodeError:
         raise BadConversation(
-            "invalid_utf8", "The conversation has half a surrogate pair, which no UTF-8 holds."
+            "invalid_utf8", "The conversation has a lone surrogate, which UTF-8 cannot encode."
         ) from None
     return conversation
 
 
 def _continue(given: Continuation, guard: Guard | None) -> Conversation:
-    """Both texts, of which the second is to be learned."""
+    """Both texts, of which only the second is learned."""
     text = given.prompt + given.completion
     found = guard.find([text]) if guard is not None else []
     if found and guard is not None and guard.policy == "refuse":
-        raise BadConversation(REASON, f"The row holds the special token {found[0]!r}.")
+        raise BadConversation(REASON, f"The row contains the special token {found[0]!r}.")
     spans = ((len(given.prompt), len(text)),) if given.completion else ()
     return Conversation(text, spans, ends_with_assistant=True, num_spelled=len(found))
 
@@ -155,15 +155,15 @@ def _keep_apart(renderer: TemplateRenderer, messages: list[Any], tools: Any) -> 
     if guard is None:
         return messages, tools, 0
     if has_mark(given):
-        raise BadConversation("chat_template", "The conversation holds U+FDD2 or U+FDD3, which mark special tokens.")
+        raise BadConversation("chat_template", "The conversation contains U+FDD2 or U+FDD3, which mark special tokens.")
     found = guard.find(given)
     if found and guard.policy == "refuse":
-        raise BadConversation(REASON, f"The conversation holds the special token {found[0]!r}.")
+        raise BadConversation(REASON, f"The conversation contains the special token {found[0]!r}.")
     defused = guard.defuse(given)
     if defused != given and strip_marks(renderer.render_plain(*defused)) != renderer.render_plain(messages, tools):
         shown = repr(found[0]) if found else "a part of one"
         raise TemplateRefused(
-            f"it looks for special tokens in the messages, which hold {shown}; set special_tokens='allow' if the "
+            f"it looks for special tokens in the messages, which contain {shown}; set special_tokens='allow' if the "
             "messages may control the model"
         )
     return defused[0], defused[1], len(found)
@@ -181,7 +181,7 @@ def _render_dialogue(
     """Text of a conversation and what to learn from it.
 
     Raises:
-        TemplateRefused: it cannot be rendered, or nobody can say which part is the assistant's.
+        TemplateRefused: it cannot be rendered, or it is unclear which part is the assistant's.
     """
     messages = dialogue.messages
     text = renderer.render(messages, tools)
@@ -227,8 +227,8 @@ def _of_turns(spans: list[tuple[int, int]], said: list[int], learned: list[int])
     """The spans of some of the assistant's turns."""
     if len(spans) != len(said):
         raise TemplateRefused(
-            f"it marks {len(spans)} stretches for {len(said)} turns of the assistant, so it cannot be told which are "
-            "to be learned"
+            f"it marks {len(spans)} spans for {len(said)} turns of the assistant, so it is unclear which of them to "
+            "learn from"
         )
     return [span for span, turn in zip(spans, said, strict=True) if turn in learned]
 
@@ -242,13 +242,13 @@ def _find_by_prefixes(
 ) -> tuple[tuple[int, int], ...]:
     spans: list[tuple[int, int]] = []
     for turn in learned:
-        # The last prefix is the whole conversation, rendered already.
+        # The last prefix is the whole conversation, which is already rendered.
         after = text if turn == len(messages) - 1 else renderer.render(messages[: turn + 1], tools)
         before = renderer.render(messages[:turn], tools, prompt=True)
         if not (text.startswith(after) and after.startswith(before) and len(before) < len(after)):
             raise TemplateRefused(
                 f"it has no generation marks, and its rendering of turns 0 to {turn} is not the beginning of the "
-                f"whole conversation, so the assistant's words cannot be told. Put {{% generation %}} and "
+                f"whole conversation, so the assistant's words cannot be located. Put {{% generation %}} and "
                 f"{{% endgeneration %}} around them in the template, or set loss_mask=False"
             )
         spans.append((len(before), len(after)))

@@ -1,4 +1,4 @@
-"""Token ids back to text, for people to read: what a row of a batch says."""
+"""Turn token ids back into text, for people who want to read a row of a batch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Decoder = Callable[[NDArray[Any] | list[int]], str]
 
 
 def find_decoder(tokenizer: Any | None, made_with: Mapping[str, str]) -> Decoder | None:
-    """What turns ids into text: with this tokenizer, or, where none is given, with the one that needs no file: bytes.
+    """A decoder with this tokenizer; if none is given, with "bytes", the one that needs no file, or else None.
 
     Args:
-        tokenizer: As `Tokenize` takes it.
-        made_with: Tokenizers that made the ids, name by digest, as `Dataset.tokenizers` has them.
+        tokenizer: Anything that `Tokenize` takes.
+        made_with: Tokenizers that made the ids, name by digest, as in `Dataset.tokenizers`.
 
     Raises:
-        ValueError: the ids were made with another tokenizer, so its text would be wrong.
+        ValueError: the ids were made with another tokenizer, so the text would be wrong.
     """
     if tokenizer is None:
         source = load_tokenizer("bytes")
@@ -31,7 +31,7 @@ def find_decoder(tokenizer: Any | None, made_with: Mapping[str, str]) -> Decoder
         names = ", ".join(f"{name} ({digest[:12]}…)" for digest, name in made_with.items())
         raise ValueError(
             f"{source.name} ({source.sha256[:12]}…) is not the tokenizer that made these tokens: {names}. "
-            "Its text would be another one; give that tokenizer."
+            "It would give a different text; give that tokenizer."
         )
     return _make(source)
 

@@ -1,10 +1,10 @@
-"""Which engine tokenizes: gigatoken where it proves equal to the reference, which is asked before a run and during it.
+"""Which engine tokenizes: gigatoken if it proves equal to the reference, which is checked before and during a run.
 
-    before   a battery of texts known to break tokenizers, and up to 1 MB of the user's own documents
-    during   one document in 10,000, by a hash of its row number and length: the same ones in every run, at any
+    before   on a battery of texts known to break tokenizers, and up to 1 MB of the user's own documents
+    during   on one document in 10,000, by a hash of its row number and length: the same ones in every run, with any
              number of workers
 
-A difference before the run means that the reference runs, and a note that says why; during it, an error.
+After a difference before the run, the reference is used, and a note says why; a difference during it is an error.
 The reference takes 0.5 s for the sample, and about 1 % of a run.
 """
 
@@ -38,13 +38,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChosenEngine:
-    """The engine to use and, where "auto" had to settle for the reference, the reason."""
+    """The engine to use and, if "auto" had to fall back to the reference, the reason."""
 
     is_fast: bool
     note: str = ""
 
     def open(self, source: TokenizerSource) -> TokenizerEngine:
-        """The engine, loaded."""
+        """Load the engine."""
         return GigatokenEngine(source) if self.is_fast else open_reference(source)
 
 
@@ -52,8 +52,8 @@ def choose_engine(source: TokenizerSource, wanted: EngineChoice, sample: Ragged)
     """Compare the engines on the battery and the sample, and choose.
 
     Raises:
-        TokenizerMismatch: they differ, and gigatoken was asked for by name.
-        EngineFailed, MissingExtra: gigatoken was asked for by name and cannot be used.
+        TokenizerMismatch: they differ, and gigatoken was requested by name.
+        EngineFailed, MissingExtra: gigatoken was requested by name and cannot be used.
     """
     if wanted == "reference" or source.kind == "bytes":
         return ChosenEngine(is_fast=False)
@@ -98,7 +98,7 @@ class Difference:
 
 
 def join_texts(texts: Sequence[str]) -> Ragged:
-    """Texts as an engine takes them."""
+    """Texts in the form that engines take."""
     encoded = [text.encode() for text in texts]
     lengths = np.array([len(text) for text in encoded], np.int64)
     return Ragged.from_lengths(np.frombuffer(b"".join(encoded), np.uint8), lengths)
@@ -135,7 +135,7 @@ def cut_text(values: NDArray[np.uint8], num_bytes: int) -> NDArray[np.uint8]:
 
 
 def take_sample(rows: Ragged, num_bytes: int) -> Ragged:
-    """Whole documents up to `num_bytes`; the last one is cut."""
+    """Whole documents up to `num_bytes`; the last one may be cut."""
     num_bytes = min(num_bytes, len(rows.values))
     num_rows = int(np.searchsorted(rows.offsets, num_bytes, side="left"))
     values = cut_text(rows.values, num_bytes)
@@ -153,7 +153,7 @@ def choose_checked(row_numbers: NDArray[np.int64], lengths: NDArray[np.int64], k
 def check_document(
     fast: TokenizerEngine, reference: TokenizerEngine, text: NDArray[np.uint8], found: NDArray[np.integer]
 ) -> Difference | None:
-    """Compare one document's tokens with the reference's; of a very long one, tokenize the first 1 MB again."""
+    """Compare one document's tokens with the reference's; for a very long one, tokenize only the first 1 MB, again."""
     piece = cut_text(text, MAX_CHECKED_BYTES)
     rows = Ragged(piece, np.array([0, len(piece)]))
     if len(piece) < len(text):
@@ -164,7 +164,7 @@ def check_document(
 
 # One line for each thing that has gone wrong somewhere: white space, control characters, line endings, apostrophes,
 # digits, combining marks, scripts without spaces, emoji, direction marks, code, escapes, the special tokens of
-# well-known models as plain text, words without end.
+# well-known models as plain text, endless words.
 BATTERY: tuple[str, ...] = (
     "",
     " ",
@@ -252,7 +252,7 @@ BATTERY: tuple[str, ...] = (
 
 
 def make_battery(specials: Iterable[str]) -> list[str]:
-    """Texts known to break tokenizers, and more with the tokenizer's own added tokens."""
+    """Texts known to break tokenizers, plus some with the tokenizer's own added tokens."""
     chosen = list(specials)[:_MAX_SPECIALS]
     around = ("{0}", "{0}{0}", " {0} ", "a{0}b", "a {0} b", "\n{0}\n", "{0}'s", "é{0}字", "<{0}>", "  {0}\t{0}")
     own = [pattern.format(token) for token in chosen for pattern in around]

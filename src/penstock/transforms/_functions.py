@@ -1,12 +1,12 @@
-"""`FunctionTransform`: any Python function as a transform, a batch in, any number of samples out.
+"""`FunctionTransform`: any Python function as a transform: a batch in, any number of samples out.
 
 The function gets `{column: array or list}` and returns the same kind of dict; text becomes "bytes". If it returns as
 many samples as it got rows, sample i came from row i. Otherwise it must say where each came from, in the key
 `__source__`: places in the batch, never decreasing. Batches are about 4 MB of raw data and are cut the same way in
 every run.
 
-If the function raises, it is called again row by row. Rows that fail alone are bad rows, reported with the
-function's own traceback, and the batch is tried once more without them. If no row fails alone, the run stops.
+If the function raises, it is called again row by row. Rows that fail by themselves are bad rows, reported with the
+function's own traceback, and the batch is tried once more without them. If no row does, the run stops.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FunctionTransform:
 
     Raises:
         TypeError: it is not callable, or cannot be pickled.
-        ValueError: not an import path, or one that leads nowhere.
+        ValueError: it is not an import path, or there is nothing at it.
 
     >>> FunctionTransform("string:capwords").identity["function"]
     'string:capwords'
@@ -49,9 +49,9 @@ class FunctionTransform:
     function: str | BatchFunction
     """A function that can be pickled, or "package.module:function", imported in each worker."""
     types: Mapping[str, str] | None = field(default=None, kw_only=True)
-    """Types of the columns it returns; None takes them from its first output."""
+    """Types of the columns it returns; None infers them from its first output."""
     version: str = field(default="", kw_only=True)
-    """Change it when the function's result changes in a way its own code does not show."""
+    """Change it when the function's result changes for a reason that is not in its own code."""
 
     def __post_init__(self) -> None:
         if self.types is not None:
@@ -63,13 +63,13 @@ class FunctionTransform:
             pickle.dumps(found)
         except Exception as error:  # noqa: BLE001 (pickle raises what the object raises)
             raise TypeError(
-                f"{name_function(found)} cannot be sent to workers: {error}. Define it at the top of a module, "
+                f"{name_function(found)} cannot be sent to workers: {error}. Define it at the top level of a module, "
                 f"or name it as 'package.module:function'."
             ) from None
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Where the function is, a hash of its code, and its version."""
+        """The function's import path, a hash of its code, and its version."""
         found = load_function(self.function)
         name = self.function if isinstance(self.function, str) else name_function(found)
         return {
@@ -83,7 +83,7 @@ class FunctionTransform:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Nothing that the identity does not say."""
+        """Nothing beyond the identity."""
         return {}
 
     @property
@@ -101,7 +101,7 @@ class FunctionTransform:
         return None if self.types is None else dict(self.types)
 
     def before_run(self, sample: Iterable[Records]) -> FunctionTransform:
-        """The same; a function is not run before the run."""
+        """The same: functions are not called before the run."""
         return self
 
     def open(self) -> OpenTransform:
@@ -123,7 +123,7 @@ class _OpenFunction:
         self._function = function
 
     def __call__(self, records: Records) -> Output:
-        """What the function makes of these rows."""
+        """Samples that the function makes from these rows."""
         bad = BadRows(records)
         batch = {name: _as_batch(column) for name, column in records.columns.items()}
         made = self._try(batch, records.num_rows)
@@ -150,7 +150,7 @@ class _OpenFunction:
         return made
 
     def _try(self, batch: dict[str, Any], num_rows: int) -> _Made | Exception:
-        """What the function makes of a batch, or what it raised; a result of the wrong form stops the run."""
+        """What the function returned for a batch, or what it raised; a malformed result stops the run."""
         try:
             return self._run(batch, num_rows)
         except (SchemaError, MemoryError):  # too little memory says nothing about a row
@@ -162,7 +162,7 @@ class _OpenFunction:
         returned: object = self._function(dict(batch))
         if not isinstance(returned, Mapping):
             raise SchemaError(
-                f"{name_function(self._function)} returned {type(returned).__name__}; a dict of columns is needed."
+                f"{name_function(self._function)} returned {type(returned).__name__}, not a dict of columns."
             )
         columns = {name: _encode_text(column) for name, column in returned.items() if name != SOURCE_KEY}
         counts = {name: _count(name, column) for name, column in columns.items()}
@@ -178,7 +178,7 @@ def _check_sources(given: Any, num_samples: int, num_rows: int, name: str) -> ND
     if given is None:
         if num_samples != num_rows:
             raise SchemaError(
-                f"{name} made {num_samples} samples of {num_rows} rows without saying which came from which. "
+                f"{name} made {num_samples} samples from {num_rows} rows without saying which came from which. "
                 f"Also return the place of each sample's row: {{'{SOURCE_KEY}': [0, 0, 1, …], …}}."
             )
         return np.arange(num_rows, dtype=np.int64)
@@ -187,23 +187,23 @@ def _check_sources(given: Any, num_samples: int, num_rows: int, name: str) -> ND
     if not is_valid or (num_samples and (sources.min() < 0 or sources.max() >= num_rows)):
         raise SchemaError(
             f"{name} returned {SOURCE_KEY!r} with {sources.dtype} {list(sources.shape)}; "
-            f"{num_samples} integers from 0 to {num_rows - 1} are needed."
+            f"it must be {num_samples} integers from 0 to {num_rows - 1}."
         )
     if (np.diff(sources) < 0).any():
-        raise SchemaError(f"{name} returned {SOURCE_KEY!r} that decreases; keep samples in the order of their rows.")
+        raise SchemaError(f"{name}: {SOURCE_KEY!r} must be non-decreasing; keep samples in the order of their rows.")
     return sources.astype(np.int64)
 
 
 def _count(name: str, column: Any) -> int:
     if isinstance(column, (str, bytes)) or not hasattr(column, "__len__"):
         raise SchemaError(
-            f"Column {name!r} is one {type(column).__name__}; an array or list with one value per sample is needed."
+            f"Column {name!r} is one {type(column).__name__}; it must be an array or list with one value per sample."
         )
     return len(column)
 
 
 def _encode_text(column: Any) -> Any:
-    """Text as byte strings, which is how a dataset holds it; anything else unchanged."""
+    """Text as byte strings, which is how a dataset stores it; anything else unchanged."""
     values = column.tolist() if isinstance(column, np.ndarray) and column.dtype.kind == "U" else column
     if isinstance(values, (list, tuple)) and values and all(isinstance(value, str) for value in values):
         return [value.encode() for value in values]
@@ -229,7 +229,7 @@ def _take_rows(batch: dict[str, Any], places: NDArray[np.int64]) -> dict[str, An
 
 
 def _own_traceback(error: BaseException) -> str:
-    """The traceback from the user's function on, without ours."""
+    """The traceback from the user's function on, without our frames."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
         trace = trace.tb_next

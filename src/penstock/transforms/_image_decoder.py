@@ -1,9 +1,9 @@
 """One encoded image through Pillow (libjpeg-turbo): header, limit, draft, decode, turn, scale.
 
 The header is read first: an image with more pixels than `max_pixels` is refused before a byte of it is decoded, and so
-is a format that is not on the list (Pillow has decoders that start other programs). So is a JPEG of so many scans that
-it would be decoded for minutes: each scan passes over all pixels, and may take a few bytes. A large JPEG is decoded at
-1/2, 1/4 or 1/8 of its size as long as that leaves twice the wanted size ("draft": scaling is part of decoding, 2.8
+is a format that is not on the list (some of Pillow's decoders start other programs). So is a JPEG with so many scans
+that decoding would take minutes: each scan goes over all pixels, but may take only a few bytes. A large JPEG is decoded
+at 1/2, 1/4 or 1/8 of its size as long as that leaves twice the wanted size ("draft": scaling is part of decoding, 2.8
 times faster from 3000x2250 to 224).
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock.errors import MissingExtra
 
-# Formats whose decoders are part of Pillow or libraries it ships; PostScript, say, would start Ghostscript.
+# Formats whose decoders are part of Pillow or of libraries it ships; PostScript, for example, would start Ghostscript.
 _PLUGINS = {
     "JPEG": "Jpeg",
     "MPO": "Mpo",
@@ -46,7 +46,7 @@ _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 
 
 class BadImage(ValueError):
-    """An image that cannot be used; `reason` is the word it is counted under."""
+    """An image that cannot be used, counted under `reason`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class BadImage(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSettings:
-    """What to do with every image: the options of `DecodeImage`, checked and in one form."""
+    """What to do with every image: the options of `DecodeImage`, checked and normalised."""
 
     column: str
     size: tuple[int, int] | None
@@ -95,7 +95,7 @@ def _load_formats(pillow: Any) -> list[str]:
 
 @contextmanager
 def quiet_decoding(pillow: Any) -> Iterator[None]:
-    """Silence warnings about broken metadata; make an error of the one about decompression bombs."""
+    """Silence warnings about broken metadata; turn the one about decompression bombs into an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", pillow.DecompressionBombWarning)
@@ -133,7 +133,7 @@ class ImageDecoder:
         """The bytes themselves, after decoding them as small as their format allows.
 
         Raises:
-            BadImage: as `decode`.
+            BadImage: as from `decode`.
         """
         with _wrap_failures(self.pillow):
             image = self._open(encoded)
@@ -142,7 +142,7 @@ class ImageDecoder:
         return bytes(encoded)
 
     def encode_jpeg(self, image: Any) -> bytes:
-        """A JPEG of the settings' quality."""
+        """A JPEG of the chosen quality."""
         file = io.BytesIO()
         image.save(file, "JPEG", quality=self._settings.quality)
         return file.getvalue()
@@ -163,7 +163,7 @@ class ImageDecoder:
         return image
 
     def _find_turn(self, image: Any) -> Any:
-        """Transposition that the EXIF orientation asks for; None when the image is upright."""
+        """Transposition that the EXIF orientation calls for; None if the image is upright."""
         if not self._settings.is_turned or not _may_have_exif(image):
             return None
         turns = self.pillow.Transpose
@@ -194,7 +194,7 @@ class ImageDecoder:
 
 
 def _centre_box(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Largest part of the image, centred, with the aspect ratio of the target."""
+    """Largest centred part of the image with the aspect ratio of the target."""
     scale = min(size[0] / target[0], size[1] / target[1])
     width, height = target[0] * scale, target[1] * scale
     left, top = max(0.0, (size[0] - width) / 2), max(0.0, (size[1] - height) / 2)
@@ -202,10 +202,10 @@ def _centre_box(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, 
 
 
 def _is_animation(image: Any) -> bool:
-    """Whether an image goes on after its first frame; cameras keep previews as further frames of MPO files."""
+    """Whether an image has more than one frame; MPO does not count: cameras store previews as further frames."""
     try:
         return image.format != "MPO" and bool(getattr(image, "is_animated", False))
-    except (OSError, EOFError, SyntaxError, ValueError):  # broken behind the first frame, which is all that is taken
+    except (OSError, EOFError, SyntaxError, ValueError):  # broken after the first frame, the only one we use
         return False
 
 
@@ -215,13 +215,13 @@ def _convert(image: Any, mode: str) -> Any:
 
 
 def _may_have_exif(image: Any) -> bool:
-    # Asking for EXIF parses it; for JPEG and WebP the header has said already whether there is any.
+    # Asking for EXIF parses it; for JPEG and WebP the header already says whether there is any.
     return image.format not in ("JPEG", "WEBP") or "exif" in image.info
 
 
 def _check_scans(encoded: bytes, num_pixels: int) -> None:
     limit = min(_MAX_SCANS, _MAX_SCANNED_PIXELS // max(1, num_pixels))
-    if encoded.count(b"\xff\xda") <= limit:  # counts those in a thumbnail too
+    if encoded.count(b"\xff\xda") <= limit:  # includes those in a thumbnail
         return
     num_scans = _count_scans(encoded, limit)
     if num_scans > limit:
@@ -229,7 +229,7 @@ def _check_scans(encoded: bytes, num_pixels: int) -> None:
 
 
 def _count_scans(encoded: bytes, limit: int) -> int:
-    """Scans of the first image of a JPEG file, as far as the limit."""
+    """Scans of the first image in a JPEG file, counted up to the limit."""
     num_scans, place = 0, 2
     while num_scans <= limit and (found := _NEXT_MARKER.search(encoded, place)):
         marker = encoded[found.start() + 1]
@@ -258,5 +258,5 @@ def _wrap_failures(pillow: Any) -> Iterator[None]:
 
 
 def _shorten(error: Exception) -> str:
-    # "cannot identify image file <_io.BytesIO object at 0x7f…>" would differ from run to run.
+    # "cannot identify image file <_io.BytesIO object at 0x7f…>" differs from run to run.
     return str(error).partition(" <_io.")[0][:200]

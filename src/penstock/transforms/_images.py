@@ -3,8 +3,8 @@
     bytes -> header: pixel limit, format -> draft decode -> turn upright -> scale -> pixels | JPEG     (_image_decoder)
     a row that fails on the way is a bad row; the others are stacked into one array, or listed         (here)
 
-Images come out as RGB, or grey with `channels=1`: transparency is dropped, palettes and CMYK are converted, the first
-frame of an animation is taken. Pixels of more than 8 bits are refused, because no one scaling of them suits all.
+Images come out as RGB, or grey with `channels=1`: transparency is dropped, palettes and CMYK are converted, and only
+the first frame of an animation is used. Pixels of more than 8 bits are refused, because no single scaling suits all.
 The EXIF orientation is applied by default, so images are upright, as in a viewer; torchvision's ImageFolder
 ignores it, and so does `orientation="ignore"`.
 """
@@ -41,8 +41,8 @@ class DecodeImage:
     """Turn a column of encoded images into pixels or JPEGs.
 
     Raises:
-        ValueError: options that do not go together.
-        MissingExtra: on opening, when Pillow is not installed.
+        ValueError: the options do not go together.
+        MissingExtra: on opening, if Pillow is not installed.
 
     >>> DecodeImage(size=224, keep={"label": "int64"}).columns()
     {'image': 'uint8[224,224,3]', 'label': 'int64'}
@@ -51,25 +51,25 @@ class DecodeImage:
     size: int | tuple[int, int] | None = None
     """Height and width, or one number for both; not with mode="keep"."""
     mode: Mode = "resize"
-    """"resize" stretches to `size`; "crop" scales the short side and takes the centre; "keep" leaves the size alone."""
+    """"resize" stretches to `size`; "crop" scales the short side and cuts out the centre; "keep" keeps the size."""
     store: Store = "pixels"
-    """"pixels" is fastest to train from; "jpeg" re-encodes, far smaller; "as_is" checks the bytes and keeps them."""
+    """"pixels" is fastest to train from; "jpeg" re-encodes, far smaller; "as_is" only checks the bytes."""
     column: str = "image"
     """Column with the encoded images, and name of the column written."""
     keep: Keep | None = None
-    """Other columns to store; None keeps `label` where the source has one."""
+    """Other columns to store; None keeps `label` if the source has one."""
     max_pixels: int = DEFAULT_MAX_PIXELS
     """Larger images are bad rows."""
     quality: int = 90
-    """Of re-encoded JPEGs, 1 to 95."""
+    """Quality of re-encoded JPEGs, 1 to 95."""
     channels: Literal[1, 3] = 3
     """3 for RGB, 1 for grey."""
     filter: Literal["nearest", "box", "bilinear", "bicubic", "lanczos"] = "bilinear"
-    """How pixels are averaged when the size changes; the finer ones cost more."""
+    """How pixels are averaged when the size changes; better ones cost more."""
     orientation: Literal["apply", "ignore"] = "apply"
-    """What to do with the EXIF orientation; stored bytes "as_is" keep theirs."""
+    """What to do with the EXIF orientation; images stored "as_is" keep theirs."""
     draft: bool = True
-    """Whether large JPEGs may be decoded at a fraction of their size; differs from a full decode by rounding."""
+    """Whether large JPEGs may be decoded at a fraction of their size; pixels differ slightly from a full decode."""
     _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -93,11 +93,11 @@ class DecodeImage:
             raise ValueError(f"mode={self.mode!r} with size={self.size}; 'resize' and 'crop' need a size, 'keep' none.")
         height, width = self.settings.size or (1, 1)
         if type(height) is not int or type(width) is not int or min(height, width) < 1:
-            raise ValueError(f"size={self.size}; height and width must be numbers from 1.")
+            raise ValueError(f"size={self.size}; height and width must be integers of at least 1.")
 
     @property
     def settings(self) -> ImageSettings:
-        """The options in the form the decoder takes."""
+        """The options in the form that the decoder takes."""
         size = (self.size, self.size) if isinstance(self.size, int) else self.size
         return ImageSettings(
             column=self.column,
@@ -135,11 +135,11 @@ class DecodeImage:
         return None if self.keep is None else (self.column, *self.keep)
 
     def columns(self) -> dict[str, str] | None:
-        """The image, its shape where sizes differ, and kept columns."""
+        """The image, its shape if sizes differ, and kept columns."""
         return None if self._types is None else {**_made_columns(self.settings), **self._types}
 
     def before_run(self, sample: Iterable[Records]) -> DecodeImage:
-        """The same, with kept columns and their types taken from the first records."""
+        """The same, with kept columns and their types inferred from the first records."""
         first = next((records for records in sample if records.num_rows), None)
         if self._types is not None or first is None:
             return self
@@ -149,12 +149,12 @@ class DecodeImage:
         return ready
 
     def open(self) -> OpenTransform:
-        """The decoder, loaded."""
+        """Load the decoder."""
         return _OpenDecodeImage(self)
 
 
 class _OpenDecodeImage:
-    """Encoded images to what the settings ask for: one array, or a list of byte strings."""
+    """Turns encoded images into what the settings say: one array, or a list of byte strings."""
 
     def __init__(self, transform: DecodeImage) -> None:
         self._transform = transform
@@ -189,14 +189,14 @@ class _OpenDecodeImage:
         return {name: _stack(decoded, np.empty((len(images), *shape), np.uint8))}
 
     def _apply(self, work: Callable[[memoryview], Any], images: list[memoryview], bad: BadRows) -> Iterator[Any]:
-        """What `work` makes of each image; the rows of those it refuses become bad."""
+        """The result of `work` for each image; if it refuses an image, the row becomes bad."""
         for place, encoded in enumerate(images):
             if place in bad:
                 continue
             try:
                 made = work(encoded)
             except BadImage as error:
-                bad.add(place, error.reason, f"Column {self._settings.column!r} holds no usable image: {error}.")
+                bad.add(place, error.reason, f"Column {self._settings.column!r} is not a usable image: {error}.")
             else:
                 yield made
 
@@ -209,7 +209,7 @@ class _OpenDecodeImage:
 
 
 def _stack(decoded: Iterator[Any], stacked: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Images one after the other in an array that may have room for more."""
+    """Stack images in an array that may have room for more."""
     count = 0
     for image in decoded:
         stacked[count] = np.asarray(image).reshape(stacked.shape[1:])
@@ -225,7 +225,7 @@ def _list_images(records: Records, name: str, bad: BadRows) -> list[memoryview]:
 
 
 def _unwrap(name: str, column: Any, bad: BadRows) -> Any:
-    """The column of bytes; Hugging Face stores an image as `{"bytes": …, "path": …}`, sometimes with the path alone."""
+    """The column of bytes; Hugging Face stores an image as `{"bytes": …, "path": …}`, sometimes with only the path."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -244,7 +244,7 @@ def _made_columns(settings: ImageSettings) -> dict[str, str]:
     if settings.store != "pixels":
         return {settings.column: "bytes"}
     if settings.size is None:
-        # A ragged column has one free dimension, an image two: its bytes in a row, and its shape beside them.
+        # A ragged column has one free dimension, an image two: store its bytes flat, and its shape beside them.
         return {settings.column: "uint8[*]", settings.column + _SHAPE_SUFFIX: "int32[3]"}
     height, width = settings.size
     return {settings.column: f"uint8[{height},{width},{settings.channels}]"}
@@ -252,4 +252,4 @@ def _made_columns(settings: ImageSettings) -> dict[str, str]:
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{name}={value!r}; a number from {low:,} to {high:,} is needed.")
+        raise ValueError(f"{name}={value!r}; it must be a number from {low:,} to {high:,}.")

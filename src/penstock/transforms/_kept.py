@@ -1,7 +1,7 @@
 """Columns stored as they are: a label, a URL, a score beside the tokens or the pixels.
 
 Text and byte strings become "bytes", numbers and booleans keep their dtype, lists of numbers become ragged
-columns. A type must hold for the whole dataset, while a source may guess it anew for each batch (JSON does). So types
+columns. A type must hold for the whole dataset, while a source may guess it again for each batch (JSON does). So types
 come from the first rows, or from `keep={"score": "float32"}`, and a later value that does not fit is a bad
 row, never a silent conversion.
 """
@@ -22,11 +22,11 @@ from penstock.transforms._transform import BadRows
 
 Keep = Sequence[str] | Mapping[str, str]
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
-"""Arrow's names for what numpy names differently."""
+"""numpy's names for what Arrow calls differently."""
 
 
 def check_keep(keep: Keep, made: Iterable[str]) -> tuple[tuple[str, str | None], ...]:
-    """Names to keep, with the types given for them; refuses a name that the transform writes itself."""
+    """Names to keep, with their types if given; refuses a name that the transform writes itself."""
     if isinstance(keep, str):
         raise TypeError(f"keep={keep!r} is one string; write keep=[{keep!r}].")
     pairs = tuple(keep.items()) if isinstance(keep, Mapping) else tuple((name, None) for name in keep)
@@ -34,13 +34,13 @@ def check_keep(keep: Keep, made: Iterable[str]) -> tuple[tuple[str, str | None],
     for name, spec in pairs:
         Column.parse(name, spec or "bytes")
         if name in taken:
-            raise ValueError(f"keep names {name!r}, which the transform writes itself or which is named twice.")
+            raise ValueError(f"keep: {name!r} is a column that the transform writes itself, or is named twice.")
         taken.add(name)
     return pairs
 
 
 def infer_types(keep: Iterable[tuple[str, str | None]], records: Records) -> dict[str, str]:
-    """Type of each kept column, from these records where none was given."""
+    """Type of each kept column, inferred from these records if not given."""
     return {name: spec or infer_type(name, find_column(records, name)) for name, spec in keep}
 
 
@@ -48,7 +48,7 @@ def infer_type(name: str, column: Any) -> str:
     """Type that can hold a column of the source.
 
     Raises:
-        SchemaError: no type of a dataset can.
+        SchemaError: no column type can.
     """
     if is_arrow(column):
         return _infer_arrow(name, column)
@@ -107,7 +107,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _name_of_number(kind: Any) -> str:
-    """Name of the dtype of an Arrow type; Arrow itself would ask pandas, which need not be there."""
+    """Name of the dtype of an Arrow type; Arrow itself would ask pandas, which may not be installed."""
     return _FLOATS.get(str(kind), str(kind))
 
 
@@ -144,7 +144,7 @@ def _read_column(records: Records, column: Column, bad: BadRows) -> Any:
 
 
 def _read_numbers(found: Any, column: Column) -> NDArray[Any] | None:
-    """An Arrow column of exactly this dtype, without nulls; None when rows must be looked at one by one."""
+    """An Arrow column of exactly this dtype, without nulls; None if rows must be examined one by one."""
     if column.kind != "fixed" or column.shape or not is_arrow(found) or found.null_count or not _is_number(found.type):
         return None
     array: NDArray[Any] = found.to_numpy(zero_copy_only=False)
@@ -167,7 +167,7 @@ def _read_value(column: Column, value: Any, place: int, bad: BadRows, empty: NDA
     array = _convert(column, value)
     if array is None:
         message = (
-            f"Column {column.name!r} holds {value!r:.60}; {column.spec} was expected, from the first rows or keep=."
+            f"Column {column.name!r} holds {value!r:.60}; by the first rows, or keep=, {column.spec} was expected."
         )
         bad.add(place, "wrong_type", message)
         return empty
@@ -175,7 +175,7 @@ def _read_value(column: Column, value: Any, place: int, bad: BadRows, empty: NDA
 
 
 def _convert(column: Column, value: Any) -> NDArray[Any] | None:
-    """The value in the column's dtype and shape; None when that would change it."""
+    """The value in the column's dtype and shape; None if that would change it."""
     try:
         array = np.asarray(value)
         with np.errstate(all="ignore"):

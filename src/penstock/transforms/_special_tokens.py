@@ -1,22 +1,22 @@
-"""Special tokens that a text spells out, kept apart from those that control the model.
+"""Keep special tokens that a text spells out apart from those that control the model.
 
-Text from the web may hold `<|endoftext|>`, and a user may write `<|im_end|>`. As control tokens they would end a
-document or a turn, so whoever writes the text would steer the model. They are encoded as the text they are, unless
+Text from the web may contain `<|endoftext|>`, and a user may write `<|im_end|>`. As control tokens they would end a
+document or a turn, so the author of the text could steer the model. They are encoded as ordinary text, unless
 `special_tokens="allow"`.
 
-    tokenizer   `seal_tokenizer` renames each special token T to MARK + T, a spelling that no accepted text holds
-    document    goes in as it is: what it spells out is text. One that holds MARK + T is a bad row
-    chat        `Guard.defuse` marks what the messages hold, the template renders, `Guard.seal` gives the special tokens
-                that the template itself wrote their new spelling and removes the other marks
+    tokenizer   `seal_tokenizer` renames each special token T to MARK + T, a spelling that no accepted text contains
+    document    goes in unchanged: what it spells out is text. One that contains MARK + T is a bad row
+    chat        `Guard.defuse` marks special tokens in the messages, the template renders, then `Guard.seal` gives the
+                special tokens that the template itself wrote their new spelling and removes the other marks
 
-So there is one tokenizer for both, every engine can load it, and an id of a special token comes only from a template or
-from `append_eos` and `prepend_bos`. That is stricter than `encode_special_tokens=True` of `tokenizers`, which gives
-the same tokens for BPE, but which a Unigram vocabulary passes by: it holds `</s>` as a word like any other.
+So there is one tokenizer for both, every engine can load it, and the id of a special token comes only from a template
+or from `append_eos` and `prepend_bos`. That is stricter than `encode_special_tokens=True` of `tokenizers`, which gives
+the same tokens for BPE, but is bypassed by a Unigram vocabulary, which has `</s>` as a word like any other.
 
-A defused conversation must render to the same text as the original one once its marks are gone: a template that looks
+A defused conversation must render to the same text as the original once its marks are removed: a template that looks
 for special tokens in the messages is refused, not misread. One that cuts words out of them may still form a new one.
 
-Only tokens that are marked special count. Other added tokens (runs of spaces, Qwen's `<tool_call>`) are vocabulary.
+Only tokens that are flagged special count. Other added tokens (runs of spaces, Qwen's `<tool_call>`) are vocabulary.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from penstock.transforms._tokenizer_source import TokenizerSource
 from penstock.transforms._transform import BadRows
 
 MARK = "\ufdd2"
-"""Before a special token in its private spelling, or a character of a message that begins one. A noncharacter: valid in
-UTF-8, and meant for a program's own use."""
+"""Precedes a special token in its private spelling, and a character of a message that begins one. A noncharacter: valid
+in UTF-8, and meant for a program's internal use."""
 _BREAK = "\ufdd3"
-"""Inside a token that is text, and where a message begins or ends in what might be half of a token."""
+"""Inserted into a token that is text, and where a message begins or ends with what might be half of a token."""
 SpecialTokens = Literal["text", "count", "refuse", "allow"]
 REASON = "special_token"
 SPELLED = "special_tokens_as_text"
 
 
 def seal_tokenizer(source: TokenizerSource) -> TokenizerSource:
-    """The same tokenizer, whose special tokens no text can spell.
+    """The same tokenizer, but with special tokens that no text can spell.
 
     Raises:
-        FormatError: its vocabulary makes a special token out of ordinary ones.
+        FormatError: its vocabulary builds a special token from ordinary ones.
     """
     if not source.controls:
         return source
@@ -89,31 +89,31 @@ def _check_merges(name: str, merges: Iterable[Any], controls: frozenset[str]) ->
         for token in (left + right, left, right):
             if token in controls:
                 raise FormatError(
-                    f"{name} merges ordinary text into its special token {token!r}, so the two cannot be told apart. "
+                    f"{name} merges ordinary text into its special token {token!r}, so they cannot be distinguished. "
                     f"Use special_tokens='allow' (--special-tokens allow), or a tokenizer without that merge."
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What to do about the special tokens of one tokenizer where a text spells them out; picklable."""
+    """What to do about special tokens of one tokenizer that a text spells out; picklable."""
 
     controls: frozenset[str]
     policy: Literal["text", "count", "refuse"]
 
     def check_documents(self, rows: Ragged, bad: BadRows) -> int:
-        """Mark the documents that cannot be used; how many special tokens the others spell out, if that is counted."""
+        """Mark the documents that cannot be used; return how many special tokens the others spell out, if counted."""
         values, num_found = rows.values.data, 0
         if _may_hold_marks(rows):
             for place, found in _find_in_rows(_bytes_pattern(self.controls, True), values, rows):
                 bad.add(
-                    place, REASON, f"The text holds U+FDD2 before {found!r}, which stands for the special token itself."
+                    place, REASON, f"The text contains U+FDD2 before {found!r}, which means the special token itself."
                 )
         if self.policy == "text":
             return 0
         for place, found in _find_in_rows(_bytes_pattern(self.controls, False), values, rows):
             if self.policy == "refuse":
-                bad.add(place, REASON, f"The text holds the special token {found!r}.")
+                bad.add(place, REASON, f"The text contains the special token {found!r}.")
             num_found += place not in bad
         return num_found
 
@@ -122,7 +122,7 @@ class Guard:
         return [found for text in _strings(value) for found in _pattern(self.controls).findall(text)]
 
     def defuse(self, value: Any) -> Any:
-        """A message with every special token broken, and also half tokens that the text around it might complete."""
+        """A message with every special token broken, and partial ones that the surrounding text might complete."""
         if isinstance(value, str):
             return self._defuse(value)
         if isinstance(value, dict):
@@ -142,7 +142,7 @@ class Guard:
 
 
 def has_mark(value: Any) -> bool:
-    """Whether a string of a message holds a mark itself."""
+    """Whether a string of a message contains a mark."""
     return any(MARK in text or _BREAK in text for text in _strings(value))
 
 
@@ -162,14 +162,14 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _may_hold_marks(rows: Ragged) -> bool:
-    """Whether the first two bytes of a mark are anywhere: a fifth of the price of a search in most texts."""
+    """Whether the first two bytes of a mark occur at all: in most texts, a fifth of the price of a search."""
     first, second, *_ = MARK.encode()
     values = rows.values[int(rows.offsets[0]) : int(rows.offsets[-1])]
     return bool((values[np.flatnonzero(values[:-1] == first) + 1] == second).any())
 
 
 def _find_in_rows(pattern: re.Pattern[bytes], values: memoryview, rows: Ragged) -> Iterator[tuple[int, str]]:
-    """Places of rows, and what was found in them; a match across the border of two rows is none."""
+    """Places of rows, and what was found in them; a match across two rows does not count."""
     begin = int(rows.offsets[0])
     while found := pattern.search(values, begin):
         place = int(np.searchsorted(rows.offsets, found.start(), side="right")) - 1
@@ -196,7 +196,7 @@ def _pattern(controls: frozenset[str]) -> re.Pattern[str]:
 
 @functools.lru_cache(maxsize=4)
 def _starts(controls: frozenset[str]) -> re.Pattern[str]:
-    """The first character of each token, also inside another."""
+    """The first character of each token, even inside another one."""
     return re.compile(f"(?={_alternatives(controls)})(.)", re.DOTALL)
 
 
@@ -216,7 +216,7 @@ def _beginnings(controls: frozenset[str]) -> re.Pattern[str]:
 
 @functools.lru_cache(maxsize=4)
 def _seals(controls: frozenset[str]) -> re.Pattern[str]:
-    """A mark, or a whole token; one of a single character only if it has no mark before it."""
+    """A mark, or a whole token; a token of a single character only if no mark precedes it."""
     long = [token for token in controls if len(token) > 1]
     short = [f"(?<!{MARK}){re.escape(token)}" for token in controls if len(token) == 1]
     return re.compile("|".join([f"[{MARK}{_BREAK}]", *([_alternatives(long)] if long else []), *short]))

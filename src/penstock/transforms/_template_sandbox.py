@@ -1,15 +1,15 @@
-"""Chat templates at work: Jinja in a sandbox, in a process of its own that can be ended.
+"""The program that renders chat templates: Jinja in a sandbox, in a separate process that can be killed.
 
 A template is code that comes with a model. Jinja's immutable sandbox keeps it away from Python's internals and from the
-data, but not from the processor and the memory: padding, formatting, doubling and nested loops take gigabytes, or for
-ever, in a line each. So this file is run as a program by `_chat_template`, and the system holds it to a budget:
+data, but not from CPU and memory: a single line of padding, formatting, doubling or nested loops can take gigabytes, or
+for ever. So `_chat_template` runs this file as a program, and the system holds it to a budget:
 
-    time      a timer of processor time ends the process (SIGPROF), also inside C code
-    memory    a limit of address space makes an allocation fail
+    time      a CPU timer ends the process (SIGPROF), even inside C code
+    memory    a limit on address space makes an allocation fail
     output    a text longer than the limit is not sent
 
 The program has no environment variables, writes no files, and imports nothing but Jinja. It gets pickles from the
-process that started it, and answers with plain bytes. When that process is gone, its input ends, and so does it.
+process that started it, and answers with plain bytes. When that process is gone, its input ends, and it exits.
 
     {text, date, limits, path} -> then for each rendering: {marked, values} -> (is_good, text or reason)
 """
@@ -37,7 +37,7 @@ class TemplateRefused(ValueError):
 
 
 def make_environment(marked: bool, date: str | None) -> Any:
-    """The environment that Hugging Face templates are written for, without access to anything else."""
+    """The environment that Hugging Face templates expect, without access to anything else."""
     sandbox, generation = _make_classes()
     environment = sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", generation])
     environment.is_marked = marked
@@ -94,8 +94,8 @@ def _to_json(
     separators: Sequence[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As in transformers; Jinja's own escapes HTML. No option is a function: `default=` would call what a template
-    names."""
+    """Like transformers' filter; Jinja's own escapes HTML. No option is a function: `default=` would let a template
+    have something called."""
     pair = None if separators is None else (str(separators[0]), str(separators[1]))
     return json.dumps(value, ensure_ascii=bool(ensure_ascii), indent=indent, separators=pair, sort_keys=bool(sort_keys))
 
@@ -107,14 +107,14 @@ def _raise(message: str) -> None:
 def _make_clock(date: str | None) -> Callable[[str], str]:
     def strftime_now(form: str) -> str:
         if date is None:
-            raise TemplateRefused("it asks for today's date; give template_date='YYYY-MM-DD' so that runs agree")
+            raise TemplateRefused("it uses today's date; give template_date='YYYY-MM-DD' so that runs agree")
         return datetime.datetime.fromisoformat(date).strftime(form)
 
     return strftime_now
 
 
 def read_message(file: IO[bytes]) -> tuple[bool, bytes] | None:
-    """A message of the other side; None when there is no other side."""
+    """A message from the other side; None if the other side is gone."""
     header = file.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -132,7 +132,7 @@ def send_message(file: IO[bytes], is_good: bool, data: bytes) -> None:
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Render until there are no more requests."""
     first = read_message(requests)
-    assert first is not None, "whoever starts this program sends what to render"
+    assert first is not None, "the first message says what to render"
     settings = pickle.loads(first[1])  # noqa: S301 (from the process that started this one)
     sys.path[:] = settings["path"]
     _limit(settings["max_bytes"])
@@ -156,7 +156,7 @@ def _render(compile_template: Callable[[bool], Any], asked: dict[str, Any], max_
             return False, f"it writes {len(text):,} characters; at most {max_output:,} are allowed here".encode()
         return True, text.encode("utf-8", "surrogatepass")
     except MemoryError:
-        return False, b"it needs more memory than a template may have"
+        return False, b"it needs more memory than a template may use"
     except Exception as error:  # noqa: BLE001 (a template may raise anything)
         return False, f"{type(error).__name__}: {error!s:.2000}".encode("utf-8", "replace")
 

@@ -2,11 +2,11 @@
 
 Tokens are those of the reference library (`tokenizers` or tiktoken), whichever engine computes them;
 `_engine_choice` says how that is checked. Special tokens that a text spells out are text (`_special_tokens`).
-Nothing is added around a document but what `prepend_bos` and `append_eos` ask for: a tokenizer's own post-processor
+Nothing is added around a document except what `prepend_bos` and `append_eos` say: a tokenizer's own post-processor
 is not used.
 
-An empty document is kept: it becomes BOS and EOS if they are asked for, else a document of no tokens, which
-packing gives no row. A null, a value that is not text, and text that is not UTF-8 are bad rows.
+An empty document is kept: it becomes BOS and EOS if they are wanted, otherwise a document without tokens, which is in
+no packed row. A null, a value that is not text, and text that is not UTF-8 are bad rows.
 
 Price: 4 MB of Python source take gigatoken 12 ms or more, the rest of the transform 1 (benchmarks/bench_tokenize.py).
 """
@@ -62,33 +62,34 @@ class Tokenize:
     tokenizer: Any
     """A tokenizer.json, a Hugging Face folder, an object of `tokenizers` or tiktoken, "tiktoken:NAME", or "bytes"."""
     column: str = ""
-    """Column to read: "text" when not given; with a chat template "messages", or what `chat_format` says. "a.b" is the
-    field `b` in a column `a`."""
+    """Column to read; by default "text", or with a chat template "messages", or what `chat_format` says. "a.b" is the
+    field `b` of the column `a`."""
     append_eos: str | bool | None = field(default=None, kw_only=True)
-    """Token to end each document with; True takes the one the tokenizer's folder declares, None adds nothing."""
+    """Token to end each document with; True uses the one that the tokenizer's folder declares, None adds nothing."""
     prepend_bos: str | bool | None = field(default=None, kw_only=True)
     """Token to begin each document with, likewise."""
     keep: Keep = field(default=(), kw_only=True)
     """Other columns to store: names, or `{name: type}`."""
     engine: EngineChoice = field(default="auto", kw_only=True)
-    """"auto" takes gigatoken if it proves equal; "gigatoken" fails if not; "reference" is 10 to 100 times slower."""
+    """"auto" uses gigatoken if it proves equal to the reference; "gigatoken" fails if it does not; "reference" is 10 to
+    100 times slower."""
     special_tokens: SpecialTokens = field(default="text", kw_only=True)
-    """Special tokens spelled out in a text or message: encoded as "text", the same with a "count", a reason to "refuse"
-    the row, or "allow"ed to control the model."""
+    """What to do with special tokens spelled out in a text or message: encode them as "text", do so and "count" them,
+    "refuse" the row, or "allow" them to control the model."""
     chat_template: str | os.PathLike[str] | bool | None = field(default=None, kw_only=True)
-    """Jinja text, a file with it, or True for the tokenizer's own; rows are then lists of messages."""
+    """A Jinja template, a file with one, or True for the tokenizer's own; rows are then lists of messages."""
     chat_format: ChatFormat | None = field(default=None, kw_only=True)
-    """How rows hold conversations: "messages", "sharegpt" (both by the tokenizer's own template if none is given),
+    """How rows hold conversations: "messages", "sharegpt" (both with the tokenizer's own template if none is given),
     "prompt" (columns `prompt` and `completion`), "preference" (`chosen` and `rejected`, and a prompt if `column` names
-    one); the last two are put together as plain text unless there is a template."""
+    one); the last two are joined as plain text unless there is a template."""
     loss_mask: bool = field(default=True, kw_only=True)
-    """Of conversations: also store which tokens the assistant said; one that cannot tell is refused."""
+    """For conversations: also store which tokens the assistant said; refuse one for which that is unclear."""
     loss_on: LossOn = field(default="assistant", kw_only=True)
-    """Which turns the mask is of: all of the "assistant", or its "last". None of a prompt's are ever."""
+    """Which turns the mask covers: all of the "assistant", or its "last"; never those of a prompt."""
     template_values: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """More variables for the template, such as `{"enable_thinking": False}`; JSON."""
     template_date: str | None = field(default=None, kw_only=True)
-    """Date that `strftime_now` returns, as "2026-07-01"; today's would change the data from day to day."""
+    """Date that `strftime_now` returns, such as "2026-07-01"; today's would change the data from day to day."""
     tools_column: str | None = field(default=None, kw_only=True)
     """With a chat template: the column with the tools of each conversation."""
     _chat: ChatSettings | None = field(default=None, init=False, repr=False, compare=False)
@@ -112,7 +113,7 @@ class Tokenize:
         object.__setattr__(self, name, value)
 
     def _load_chat(self) -> ChatSettings | None:
-        """How rows become conversations; None where they are texts."""
+        """How rows become conversations; None if they are texts."""
         check_choice("chat_format", self.chat_format, (None, *get_args(ChatFormat)))
         check_choice("loss_on", self.loss_on, get_args(LossOn))
         template = self.chat_template or (True if self.chat_format in ("messages", "sharegpt") else None)
@@ -134,7 +135,7 @@ class Tokenize:
 
     @property
     def _guard(self) -> Guard | None:
-        """None where special tokens are allowed, or there are none."""
+        """None if special tokens are allowed, or there are none."""
         if self.special_tokens == "allow" or not self._source.controls:
             return None
         return Guard(self._source.controls, self.special_tokens)
@@ -151,13 +152,13 @@ class Tokenize:
 
     @property
     def eos_id(self) -> int | None:
-        """Id that ends each document; None when none is appended."""
+        """Id that ends each document; None if none is appended."""
         found = self._source.resolve(self.append_eos, "append_eos")
         return found and found[1]
 
     @property
     def bos_id(self) -> int | None:
-        """Id that begins each document; None when none is prepended."""
+        """Id that begins each document; None if none is prepended."""
         found = self._source.resolve(self.prepend_bos, "prepend_bos")
         return found and found[1]
 
@@ -175,7 +176,7 @@ class Tokenize:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Content of the tokenizer and every option that changes a token."""
+        """The tokenizer's content and every option that changes a token."""
         return {
             "transform": "Tokenize",
             "version": VERSION,
@@ -185,13 +186,13 @@ class Tokenize:
             "prepend_bos": self.bos_id,
             "keep": [list(pair) for pair in check_keep(self.keep, ())],
             "chat": self._chat and self._chat.identity,
-            # Datasets from before there was a choice were made with "allow", and can be continued with it.
+            # Datasets made before this option existed used "allow", and can be continued with it.
             **({"special_tokens": self.special_tokens} if self._guard else {}),
         }  # fmt: skip
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The tokenizer, for whoever reads the data."""
+        """The tokenizer, for readers of the data."""
         source = self._source
         facts = {"name": source.name, "kind": source.kind, "sha256": source.sha256, "vocab_size": self.vocab_size}
         for key, role in (("eos", "append_eos"), ("bos", "prepend_bos")):
@@ -214,7 +215,7 @@ class Tokenize:
         return (*engine, *self._note_post_processor())
 
     def _note_post_processor(self) -> tuple[str, ...]:
-        """A note where the post-processor would add other tokens than are asked for; a chat template writes its own."""
+        """A note if the post-processor would add tokens that were not requested; a chat template writes its own."""
         if self._chat is not None and self._chat.template is not None:
             return ()
         before, after = tokens_around(self._source.kind, self._source.data)
@@ -228,10 +229,10 @@ class Tokenize:
             return ()
         would = " and ".join(f"{' '.join(map(repr, tokens))} {side}" for side, tokens, _ in missing)
         flags = ", ".join(f"{role}={tokens[0]!r}" for _, tokens, role in missing if len(tokens) == 1)
-        same = f" For the same: {flags} (--prepend-bos, --append-eos)." if flags else ""
+        same = f" To add the same: {flags} (--prepend-bos, --append-eos)." if flags else ""
         return (
-            f"{self._source.name} has a post-processor that would put {would} each text. It is not run: only what "
-            f"prepend_bos and append_eos ask for is added.{same}",
+            f"{self._source.name} has a post-processor that would put {would} each text. It is not run: only "
+            f"prepend_bos and append_eos add tokens.{same}",
         )
 
     @property
@@ -242,7 +243,7 @@ class Tokenize:
         return tuple(dict.fromkeys([*read, *filter(None, [self.tools_column]), *kept]))
 
     def columns(self) -> dict[str, str] | None:
-        """Tokens in the smallest dtype that holds the vocabulary, the mask, and kept columns."""
+        """Tokens in the smallest dtype that can hold the vocabulary, the mask, and kept columns."""
         if self._types is None:
             return None
         has_mask = self._chat is not None and self.loss_mask
@@ -251,7 +252,7 @@ class Tokenize:
         return {**made, **self._types}
 
     def before_run(self, sample: Iterable[Records]) -> Tokenize:
-        """The same, with its engine chosen on at most 1 MB of the sample, and types for kept columns."""
+        """The same, with an engine chosen by at most 1 MB of the sample, and types for kept columns."""
         pieces, types, num_bytes = [_NOTHING], self._types, 0
         for records in sample:
             if types is None and records.num_rows:

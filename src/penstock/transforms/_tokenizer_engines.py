@@ -4,12 +4,13 @@ An engine takes documents side by side (`values`, `offsets`) and returns ids the
 (`tokenizers`, tiktoken) take one `str` per document and are 10 to 100 times slower than gigatoken.
 
 # NOTE [when gigatoken is reloaded]
-#   gigatoken 0.10.0 remembers every word it has seen, without a limit, in a table that doubles:
+#   gigatoken 0.10.0 remembers every word it has seen, without limit, in a table that doubles:
 #   about 60, 100, 180, 330, 630, 1,230 MB, with the old and the new table both in memory while it does.
-# So it is loaded again once the process has grown by more than 256 MB since it was loaded: right after the step to
-# 330 MB, which keeps a worker under 1 GB. Loading and seeing the frequent words again take 0.1 to 0.4 s.
+# So it is reloaded once the process has grown by more than 256 MB since the last time: right after the step to
+# 330 MB, which keeps a worker under 1 GB. Loading it and learning the frequent words again takes 0.1 to 0.4 s.
 # Text in which every word is new (benchmarks/bench_tokenize.py): 0.63 GB at the peak for 110 MB of text, 1.9 GB without
-# reloading, at the same speed. Python source with a new word in fourteen: reloaded once in 4 GB, 0.55 GB at the peak.
+# reloading, at the same speed. Python source in which one word in fourteen is new: reloaded once in 4 GB, 0.55 GB at
+# the peak.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ Bounds = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 _MAX_GROWTH_BYTES = 256 << 20
 _GROUP_BYTES = 1 << 20
-_RUST_PLACE = re.compile(r"\s*Location:\s*\S+\.rs:\d+(:\d+)?")  # where in their code, which tells users nothing
+_RUST_PLACE = re.compile(r"\s*Location:\s*\S+\.rs:\d+(:\d+)?")  # a place in their code, which means nothing to users
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-# tiktoken has its split pattern as text, gigatoken as code. Engines are compared before every run, so a wrong entry
+# tiktoken's split pattern is text, gigatoken's is code. Engines are compared before every run, so a wrong entry here
 # costs speed, never a token.
 _SCHEME_MARKS = {
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++",
@@ -49,7 +50,7 @@ _SCHEME_MARKS = {
 
 
 class TokenizerEngine(Protocol):
-    """Something that tokenizes; it adds no special tokens around a document."""
+    """Something that tokenizes, without adding special tokens around a document."""
 
     name: str
 
@@ -58,7 +59,7 @@ class TokenizerEngine(Protocol):
         ...
 
     def locate(self, text: str, ids: NDArray[Any]) -> Bounds | None:
-        """Bytes of the text that each token covers; None when this engine cannot tell."""
+        """Bytes of the text that each token covers; None if this engine cannot tell."""
         ...
 
 
@@ -72,7 +73,7 @@ class BytesEngine:
         return values, offsets
 
     def locate(self, text: str, ids: NDArray[Any]) -> Bounds:
-        """A byte each."""
+        """One byte each."""
         return _tile(np.ones(len(ids), np.int64))
 
 
@@ -86,13 +87,13 @@ class HuggingFaceEngine:
         # The post-processor adds nothing here, but it would cut the space off the reported start of a token.
         content = {**json.loads(source.data), "post_processor": None}
         self._tokenizer = import_text("tokenizers").Tokenizer.from_str(json.dumps(content))
-        # A saved file may have both switched on; they would cut and pad documents silently.
+        # A saved file may have these switched on; they would cut and pad documents silently.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         for token, index in source.specials.items():
             if self._tokenizer.token_to_id(token) != index:
                 raise FormatError(
-                    f"{source.name} gives its added token {token!r} several ids; save it anew, or mend it."
+                    f"{source.name} gives its added token {token!r} several ids; save it again, or repair it."
                 )
 
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
@@ -138,10 +139,10 @@ class TiktokenEngine:
 
 
 class GigatokenEngine:
-    """The fast engine: documents go in and ids come out as flat arrays, with no Python per document.
+    """The fast engine: documents go in and ids come out as flat arrays, without Python code per document.
 
-    4 MB cost about 0.5 ms around the call. It works in the calling thread: a machine is filled with processes, one per
-    core. It trusts its input to be UTF-8, which `_byte_rows` has checked.
+    The overhead is about 0.5 ms per 4 MB. It works in the calling thread: there is one process per core to fill the
+    machine. It trusts its input to be UTF-8, which `_byte_rows` has checked.
 
     Raises:
         MissingExtra: gigatoken is not installed.
@@ -158,7 +159,7 @@ class GigatokenEngine:
         self._load()
 
     def _load(self) -> None:
-        self._tokenizer: Any = None  # free the old one first: two at once would be the peak
+        self._tokenizer: Any = None  # free the old one first, so that there are never two in memory
         with _wrap_panics("gigatoken", self._source.name):
             self._tokenizer = _load_gigatoken(self._gigatoken, self._source)
         self._max_bytes = anonymous_bytes() + _MAX_GROWTH_BYTES
@@ -170,7 +171,7 @@ class GigatokenEngine:
         with _wrap_panics("gigatoken", self._source.name):
             layout = self._tokenizer.encode_batch(self._wrap(values, offsets), parallel=False).layout
         ids, ends = np.asarray(layout.content.data), np.asarray(layout.offsets.data)
-        assert len(ends) == len(offsets), "gigatoken returned another number of documents"
+        assert len(ends) == len(offsets), "gigatoken returned a different number of documents"
         return ids[ends[0] : ends[-1]], ends.astype(np.int64, copy=False) - ends[0]
 
     def _wrap(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Any:
@@ -181,7 +182,7 @@ class GigatokenEngine:
         return self._awkward.Array(lists)
 
     def locate(self, text: str, ids: NDArray[Any]) -> Bounds | None:
-        """Bytes of the text that each token covers; None when the tokens do not tile it."""
+        """Bytes of the text that each token covers; None if the tokens do not tile it."""
         if self._lengths is None:
             self._lengths = _count_bytes(self._tokenizer.vocab, self._tokenizer.vocab_size)
         # With a normalizer, or added tokens that swallow the space beside them, the tokens spell a different text.
@@ -189,7 +190,7 @@ class GigatokenEngine:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that no file backs; 0 where the system does not say."""
+    """Memory of this process that is not backed by a file; 0 if the system does not say."""
     try:
         fields = Path("/proc/self/statm").read_bytes().split()
     except OSError:
@@ -218,7 +219,7 @@ def _load_gigatoken(gigatoken: Any, source: TokenizerSource) -> Any:
 
 
 def open_reference(source: TokenizerSource) -> HuggingFaceEngine | TiktokenEngine | BytesEngine:
-    """The engine whose answer is right by definition."""
+    """The engine that is right by definition."""
     if source.kind == "bytes":
         return BytesEngine()
     return HuggingFaceEngine(source) if source.kind == "json" else TiktokenEngine(source)
@@ -247,7 +248,7 @@ def _tile(lengths: NDArray[np.int64]) -> Bounds:
 
 @contextlib.contextmanager
 def _wrap_panics(library: str, tokenizer: str) -> Iterator[None]:
-    """Turn whatever a Rust library raises, panics included (they are no `Exception`), into `EngineFailed`."""
+    """Turn whatever a Rust library raises, even panics (which are not an `Exception`), into `EngineFailed`."""
     try:
         yield
     except (MemoryError, PenstockError):

@@ -1,7 +1,7 @@
 """Which tokenizer: read once, carried as bytes, identified by a hash.
 
 Whatever the caller has (a file, a folder, an object, a name) becomes a `TokenizerSource`, which holds the content
-itself: a worker on another machine needs no path, and a file that changes during a run cannot change the run.
+itself: a worker on another machine needs no path, and a file that changes during a run does not affect it.
 Nothing is downloaded. Ids of EOS and BOS are looked up, never guessed.
 """
 
@@ -50,7 +50,7 @@ class TokenizerSource:
     kind: Literal["json", "tiktoken", "bytes"]
     """A Hugging Face `tokenizer.json`, a tiktoken encoding, or one token per byte."""
     name: str
-    """For people to read; decides nothing."""
+    """Only for people to read."""
     data: bytes = field(default=b"", repr=False)
     """Content of tokenizer.json, or tiktoken's ranks as JSON."""
     sha256: str = ""
@@ -60,9 +60,9 @@ class TokenizerSource:
     specials: Mapping[str, int] = field(default_factory=dict, repr=False)
     """Added tokens and their ids."""
     controls: frozenset[str] = field(default=frozenset(), repr=False)
-    """Those of them that are special: spelled out in a text, the libraries would turn them into control tokens."""
+    """Those of them that are special: the libraries would turn them into control tokens even in ordinary text."""
     declared: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What a folder declares besides its tokenizer: "eos_token", "bos_token", "chat_template"."""
+    """What else a folder declares: "eos_token", "bos_token", "chat_template"."""
 
     def find_id(self, token: str, role: str) -> int:
         """Id of one token.
@@ -82,7 +82,7 @@ class TokenizerSource:
         return found
 
     def resolve(self, wanted: str | bool | None, role: Literal["append_eos", "prepend_bos"]) -> tuple[str, int] | None:
-        """Token and id that `append_eos` or `prepend_bos` asks for; True means the one its folder declares."""
+        """Token and id for `append_eos` or `prepend_bos`; True means the one that the folder declares."""
         if wanted is None or wanted is False:
             return None
         declared = "eos_token" if role == "append_eos" else "bos_token"
@@ -127,7 +127,7 @@ def load_tokenizer(tokenizer: Any) -> TokenizerSource:
 
 
 def make_encoding(source: TokenizerSource) -> Any:
-    """The `tiktoken.Encoding` that a source of that kind stands for."""
+    """The `tiktoken.Encoding` that a source of that kind describes."""
     content = json.loads(source.data)
     ranks = {base64.b64decode(token): rank for token, rank in content["ranks"].items()}
     return import_text("tiktoken").Encoding(
@@ -150,7 +150,7 @@ def _load_named(name: str) -> TokenizerSource:
             "(hf download REPOSITORY tokenizer.json tokenizer_config.json --local-dir FOLDER)."
         )
     if path.name.endswith(_SENTENCEPIECE_SUFFIX):
-        raise FormatError(f"{path}: a tokenizer.json is needed. {_advise_on_sentencepiece(path.name)}")
+        raise FormatError(f"{path}: not a tokenizer.json. {_advise_on_sentencepiece(path.name)}")
     return _load_json(path.name, path.read_bytes(), {})
 
 
@@ -182,13 +182,13 @@ def _load_folder(folder: Path) -> TokenizerSource:
 
 
 def _advise_on_sentencepiece(name: str) -> str:
-    """What to do about a model that only SentencePiece reads: conversions are not exact by themselves."""
+    """What to do about a model that only SentencePiece reads: conversions are not automatically exact."""
     return (
-        f"{name} is a SentencePiece model. Take the tokenizer.json of the same model where there is one; if not, put "
-        "its tokenizer_config.json beside it, without which the space that SentencePiece puts before a text is lost, "
-        "and convert it: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER). Then compare the "
-        "ids with sentencepiece.SentencePieceProcessor(model_file=...).encode(text), also for texts that begin with "
-        "spaces or hold several in a row: a conversion may still differ there."
+        f"{name} is a SentencePiece model. Use the tokenizer.json of the same model if there is one; if not, put its "
+        "tokenizer_config.json beside it (without it, the space that SentencePiece puts before a text is lost) and "
+        "convert it: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER). Then compare the ids "
+        "with sentencepiece.SentencePieceProcessor(model_file=...).encode(text), including texts that begin with "
+        "spaces or contain several in a row: a conversion may still differ there."
     )
 
 
@@ -226,7 +226,7 @@ def _load_transformers(tokenizer: Any) -> TokenizerSource:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a Rust library gave up; whatever else is no `Exception` is a wish to stop, and not about a tokenizer."""
+    """Whether a Rust library panicked; anything else that is not an `Exception` is a request to stop."""
     return type(error).__name__ == "PanicException"
 
 
@@ -243,7 +243,7 @@ def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> Tokenizer
         raise FormatError(f"{name} is not a tokenizer.json that `tokenizers` can load: {error}") from None
     if (content.get("model") or {}).get("dropout"):
         raise FormatError(
-            f"{name} has BPE dropout {content['model']['dropout']}, so no two runs would agree. Set it to 0."
+            f"{name} has BPE dropout {content['model']['dropout']}, so no two runs would give the same. Set it to 0."
         )
     ids = loaded.get_vocab(with_added_tokens=True)
     added = loaded.get_added_tokens_decoder()
@@ -276,20 +276,20 @@ def tokens_around(source_kind: str, data: bytes) -> tuple[tuple[str, ...], tuple
 
 
 def _ids_in(content: Mapping[str, Any]) -> list[int]:
-    """Ids that a tokenizer.json names itself; in a list, a token's place is its id."""
+    """Ids that a tokenizer.json states explicitly; in a list, a token's place is its id."""
     vocabulary = content["model"].get("vocab")
     named = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
     return [*named, *(token["id"] for token in content.get("added_tokens") or ())]
 
 
 def _check_ids(name: str, ids: Collection[int]) -> None:
-    """Refuse ids far beyond the number of tokens: engines make tables up to the largest, and abort if they cannot."""
+    """Refuse ids far above the number of tokens: engines allocate tables up to the largest, or abort."""
     limit = max(_FREE_IDS, _IDS_PER_TOKEN * len(ids))
     largest = max(ids, default=0)
     if largest >= limit:
         raise FormatError(
-            f"{name} has a token with the id {largest:,}, but only {len(ids):,} tokens; ids below {limit:,} are "
-            "expected. The file is damaged or not to be trusted."
+            f"{name} has a token with the id {largest:,}, but only {len(ids):,} tokens; ids should be below {limit:,}. "
+            "The file is damaged or not to be trusted."
         )
 
 

@@ -2,10 +2,10 @@
 
 A transform is a small, picklable description. `open()` turns it into the object that does the work, once per worker
 process, so tokenizers and decoders are loaded where they are used. A transform must be a pure function of its rows: the
-same rows give the same samples in any worker, which is why output is identical to the byte.
+same rows give the same samples in any worker, so that the output is identical to the byte.
 
-A row that cannot become a sample is listed in `Output.errors` and has no sample. Whether that stops the run is not
-decided here (`on_error`). Exceptions are for what makes every row wrong: a missing column, a tokenizer that
+A row that cannot become a sample is listed in `Output.errors` and has no sample. Whether that stops the run is decided
+elsewhere (`on_error`). Exceptions are for what makes every row wrong: a missing column, a tokenizer that
 disagrees with its reference.
 """
 
@@ -32,7 +32,7 @@ class Output:
     errors: tuple[RowError, ...] = ()
     """Rows that gave no sample, in order; `row` is the row's number in the split, `path` is left empty."""
     noticed: Mapping[str, int] = field(default_factory=dict)
-    """What the user should know of rows that did become samples, counted by a word for it."""
+    """What the user should know about rows that did become samples: counts, by a word for each."""
 
     @property
     def num_samples(self) -> int:
@@ -41,7 +41,7 @@ class Output:
 
 
 class OpenTransform(Protocol):
-    """A transform at work in one process."""
+    """A transform loaded in one process."""
 
     def __call__(self, records: Records) -> Output:
         """Samples of these rows, in their order."""
@@ -53,7 +53,7 @@ class Transform(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the output, as JSON: kept in the manifest, compared to tell whether data is stale."""
+        """Everything that decides the output, as JSON: kept in the manifest, and compared to detect stale data."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Transform(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences to show about this run; they depend on what is installed, so they never go into the manifest."""
+        """Sentences to show about this run; they depend on what is installed, so they are not in the manifest."""
         ...
 
     @property
@@ -72,11 +72,11 @@ class Transform(Protocol):
         ...
 
     def columns(self) -> dict[str, str] | None:
-        """Types of the output columns, as `DatasetWriter` takes them; None when only the first output tells."""
+        """Types of the output columns, as `DatasetWriter` takes them; None if only the first output will tell."""
         ...
 
     def before_run(self, sample: Iterable[Records]) -> Transform:
-        """The transform to run, after a look at some rows; takes no more of `sample` than it needs."""
+        """The transform to run, given some first rows; takes no more of `sample` than it needs."""
         ...
 
     def open(self) -> OpenTransform:
