@@ -1,16 +1,16 @@
-"""Running work ahead of the training loop: engines, recycled memory, delivery in order, state.
+"""Compute batches ahead of the training loop: engines, recycled memory, delivery in order, state.
 
-    Cursor       where the run stands: an absolute row
+    Cursor       where the run is: an absolute row
       | plan_items
     Pipeline     submits items, a few ahead; takes results, in order
       | item                                 ^ batch: arrays on a leased slot
     Engine       InlineEngine | ThreadEngine | ProcessEngine, which feeds a `workers.Crew`
-                 | ElasticEngine, which begins as the first and may become one of the others
+                 | ElasticEngine, which starts as the first and may become one of the others
       | item, slot                           ^ layout: where each array lies in the slot
     Work         computes the item into the slot: PlanWork here, torch datasets in `pytorch`
 
-A slot goes back to its pool when the last array or tensor on it dies. When a worker process dies, its items
-go to the one that is started instead: they are pure functions, so computing one twice is computing it once.
+A slot returns to its pool when the last array or tensor on it dies. When a worker process dies, its items
+go to its replacement: they are pure functions, so it does no harm to compute one twice.
 An engine computes any work; nothing here knows torch.
 
 May import: `errors`, `plan`, `schema`, `shapes`, `workers`. Imported by: `integrations`, `pytorch`, `service`. Holds

@@ -1,7 +1,7 @@
-"""Where a run stands: one absolute row, shown as epoch and row, and a fingerprint of the order.
+"""Where a run is: one absolute row, shown as epoch and row, and a fingerprint of the order.
 
-The end of epoch e and the start of epoch e + 1 are the same row, hence the same state. Where take() ended
-the epoch, the state says after how many rows, so that a plan that takes more goes on there.
+The end of epoch e and the start of epoch e + 1 are the same row, and so the same state. If take() ended
+the epoch, the state says after how many rows, so that a plan that takes more continues there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Cursor:
         """The place that a state describes.
 
         Raises:
-            StateError: the state is of another version or of another order; the message says which.
+            StateError: the state has another version or belongs to another order; the message says which.
         """
         if not isinstance(state, dict) or not {"version", "order", "epoch", "row"} <= state.keys():
             raise StateError(f"Not the state of a loader: {reprlib.repr(state)} has no version, order, epoch and row.")
@@ -68,18 +68,18 @@ class Cursor:
                 "Batch size, ranks, workers, casts, labels and maps may differ; this may not."
             )
         if not 0 <= epoch * self.plan.num_rows <= _MAX_ROW or epoch < 0 or not 0 <= row <= self.plan.num_rows:
-            told = f"Epoch {reprlib.repr(state['epoch'])}, row {reprlib.repr(state['row'])}"
-            raise StateError(f"{told}: an epoch has rows 0 to {self.plan.num_rows:,}, and a run fewer than 2**60.")
+            found = f"Epoch {reprlib.repr(state['epoch'])}, row {reprlib.repr(state['row'])}"
+            raise StateError(f"{found}: an epoch has rows 0 to {self.plan.num_rows:,}, and a run fewer than 2**60.")
         return Cursor(self.plan, epoch * self.plan.num_rows + row)
 
     def _unended(self, epoch: int, row: int, rows_then: int) -> tuple[int, int]:
-        """(epoch, row), where epochs ended after `rows_then` rows: one that is longer now has not ended."""
+        """(epoch, row) of a state whose epochs had `rows_then` rows: if they are longer now, the last has not ended."""
         is_longer = row == 0 < epoch and 0 < rows_then < self.plan.num_rows
         return (epoch - 1, rows_then) if is_longer else (epoch, row)
 
 
 def _whole_number(value: Any) -> int:
-    """An int, also one that a store gave back as numpy's or torch's; -1 for anything else."""
+    """An int, even if a checkpoint returned it as numpy's or torch's; -1 for anything else."""
     try:
         return -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -90,7 +90,7 @@ def _difference(theirs: Any, ours: Mapping[str, str]) -> str:
     if isinstance(theirs, dict) and not misfit(theirs, {str: str}):
         names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
         if names:
-            told = "; ".join(f"{name} was {theirs.get(name, 'none')}, is {ours.get(name, 'none')}" for name in names)
-            grown = " If samples were appended since, penstock.open(path, as_of=state) has those that there were."
-            return f"Different: {told}.{grown if names == ['data'] else ''}"
+            changes = "; ".join(f"{name} was {theirs.get(name, 'none')}, is {ours.get(name, 'none')}" for name in names)
+            grown = " If samples were appended since, penstock.open(path, as_of=state) opens those there were then."
+            return f"Different: {changes}.{grown if names == ['data'] else ''}"
     return "The dataset, shuffle, window, packing, mixture, or the version of Penstock's order differs."

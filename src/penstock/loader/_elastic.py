@@ -1,4 +1,4 @@
-"""An engine that may begin without workers and get some later: what was submitted before is computed where it was."""
+"""An engine that starts without workers and may get some later; items submitted before that are computed inline."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from penstock.loader._engine import Engine, Result
 
 
 class ElasticEngine:
-    """Computes in the caller's thread until there are to be workers.
+    """Computes in the caller's thread until workers are wanted.
 
     Args:
-        inline: Computes what is submitted before that.
-        make_workers: Starts an engine with so many workers.
+        inline: Computes what is submitted until then.
+        make_workers: Starts an engine with this many workers.
     """
 
     def __init__(self, inline: Engine, make_workers: Callable[[int], Engine]) -> None:
@@ -24,11 +24,11 @@ class ElasticEngine:
 
     @property
     def num_workers(self) -> int:
-        """Workers there are to be."""
+        """How many workers are wanted."""
         return 0 if self._workers is None else self._workers.num_workers
 
     def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
-        """Have an item computed: by workers, if there are any."""
+        """Have an item computed, by workers if there are any."""
         if self._workers is None:
             self._own.add(ticket)
             self._inline.submit(ticket, item)
@@ -40,7 +40,7 @@ class ElasticEngine:
         return self._engine_of(ticket).wait(ticket, seconds)
 
     def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
-        """What was submitted before there were workers comes first."""
+        """The first result; items submitted before there were workers come first."""
         if self._own or self._workers is None:
             ticket, result = self._inline.wait_any(seconds)
             self._own.discard(ticket)
@@ -48,7 +48,7 @@ class ElasticEngine:
         return self._workers.wait_any(seconds)
 
     def is_done(self, ticket: int) -> bool:
-        """Whether nobody would have to be waited for."""
+        """Whether the result is there."""
         return ticket not in self._own and self._workers is not None and self._workers.is_done(ticket)
 
     def forget(self) -> None:
@@ -58,14 +58,14 @@ class ElasticEngine:
             engine.forget()
 
     def set_workers(self, num_workers: int) -> None:
-        """Use more or fewer workers from now on; once there are some, there stays at least one."""
+        """Use more or fewer workers from now on; once there are some, at least one stays."""
         if self._workers is not None:
             self._workers.set_workers(max(1, num_workers))
         elif num_workers:
             self._workers = self._make_workers(num_workers)
 
     def num_started(self) -> int:
-        """Workers that compute."""
+        """How many workers are computing."""
         return 0 if self._workers is None else self._workers.num_started()
 
     def num_buffers(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What all engines have in common."""
+"""What all engines have in common: the protocol, results, and how they wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Result(NamedTuple):
     """One, or those of a bundle."""
     num_bytes: int
     was_ready: bool
-    """Whether it was there when it was asked for."""
+    """Whether it was there when it was requested."""
     worker: int
     produce_seconds: float
     cpu_seconds: float
@@ -27,7 +27,7 @@ class Result(NamedTuple):
 
     @property
     def batch(self) -> Batch:
-        """The first, which mostly is the only one."""
+        """The first, which usually is the only one."""
         return self.batches[0]
 
 
@@ -36,27 +36,27 @@ class Engine(Protocol):
 
     @property
     def num_workers(self) -> int:
-        """Workers there are to be."""
+        """How many workers are wanted."""
         ...
 
     def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
-        """Have an item computed: by whichever worker, or in an assigned engine by this one."""
+        """Have an item computed, by any worker, or in an assigned engine by this one."""
         ...
 
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
-        """The result of a ticket, when it is there; raises what its computation raised.
+        """Wait for the result of a ticket; raises what its computation raised.
 
         Raises:
-            WaitedTooLong: it was not there within so many seconds; the message says who is at it.
+            WaitedTooLong: it was not there after this many seconds; the message says who is computing it.
         """
         ...
 
     def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
-        """Whichever result is there first, with its ticket."""
+        """Wait for the first result, and return it with its ticket."""
         ...
 
     def is_done(self, ticket: int) -> bool:
-        """Whether nobody would have to be waited for."""
+        """Whether the result is there."""
         ...
 
     def forget(self) -> None:
@@ -68,7 +68,7 @@ class Engine(Protocol):
         ...
 
     def num_started(self) -> int:
-        """Workers that compute: those that were added lately may still be starting."""
+        """How many workers are computing; recently added ones may still be starting."""
         ...
 
     def num_buffers(self) -> tuple[int, int]:
@@ -76,7 +76,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop the workers, in bounded time. Twice is as good as once."""
+        """Stop the workers, in bounded time. Idempotent."""
         ...
 
 
@@ -85,15 +85,15 @@ _log = logging.getLogger(__name__)
 
 
 class WaitedTooLong(TimeoutError):
-    """A result was not there in time. Of its own class: what users' functions raise may be a `TimeoutError`, too."""
+    """A result was not there in time. A separate class, because users' functions may raise `TimeoutError`, too."""
 
 
 class Wait:
     """One wait for a result: bounded, and not silent.
 
     Args:
-        seconds: How long it may be; None is for ever.
-        describe: Who is waited for, and what they are doing.
+        seconds: How long it may take; None means for ever.
+        describe: Says who is being waited for, and what they are doing.
     """
 
     def __init__(self, seconds: float | None, describe: Callable[[], str]) -> None:
@@ -101,7 +101,7 @@ class Wait:
         self._patience = Patience()
 
     def next_look(self) -> float:
-        """Seconds to wait at a time, so that one who waits also sees what else goes on.
+        """Seconds to wait before looking around again.
 
         Raises:
             WaitedTooLong: the time is up.

@@ -1,4 +1,4 @@
-"""Which engine to make, and the one without workers: the reference that the others equal."""
+"""Which engine to make, and the one without workers, which all others must agree with."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from penstock.workers import StartMethod
 def make_engine(
     work: Work, *, kind: WorkerKind, num_workers: int, start_method: StartMethod, is_assigned: bool = False
 ) -> Engine:
-    """An engine of a kind, with its workers started; without any, until it is told to have some, it computes inline.
+    """An engine with its workers started; with `num_workers=0` it computes inline until it is given some.
 
-    In an assigned one, each item says which worker process computes it: for work that keeps something from
-    one item to the next, so that no other can take over when that worker dies.
+    In an assigned engine, each item says which worker process computes it: for work that keeps something from
+    one item to the next, so that no other worker can take over if that one dies.
     """
     if kind != "inline" and not num_workers:
 
@@ -30,12 +30,12 @@ def make_engine(
     if kind == "process":
         return ProcessEngine(work, num_workers, start_method, is_assigned=is_assigned)
     if is_assigned:
-        raise ValueError("Items are assigned to processes only.")
+        raise ValueError("Items can be assigned only to processes.")
     return InlineEngine(work) if kind == "inline" else ThreadEngine(work, num_workers)
 
 
 class InlineEngine:
-    """No workers: computes an item in the caller's thread when it is asked for."""
+    """No workers: computes an item in the caller's thread when its result is requested."""
 
     num_workers = 0
 
@@ -72,7 +72,7 @@ class InlineEngine:
         return False
 
     def forget(self) -> None:
-        """Compute nothing of what was submitted."""
+        """Drop everything that was submitted."""
         self._items.clear()
 
     def set_workers(self, num_workers: int) -> None:

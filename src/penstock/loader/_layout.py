@@ -1,4 +1,4 @@
-"""Where the arrays of a batch lie in the memory that it was written into."""
+"""Where the arrays of a batch lie in the memory it was written to."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class PlacedMany(NamedTuple):
     """A list or dict with arrays in it, at any depth."""
 
     keys: list[Any] | None
-    """Of a dict."""
+    """The keys of a dict; None for a list."""
     parts: list[Any]
-    """What it holds: placed values, and others as they are."""
+    """Its values: placed ones, and others as they are."""
 
     @property
     def end(self) -> int:
@@ -86,14 +86,14 @@ Placed = PlacedArray | PlacedRagged | PlacedMany
 
 
 class BatchLayout:
-    """What a batch is made of, and where it lies in its slot; or several batches, in equal pieces of its arrays."""
+    """What a batch consists of, and where it lies in its slot; or several batches, as equal pieces of its arrays."""
 
     __slots__ = ("_fixed", "_parts", "end", "is_lasting", "num_bytes", "num_pieces")
 
     def __init__(self, parts: dict[str, Any], *, is_lasting: bool = False, num_pieces: int = 1) -> None:
         self._parts = parts
         self.is_lasting = is_lasting
-        """Whether this very object describes many batches: a worker process then sends it once."""
+        """Whether this object describes many batches; a worker process then sends it only once."""
         self.num_pieces = num_pieces
         placed = [part for part in parts.values() if isinstance(part, Placed)]
         self.end = max((part.end for part in placed), default=1)
@@ -130,7 +130,7 @@ _FixedArrays = list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
 
 
 def _fixed_arrays(parts: dict[str, Any], num_pieces: int) -> list[_FixedArrays] | None:
-    """The arrays of each piece; None where there is more than arrays."""
+    """The arrays of each piece; None if there is anything but arrays."""
     if not all(isinstance(part, PlacedArray) for part in parts.values()):
         return None
     pieces: list[_FixedArrays] = [[] for _ in range(num_pieces)]
@@ -143,9 +143,9 @@ def _fixed_arrays(parts: dict[str, Any], num_pieces: int) -> list[_FixedArrays] 
 
 
 class Template:
-    """The arrays of a batch whose shapes are known before it is computed: placed once, for any number of batches.
+    """The arrays of batches whose shapes are known in advance: placed once, for any number of batches.
 
-    With several pieces, the arrays hold the rows of as many batches, one batch after the other.
+    With several pieces, the arrays hold the rows of that many batches, one after the other.
     """
 
     __slots__ = ("layout",)
@@ -159,6 +159,6 @@ class Template:
 
 
 def place_after(end: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> PlacedArray:
-    """An array behind what ends at `end`."""
+    """An array placed after `end`, aligned."""
     begin = -(-end // _ALIGNMENT) * _ALIGNMENT
     return PlacedArray(begin, shape, dtype_name(dtype), begin + math.prod(shape) * dtype.itemsize)

@@ -1,4 +1,4 @@
-"""Recycled memory that batches are written into and handed over in.
+"""Recycled memory that batches are written to and handed over in.
 
 # NOTE [who frees a slot]
 #   worker fills slot -> result -> lease -> arrays, tensors, slices of them -> last one dies -> slot is free
@@ -6,13 +6,13 @@
 # A slot is anonymous memory: no name, nothing in /dev/shm, gone with the last process that has it; shared
 # with a worker process as a descriptor, or private to this one. It is handed over as a lease, a
 # fresh object that is the base of every array of the batch; when the last array or tensor on it dies, its
-# finaliser puts the slot back. The finaliser hangs on the lease and never on an array: numpy lets a slice
-# of a view refer past the view to its base, so the view can die while the slice lives. It may run in any
-# thread at any moment, so all it does is append to a deque, and that in C: a Ctrl-C that came while Python
-# code ran there would be swallowed, and the slot lost with it (tried).
+# finaliser returns the slot. The finaliser is attached to the lease and never to an array: numpy makes a slice
+# of a view refer to the base and not to the view, so the view can die while the slice lives. It may run in any
+# thread at any moment, so all it does is append to a deque, and that in C: a Ctrl-C that arrived while Python
+# code ran there would be swallowed, and the slot lost with it (observed).
 #
-# In threads and inline, users' functions see the slot's own arrays, and may keep one, or return a tensor of
-# its memory. So a slot that such a function saw is not used again while anyone but the slot refers to them.
+# In threads and inline, users' functions see the slot's own arrays, and may keep one, or return a tensor on
+# its memory. So a slot that such a function saw is not reused while anyone but the slot refers to its arrays.
 
 Allocating instead would cost a page fault for every 4 KiB of every batch.
 """
@@ -55,7 +55,7 @@ _MAP_NORESERVE = 0x4000  # Linux; Python names it from 3.13 on
 
 
 class Arena(ABC):
-    """Memory that batches are written into, one after the other; arrays asked of it reach the user without a copy."""
+    """Memory that batches are written to, one after the other; arrays taken from it reach the user without a copy."""
 
     def __init__(self) -> None:
         self._end = 0
@@ -64,20 +64,20 @@ class Arena(ABC):
         self._arrays: dict[str, NDArray[Any]] = {}
         self._is_offered = False
         self.is_seen = False
-        """Whether users' functions are given its arrays."""
+        """Whether users' functions get to see its arrays."""
 
     @abstractmethod
     def memory(self, size: int) -> mmap.mmap:
-        """The memory, at least `size` bytes of it; growing keeps what is written."""
+        """The memory, at least `size` bytes of it; growing keeps its contents."""
 
     def begin(self) -> None:
-        """Start a new batch where the last one began."""
+        """Start a new batch, over the last one."""
         self._end = 0
         self._placed.clear()
         self._is_offered = False
 
     def arrays(self, template: Template) -> dict[str, NDArray[Any]]:
-        """All arrays of a template, first in the slot: the ones of last time, if it was the same template."""
+        """All arrays of a template, at the start of the slot: the same as last time if the template is."""
         if template is not self._template:
             self._arrays = template.layout.view(self.memory(template.layout.end))
             self._template = template
@@ -97,7 +97,7 @@ class Arena(ABC):
         return _most_references(self._arrays) > _OWN_REFERENCES
 
     def lay_out(self, batch: Mapping[str, Any]) -> BatchLayout:
-        """Where each value of a finished batch lies; what is not in the slot yet is copied there."""
+        """Where each value of a finished batch lies; arrays that are not in the slot yet are copied there."""
         if self._is_offered:
             assert self._template is not None
             layout, arrays = self._template.layout, self._arrays
@@ -121,7 +121,7 @@ class Arena(ABC):
             return self._placed[id(value)][1]
         try:
             copy = self.array(value.shape, value.dtype)
-        except SchemaError:  # strings, objects, dates: nothing that a tensor could hold, so it travels as it is
+        except SchemaError:  # strings, objects, dates: nothing that a tensor could hold, so it is sent as it is
             return value
         copy[...] = value
         return self._placed[id(copy)][1]
@@ -135,7 +135,7 @@ _OWN_REFERENCES = _most_references({"nobody else's": np.empty(0)})
 
 
 class Slot(Arena):
-    """One stretch of anonymous shared memory, known to this process and one worker."""
+    """A piece of anonymous shared memory, known to this process and one worker."""
 
     def __init__(self, number: int, descriptor: int | None = None) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Slot(Arena):
 
     @property
     def size(self) -> int:
-        """Bytes it has now; a worker may have grown it."""
+        """Its size now; a worker may have grown it."""
         return os.fstat(self.descriptor).st_size
 
     def memory(self, size: int) -> mmap.mmap:
@@ -163,11 +163,11 @@ class Slot(Arena):
 
 
 class PrivateSlot(Arena):
-    """A stretch of this process's own memory, for threads: in huge pages, which writing is a quarter faster in.
+    """A piece of this process's own memory, for threads: in huge pages, which are a quarter faster to write to.
 
-    It is reserved once, far larger than any batch, and takes memory only where it was written to: arrays
-    never move, and nothing is kept account of. Batches smaller than a huge page are left in small ones: 600
-    of 64 bytes, held by the user, took 1.2 GB otherwise.
+    It is reserved once, far larger than any batch, and takes memory only where it is written to: arrays
+    never move, and there is nothing to keep track of. Batches smaller than a huge page use small ones: otherwise 600
+    of 64 bytes, held by the user, took 1.2 GB.
     """
 
     number = 0
@@ -184,7 +184,7 @@ class PrivateSlot(Arena):
             self._map.madvise(mmap.MADV_HUGEPAGE)
             self._is_huge = True
         if size > _RESERVED_BYTES:
-            raise MemoryError(f"A batch of {size:,} bytes is asked for; {_RESERVED_BYTES:,} is the limit.")
+            raise MemoryError(f"A batch of {size:,} bytes was requested; {_RESERVED_BYTES:,} is the limit.")
         return self._map
 
 
@@ -193,7 +193,7 @@ SomeSlot = TypeVar("SomeSlot", bound=AnySlot)
 
 
 def private_slot(number: int) -> AnySlot:
-    """A slot for threads; where so much address space cannot be reserved, one of the other kind."""
+    """A slot for threads; if that much address space cannot be reserved, one of the other kind."""
     try:
         return PrivateSlot()
     except OSError:
@@ -214,32 +214,32 @@ class SlotPool(Generic[SomeSlot]):
         self.share_files(1)
 
     def share_files(self, num_pools: int) -> None:
-        """Leave others their part of the files that may be open: a slot costs two.
+        """Leave other pools their share of the open files: a slot costs two.
 
-        It is the number of batches in the user's hands from which on they are handed over as copies.
+        Once the user holds that many batches, further ones are handed over as copies.
         """
         self._max_leases = max(1, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16) // num_pools)
 
     def take(self) -> SomeSlot:
-        """A free slot; as many are made as batches are held."""
+        """A free slot; a new one is made if all are in use."""
         self._collect()
         while self._free:
             slot = self._free.pop()
             if not (slot.is_seen and slot.is_kept()):
                 return slot
-            self.num_slots -= 1  # its memory is left to those who hold it
+            self.num_slots -= 1  # its memory is left to whoever holds it
         try:
             slot = self._make_slot(self._num_made + 1)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                error.add_note("Batches ahead, and those you hold, take two open files each: raise `ulimit -n`.")
+                error.add_note("Prefetched batches, and those you hold, take two open files each: raise `ulimit -n`.")
             raise
         self._num_made += 1
         self.num_slots += 1
         return slot
 
     def give_back(self, slot: SomeSlot) -> None:
-        """Return a slot that was not handed over; any thread may."""
+        """Return a slot that was not handed over, from any thread."""
         self._given_back.append(slot)
 
     def hand_over(self, slot: SomeSlot, layout: BatchLayout) -> list[Batch]:
@@ -255,7 +255,7 @@ class SlotPool(Generic[SomeSlot]):
         return layout.pieces(lease)
 
     def shrink(self) -> list[SomeSlot]:
-        """Let go of free slots beyond those being filled and two, and say which: their worker has them open too."""
+        """Drop free slots beyond those being filled plus two; return them, because their worker has them open too."""
         self._collect()
         if len(self._free) <= 2:
             return []
@@ -267,7 +267,7 @@ class SlotPool(Generic[SomeSlot]):
 
     @property
     def num_held(self) -> int:
-        """Slots that hold a batch somebody still uses, or one that is being computed."""
+        """Slots whose batch is still in use, or being computed."""
         return self.num_slots - len(self._free) - len(self._given_back) - len(self._released)
 
     @property
@@ -280,7 +280,7 @@ class SlotPool(Generic[SomeSlot]):
             self._free.append(self._given_back.popleft())
         while self._released:
             _, slot = self._leased.pop(id(self._released.popleft()), (None, None))
-            if slot is None:  # a Ctrl-C came in the middle of handing it over; it is gone
+            if slot is None:  # a Ctrl-C interrupted its hand-over; it is lost
                 self.num_slots -= 1
             else:
                 self._free.append(slot)

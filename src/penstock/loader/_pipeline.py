@@ -1,4 +1,4 @@
-"""Items in, results out, in order, a few ahead: the loop between a list of items and an engine, with its statistics."""
+"""Items in, results out, in order, a few ahead: the loop between a list of items and an engine, and its statistics."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ class LoaderStatistics:
     num_batches: int = 0
     """Batches handed over."""
     num_replaced: int = 0
-    """Rows in them that stand in for others, at which a function of map(on_error="skip") failed."""
+    """Rows in them that replace others, on which a function of map(on_error="skip") failed."""
     num_ready: int = 0
-    """Batches that were ready when they were asked for: no waiting."""
+    """Batches that were ready when requested: no waiting."""
     num_bytes: int = 0
     """Bytes of the arrays handed over."""
     wait_seconds: float = 0.0
     """Time the training thread waited in `next()`."""
     step_seconds: float = 0.0
-    """Time between hand-overs that was spent outside the loader: the training step."""
+    """Time between hand-overs spent outside the loader: the training step."""
     produce_seconds: float = 0.0
     """Time workers took to compute batches, summed over workers."""
     copy_seconds: float = 0.0
-    """Time to turn arrays into tensors and bring them to the device."""
+    """Time to turn arrays into tensors and move them to the device."""
     worker_cpu_seconds: float = 0.0
-    """Processor time of workers."""
+    """CPU time of workers."""
     page_faults: int = 0
     """Pages that workers had to wait for from disk."""
     num_buffers: int = 0
-    """Buffers there are now; batches that are held keep theirs."""
+    """Buffers now; batches that are held keep theirs."""
     num_buffers_in_use: int = 0
-    """Buffers that hold a batch in use or in the making."""
+    """Buffers with a batch that is in use or being computed."""
     num_workers: int = 0
     """Workers now."""
     prefetch: int = 0
     """Batches computed ahead now."""
     num_queued: int = 0
-    """Batches that are ready now: as many steps could come without waiting."""
+    """Batches that are ready now: this many steps need not wait."""
     decisions: tuple[str, ...] = ()
-    """What was changed while it ran, at which step and why; the latest hundred."""
+    """What was changed during the run, at which step and why; the latest hundred."""
 
     @property
     def ready_share(self) -> float:
-        """Share of batches that were ready when asked for: 1.0 means the loader keeps up."""
+        """Share of batches that were ready when requested: 1.0 means the loader keeps up."""
         return self.num_ready / self.num_batches if self.num_batches else 1.0
 
 
 def count_computed(statistics: LoaderStatistics, result: Result) -> None:
-    """Add what a worker's batch, or several of them in one piece, took to compute."""
+    """Add what it took to compute a batch, or a bundle of them."""
     statistics.num_bytes += result.num_bytes
     statistics.produce_seconds += result.produce_seconds
     statistics.worker_cpu_seconds += result.cpu_seconds
@@ -72,9 +72,9 @@ def count_computed(statistics: LoaderStatistics, result: Result) -> None:
 
 
 def count_handed_over(statistics: LoaderStatistics, begin: float, waited: float, left_at: float | None) -> float:
-    """Add a batch that was asked for at `begin` and there at `waited`; the one before it was handed over at `left_at`.
+    """Add a batch that was requested at `begin` and ready at `waited`; the one before was handed over at `left_at`.
 
-    Returns the time now, at which this one is handed over.
+    Returns the time now, when this one is handed over.
     """
     now = time.perf_counter()
     statistics.num_batches += 1
@@ -86,10 +86,10 @@ def count_handed_over(statistics: LoaderStatistics, begin: float, waited: float,
 
 
 class InFlight:
-    """Items that an engine was given and whose results were not received yet, oldest first.
+    """Items that an engine was given and whose results have not been received yet, oldest first.
 
     Args:
-        timeout: Seconds that a result may be waited for; 0 is for ever.
+        timeout: Seconds to wait for a result; 0 means for ever.
     """
 
     def __init__(self, engine: Engine, *, in_order: bool, timeout: float = 0) -> None:
@@ -102,11 +102,11 @@ class InFlight:
 
     @property
     def oldest(self) -> Any:
-        """The item that was submitted first, or as the next."""
+        """The item that will be received next, if in order."""
         return self._items[0][1]
 
     def submit(self, item: Any, worker: int | None = None, *, is_next: bool = False) -> None:
-        """Have an item computed, by this worker if one is named; `is_next` receives it before all others."""
+        """Have an item computed, by this worker if one is named; with `is_next` it is received before all others."""
         ticket = next(self._tickets)
         self._engine.submit(ticket, item, worker)
         if is_next:
@@ -115,7 +115,7 @@ class InFlight:
             self._items.append((ticket, item))
 
     def receive(self) -> tuple[Any, Result]:
-        """The oldest item and its result, or out of order the first that is ready; raises what computing it raised.
+        """The oldest item and its result, or if order does not matter the first that is ready; raises what it raised.
 
         Raises:
             RuntimeError: it was not ready in time, in torch's words; it stays in flight.
@@ -123,7 +123,7 @@ class InFlight:
         return self._in_time(self._receive_oldest if self._in_order else self._receive_any)
 
     def receive_oldest(self) -> tuple[Any, Result]:
-        """The oldest item and its result, whatever the order of the others; raises as `receive` does."""
+        """The oldest item and its result, even if order does not matter; raises what `receive` does."""
         return self._in_time(self._receive_oldest)
 
     def _in_time(self, receive: Callable[[float | None], tuple[Any, Result]]) -> tuple[Any, Result]:
@@ -156,7 +156,7 @@ class InFlight:
         return any(self._engine.is_done(ticket) for ticket, _ in candidates)
 
     def num_ready(self) -> int:
-        """How many times `receive` would not wait; 0 when the engine cannot tell, of which `receive` will say more."""
+        """How many times `receive` would not wait; 0 if the engine failed, which `receive` will report."""
         try:
             is_done = (self._engine.is_done(ticket) for ticket, _ in self._items)
             return sum(itertools.takewhile(bool, is_done) if self._in_order else is_done)
@@ -164,7 +164,7 @@ class InFlight:
             return 0
 
     def forget(self) -> None:
-        """Throw everything away, also in the engine."""
+        """Throw everything away, including in the engine."""
         self._engine.forget()
         self._items.clear()
 
@@ -174,9 +174,9 @@ class InFlight:
 
 
 class Pipeline:
-    """Keeps `prefetch` batches in flight and hands them over, in order unless told otherwise.
+    """Keeps `prefetch` batches in flight and hands them over, in order unless order does not matter.
 
-    `convert` is applied to a batch when it is handed over, in the training thread. One thread at a time asks the
+    `convert` is applied to a batch when it is handed over, in the training thread. One thread at a time uses the
     engine: a thread that starts new items while another waits in `next` waits for it. Any thread may close.
     """
 
@@ -206,11 +206,11 @@ class Pipeline:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process started it, and not the one that it was forked from."""
+        """Whether this process started it, and not its parent before a fork."""
         return os.getpid() == self._pid
 
     def start(self, items: Iterator[Any], batches_per_item: int = 1) -> None:
-        """Begin with new items; results of the old ones are thrown away."""
+        """Start over with new items; results of the old ones are thrown away."""
         if self._is_closed or not self.is_ours:
             self._refuse()
         with self._lock:
@@ -222,7 +222,7 @@ class Pipeline:
             self._fill()
 
     def next(self) -> tuple[Any, Batch] | None:
-        """(item, batch) of the next item, or None when there are no more."""
+        """(item, batch) of the next item, or None if there are no more."""
         if self._is_closed or os.getpid() != self._pid:
             self._refuse()
         begin = time.perf_counter()
@@ -250,7 +250,7 @@ class Pipeline:
             return self._in_flight.is_ready()
 
     def refill(self) -> None:
-        """Compute as many batches ahead as `prefetch` says now; if another thread waits for one, when it has it."""
+        """Compute as many batches ahead as `prefetch` now says; if another thread is waiting for one, after that."""
         if self._lock.acquire(blocking=False):
             try:
                 self._fill()
@@ -258,12 +258,12 @@ class Pipeline:
                 self._lock.release()
 
     def look(self) -> None:
-        """Bring what the statistics say of now up to date; the rest is counted batch by batch."""
+        """Update those statistics that describe the present; the rest is counted batch by batch."""
         statistics = self._statistics
         statistics.num_buffers, statistics.num_buffers_in_use = self._engine.num_buffers()
         statistics.num_workers, statistics.prefetch = self._engine.num_workers, self.prefetch
         statistics.num_queued = 0
-        if self.is_ours and self._lock.acquire(blocking=False):  # otherwise a thread waits in `next`: none is ready
+        if self.is_ours and self._lock.acquire(blocking=False):  # otherwise a thread waits in `next`, so none is ready
             try:
                 statistics.num_queued = len(self._received) + self._batches_per_item * self._in_flight.num_ready()
             finally:
@@ -288,7 +288,7 @@ class Pipeline:
         self._in_flight.submit(item, is_next=is_next)
 
     def _receive(self) -> bool:
-        """Wait for the next result; whether it was there already."""
+        """Wait for the next result; return whether it was already there."""
         item, result = self._take()
         items = item.items() if isinstance(item, Bundle) else (item,)
         self._received.extend(zip(items, result.batches, strict=True))
@@ -299,7 +299,7 @@ class Pipeline:
         oldest = self._in_flight.oldest
         try:
             return self._in_flight.receive()
-        except Exception as error:  # a bundle is tried again one by one: batches before the one at fault come first
+        except Exception as error:  # retry a bundle one by one, to hand over the batches before the failing one
             if not isinstance(oldest, Bundle) or isinstance(error.__cause__, WaitedTooLong):
                 raise
         for item in reversed(oldest.items()):
@@ -309,6 +309,6 @@ class Pipeline:
     def _refuse(self) -> NoReturn:
         if not self.is_ours:
             raise RuntimeError(
-                "This loop was begun before a fork; its workers belong to the parent. Begin a new one in the child."
+                "This loop was started before a fork; its workers belong to the parent. Start a new one in the child."
             )
         raise RuntimeError("The loader was closed. A new `for` loop starts it again.")

@@ -17,7 +17,7 @@ _MAX_STEPS = 8
 
 
 class Item(NamedTuple):
-    """One batch of a plan: its first row, whose share of it, and which part of the share."""
+    """One batch of a plan: its first row, which rank's share, and which part of the share."""
 
     row: int
     rank: int = 0
@@ -25,7 +25,7 @@ class Item(NamedTuple):
     part: int = 0
     num_parts: int = 1
     next_row: int = -1
-    """Where the batch after it begins: what counts as handed over when its last part is."""
+    """Where the next batch begins: rows up to there count as handed over once this batch's last part is."""
 
     def __str__(self) -> str:
         part = f", part {self.part + 1} of {self.num_parts}" if self.num_parts > 1 else ""
@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """Batches of several steps in a row, computed as one; see NOTE [bundles]."""
+    """Batches of several consecutive steps, computed as one; see NOTE [bundles]."""
 
     row: int
     rank: int
@@ -43,7 +43,7 @@ class Bundle(NamedTuple):
     step_rows: int
     """Rows of a step, over all ranks."""
     next_row: int
-    """Where the batch after the last begins."""
+    """Where the batch after the last one begins."""
 
     def items(self) -> list[Item]:
         """Its batches, one by one."""
@@ -59,14 +59,15 @@ class Bundle(NamedTuple):
 
 
 # NOTE [bundles]
-#   Around a small batch there is more to do than inside it: find out what is next, take a buffer, hand over,
-#   count, switch threads or processes; and all that code is cold, as the batch has just gone through the
-#   caches. So where several batches side by side are one batch of more rows (`plan.is_rectangular`), they are
-#   computed as one, up to 2 MiB of them, and handed over one by one. They share a buffer, which is free again
-#   when the last of them is. Nothing else is different: the batches, their order, what is counted in the state.
-#   The first items of a loop are single steps: its first batch would wait for the others of a bundle, and while
-#   workers start, for those of all workers.
-#   Without them, batches of 8 x 128 tokens take five times as long in a thread, and six times in two processes
+#   A small batch takes less to compute than everything around it: finding out what is next, taking a buffer,
+#   handing over, counting, switching threads or processes; and all that code is cold, because the batch has just
+#   gone through the caches. So if several batches side by side are one batch with more rows
+#   (`plan.is_rectangular`), they are computed as one, up to 2 MiB, and handed over one by one. They share a
+#   buffer, which is free again when the last of them is. Nothing else differs: neither the batches, nor their
+#   order, nor the state.
+#   The first items of a loop are single steps: its first batch would otherwise wait for the rest of its bundle,
+#   and while workers start, for those of all workers.
+#   Without bundles, batches of 8 x 128 tokens take five times as long in a thread, and six times in two processes
 #   (`benchmarks/bench_loader.py --only small`).
 
 
@@ -101,7 +102,7 @@ class PlanWork:
         return plan.read_at(row, rank, world_size, part=part, num_parts=num_parts, out=offer)
 
     def announce(self, item: Item | Bundle) -> None:
-        """Tell the kernel which stretches of the shards come next."""
+        """Tell the kernel which parts of the shards are needed next."""
         self.plan.announce(item.row)
 
     def __reduce__(self) -> tuple[Callable[..., PlanWork], tuple[Plan, bool]]:
@@ -116,7 +117,7 @@ def _make_plan_work(plan: Plan, drops_consumed: bool) -> PlanWork:
 
 
 def steps_per_bundle(plan: Plan, world_size: int) -> int:
-    """How many steps of a plan make a bundle of a sensible size; 1 where they cannot be computed as one."""
+    """How many steps of a plan make a bundle of a sensible size; 1 if they cannot be computed as one."""
     if not plan.is_rectangular or plan.global_size % world_size:
         return 1
     template = Template(plan.output_arrays(plan.global_size // world_size))
@@ -134,10 +135,10 @@ def plan_items(
     num_steps: int = 1,
     num_single: int = 0,
 ) -> Iterator[Item | Bundle]:
-    """The items of all batches that start from `row` on and before `end`, in bundles of up to `num_steps` steps.
+    """The items of all batches that start at or after `row` and before `end`, in bundles of up to `num_steps` steps.
 
-    Without an end, for ever. A full batch has `num_parts` parts, a shorter one fewer. The first `num_single` steps are
-    in no bundle.
+    Without an end, for ever. A full batch has `num_parts` parts, a shorter one may have fewer. The first `num_single`
+    steps are not bundled.
     """
     if not has_batches(plan):
         return
@@ -159,5 +160,5 @@ def plan_items(
 
 
 def has_batches(plan: Plan) -> bool:
-    """Whether an epoch has any: not without rows, nor with fewer than a batch when the tail is dropped."""
+    """Whether an epoch has any: it may have no rows, or fewer than a batch and drop them."""
     return plan.num_rows > 0 and plan.steps.num_batches_between(0, plan.num_rows) > 0

@@ -1,10 +1,10 @@
-"""Worker processes: for Python-heavy work, which threads would do one at a time.
+"""Worker processes, for Python-heavy work, which threads would do one at a time.
 
-Items go out over a socket, batches come back in shared memory that the worker wrote them into: nothing
-is pickled but a few numbers, nothing is copied. There is no thread in the trainer: messages are read
-when a batch is asked for, and a worker's death is an end of file there, seen at once. Its items are
-given to other workers: they are pure functions, so computing one twice is computing it once. Items that
-are assigned to a worker are not: they need what that worker kept, so its death is theirs.
+Items go out over a socket, batches come back in shared memory that the worker wrote them to: only a few
+numbers are pickled, and nothing is copied. There is no thread in the trainer: messages are read when a
+batch is requested, and a worker's death shows up there at once, as an end of file. Its items go to other
+workers: they are pure functions, so it does no harm to compute one twice. Items assigned to a worker are
+not: they need what that worker kept, so they fail with it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock.schema import Ragged
 from penstock.workers import Crew, ServerLease, StartMethod, describe_death, lease_early
 
 _MAX_DEATHS = 3
-"""Deaths over one item until it is taken for the cause."""
+"""After this many deaths on one item, it is taken to be the cause."""
 
 _OTHERWISE = (
     "do without worker processes: num_workers=0, or for a plan workers='thread' with functions marked @penstock.pure."
 )
-"""What else can be done about work that cannot be sent to workers."""
+"""The alternative for work that cannot be sent to workers."""
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-"""As in torch's workers, whatever the trainer has."""
+"""As in torch's workers, whatever the trainer's setting."""
 
 _Waiting = tuple[int, Any, int | None]
 """(ticket, item, worker it is assigned to)"""
@@ -52,11 +52,11 @@ class ProcessEngine:
         )
         self._is_assigned = is_assigned
         self._workers: dict[int, ItemWorker] = {}
-        """Those that answer, by number, oldest first."""
+        """Workers that are alive, by number, oldest first."""
         self._active: list[ItemWorker] = []
-        """Those that are given items."""
+        """Workers that get new items."""
         self._deaths_of_workers: dict[int, str] = {}
-        """What happened to workers that have items assigned to them."""
+        """How workers died that have items assigned to them."""
         self._waiting: deque[_Waiting] = deque()
         self._done: dict[int, tuple[ItemWorker | None, Slot | None, Computed | BaseException]] = {}
         self._deaths: dict[int, int] = {}
@@ -65,7 +65,7 @@ class ProcessEngine:
         self._dispatch()
 
     def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
-        """Give an item to the worker that has the least to do, or to the one it is assigned to."""
+        """Give an item to the worker with the least to do, or to the one it is assigned to."""
         self._last_ticket = ticket
         self._waiting.append((ticket, item, worker))
         self._dispatch()
@@ -90,27 +90,27 @@ class ProcessEngine:
         return ticket, self._finish(ticket, was_ready)
 
     def take_finished(self, seconds: float) -> list[tuple[int, Result | BaseException]]:
-        """What is finished, waiting at most so long for the first result; less when there is news of something else."""
+        """Finished items, waiting at most this long for the first; less if something else happens."""
         if not self._done:
             self._read(seconds)
         finished: list[tuple[int, Result | BaseException]] = []
         for ticket in list(self._done):
             try:
                 finished.append((ticket, self._finish(ticket, was_ready=True)))
-            except Exception as error:  # noqa: BLE001 - the caller's to raise
+            except Exception as error:  # noqa: BLE001 - the caller raises it
                 finished.append((ticket, error))
         return finished
 
     def wake_on(self, descriptor: int) -> None:
-        """Let `take_finished` return also when there is something to read from this descriptor."""
+        """Let `take_finished` also return when this descriptor is readable."""
         self._crew.wake_on(descriptor)
 
     def is_done(self, ticket: int) -> bool:
-        """Whether the result is there; reads what workers have said."""
+        """Whether the result is there; reads what workers have sent."""
         return ticket in self._done or (self._read(0) and ticket in self._done)
 
     def forget(self) -> None:
-        """Throw away what was submitted; an answer that nobody wants frees its slot when it comes."""
+        """Throw away what was submitted; an unwanted answer frees its slot when it arrives."""
         self._first_wanted = self._last_ticket + 1
         self._waiting.clear()
         self._deaths.clear()
@@ -122,13 +122,13 @@ class ProcessEngine:
             pass
 
     def set_workers(self, num_workers: int) -> None:
-        """Have as many workers when the next item is submitted or waited for; any thread may ask for it."""
+        """Have this many workers from the next time an item is submitted or waited for; any thread may call this."""
         if self._is_assigned:
             raise ValueError("Each item belongs to one of these workers; their number cannot change while they run.")
         self.num_workers = num_workers
 
     def num_started(self) -> int:
-        """Workers that compute, of those there are to be."""
+        """How many of the wanted workers are computing."""
         return sum(worker.is_started for worker in self._active)
 
     def num_buffers(self) -> tuple[int, int]:
@@ -143,7 +143,7 @@ class ProcessEngine:
         self._active.clear()
 
     def _dispatch(self) -> None:
-        """Have as many workers as wanted, and give them what is waiting while they take it."""
+        """Start or release workers, and give them waiting items for as long as they take them."""
         if self._crew.is_closed:
             return
         if len(self._active) != self.num_workers:
@@ -159,7 +159,7 @@ class ProcessEngine:
             self._waiting.popleft()
 
     def _start_or_release(self) -> None:
-        """Start workers that are missing, or let some leave after what they are doing."""
+        """Start missing workers, or let some leave once they have finished what they are doing."""
         for worker in self._active[self.num_workers :]:
             worker.is_leaving = True
             self._active.remove(worker)
@@ -175,27 +175,27 @@ class ProcessEngine:
         self._active.append(worker)
 
     def _worker_for(self, assigned: int | None) -> ItemWorker | None:
-        """The worker that is given an item; None when it is dead. One that still starts would hold it up."""
+        """The worker to give an item to; None if it is dead. One that is still starting would delay it."""
         if assigned is None:
             started = [worker for worker in self._active if worker.is_started]
             return min(started or self._active, key=lambda worker: len(worker.outstanding))
         return next((worker for worker in self._active if worker.number == assigned), None)
 
     def _read(self, seconds: float) -> bool:
-        """Read what workers say, waiting at most so long for the first word; whether there was one."""
+        """Read what workers send, waiting at most this long for the first message; return whether there was one."""
         self._check_open()
         try:
             ready = self._crew.wait(seconds)
             for process in ready:
                 self._receive(self._workers[process.number])
             self._dispatch()
-        except (OSError, ValueError, KeyError):  # also what comes of a crew that another thread has just closed
+        except (OSError, ValueError, KeyError):  # also raised if another thread has just closed the crew
             self._check_open()
             raise
         return bool(ready)
 
     def _describe_wait(self, ticket: int | None = None) -> str:
-        """What the worker that has a ticket is doing; without one, or while it waits for a worker, what all are."""
+        """What the worker with this ticket is doing; without a ticket, or if no worker has it yet, what all are."""
         workers = [worker for worker in self._workers.values() if worker.outstanding]
         found = [worker for worker in workers if ticket in worker.outstanding] or workers
         return " ".join(worker.describe(self._crew.find_pid(worker.process)) for worker in found)
@@ -234,12 +234,12 @@ class ProcessEngine:
         assert worker is not None
         assert slot is not None
         result = worker.hand_over(slot, outcome, was_ready)
-        for each in self._workers.values():  # whoever's batches died: some may have nothing to hand over for long
+        for each in self._workers.values():  # all of them: some may have nothing to hand over for a long time
             each.drop_spare_slots()
         return result
 
     def _replace(self, worker: ItemWorker) -> None:
-        """A worker died: what it had waits again, first things first, for the one that is started instead."""
+        """After a worker died: put its items back in the queue, oldest first, for its replacement."""
         code = self._crew.bury(worker.process)
         del self._workers[worker.number]
         if not worker.is_leaving:
@@ -261,7 +261,7 @@ class ProcessEngine:
 
 
 def start_early() -> ServerLease | None:
-    """Have the fork server start that the next engine's workers will come from, as long as the lease is kept."""
+    """Start the fork server for the next engine's workers; it runs as long as the lease is kept."""
     return lease_early(_ENVIRONMENT, _warm_up)
 
 
@@ -272,9 +272,9 @@ def _explain_death(worker: ItemWorker, code: int | None, item: Any, num_before: 
 
 
 def _warm_up() -> None:
-    """In the fork server, unless the work has a `warm_up` of its own: load numba and the kernels by using them.
+    """In the fork server, unless the work has its own `warm_up`: load numba and the kernels by using them.
 
-    It takes 0.4 s of a processor, which each worker would spend.
+    It takes 0.4 s of CPU time, which each worker would otherwise spend.
     """
     ragged = Ragged(np.arange(8, dtype=np.uint8), np.array([0, 3, 8]))
     from_arrays({"fixed": np.arange(2), "ragged": ragged}).shuffle(seed=0).batch(1).read(0)

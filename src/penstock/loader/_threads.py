@@ -1,7 +1,7 @@
-"""Worker threads: for work that spends its time outside the GIL, as gathers do.
+"""Worker threads, for work that spends its time outside the GIL, as gathers do.
 
 Threads are daemons that hold no reference to the engine, only to what they share with it, so a
-loader that is forgotten is collected and takes its threads along.
+forgotten loader is garbage collected and takes its threads with it.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ _CLOSE_SECONDS = 5.0
 _Task = tuple[int, Any, AnySlot]
 """(ticket, item, slot)"""
 _Outcome = tuple[int, int, AnySlot, Computed | BaseException, Any]
-"""(ticket, thread, slot, what came of it, item)"""
+"""(ticket, thread, slot, result or error, item)"""
 
 
 class _Shared:
-    """What the threads and the engine share: two queues in C, whose hand-over costs a microsecond, and a few flags.
+    """What the threads and the engine share: two queues in C, which cost a microsecond per hand-over, and a few flags.
 
-    A condition would cost ten times as much, and wake both sides for what only one waits for.
+    A condition would cost ten times as much, and wake both sides when only one is waiting.
     """
 
     def __init__(self, work: Work) -> None:
         self.work = work
         self.tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        """None sends one thread home."""
+        """None ends one thread."""
         self.results: SimpleQueue[_Outcome] = SimpleQueue()
         self.at_work: dict[int, tuple[int, Any, float]] = {}
-        """By thread: ticket, item, and when it began."""
+        """Ticket, item and start time, by thread."""
         self.ended: list[int] = []
-        """Threads that went home. `Thread.is_alive` takes a live one for dead when a Ctrl-C comes inside it (3.11)."""
+        """Threads that have ended. `Thread.is_alive` may report a live one as dead after a Ctrl-C inside it (3.11)."""
         self.is_closed = False
 
 
 def _run(shared: _Shared, number: int) -> None:
-    """A worker thread: takes the oldest task until it is sent home."""
+    """A worker thread: takes the oldest task, until there is None."""
     computer = Computer(shared.work)
     while (task := shared.tasks.get()) is not None and not shared.is_closed:
         shared.at_work[number] = (task[0], task[1], time.monotonic())
         outcome = _outcome(computer, number, task)
         del shared.at_work[number]
         shared.results.put(outcome)
-        del task, outcome  # or their slot would wait with this thread for the next one
+        del task, outcome  # otherwise this thread would hold on to their slot until the next task
     shared.ended.append(number)
 
 
@@ -63,7 +63,7 @@ def _outcome(computer: Computer, number: int, task: _Task) -> _Outcome:
     ticket, item, slot = task
     try:
         return ticket, number, slot, computer.compute(item, slot), item
-    except BaseException as error:  # noqa: BLE001 - it is raised in the caller's next()
+    except BaseException as error:  # noqa: BLE001 - raised in the caller's next()
         return ticket, number, slot, error, item
 
 
@@ -109,14 +109,14 @@ class ThreadEngine:
         return ticket, self._finish(self._done.pop(ticket), was_ready)
 
     def is_done(self, ticket: int) -> bool:
-        """Whether the result is there; takes those that are from the threads."""
+        """Whether the result is there; collects results from the threads."""
         while ticket not in self._done:
             if not self._collect(0):
                 return False
         return True
 
     def forget(self) -> None:
-        """Throw away what was submitted; a thread's result that nobody wants frees its slot."""
+        """Throw away what was submitted; an unwanted result frees its slot."""
         self._first_wanted = self._last_ticket + 1
         for _, _, slot, *_ in self._done.values():
             self._pool.give_back(slot)
@@ -135,7 +135,7 @@ class ThreadEngine:
             pass
 
     def set_workers(self, num_workers: int) -> None:
-        """Start threads, or send some home after what is submitted now."""
+        """Start threads, or end some after what has been submitted so far."""
         for _ in range(self.num_workers - num_workers):
             self._shared.tasks.put(None)
         for _ in range(num_workers - self.num_workers):
@@ -149,7 +149,7 @@ class ThreadEngine:
         self.num_workers = num_workers
 
     def num_started(self) -> int:
-        """Threads are there at once."""
+        """All of them: threads start at once."""
         return self.num_workers
 
     def num_buffers(self) -> tuple[int, int]:
@@ -157,7 +157,7 @@ class ThreadEngine:
         return self._pool.num_slots, self._pool.num_held
 
     def close(self) -> None:
-        """Stop the threads; one that is inside a user's function is left to end by itself."""
+        """Stop the threads; one that is inside a user's function ends when that returns."""
         _send_home(self._shared, self._threads)
         deadline = time.monotonic() + _CLOSE_SECONDS
         for thread in self._threads.values():
@@ -166,13 +166,13 @@ class ThreadEngine:
         self._threads.clear()
 
     def abandon(self) -> None:
-        """In a forked child: the threads are the parent's, and a queue may have been in use at the time."""
+        """In a forked child: the threads are the parent's, and a queue may have been in use during the fork."""
         self._shared = _Shared(self._shared.work)
         self._shared.is_closed = True
         self._threads.clear()
 
     def _collect(self, seconds: float) -> bool:
-        """Take one result from the threads, waiting at most so long for it; whether there was one."""
+        """Collect one result from the threads, waiting at most this long; return whether there was one."""
         try:
             outcome = self._shared.results.get(seconds > 0, seconds)
         except Empty:
@@ -195,7 +195,7 @@ class ThreadEngine:
         return Result(batches, computed.layout.num_bytes, was_ready, number, *computed[1:])
 
     def _describe_wait(self, ticket: int | None = None) -> str:
-        """What the thread that has a ticket is doing; without one, or while it waits for a thread, what all are."""
+        """What the thread with this ticket is doing; without a ticket, or if no thread has it yet, what all are."""
         at_work = dict(self._shared.at_work)
         found = [number for number, (its, _, _) in at_work.items() if its == ticket] or list(at_work)
         return " ".join(_describe_thread(number, self._threads.get(number), *at_work[number][1:]) for number in found)
@@ -222,7 +222,7 @@ def _send_home(shared: _Shared, threads: dict[int, threading.Thread]) -> None:
 _engines: weakref.WeakSet[ThreadEngine] = weakref.WeakSet()
 
 
-@atexit.register  # a daemon thread that comes back from C while the interpreter is taken down can crash it
+@atexit.register  # a daemon thread that returns from C while the interpreter shuts down can crash it
 def _close_at_exit() -> None:
     for engine in list(_engines):
         engine.close()

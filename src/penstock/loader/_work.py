@@ -1,4 +1,4 @@
-"""What an engine computes, and computing it: one item into one slot, with what it cost, the same in every worker."""
+"""What an engine computes, and how every worker computes it: one item into one slot, measuring the cost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _READING_SECONDS = 0.005
 
 
 class Work(Protocol):
-    """Computes items, in any worker, in any order; small enough to be sent there."""
+    """Computes items, in any worker, in any order; small enough to be sent to workers."""
 
     def compute(self, item: Any, arena: Arena) -> Batch:
-        """What one item holds; arrays asked of `arena` are handed over without a copy."""
+        """Compute one item; arrays taken from `arena` are handed over without a copy."""
         ...
 
     def announce(self, item: Any) -> None:
@@ -25,7 +25,7 @@ class Work(Protocol):
 
 
 class Computed(NamedTuple):
-    """Where a batch lies, and what it took to get it there."""
+    """Where a batch lies, and what it took to compute it."""
 
     layout: BatchLayout
     produce_seconds: float
@@ -36,8 +36,8 @@ class Computed(NamedTuple):
 class Computer:
     """Computes items in one thread.
 
-    What the thread used is asked of the kernel every few milliseconds, not for every batch: asking takes
-    longer than some batches. In between the cost is told as 0, and with a later batch.
+    The kernel is asked what the thread used every few milliseconds, not for every batch: asking takes
+    longer than some batches. In between the cost is reported as 0, and added to a later batch.
     """
 
     def __init__(self, work: Work) -> None:
@@ -59,6 +59,6 @@ class Computer:
 
 
 def _used() -> tuple[float, int]:
-    """(processor seconds, major page faults) of this thread."""
+    """(CPU seconds, major page faults) of this thread."""
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     return usage.ru_utime + usage.ru_stime, usage.ru_majflt

@@ -1,10 +1,10 @@
-"""One worker process of the engine, both ends of it: what it is sent, what it answers, the slots it writes into.
+"""Both ends of one worker process: what it is sent, what it answers, and the slots it writes to.
 
 engine (`ItemWorker`)                        worker process (`ComputeItems`)
 its number, the number of workers ------->   work.begin(…), if the work has it
                                       <---   Started: from now on it computes
-(ticket, item, slot, slots to close) ---->   computes the item into the slot; a slot that is new to it
-                                             comes as a descriptor beside the message
+(ticket, item, slot, slots to close) ---->   computes the item into the slot; the descriptor of a slot that is
+                                             new to it comes with the message
                                       <---   Finished, or 36 bytes if the layout was sent before
                                       <---   Failed
 """
@@ -32,29 +32,29 @@ from penstock.workers import (
 )
 
 _KNOWN_LAYOUT = struct.Struct("<qIddq")
-"""A finished item in a few bytes: ticket, number of its layout, seconds to produce, processor seconds, page faults.
+"""A finished item in a few bytes: ticket, number of its layout, seconds to produce, CPU seconds, page faults.
 
-Pickling the layout of every item would take 6 us more per batch of 8 x 128 tokens, beside 29
+Pickling the layout of every item would add 6 us to the 29 that a batch of 8 x 128 tokens takes
 (`benchmarks/bench_loader.py --only small`).
 """
 
 
 class Started(NamedTuple):
-    """Worker: it is there, with all that it had to import."""
+    """From a worker: it has started, and imported all it needs."""
 
 
 class Finished(NamedTuple):
-    """Worker: the item is computed."""
+    """From a worker: the item is computed."""
 
     ticket: int
     layout: BatchLayout
     number: int | None
-    """Under which the layout is spoken of from now on."""
+    """How the layout is referred to from now on."""
     costs: tuple[float, float, int]
 
 
 class Failed(NamedTuple):
-    """Worker: computing the item raised this."""
+    """From a worker: computing the item raised this."""
 
     ticket: int
     error: PackedError
@@ -76,24 +76,24 @@ class ComputeItems:
         while True:
             (ticket, item, number, closed), descriptors = channel.receive()
             for old in closed:
-                slots.pop(old, None)  # a Ctrl-C can have it said twice
+                slots.pop(old, None)  # after a Ctrl-C it may be said twice
             if descriptors:
                 slots[number] = Slot(number, descriptors[0])
             answers.answer(ticket, item, slots[number])
 
     def _begin(self, channel: Channel) -> None:
-        """Let the work make itself ready in this process, if it wants to."""
+        """Let the work set itself up in this process, if it wants to."""
         (number, num_workers), _ = channel.receive()
         begin = getattr(self.work, "begin", None)
         try:
             if begin is not None:
                 begin(number, num_workers)
-        except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
+        except BaseException as error:  # noqa: BLE001 - raised in the trainer's next()
             fail_setup(channel, error)
 
 
 class _Answers:
-    """What a worker tells the engine. A layout that comes again and again is sent once, then only its number."""
+    """A worker's answers to the engine. A recurring layout is sent once, then only its number."""
 
     def __init__(self, channel: Channel, work: Work) -> None:
         self._channel = channel
@@ -101,15 +101,15 @@ class _Answers:
         self._numbers: dict[BatchLayout, int] = {}
 
     def answer(self, ticket: int, item: Any, slot: Slot) -> None:
-        """Compute an item and say where it lies, or what went wrong."""
+        """Compute an item and send where it lies, or what went wrong."""
         number = None
         try:
             layout, *costs = self._computer.compute(item, slot)
             number = self._numbers.get(layout)
             answer = self._describe(ticket, layout, costs) if number is None else b""
-        except BaseException as error:  # noqa: BLE001 - it is raised in the trainer's next()
+        except BaseException as error:  # noqa: BLE001 - raised in the trainer's next()
             answer = pickle.dumps(Failed(ticket, PackedError.pack(error)))
-        flush_printed()  # before a kill can take it along
+        flush_printed()  # before a kill can lose it
         if number is None:
             self._channel.send_pickled(answer)
         else:
@@ -133,13 +133,13 @@ class ItemWorker:
         """Items by ticket; the first is the one being computed."""
         self.is_leaving = False
         self._busy_since = time.monotonic()
-        """When it began with the item that it is computing."""
+        """When it started on the item that it is computing."""
         self.is_started = False
-        """Whether it computes, and does not import any more."""
+        """Whether it has finished importing, and computes."""
         self._open: set[int] = set()
         """Slots that the process has open."""
         self._to_close: list[int] = []
-        """Slots that it is to close, said with the next item."""
+        """Slots that it should close, sent with the next item."""
         self._layouts: dict[int, BatchLayout] = {}
         """Layouts that it refers to by number."""
         process.send((self.number, num_workers))
@@ -150,12 +150,12 @@ class ItemWorker:
         return self.process.number
 
     def give(self, ticket: int, item: Any) -> bool:
-        """Send an item; False when so much waits for this worker already that it must answer first."""
+        """Send an item; False if so much is waiting for this worker that it must answer first."""
         slot = self.pool.take()
         descriptors = () if slot.number in self._open else (slot.descriptor,)
         if not self.outstanding:
             self._busy_since = time.monotonic()
-        self.outstanding[ticket] = (item, slot)  # before it is sent: an answer to it must not come as a surprise
+        self.outstanding[ticket] = (item, slot)  # before sending it, so that its answer is always expected
         if not self.process.send((ticket, item, slot.number, self._to_close), descriptors, is_patient=False):
             del self.outstanding[ticket]
             self.pool.give_back(slot)
@@ -165,11 +165,11 @@ class ItemWorker:
         return True
 
     def receive(self) -> tuple[int, Slot, Computed | BaseException] | None:
-        """(ticket, slot, what came of it) of the item that it says is finished; None when it says that it has started.
+        """(ticket, slot, result or error) of an item; None if the message only says that the worker has started.
 
         Raises:
             EOFError: the process is dead.
-            Exception: why it could not begin.
+            Exception: it could not be set up, for this reason.
         """
         message = self.process.receive()
         self._busy_since, self.is_started = time.monotonic(), True
@@ -191,28 +191,28 @@ class ItemWorker:
         return ticket, self._take_slot(ticket), outcome
 
     def describe(self, pid: int | None) -> str:
-        """What it is doing, while it has something to do."""
+        """What it is doing; only if it has something to do."""
         item = next(iter(self.outstanding.values()))[0]
         doing = f"computing {item}" if self.is_started else f"starting, to compute {item},"
         return describe_silence(f"worker {self.number}", pid, doing, time.monotonic() - self._busy_since)
 
     def hand_over(self, slot: Slot, computed: Computed, was_ready: bool) -> Result:
-        """The batches that it wrote into a slot."""
+        """The batches that it wrote to a slot."""
         batches = self.pool.hand_over(slot, computed.layout)
         return Result(batches, computed.layout.num_bytes, was_ready, self.number, *computed[1:])
 
     def drop_spare_slots(self) -> None:
-        """Let go of slots that are too many, on both sides."""
+        """Drop superfluous slots, on both sides."""
         dropped = {slot.number for slot in self.pool.shrink()}
         if dropped:
             self._to_close += dropped & self._open
             self._open -= dropped
 
     def _take_slot(self, ticket: int) -> Slot:
-        """The slot of an item that was answered; answers come in turn."""
+        """The slot of an item that was answered; answers come in order."""
         while True:
             oldest = next(iter(self.outstanding))
             _, slot = self.outstanding.pop(oldest)
             if oldest == ticket:
                 return slot
-            self.pool.give_back(slot)  # a Ctrl-C came before this one was sent, or its answer read
+            self.pool.give_back(slot)  # a Ctrl-C came before this one was sent, or before its answer was read

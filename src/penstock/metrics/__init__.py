@@ -1,14 +1,14 @@
 """What threads, processes, the machine and its accelerators use: clocks and counters as small typed data.
 
-    ThreadMeter().read()     the calling thread: processor time, run-queue delay, page faults
-    process_tree(pid)        a process and its descendants: processor time, memory, reads, faults
+    ThreadMeter().read()     the calling thread: CPU time, run-queue delay, page faults
+    process_tree(pid)        a process and its descendants: CPU time, memory, reads, faults
     read_machine()           everything that runs here
     Accelerators().read()    devices, through NVML
     Sampler(pid)             all of these over time, in columns
     EventWriter(path)        what happened when, in a mapped file that outlives its process
 
 What the kernel does not offer, or a container may not read, is None or NaN, never an error. Nothing here knows
-loaders, and nothing draws.
+about loaders, and nothing draws.
 
 May import: `cgroups`, `workers`. Imported by: `diagnosis`, `placement`, `pytorch`, `trials`, `watching`. Holds no
 state.

@@ -1,7 +1,7 @@
-"""Accelerators: how busy, and how full. Through NVML (`nvidia-ml-py`) where it is installed and finds a device.
+"""Accelerators: how busy, and how full. Through NVML (`nvidia-ml-py`), if it is installed and finds a device.
 
 NVML answers in 10 to 100 µs, and its utilisation is a mean over the last 0.2 to 1 s: read it a few times a second, not
-each step.
+at every step.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class AcceleratorUsage(NamedTuple):
     number: int
     name: str
     utilization: float | None
-    """Share of the last moment in which it computed at all, 0 to 1; not how much of it did."""
+    """Share of the time in which it computed at all, 0 to 1; not how much of the device did."""
     memory_used_bytes: int | None
     memory_bytes: int | None
 
 
 class Accelerators:
-    """The devices of this machine. Without the library, a driver or a device there are none, and that is no error."""
+    """The devices of this machine: none, without an error, if the library, a driver or a device is missing."""
 
     def __init__(self) -> None:
         self._nvml, self._handles = _open_nvml()
@@ -58,11 +58,11 @@ class Accelerators:
 
 
 def _open_nvml() -> tuple[Any, tuple[Any, ...]]:
-    """The library and a handle for each device; (None, ()) when there is nothing to ask."""
+    """The library and a handle for each device; (None, ()) if there is nothing to ask."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - no library, no driver, no permission: NVML's own errors are not in the hierarchy
+    except Exception:  # noqa: BLE001 - no library, driver or permission: NVML's errors have no common built-in base
         return None, ()
     count = _ask(nvml.nvmlDeviceGetCount) or 0
     handles = (_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count))
@@ -70,7 +70,7 @@ def _open_nvml() -> tuple[Any, tuple[Any, ...]]:
 
 
 def _ask(question: Any, *arguments: Any) -> Any:
-    """The library's answer, or None where this device has none."""
+    """The library's answer, or None if this device has none."""
     try:
         return question(*arguments)
     except Exception:  # noqa: BLE001 - as above

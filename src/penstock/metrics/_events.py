@@ -1,8 +1,8 @@
 """Event records: what happened when, written by many processes and readable after any of them has died.
 
-Each process maps a file of its own and puts fixed-size records into it, one after another. There are no locks between
-processes, threads take slots by a counter, and the kernel keeps the pages whatever becomes of the process. Adding a
-record takes about 1 µs and, but for one in 4,096, no system call. A full file, or disk, keeps what it has.
+Each process maps its own file and appends fixed-size records to it. There are no locks between processes, threads take
+slots by a counter, and the kernel keeps the pages whatever happens to the process. Adding a record takes about 1 µs
+and, except for one in 4,096, no system call. Once a file or the disk is full, further records are dropped.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _MOST_RECORDS, _PIECE_RECORDS = 1 << 18, 1 << 12
 
 
 class EventKind(IntEnum):
-    """What a record tells; `value` and `extra` mean what is said here."""
+    """What a record describes, and what its `value` and `extra` mean."""
 
     NEXT = 1
-    """A training loop waited for a batch. Value: samples in it. Processor time: of its thread since the last one.
-    Extra: run-queue delay since that was last read, in ns."""
+    """A training loop waited for a batch. Value: samples in it. CPU time: of its thread since the last one.
+    Extra: run-queue delay since the last reading, in ns."""
     START = 2
     """An iterator was made: workers start. Value: batches of the epoch, or -1."""
     FETCH = 3
@@ -49,7 +49,7 @@ class EventKind(IntEnum):
     SAMPLE = 4
     """A sample was read from the dataset. Value: its index, or -1."""
     COLLATE = 5
-    """Samples became a batch. Value: bytes of it."""
+    """Samples were collated into a batch. Value: its bytes."""
     PICKLE = 6
     """A batch was packed for another process. Value: bytes of the message."""
     UNPICKLE = 7
@@ -57,16 +57,16 @@ class EventKind(IntEnum):
     IDLE = 8
     """A worker had nothing to do."""
     MEMORY = 9
-    """A worker looked at its memory. Value: bytes that it shares with no other process."""
+    """A worker measured its memory. Value: bytes that it shares with no other process."""
     DELAY = 10
-    """Who made a batch was ready to run and had no core meanwhile. Value: for how long, in ns."""
+    """The thread that made a batch was ready to run, but had no core. Value: for how long, in ns."""
 
 
 class EventWriter:
-    """Adds records to a file of this process. Any thread may.
+    """Adds records to this process's file, from any thread.
 
-    The file is reserved piece by piece before it is written: a page of a map that the disk has no room for is a signal
-    that ends the process. A full disk ends the record instead.
+    Space is reserved piece by piece before it is written: touching a mapped page that the disk has no room for would
+    kill the process with a signal. A full disk ends the record instead.
     """
 
     def __init__(self, path: Path, *, num_records: int = _MOST_RECORDS) -> None:
@@ -114,7 +114,7 @@ class EventWriter:
             )
 
     def _reserve(self, slot: int) -> bool:
-        """Have the disk keep room for a record, and some more; False when there is none, or there are enough."""
+        """Reserve space for a record and those after it; False if the disk or the file is full."""
         with self._reserving:
             while self._num_reserved <= slot < self._end:
                 count = min(_PIECE_RECORDS, self._end - self._num_reserved)
@@ -128,7 +128,7 @@ class EventWriter:
 
 
 def _keep_room(path: Path, begin: int, num_bytes: int) -> None:
-    """By name: a descriptor that is kept could be closed by the script, and be another file's by now."""
+    """Opens the file anew: the script could have closed a descriptor that was kept, and its number be another file's."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.posix_fallocate(descriptor, begin, num_bytes)
@@ -137,9 +137,9 @@ def _keep_room(path: Path, begin: int, num_bytes: int) -> None:
 
 
 def read_events(path: Path) -> NDArray[np.void]:
-    """The records of one file, in the order in which they were begun, as a structured array.
+    """The records of one file, in the order in which they were started, as a structured array.
 
-    A process that was killed leaves at most one record in pieces; it has no start, and is left out.
+    A process that was killed leaves at most one incomplete record per thread; it has no start, and is left out.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The machine as a whole: time its processors were busy, its memory, and what it is."""
+"""The machine as a whole: how long its processors were busy, its memory, and what kind of machine it is."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class MachineUsage(NamedTuple):
-    """Processor time of everything that runs on this machine, since it started, summed over its processors."""
+    """CPU time of everything that has run on this machine since it started, summed over its processors."""
 
     busy_seconds: float
     disk_wait_seconds: float
-    """Time processors had nothing to do but wait for storage."""
+    """Time that processors had nothing to do but wait for storage."""
     stolen_seconds: float
-    """Time that the hypervisor gave to other machines."""
+    """Time that the hypervisor gave to other virtual machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """What a measurement was made on. None: this machine does not tell."""
+    """The machine that a measurement was made on. None means unknown."""
 
     processor: str
     num_processors: int
-    """Of the machine."""
+    """All processors of the machine."""
     usable_processors: int
-    """That this process may use: affinity, quota, Slurm's share."""
+    """Those that this process may use: affinity, quota, Slurm's share."""
     cpu_quota: float | None
-    """Of the control group."""
+    """The control group's."""
     memory_bytes: int | None
     memory_limit_bytes: int | None
-    """Of the control group."""
+    """The control group's."""
     system: str
     python: str
     accelerators: tuple[str, ...]
@@ -65,14 +65,14 @@ def available_memory() -> int | None:
 
 
 def job_memory() -> int | None:
-    """Bytes that this job may use in all: the machine's, its control group's, or what Slurm was asked for."""
+    """Bytes that this job may use in total: the machine's, its control group's, or what was requested from Slurm."""
     limit = memory_limit()
     bounds = [_memory("MemTotal"), None if limit is None else limit.limit_bytes, _slurm_memory()]
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def describe_machine() -> MachineFacts:
-    """What this machine is. Asks the accelerators' library for names, when it is installed."""
+    """What this machine is. Asks the accelerators' library for names, if it is installed."""
     limit = memory_limit()
     with Accelerators() as accelerators:
         names = tuple(each.name for each in accelerators.read())
@@ -90,7 +90,7 @@ def describe_machine() -> MachineFacts:
 
 
 def _slurm_memory() -> int | None:
-    """On this node, from --mem or --mem-per-cpu; 0 asks for all there is."""
+    """Memory on this node, from --mem or --mem-per-cpu; 0 requests all of it."""
     values = {name: os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")}
     numbers = {name: int(value) for name, value in values.items() if value.isdecimal() and int(value) > 0}
     if "MEM_PER_NODE" in numbers:

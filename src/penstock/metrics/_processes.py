@@ -21,25 +21,25 @@ class ProcessUsage(NamedTuple):
     pid: int
     parent: int
     name: str
-    """At most 15 characters, and the process may have set it itself."""
+    """At most 15 characters; the process may have set it itself."""
     started_ticks: int
-    """When it began, since the machine did: with the pid, which is used again, it names one process."""
+    """When it started, since boot: together with the pid, which is reused, it identifies one process."""
     cpu_seconds: float
     """In ticks of 10 ms."""
     rss_bytes: int
     """Pages in memory, each counted in full in every process that shares it."""
     pss_bytes: int | None
-    """Pages in memory, each divided by the number of processes that share it; None where it was not asked for."""
+    """Pages in memory, each divided by the number of processes that share it; None if not requested."""
     minor_faults: int
     major_faults: int
     read_bytes: int | None
-    """Bytes that came from storage for it; None where that may not be read."""
+    """Bytes read from storage for it; None if that may not be read."""
     delay_seconds: float | None
-    """Time its main thread was ready to run and no core was free."""
+    """Time that its main thread was ready to run, but no core was free."""
 
 
 def read_process(pid: int, *, with_pss: bool = False) -> ProcessUsage | None:
-    """Usage of one process, or None when it has ended or `/proc` is not there.
+    """Usage of one process, or None if it has ended or there is no `/proc`.
 
     `with_pss` makes the kernel walk its pages: 10 ms for each GB it holds.
     """
@@ -65,7 +65,7 @@ def read_process(pid: int, *, with_pss: bool = False) -> ProcessUsage | None:
 
 
 def process_tree(root: int, *, with_pss: bool = False) -> tuple[ProcessUsage, ...]:
-    """Usage of a process and of all that descend from it, parents first; empty when it is gone."""
+    """Usage of a process and of all its descendants, parents first; empty if it is gone."""
     found: list[ProcessUsage] = []
     children: dict[int, list[int]] | None = None
     waiting = [root]
@@ -84,7 +84,7 @@ def process_tree(root: int, *, with_pss: bool = False) -> tuple[ProcessUsage, ..
 
 
 def _children_of(pid: int) -> list[int] | None:
-    """Children of each thread, where the kernel lists them; otherwise None."""
+    """Children of each thread, if the kernel lists them; otherwise None."""
     try:
         threads = os.listdir(f"{_PROC}/{pid}/task")
     except OSError:
@@ -102,7 +102,7 @@ def _children_of(pid: int) -> list[int] | None:
 
 
 def _all_children() -> dict[int, list[int]]:
-    """Children of every process, by its pid, from what each says of its parent."""
+    """Children of every process, by its pid, from the parent that each process names."""
     children = defaultdict(list)
     with contextlib.suppress(OSError):
         for entry in os.listdir(_PROC):
@@ -134,7 +134,7 @@ def _number(pid: int, file: str, label: bytes) -> int | None:
 
 
 def _contents(path: str) -> bytes:
-    """Of one of the kernel's files: half the time of `open`, and a reading has four for each process."""
+    """Contents of one of the kernel's files, in half the time of `open`: a reading takes four of them per process."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 65536)

@@ -1,11 +1,11 @@
-"""A process and its descendants, read again and again: how much they use over time.
+"""How much a process and its descendants use over time.
 
     Sampler(pid).sample()     once, now: for a loop of your own, inside the process or beside it
     with Sampler(pid): …      a thread samples every `interval_seconds`
 
-Memory is bounded however long it runs: when it is full, every second reading is forgotten and the interval doubles.
-Totals count processes that have ended since, so that they never fall. A reading costs about 0.1 ms, and 10 ms for each
-GB of memory when it asks which pages are shared, which it does for one in `pss_every` readings, and never for
+Memory is bounded however long it runs: when it is full, every second reading is dropped and the interval doubles.
+Totals include processes that have ended, so that they never decrease. A reading costs about 0.1 ms, plus 10 ms per
+GB of memory if it also asks which pages are shared, which happens in one of `pss_every` readings, and never for
 more than 0.2 % of the time.
 """
 
@@ -39,11 +39,11 @@ class UsageHistory:
     time_seconds: Floats
     """On the clock of `time.perf_counter`, which all processes of a machine share."""
     root_cpu_seconds: Floats
-    """Of the process that is watched."""
+    """CPU time of the process itself."""
     children_cpu_seconds: Floats
-    """Of all that descend from it."""
+    """CPU time of all its descendants."""
     machine_busy_seconds: Floats
-    """Of everything that runs on the machine."""
+    """CPU time of everything that runs on the machine."""
     rss_bytes: Floats
     pss_bytes: Floats
     read_bytes: Floats
@@ -104,7 +104,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def sample(self, *, with_pss: bool = False) -> bool:
-        """Read once; False when the process is gone, or cannot be read."""
+        """Read once; False if the process is gone, or cannot be read."""
         with self._lock:
             self._num_taken += 1
             with_pss = with_pss or (self._pss_every > 0 and self._num_taken % self._pss_every == 0)
@@ -120,7 +120,7 @@ class Sampler:
             return True
 
     def history(self, last: int | None = None) -> UsageHistory:
-        """Everything together; only the last few readings, if so many are asked for."""
+        """All processes together; with `last`, only that many of the latest readings."""
         with self._lock:
             rows = [reading.totals for reading in (self._readings if last is None else self._readings[-last:])]
         names = UsageHistory.__dataclass_fields__
@@ -144,7 +144,7 @@ class Sampler:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. What was recorded stays."""
+        """Stop the thread. The history stays."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
@@ -182,7 +182,7 @@ class Sampler:
         )
 
     def _spare_pss(self, seconds: float) -> None:
-        """Walking through pages took so long: do it as rarely as bounds its share of the time."""
+        """After walking pages took this long, do it rarely enough to bound its share of the time."""
         if self._pss_every:
             self._pss_every = max(self._pss_every, math.ceil(seconds / (_MOST_PSS_SHARE * self.interval_seconds)))
 
@@ -220,7 +220,7 @@ def _mean_utilization(accelerators: tuple[AcceleratorUsage, ...]) -> float:
 
 
 def _sum(values: list[int | None]) -> float:
-    """Of what is known; NaN when nothing is."""
+    """Sum of the known values; NaN if there are none."""
     known = [value for value in values if value is not None]
     return float(sum(known)) if known else float("nan")
 

@@ -1,4 +1,4 @@
-"""What the calling thread has used: processor time, time it was ready but had no core, page faults."""
+"""What the calling thread has used: CPU time, time it was ready but had no core, page faults."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class ThreadUsage(NamedTuple):
 
     cpu_seconds: float
     delay_seconds: float | None
-    """Time it was ready to run and no core was free (its run-queue delay); None where the kernel does not tell."""
+    """Time that it was ready to run, but no core was free (run-queue delay); None if the kernel does not tell."""
     minor_faults: int
-    """Pages that were in memory already, or came as zeros."""
+    """Pages that were already in memory, or were zero-filled."""
     major_faults: int
     """Pages that it had to wait for from disk."""
 
 
 class ThreadMeter:
-    """Reads the usage of the thread that made it, 2 µs each time, 10 when caches are cold; only that thread may read.
+    """Reads the usage of the thread that made it, in 2 µs, or 10 if caches are cold; only that thread may read.
 
     >>> with ThreadMeter() as meter:
     ...     before = meter.read()
@@ -40,16 +40,16 @@ class ThreadMeter:
         return ThreadUsage(time.thread_time(), self.read_delay(), usage.ru_minflt, usage.ru_majflt)
 
     def read_delay(self) -> float | None:
-        """Only its `delay_seconds`, now."""
+        """Only `delay_seconds`, now."""
         if self._schedstat is None:
             return None
         try:
             return int(os.pread(self._schedstat, 96, 0).split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):  # the kernel was built, or started, without these figures
+        except (OSError, ValueError, IndexError):  # the kernel was built, or booted, without these figures
             return None
 
     def close(self) -> None:
-        """Let go of the kernel's file."""
+        """Close the kernel's file."""
         if self._schedstat is not None:
             os.close(self._schedstat)
             self._schedstat = None
@@ -62,7 +62,7 @@ class ThreadMeter:
 
 
 def _open_schedstat() -> int | None:
-    """An open file belongs to the thread that opened it, whoever reads it."""
+    """The open file describes the thread that opened it, whichever thread reads it."""
     try:
         return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -3,8 +3,8 @@
     data (a Histogram, a count of bytes, progress) -> the terminal, or JSON
     a Page: verdict, findings, lanes, charts       -> the terminal, one HTML file, a Perfetto trace
 
-One file per medium. Knows nothing of where the data comes from; what takes long to import (numpy, rich)
-is imported when it is needed, so that `penstock --help` need not wait for it.
+One file per medium. Knows nothing of where the data comes from; what is slow to import (numpy, rich)
+is imported only when needed, so that `penstock --help` does not wait for it.
 
 May import: `errors`. Imported by: `cli`, `diagnosis`, `trials`, `watching`. Holds no state.
 """

@@ -1,4 +1,4 @@
-"""A page that is small enough to mail: long runs are cut or averaged to what a screen can show, and the page says so.
+"""Make a page small enough to mail: long runs are cut or averaged to what a screen can show, and the page says so.
 
 Half a megabyte is enough for `_MOST_SPANS` spans (about 20 bytes each); a screen has fewer columns than `_MOST_STEPS`.
 """
@@ -20,7 +20,7 @@ _MOST_LINES = 64
 
 
 def fit_page(page: Page) -> Page:
-    """The page with no more than fits, and a note for what was left out."""
+    """The page with no more than fits, and a note about what was left out."""
     lanes, note = _fit_lanes(page)
     charts = tuple(_fit_chart(chart) for chart in page.charts[:_MOST_LINES])
     left_out = [
@@ -82,6 +82,6 @@ def _fit_chart(chart: Chart) -> Chart:
 
 
 def _means(values: Sequence[float], size: int) -> list[float]:
-    """Of each `size` values; of those that were measured, where some were."""
+    """Means of every `size` values, not counting those that were not measured."""
     groups = [[each for each in values[at : at + size] if math.isfinite(each)] for at in range(0, len(values), size)]
     return [sum(group) / len(group) if group else math.nan for group in groups]

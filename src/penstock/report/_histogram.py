@@ -23,7 +23,7 @@ class Histogram(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean length, 0 when there is none."""
+        """Mean length, or 0 if there are none."""
         return self.total / max(1, sum(self.counts))
 
     def to_json(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class Histogram(NamedTuple):
         return {"shortest": self.shortest, "longest": self.longest, "mean": self.mean, "bins": bins}
 
     def lines(self, limit: int | None = None) -> list[str]:
-        """One line per bin: range, count, bar; where that makes more than `limit`, bins at the thin end are joined."""
+        """One line per bin: range, count, bar; if there are more than `limit`, bins at the thinner end are merged."""
         bins = self._bins()
         while limit is not None and len(bins) > max(1, limit):
             (low, _, first), (_, high, second) = pair = (

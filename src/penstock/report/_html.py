@@ -1,7 +1,7 @@
-"""The page as one HTML file: below half a megabyte, no network, light, dark, narrow and printed.
+"""The page as one HTML file: below half a megabyte, without network access, for light, dark, narrow and print.
 
-Words and tables are written here, so that they are there without JavaScript; what moves (lanes, steps, charts) is drawn
-by `resources/page.js` from the JSON at the end. Texts of strangers are escaped on the way in, and the page allows no
+Text and tables are written here, so that they work without JavaScript; what moves (lanes, steps, charts) is drawn
+by `resources/page.js` from the JSON at the end. Text from strangers is escaped on the way in, and the page allows no
 script but its own: its content security policy names that script by its digest, and no address at all.
 """
 
@@ -22,8 +22,8 @@ _HOW_TO_MOVE = "Drag to move, pinch or ctrl-wheel to zoom, click a span to follo
 
 
 def render_html(page: Page) -> str:
-    """A complete document, for a file of its own."""
-    import base64  # here and below, not above: every verb of the command imports this room
+    """A complete HTML document."""
+    import base64  # here, not at the top: every command imports this room
     import hashlib
 
     page = fit_page(page)
@@ -60,7 +60,7 @@ def _resource(name: str) -> str:
 
 
 def _safe(text: str) -> str:
-    """Text of a stranger as HTML, in a tag or in an attribute."""
+    """Text from a stranger as HTML, in a tag or in an attribute."""
     text = text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
     return html.escape(printable(text, keep="\n\t"))
 
@@ -78,7 +78,7 @@ def _headlines(headlines: Sequence[Headline]) -> str:
 
 
 class _Scale:
-    """Where ratios lie on a line that has room for all of them, and for 1."""
+    """Where ratios lie on a line that includes all of them, and 1."""
 
     def __init__(self, gains: Iterable[Gain]) -> None:
         gains = [*gains]
@@ -86,7 +86,7 @@ class _Scale:
         self.high = max([1.1, *(gain.ratio + gain.error for gain in gains)])
 
     def style(self, gain: Gain) -> str:
-        """CSS variables of one gain: 1, its interval and its middle."""
+        """CSS variables for one gain: where 1, its interval and its middle are."""
         ratios = {"one": 1.0, "low": gain.ratio - gain.error, "mid": gain.ratio, "high": gain.ratio + gain.error}
         return ";".join(f"--{name}:{self._percent(ratio):.2f}%" for name, ratio in ratios.items())
 
@@ -187,14 +187,14 @@ def _chart(chart: Chart) -> str:
 
 
 class _Row(NamedTuple):
-    """Of a table: attributes of its tag, and cells, which are HTML."""
+    """A row of a table: attributes of its tag, and cells, which are HTML."""
 
     attributes: str
     cells: tuple[str, ...]
 
 
 def _table(headers: Sequence[str], rows: Sequence[_Row]) -> str:
-    """A table without the columns that are empty. A header may be followed by a colon and the class of its column."""
+    """A table without empty columns. A header may be followed by a colon and the class of its column."""
     shown = [place for place in range(len(headers)) if any(row.cells[place] for row in rows)]
     names, kinds = zip(*(header.partition(":")[::2] for header in headers), strict=True)
     head = "".join(f'<th class="{kinds[place]}">{names[place]}</th>' for place in shown)
@@ -210,7 +210,7 @@ def _arms(arms: Sequence[Arm]) -> str:
         return ""
     scale = _Scale(arm.gain for arm in arms)
     headers = ("settings", "gain", "± 95 %", ":drawn", "steps/s", "wait", "step", "cores")
-    hint = '<p class="hint">Where two bars overlap, the difference is within the noise of this machine.</p>'
+    hint = '<p class="hint">If two bars overlap, the difference is within the noise of this machine.</p>'
     return _section("Settings tried on this job, in turns", _table(headers, [_arm(arm, scale) for arm in arms]), hint)
 
 

@@ -1,4 +1,4 @@
-"""The page: everything that a report of a run can show, as plain data. It knows no loader, and measures nothing.
+"""The page: everything that a report of a run can show, as plain data. Knows nothing of loaders, and measures nothing.
 
     Page ── verdict, headlines
          ── findings     what to change, by measured gain; each may point at steps
@@ -10,7 +10,7 @@
          ── slowest      samples
          ── machine      facts
 
-Whatever is empty is not shown. Texts may come from strangers: file names, errors, reprs; each medium escapes them.
+Whatever is empty is not shown. Text may come from strangers (file names, errors, reprs); each medium escapes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 Tone = Literal["good", "bad", "plain"]
 SpanKind = Literal["step", "wait", "start", "sample", "read", "collate", "handover", "pin", "copy", "idle"]
-"""What a span of time went to. `start`: workers starting; `idle`: a worker without work."""
+"""What a span of time was spent on. `start`: workers starting; `idle`: a worker without work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """One of the few numbers that stand above everything else."""
+    """One of the few numbers at the top."""
 
     value: str
     """Number and unit: `28.4/s`."""
@@ -59,25 +59,25 @@ class Finding:
     price: str = ""
     """What the change costs: `+0.2 MB of memory`."""
     gain: Gain | None = None
-    """Measured by trying it; None when it was not tried."""
+    """Measured by trying it; None if it was not tried."""
     limit: Gain | None = None
-    """For what cannot be tried here: the most that it could give."""
+    """If it cannot be tried here, the most that it could give."""
     steps: tuple[tuple[int, int], ...] = ()
     """Steps that show it, as ranges (first, one past the last): a click highlights them."""
     link: str = ""
-    """A page that says more; only `https://` becomes a link."""
+    """A page with more about it; only `https://` becomes a link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A stretch of time in a lane, in seconds from the page's beginning."""
+    """A span of time in a lane, in seconds from the start of the page."""
 
     start: float
     duration: float
     kind: SpanKind
     label: str = ""
     step: int | None = None
-    """The step whose batch it is for: a click follows the batch through all lanes."""
+    """The step that its batch is for: a click follows the batch through all lanes."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SpanKind):
@@ -86,7 +86,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One thread or process: spans in the order of their start, which may not overlap by much to be readable."""
+    """One thread or process: spans in the order of their start, which should hardly overlap, to be readable."""
 
     name: str
     spans: tuple[Span, ...]
@@ -108,7 +108,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of a chart, drawn straight over what was not measured (NaN)."""
+    """One line of a chart; gaps that were not measured (NaN) are bridged."""
 
     name: str
     values: tuple[float, ...]
@@ -122,7 +122,7 @@ class Chart:
     unit: str
     """`cores`, `GB`, `steps/s`: written on the axis."""
     times: tuple[float, ...]
-    """Seconds from the page's beginning."""
+    """Seconds from the start of the page."""
     lines: tuple[Line, ...]
     note: str = ""
     """A sentence under the chart."""
@@ -145,7 +145,7 @@ class Arm:
     wait_seconds: float
     step_seconds: float
     cores: float | None = None
-    """Processors' worth of time that it used."""
+    """CPU time that it used, in cores."""
     is_baseline: bool = False
     """The run as it is."""
     is_advised: bool = False
@@ -178,7 +178,7 @@ class SlowSample:
     step: int | None = None
     worker: str = ""
     origin: str = ""
-    """The file it came from, where that is known."""
+    """The file it came from, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ class Page:
     slowest: tuple[SlowSample, ...] = ()
     machine: tuple[Fact, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader must know to trust the numbers: one sentence each."""
+    """What readers must know to trust the numbers: one sentence each."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the names of the fields."""

@@ -1,4 +1,4 @@
-"""A trace that ui.perfetto.dev and chrome://tracing open: lanes as threads, charts as counters.
+"""A trace for ui.perfetto.dev and chrome://tracing: lanes as threads, charts as counters.
 
 The format is Chrome's trace events, in JSON: times in microseconds, one object per span.
 """
@@ -16,7 +16,7 @@ _LANES, _CHARTS = 1, 2
 
 
 def to_perfetto(page: Page) -> str:
-    """JSON text of the page's lanes and charts; everything it holds, however much."""
+    """JSON text of all of the page's lanes and charts, however much that is."""
     events = [
         _named("process_name", _LANES, 0, page.title),
         _named("process_name", _CHARTS, 0, "figures over time"),

@@ -11,7 +11,7 @@ from penstock.errors import printable
 from penstock.report._page import Chart, Lane, Page, StepTimes
 
 LONGEST_TEXT = 1000
-"""Characters of one text; more than anybody reads, and less than fills a page."""
+"""Characters of one text; more than anybody reads, but less than fills a page."""
 KINDS = {
     "step": ("training step", "step"),
     "wait": ("waiting for a batch", "wait"),
@@ -24,11 +24,11 @@ KINDS = {
     "copy": ("copy to the device", "copy"),
     "idle": ("nothing to do", "idle"),
 }
-"""What spans are called in a legend, and on themselves; `page.css` has a colour for each."""
+"""Names of spans in the legend, and on the spans; `page.css` has a colour for each."""
 
 
 def script_data(page: Page) -> str:
-    """What the script draws, as JSON that cannot end its own tag."""
+    """What the script draws, as JSON that cannot close its own tag."""
     labels = [*dict.fromkeys(["", *(span.label for lane in page.lanes for span in lane.spans)])]
     places = {label: place for place, label in enumerate(labels)}
     steps = page.steps if page.steps is not None and page.steps.wait else None

@@ -1,4 +1,4 @@
-"""A table of words, as text: wider than a terminal it is not folded, for cells must stay under their column's name."""
+"""A table as text. It is never folded, even if wider than the terminal: cells must stay below their column's name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The terminal: one console for text, one kind of progress bar, JSON on demand, and numbers as people read them.
+"""The terminal: one console for text, one kind of progress bar, JSON on demand, and readable numbers.
 
-Bars go to standard error, so that what is piped stays clean; without a terminal they are silent.
+Bars go to standard error, so that piped output stays clean; without a terminal they are silent.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ _UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 @functools.cache
 def console() -> Console:
-    """Where people read. Brackets and colons are printed as they are, not taken for markup; control characters are
-    escaped."""
+    """Standard output for people. Brackets and colons are not taken for markup; control characters are escaped."""
     from rich.console import Console
 
     class Terminal(Console):
@@ -48,7 +47,7 @@ def print_json(value: Any) -> None:
 
 
 def stop_printing() -> None:
-    """Let standard output go nowhere: its reader went away (`| head`), which is no reason to fail."""
+    """Discard standard output from now on: its reader went away (`| head`), which is no reason to fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -57,7 +56,7 @@ def stop_printing() -> None:
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar with rate and remaining time; call the value with (bytes done, bytes in all)."""
-    if not sys.stderr.isatty():  # a bar that is disabled still prints an empty line, in rich 13
+    if not sys.stderr.isatty():  # in rich 13, even a disabled bar prints an empty line
         yield lambda done, total: None
         return
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""The page in a terminal: the same story as in the browser, in the width there is."""
+"""The page in a terminal: the same story as in the browser, in the available width."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _BAR_COLUMNS = 60
 _INTERVAL_COLUMNS = 24
 _GAP = 3
-"""Columns of a terminal in which there is room to draw intervals."""
+"""Blank columns between those of a table."""
 
 
 def render_terminal(page: Page) -> RenderableType:
@@ -42,7 +42,7 @@ def render_terminal(page: Page) -> RenderableType:
 
 
 def _text(words: str, style: str = "") -> Text:
-    """Words of strangers as they are: control characters escaped, nothing taken for markup."""
+    """Text from strangers, unchanged except for escaped control characters; nothing is taken for markup."""
     from rich.text import Text
 
     return Text(printable(words), style=style, no_wrap=False, overflow="fold")
@@ -94,7 +94,7 @@ def _blocks(values: Sequence[float], most: float) -> str:
 
 
 def _shrunk(values: Sequence[float], columns: int) -> list[float]:
-    """At most this many values: the largest of each stretch, so that no peak is lost."""
+    """At most this many values: the largest of each group, so that no peak is lost."""
     edges = [place * len(values) // columns for place in range(columns + 1)]
     return [max(values[low:high]) for low, high in itertools.pairwise(edges) if high > low]
 
@@ -127,7 +127,7 @@ def _figures(arm: Arm) -> Iterator[str]:
 
 
 def _intervals(arms: tuple[Arm, ...]) -> Iterator[str]:
-    """Each gain with its interval, on one scale from the least to the most."""
+    """Each gain with its interval, all on one scale."""
     low = min(0.9, *(arm.gain.ratio - arm.gain.error for arm in arms))
     high = max(1.1, *(arm.gain.ratio + arm.gain.error for arm in arms))
 

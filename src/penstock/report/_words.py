@@ -1,4 +1,4 @@
-"""Numbers as people read them, the same in every medium."""
+"""Readable numbers, the same in every medium."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def format_gain(gain: Gain) -> str:
 
 
 def describe_gain(finding: Finding) -> str:
-    """What a finding's change gives: measured, at most, or nothing to say."""
+    """What a finding's change gives: the measured gain, the most it could give, or nothing."""
     if finding.gain is not None:
         return f"{format_gain(finding.gain)} measured"
     return "" if finding.limit is None else f"at most × {finding.limit.ratio:.2f}"
