@@ -94,7 +94,7 @@ def test_a_source_that_is_damaged_is_never_staged(corpus, scratch):
 def test_a_scratch_without_room_is_refused_before_anything_is_copied(corpus, scratch, monkeypatch):
     usage = _stage.shutil.disk_usage(scratch)
     monkeypatch.setattr(_stage.shutil, "disk_usage", lambda path: usage._replace(free=100))
-    with pytest.raises(StorageError, match="bytes are to be copied and 100 are free"):
+    with pytest.raises(StorageError, match="bytes to copy, but only 100 are free"):
         penstock.stage(corpus, scratch)
     assert not list(scratch.rglob("shard-*"))
 
@@ -126,7 +126,7 @@ def test_a_read_only_scratch_is_named(corpus, scratch, monkeypatch, capsys):
 
 
 def test_a_folder_that_is_not_there_and_something_else_of_that_name_are_refused(corpus, scratch):
-    with pytest.raises(IncompleteDataset, match="there is no such folder"):
+    with pytest.raises(IncompleteDataset, match="no such folder"):
         penstock.stage(corpus, scratch / "nowhere")
     with pytest.raises(IncompleteDataset, match=r"no dataset is there|the folder does not exist"):
         penstock.stage(corpus.parent / "other", scratch)
@@ -172,7 +172,7 @@ def test_the_command_says_what_it_did(corpus, scratch, capsys):
     assert main(["stage", str(corpus), str(scratch)]) == 0
     assert "and verified in" in capsys.readouterr().out
     assert main(["stage", str(corpus), str(scratch)]) == 0
-    assert "was there, or another process copied it" in capsys.readouterr().out
+    assert "already there, or copied by another process" in capsys.readouterr().out
     assert main(["stage", str(corpus), str(scratch), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["copied_bytes"] == 0
 

@@ -382,7 +382,7 @@ def test_a_script_without_a_main_guard_is_told_and_starts_no_cascade(tmp_path: P
 def test_a_function_of_an_interactive_session_is_refused_with_the_reason() -> None:
     body = PREAMBLE + "next(iter(penstock.DataLoader(plan.map(slow).batch(4), workers='process', num_workers=1)))"
     done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, timeout=60)
-    assert "lives in a notebook or an interactive session" in done.stderr
+    assert "is defined in a notebook or an interactive session" in done.stderr
     assert done.returncode == 1
 
 

@@ -94,7 +94,7 @@ def test_a_starving_loader_gets_more_workers_and_says_why(eager, tmp_path, caplo
     with loader:
         stats = loader.stats()
     assert stats.num_workers >= 1
-    assert "of the time goes to waiting for data" in stats.decisions[0]
+    assert "of the time is spent waiting for data" in stats.decisions[0]
     assert stats.decisions[0].startswith("step ")
     assert stats.decisions[0] in caplog.text
 

@@ -33,7 +33,7 @@ def wait_for_ever(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Says what is waited for after a moment."""
-    monkeypatch.setattr(_silence, "FIRST_WORD_SECONDS", 1.0)
+    monkeypatch.setattr(_silence, "FIRST_REPORT_SECONDS", 1.0)
     with caplog.at_level(logging.WARNING, LOG):
         yield
     _is_open.clear()
@@ -63,7 +63,7 @@ def test_a_stopped_worker_is_named_with_its_batch_and_how_to_let_it_go_on(
     assert "No batch for" in told
     assert "worker 0 (pid" in told
     assert "computing the batch at row 8 (rank 0 of 1)" in told
-    assert "it is stopped, and goes on after `kill -CONT" in told
+    assert "it is stopped; `kill -CONT" in told
 
 
 @pytest.mark.usefixtures("soon")

@@ -211,7 +211,7 @@ def test_a_state_that_is_refused_stays_refused(numbers: Path) -> None:
     next(iter(parts[0]))
     parts[1].load_state_dict(parts[0].state_dict())
     for _ in range(2):
-        with pytest.raises(StateError, match="part 0 of 2, and this is part 1"):
+        with pytest.raises(StateError, match="part 0 of 2, but this is part 1"):
             next(iter(parts[1]))
 
 

@@ -58,7 +58,7 @@ def test_a_plan_is_measured_alone_and_beside_steps_of_given_lengths(plan_file, c
         assert part in shown
     assert "with a step of 1 ms" in shown
     assert "plan.read in a loop, one thread" in shown
-    assert "copied by one thread, 4.1 kB a batch" in shown
+    assert "copied by one thread, 4.1 kB per batch" in shown
     drawn = page.read_text()
     assert '<th class="">first batch</th>' in drawn
     assert '<td class="">with a step of 2 ms</td>' in drawn

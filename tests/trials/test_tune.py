@@ -174,7 +174,7 @@ def test_the_command_prints_the_table_and_writes_the_settings(tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "there is no such file"),
+        (None, "no such file"),
         ("x = 1\n", "has no make_loader() and no train_step()"),
         ("def make_loader(): pass\n", "has no train_step()"),
     ],

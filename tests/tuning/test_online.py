@@ -105,7 +105,7 @@ def test_when_the_step_gets_twice_as_fast_workers_follow():
     fast = Job(step=0.010, produce=0.036)
     settings, decisions, tuner = run(fast, Setting(2, 2), 20, tuner=tuner)
     assert settings[-1].num_workers >= 4
-    assert "of the time goes to waiting for data" in decisions[0].reason
+    assert "of the time is spent waiting for data" in decisions[0].reason
     assert tuner.is_resting
 
 

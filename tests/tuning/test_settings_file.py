@@ -77,10 +77,10 @@ def test_a_plans_loader_takes_them_too(tmp_path):
         ("version = 2\n", "version 2; this Penstock reads settings of version 1"),
         ("[loader]\nnum_workers = 2\n", "version None"),
         ("version = 1\nloader = 3\n", r"expected a table \[loader\]"),
-        ("version = 1\n[loader]\nnum_workers = [1]\n", "each a number, a word, true or false"),
+        ("version = 1\n[loader]\nnum_workers = [1]\n", "each a number, a string, true or false"),
         (
             "version = 1\n[loader]\ncollate_fn = 'os:system'\n",
-            r"\[loader\] has collate_fn; settings may say num_workers",
+            r"\[loader\] has collate_fn; it may have num_workers",
         ),
         ("version = 1\n[loader]\nnum_workers = 'many'\n", "num_workers='many'"),
         ("version = 1\n[loader]\nnum_workers = 9223372036854775807\n", "no machine has use for more than 4,096"),

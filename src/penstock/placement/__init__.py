@@ -1,7 +1,7 @@
 """Where data should be: advice from sizes and limits, and copies on the node's own storage.
 
     advise(data)            does it fit, map it or stream it, which shuffle, what the first epoch costs -> Advice
-    stage(source, scratch)  lock -> copy -> sync -> verify -> rename: there, or not there at all        -> Staged
+    stage(source, scratch)  lock -> copy -> sync -> verify -> rename: all of it, or nothing              -> Staged
 
 May import: `errors`, `filesystem`, `metrics`, `plan`, `shards`, `workers`. Imported by: `cli`. Holds no state.
 """

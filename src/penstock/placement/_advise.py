@@ -1,4 +1,4 @@
-"""Where data should be and how it should be read, from sizes, limits and the kind of storage; pure but for the asking.
+"""Where data should be and how to read it, from sizes, limits and the kind of storage.
 
 facts      bytes of the data, memory of this job, processors, storage, scratch; with `measure`, a few reads
 sentences  what to do, why, and what the first epoch will cost
@@ -25,12 +25,12 @@ from penstock.workers import default_workers, ranks_on_node, usable_cpus
 Placement = Literal["RAM", "memory map", "stage", "stream"]
 
 _WORKER_BYTES = {"thread": 50e6, "process": 400e6}
-"""That a worker takes beside the data: buffers, and the interpreter of a process."""
+"""What a worker takes besides the data: buffers, and the interpreter of a process."""
 _TRAINER_BYTES = 2e9
-"""Of the training process, when nobody says: libraries, pinned buffers, the model's copy on the host."""
+"""What the training process takes by default: libraries, pinned buffers, the model's copy on the host."""
 _PAGE = 4096
 _READ_AHEAD = 128 << 10
-"""Bytes that the kernel reads at a page fault, in order; a random one reads little more than a page."""
+"""Bytes that the kernel reads at a page fault when reading in order; a random fault reads little more than a page."""
 _TYPICAL: dict[StorageKind, tuple[float, float]] = {
     "memory": (5e9, 1e-6),
     "ssd": (5e8, 1e-4),
@@ -38,14 +38,14 @@ _TYPICAL: dict[StorageKind, tuple[float, float]] = {
     "network": (2e8, 1e-3),
     "unknown": (2e8, 1e-3),
 }
-"""(bytes per second in order, seconds of a random read): taken where nothing was measured."""
+"""(bytes per second in order, seconds of a random read): assumed if nothing was measured."""
 _READS, _SEQUENTIAL_BYTES = 24, 32 << 20
 _SLOW_SHARE = 0.25
-"""Of an epoch's reading time that a full shuffle may add before windows are advised."""
+"""How much a full shuffle may add to an epoch's reading time before windows are advised."""
 
 
 class Speed(NamedTuple):
-    """Of a storage."""
+    """The speed of a storage."""
 
     bytes_per_second: float
     random_seconds: float
@@ -54,17 +54,17 @@ class Speed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to do with a dataset on this machine, and the facts that say so."""
+    """What to do with a dataset on this machine, and the facts behind it."""
 
     path: str
     data_bytes: int
     num_samples: int
     memory_bytes: int | None
-    """That this job may use: the machine's, the control group's, Slurm's."""
+    """Memory that this job may use: the machine's, the control group's, Slurm's."""
     reserved_bytes: int
-    """Of it, for the training processes of this node and their workers."""
+    """How much of it is for this node's training processes and their workers."""
     num_ranks: int
-    """Training processes that share this memory, and the pages of the data."""
+    """Training processes that share this memory, and the cached data."""
     num_cpus: int
     num_workers: int
     storage: StorageKind
@@ -73,23 +73,23 @@ class Advice:
     placement: Placement
     shuffle: Literal["full", "windows"]
     batch_seconds: float | None = None
-    """To compute a batch, mapped functions included; None when it was not measured."""
+    """Time to compute a batch, mapped functions included; None if not measured."""
     map_seconds: float | None = None
-    """Of it, in mapped functions."""
+    """How much of it is spent in mapped functions."""
 
     @property
     def fits(self) -> bool | None:
-        """Whether the data stays in memory beside everything else; None when the memory is not known."""
+        """Whether the data fits in memory besides everything else; None if the memory is unknown."""
         return None if self.memory_bytes is None else self.data_bytes <= self.memory_bytes - self.reserved_bytes
 
     @property
     def first_epoch_seconds(self) -> float:
-        """To read everything once, in order or nearly so."""
+        """Time to read everything once, more or less in order."""
         return self.data_bytes / self.speed.bytes_per_second
 
     @property
     def page_faults(self) -> int:
-        """Reads of the first epoch that the kernel makes for a map, in order."""
+        """Page faults of the first epoch, with a map that is read in order."""
         return -(-self.data_bytes // _READ_AHEAD)
 
     def sentences(self) -> Iterator[str]:
@@ -97,14 +97,14 @@ class Advice:
         yield self._memory_sentence()
         yield self._placement_sentence()
         yield self._shuffle_sentence()
-        how = "measured" if self.speed.is_measured else "taken for such storage; `--measure` reads a little"
+        how = "measured" if self.speed.is_measured else "assumed for such storage; `--measure` reads a little"
         yield (
             f"The first epoch reads {_gigabytes(self.data_bytes)} from storage ({self.storage}) at "
             f"{self.speed.bytes_per_second / 1e6:,.0f} MB/s ({how}): {_minutes(self.first_epoch_seconds)}, in about "
-            f"{self.page_faults:,} page faults. {'Later ones find it in memory.' if self.fits else 'So do all others.'}"
+            f"{self.page_faults:,} page faults. {'Later ones find it in memory.' if self.fits else 'So do later ones.'}"
         )
         yield (
-            f"{counted(self.num_cpus, 'processor')} for this job: {counted(self.num_workers, 'worker')} to begin with."
+            f"{counted(self.num_cpus, 'processor')} for this job: {counted(self.num_workers, 'worker')} to start with."
         )
         if self.map_seconds is not None and self.batch_seconds:
             yield self._map_sentence(self.map_seconds, self.batch_seconds)
@@ -129,12 +129,12 @@ class Advice:
 
     def _memory_sentence(self) -> str:
         if self.memory_bytes is None:
-            return f"{_gigabytes(self.data_bytes)} of data; how much memory this job may use cannot be told here."
+            return f"{_gigabytes(self.data_bytes)} of data; how much memory this job may use is unknown here."
         left = max(0, self.memory_bytes - self.reserved_bytes)
         verdict = "fits" if self.fits else "does not fit"
         return (
-            f"{_gigabytes(self.data_bytes)} of data {verdict} in the {_gigabytes(left)} that are left of the "
-            f"{_gigabytes(self.memory_bytes)} this job may use, {_gigabytes(self.reserved_bytes)} being for training "
+            f"{_gigabytes(self.data_bytes)} of data {verdict} in the {_gigabytes(left)} that remain of the "
+            f"{_gigabytes(self.memory_bytes)} this job may use, after {_gigabytes(self.reserved_bytes)} for training "
             f"and workers{f' of {self.num_ranks} ranks' if self.num_ranks > 1 else ''}."
         )
 
@@ -142,20 +142,20 @@ class Advice:
         if self.placement == "stage":
             assert self.scratch is not None
             return (
-                f"It is on a network: copy it once to the storage of this node, which has room for it: penstock stage "
+                f"It is on a network: copy it once to this node's own storage, which has room for it: penstock stage "
                 f"{self.path} ${self.scratch.variable}"
             )
         if self.placement == "stream":
             kept = "and the page cache keeps it" if self.fits else "in storage windows, from the network in every epoch"
             return (
-                "It is on a network, and the environment names no folder of this node with room for it: penstock.open "
-                f"reads it as it is needed (io='pread'), {kept}."
+                "It is on a network, and the environment names no folder on this node with room for it: penstock.open "
+                f"reads it as needed (io='pread'), {kept}."
             )
         if self.placement == "RAM":
-            return "It is in memory already, where every worker process would have a copy: threads have none."
+            return "It is already in memory, where every worker process would need a copy: use threads."
         if self.fits:
-            return "Map it (penstock.open does): pages come as they are read, stay, and are shared by all workers."
-        return "Map it (penstock.open does): the kernel keeps what fits of it; a copy in RAM would not fit at all."
+            return "Map it (penstock.open does): pages are loaded when read, stay, and are shared by all workers."
+        return "Map it (penstock.open does): the kernel keeps as much as fits; a copy in RAM would not fit at all."
 
     def _shuffle_sentence(self) -> str:
         cost = self.num_samples * self.speed.random_seconds
@@ -164,7 +164,7 @@ class Advice:
             return f"shuffle(mode='full') is fine: {why}."
         return (
             f"shuffle(mode='windows'): a full shuffle would read {self.num_samples:,} samples one by one, "
-            f"{_minutes(cost)} an epoch where {_minutes(self.first_epoch_seconds)} is needed in order."
+            f"{_minutes(cost)} per epoch, compared with {_minutes(self.first_epoch_seconds)} in order."
         )
 
     def _map_sentence(self, mapped: float, whole: float) -> str:
@@ -174,20 +174,20 @@ class Advice:
                 f"Mapped functions take {100 * share:.0f} % of a batch's {1000 * whole:.1f} ms: leave them in the plan."
             )
         return (
-            f"Mapped functions take {1000 * mapped:.1f} of a batch's {1000 * whole:.1f} ms, in every epoch: what does "
-            "not draw random numbers is better done once, in penstock.prepare(transform=...)."
+            f"Mapped functions take {1000 * mapped:.1f} of a batch's {1000 * whole:.1f} ms, in every epoch: do what "
+            "needs no random numbers once, in penstock.prepare(transform=...)."
         )
 
 
 def advise(
     data: str | os.PathLike[str] | Dataset | Plan, *, measure: bool = False, reserve_bytes: float | None = None
 ) -> Advice:
-    """What this machine, or this job's part of it, makes of a dataset or a plan.
+    """How to place and read a dataset or a plan on this machine, within what this job may use.
 
     Args:
         data: A dataset's path, a dataset, or a plan.
         measure: Read a little from storage, and compute a few batches of a plan: some seconds at most.
-        reserve_bytes: Memory that each training process needs for itself; 2 GB when nobody says.
+        reserve_bytes: Memory that each training process needs for itself; 2 GB by default.
     """
     dataset, plan = _parts(data)
     where = dataset.path
@@ -223,7 +223,7 @@ def advise(
 
 
 def _largest_file(dataset: Dataset) -> Path | None:
-    """Of the files that the data is in; None where there is no data."""
+    """The largest file of the data; None if there is no data."""
     if not isinstance(dataset.storage, ShardFolder):
         return Path(dataset.path).resolve()
     shards = dataset.storage.manifest.shards
@@ -232,10 +232,7 @@ def _largest_file(dataset: Dataset) -> Path | None:
 
 
 def measure_speed(path: Path) -> Speed:
-    """Of the storage that a file is on: a few random reads, and a few megabytes in order.
-
-    Past what the page cache holds, where that can be asked for.
-    """
+    """A few random reads of a file, and a few megabytes in order, bypassing the page cache if possible."""
     descriptor = open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
@@ -255,7 +252,7 @@ def measure_speed(path: Path) -> Speed:
 
 
 def _parts(data: Any) -> tuple[Dataset, Plan | None]:
-    """The dataset, and the plan if one was given; of a mixture, the largest dataset."""
+    """The dataset, and the plan if one was given; for a mixture, the largest dataset."""
     if isinstance(data, Plan):
         return max(_datasets(data.source), key=lambda each: each.storage.num_bytes), data
     return (data if isinstance(data, Dataset) else open_dataset(data)), None
@@ -269,14 +266,14 @@ def _datasets(source: Any) -> list[Dataset]:
 
 
 def _place(storage: StorageKind, *, has_scratch: bool) -> Placement:
-    """Maps are for local files: a page that a server no longer has is a signal that ends the process."""
+    """Maps are for local files: a page that a server cannot deliver is a signal that kills the process."""
     if storage != "network":
         return "memory map"
     return "stage" if has_scratch else "stream"
 
 
 def _shuffle(num_samples: int, data_bytes: int, speed: Speed, *, fits: bool) -> Literal["full", "windows"]:
-    """Full where samples come from memory, or where reading them one by one adds little to reading them at all."""
+    """Full if samples come from memory, or if reading them one by one adds little."""
     if fits:
         return "full"
     return (
@@ -285,7 +282,7 @@ def _shuffle(num_samples: int, data_bytes: int, speed: Speed, *, fits: bool) -> 
 
 
 def _measure_maps(plan: Plan) -> tuple[float | None, float | None]:
-    """(seconds of a batch, of these in mapped functions), from the fastest of a few."""
+    """(seconds of a batch, how many of these in mapped functions), from the fastest of a few."""
     if not plan.num_rows:
         return None, None
     whole = _fastest(plan)

@@ -1,4 +1,4 @@
-"""Storage of this node: what kind a folder is on, and where there is room for a copy."""
+"""Storage of this node: what kind of storage a folder is on, and where there is room for a copy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from penstock.filesystem import filesystem_type, is_network_filesystem
 StorageKind = Literal["memory", "ssd", "rotating", "network", "unknown"]
 
 _SCRATCH_VARIABLES = ("JOBSCRATCH", "SLURM_TMPDIR", "LOCAL_SCRATCH", "SCRATCH_LOCAL", "TMPDIR", "SCRATCH")
-"""Where sites say that node-local storage is, the most specific first. `SCRATCH` is often on the network."""
+"""Variables by which sites announce node-local storage, the most specific first. `SCRATCH` is often on the network."""
 _SYS_DEVICES = Path("/sys/dev/block")
 
 
 class Scratch(NamedTuple):
-    """A folder of this node with room in it."""
+    """A folder on this node with room in it."""
 
     variable: str
     path: Path
@@ -26,7 +26,7 @@ class Scratch(NamedTuple):
 
 
 def storage_kind(path: Path) -> StorageKind:
-    """What a path is on, as far as the kernel tells."""
+    """What kind of storage a path is on, as far as the kernel tells."""
     if is_network_filesystem(path):
         return "network"
     if filesystem_type(path) in ("tmpfs", "ramfs"):
@@ -34,7 +34,7 @@ def storage_kind(path: Path) -> StorageKind:
     try:
         device = os.stat(path).st_dev
         folder = (_SYS_DEVICES / f"{os.major(device)}:{os.minor(device)}").resolve()
-        for place in (folder, folder.parent):  # a partition's queue is its disk's
+        for place in (folder, folder.parent):  # a partition has its disk's queue
             if (place / "queue" / "rotational").exists():
                 return "rotating" if (place / "queue" / "rotational").read_text().strip() == "1" else "ssd"
     except OSError:
@@ -43,7 +43,7 @@ def storage_kind(path: Path) -> StorageKind:
 
 
 def find_scratch(needed_bytes: int) -> Scratch | None:
-    """The first folder that the environment names which is local to this node and has room."""
+    """The first folder named by the environment that is local to this node and has room."""
     return next((each for each in _candidates() if each.free_bytes >= needed_bytes), None)
 
 

@@ -1,11 +1,11 @@
-"""Copying a dataset to node-local storage: verified, resumable, one copy per node however many ranks ask for it.
+"""Copy a dataset to node-local storage: verified, resumable, one copy per node however many ranks want it.
 
-    DST/.corpus.staging/.lock       who copies; it dies with its holder, others wait
-    DST/.corpus.staging/data/…      files that are complete, each renamed into place after its bytes were synced
-    DST/corpus                      appears at once, by a rename, after every checksum was read back
+    DST/.corpus.staging/.lock       held by the process that copies, and released when it dies; others wait
+    DST/.corpus.staging/data/…      complete files, each renamed into place after its bytes were synced
+    DST/corpus                      appears at once, by a rename, after every checksum was verified
 
-Whatever is killed, full or unplugged half-way: there is no `DST/corpus`, or all of it. The next run goes on with the
-files that are complete.
+Whatever is killed, full or unplugged halfway, there is either no `DST/corpus` or all of it. The next run continues
+with the files that are complete.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from penstock.shards import Manifest, read_manifest, verify
 _CHUNK_BYTES = 8 << 20
 _LOOK_SECONDS = 0.2
 _OTHERS = ("manifest.json", "run.json")
-"""Beside the files that the manifest names; the manifest last, without which nothing is a dataset."""
+"""Files that the manifest does not name; the manifest is copied last, because it makes a folder a dataset."""
 
 OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A dataset that is on the node."""
+    """A dataset on the node's own storage."""
 
     path: Path
-    """Open it there."""
+    """Where to open it."""
     num_bytes: int
     copied_bytes: int
-    """By this call; 0 when it was there already, or another rank copied it."""
+    """Bytes copied by this call; 0 if it was already there, or another rank copied it."""
     seconds: float
     is_remote: bool
-    """Whether the destination is on a network as well, so that nothing was gained."""
+    """Whether the destination is also on a network, so that nothing was gained."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -65,27 +65,27 @@ class Staged:
 def stage(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], *, on_progress: OnProgress | None = None
 ) -> Staged:
-    """Copy a dataset into a folder of this node, unless it is there; any number of processes may ask at once.
+    """Copy a dataset into a folder on this node, unless it is there; any number of processes may call this at once.
 
     Args:
         source: The dataset's folder.
-        destination: A folder that is there, as `$SCRATCH`; the dataset becomes a folder of the same name in it.
-        on_progress: Told (bytes done, bytes in all) by the process that copies.
+        destination: An existing folder, such as `$SCRATCH`; the dataset becomes a folder of the same name in it.
+        on_progress: Called with (bytes done, bytes in all) in the process that copies.
 
     Raises:
-        IncompleteDataset: no dataset is at the source, or no folder at the destination.
-        DatasetExists: another dataset, a link, or something of another user has that name at the destination.
+        IncompleteDataset: there is no dataset at the source, or no folder at the destination.
+        DatasetExists: another dataset, a link, or another user's file or folder has that name at the destination.
         CorruptionError: bytes of the source differ from their checksums.
-        StorageError: the destination is full, read-only or gone; what was copied stays, to be continued.
+        StorageError: the destination is full, read-only or gone; what was copied stays, and can be continued.
     """
     begin = time.monotonic()
     folder, scratch = local_path(source, "a dataset").absolute(), local_path(destination, "a folder").absolute()
     manifest = read_manifest(folder)
     if not scratch.is_dir():
-        raise IncompleteDataset(f"{scratch}: there is no such folder. Make it, or name one that is there ($SCRATCH).")
+        raise IncompleteDataset(f"{scratch}: no such folder. Create it, or name an existing one ($SCRATCH).")
     final = scratch / folder.name
     if final == folder:
-        raise DatasetExists(f"{folder} is in {scratch} already: staging it there would copy it onto itself.")
+        raise DatasetExists(f"{folder} is already in {scratch}: staging it there would copy it onto itself.")
     copied = 0
     while not _is_there(final, folder, manifest):
         if (copied := _copy_or_wait(folder, manifest, final, on_progress)) >= 0:
@@ -118,23 +118,23 @@ def _is_there(final: Path, folder: Path, manifest: Manifest) -> bool:
 
 
 def _check_owner(path: Path, folder: Path) -> None:
-    """Refuse what somebody else may have put there: scratch is often shared, and a copy is trusted like its source.
+    """Refuse a folder that somebody else may have put there: scratch is often shared, and copies are trusted.
 
     Raises:
-        DatasetExists: it is a link, or of another user than this one, the source's owner or root.
+        DatasetExists: it is a link, or belongs to a user other than this one, the source's owner or root.
     """
     status = os.lstat(path)
     owners = {os.geteuid(), 0, os.stat(folder).st_uid, os.stat("/").st_uid}  # "/": root, in a user namespace
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
-        whose = f"belongs to user {status.st_uid}" if stat.S_ISDIR(status.st_mode) else "is a link, or no folder"
+        whose = f"belongs to user {status.st_uid}" if stat.S_ISDIR(status.st_mode) else "is a link, or not a folder"
         raise DatasetExists(f"{path} {whose}. Remove it, or stage into a folder of your own.")
 
 
 def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: OnProgress | None) -> int:
-    """Bytes copied; -1 when another process was at it, and the dataset may be there now."""
+    """Bytes copied; -1 if another process was copying, and the dataset may be there now."""
     staging = final.parent / f".{final.name}.staging"
     make_directory(staging)
-    with contextlib.suppress(FileNotFoundError):  # who was done has just removed it
+    with contextlib.suppress(FileNotFoundError):  # the process that finished has just removed it
         _check_owner(staging, folder)
     lock = DirectoryLock(staging)
     try:
@@ -143,7 +143,7 @@ def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: On
         time.sleep(_LOOK_SECONDS)
         return -1
     except StorageError as error:
-        if error.errno == errno.ENOENT:  # who was done has just removed the folder
+        if error.errno == errno.ENOENT:  # the process that was copying has just removed the folder
             return -1
         raise
     try:
@@ -154,7 +154,7 @@ def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: On
         is_done = final.exists()
         lock.release()
         if is_done:
-            with contextlib.suppress(OSError):  # not empty: another rank is about to find that all is done
+            with contextlib.suppress(OSError):  # not empty: another rank is about to see that all is done
                 os.rmdir(staging)
 
 
@@ -183,7 +183,7 @@ def _sizes(folder: Path, manifest: Manifest) -> dict[str, int]:
 
 
 def _is_complete(path: Path, size: int) -> bool:
-    """A file has its name only once its bytes are synced, so the size is enough until all is verified."""
+    """A file gets its name only after its bytes are synced, so its size is enough until everything is verified."""
     try:
         status = os.lstat(path)
         return stat.S_ISREG(status.st_mode) and status.st_size == size
@@ -196,12 +196,12 @@ def _check_room(final: Path, needed: int) -> None:
     if free < needed:
         raise StorageError(
             errno.ENOSPC,
-            f"{final.parent}: {needed:,} bytes are to be copied and {free:,} are free. Make room, or stage elsewhere.",
+            f"{final.parent}: {needed:,} bytes to copy, but only {free:,} are free. Make room, or stage elsewhere.",
         )
 
 
 def _copy_file(source: Path, target: Path, done: int, total: int, on_progress: OnProgress | None) -> int:
-    """Copy a file; returns the bytes done in all."""
+    """Copy a file; returns the total bytes done."""
     working = target.with_name(f"{target.name}.partial")
     remove_if_present(working)
     with storage_errors(source, doing="read"):
@@ -228,7 +228,7 @@ def _copy_file(source: Path, target: Path, done: int, total: int, on_progress: O
 
 
 def _verify(data: Path, folder: Path) -> None:
-    """Read every byte back; files that are not sound go, so that the next run copies them again."""
+    """Read every byte back; damaged files are removed, so that the next run copies them again."""
     found = verify(data)
     if found.is_sound:
         return
@@ -237,5 +237,5 @@ def _verify(data: Path, folder: Path) -> None:
             remove_if_present(data / name)
     raise CorruptionError(
         f"{folder}: {counted(len(found.faults), 'fault')} in the copy, the first: {found.faults[0]} Check the source "
-        f"(penstock verify {folder}), then run again: what is sound stays."
+        f"(penstock verify {folder}), then run again: intact files are kept."
     )

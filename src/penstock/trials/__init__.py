@@ -1,11 +1,11 @@
-"""A job run for a while and measured: by itself (`bench`), and with settings in turns (`tune`).
+"""Run a job for a while and measure it: by itself (`bench`), and with settings in turns (`tune`).
 
     TrainingJob            make_loader(**options), train_step(batch): from a file or a call
-      | take_turn  a loader begun anew, some steps, measured
-    bench          the loader alone, beside a step that waits, beside the real one -> Bench: table, shares of the limit
-    tune           `tuning.search` says whose turn is next -> Tuned: table, best, cheapest, settings file
+      | take_turn  a fresh loader, some steps, measured
+    bench          the loader alone, with a step that waits, with the real step -> Bench: table, shares of the limit
+    tune           `tuning.search` says which arm is next -> Tuned: table, best, cheapest, settings file
 
-Measuring is here, judging in `tuning`, drawing in `report`.
+This room measures, `tuning` judges, `report` draws.
 
 May import: `errors`, `filesystem`, `metrics`, `plan`, `pytorch`, `report`, `tuning`, `workers`. Imported by: `cli`.
 Holds no state.

@@ -1,12 +1,12 @@
-"""`penstock bench`: how fast a loader is by itself, beside a step of a given length, and beside the real one.
+"""`penstock bench`: how fast a loader is by itself, with a step of a given length, and with the real step.
 
-    limit         plan.read in a loop, in this thread, where the loader has a plan; the memory's bandwidth; for a job,
-                  its step on a batch at hand
+    limit         plan.read in a loop, in this thread, if the loader has a plan; memory bandwidth; for a job, its step
+                  on the same batch again
     loader        batches as fast as they come
-    + N ms step   a step that waits, as for an accelerator
+    + N ms step   a step that only waits, as for an accelerator
     + the step    the job's
 
-A share of the limit is what the loader leaves of it: above 1 where several workers beat one thread.
+The share of the limit is how much of it remains: above 1 if several workers beat one thread.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class BenchLine(NamedTuple):
     name: str
     measured: Measured
     limit: float
-    """Steps per second that could be had at most."""
+    """The most steps per second that are possible."""
 
     @property
     def share(self) -> float:
-        """Of the limit."""
+        """Share of the limit."""
         return self.measured.rate / self.limit if self.limit else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What was measured of a loader."""
+    """Measurements of a loader."""
 
     name: str
     lines: tuple[BenchLine, ...]
@@ -64,10 +64,10 @@ class Bench:
     """Batches per second of `plan.read` in one thread."""
     batch_bytes: int | None
     copy_bytes_per_second: float
-    """Of memory, copied by one thread."""
+    """How fast one thread copies memory."""
 
     def table(self) -> TextTable:
-        """A line for each way."""
+        """One line for each way to run it."""
         header = ("", "batches/s", "of the limit", "first batch", "wait per step", "CPU per batch", "memory")
         return TextTable(header, [_cells(line) for line in self.lines])
 
@@ -79,7 +79,7 @@ class Bench:
             bound = format_number(self.copy_bytes_per_second / self.batch_bytes)
             yield (
                 f"Memory: {format_bytes(self.copy_bytes_per_second)}/s copied by one thread, "
-                f"{format_bytes(self.batch_bytes)} a batch: {bound} batches/s."
+                f"{format_bytes(self.batch_bytes)} per batch: {bound} batches/s."
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Bench:
         rate, waits = format_number(last.measured.rate), 100 * last.measured.loading_seconds * last.measured.rate
         return (
             f"{last.name[:1].upper()}{last.name[1:]}: {rate} batches/s, {100 * last.share:.0f} % of the limit; "
-            f"{waits:.0f} % of the time goes to waiting for data."
+            f"{waits:.0f} % of the time is spent waiting for data."
         )
 
     def page(self) -> Page:
@@ -139,7 +139,7 @@ class Bench:
 
 
 def bench_plan(plan: Plan, name: str, *, steps: int, step_seconds: Sequence[float], options: dict[str, Any]) -> Bench:
-    """A plan's loader, alone and beside steps that wait.
+    """A plan's loader, alone and with steps that wait.
 
     Raises:
         EmptyLoader: the plan has no batches.
@@ -147,7 +147,7 @@ def bench_plan(plan: Plan, name: str, *, steps: int, step_seconds: Sequence[floa
     from penstock.pytorch import DataLoader
 
     if not plan.num_rows:
-        raise EmptyLoader(f"{name}: the plan has no rows, so it has no batches to measure.")
+        raise EmptyLoader(f"{name}: the plan has no rows, so there are no batches to measure.")
     make = functools.partial(DataLoader, plan, epochs=None, **options)
     batch_bytes, read_rate, copied = _num_bytes(plan.read(0)), _rate_of(_reader(plan)), _copy_rate()
     lines = [BenchLine("loader alone", _measure(make, _nothing, steps), read_rate)]
@@ -160,7 +160,7 @@ def bench_plan(plan: Plan, name: str, *, steps: int, step_seconds: Sequence[floa
 
 
 def bench_job(job: TrainingJob, *, steps: int, step_seconds: Sequence[float], options: dict[str, Any]) -> Bench:
-    """A job's loader, alone, beside steps that wait, and beside its own step, whose limit is a batch at hand."""
+    """A job's loader, alone, with steps that wait, and with its own step, whose limit is the step without loading."""
     make = functools.partial(job.make_loader, **options)
     batch, plan = _look(make)
     read_rate = None if plan is None else _rate_of(_reader(plan))
@@ -181,7 +181,7 @@ def bench_job(job: TrainingJob, *, steps: int, step_seconds: Sequence[float], op
 
 
 def _look(make: Callable[[], Any]) -> tuple[Any, Plan | None]:
-    """A batch of the job's, and the plan that it comes from, if it does."""
+    """A batch of the job's, and the plan it comes from, if any."""
     loader = make()
     try:
         for batch in loader:
@@ -193,7 +193,7 @@ def _look(make: Callable[[], Any]) -> tuple[Any, Plan | None]:
 
 
 def _num_bytes(batch: Any) -> int:
-    """Of the arrays and tensors in a batch, however it is nested."""
+    """Bytes of the arrays and tensors in a batch, however it is nested."""
     if isinstance(batch, Mapping):
         return sum(map(_num_bytes, batch.values()))
     if isinstance(batch, list | tuple):
@@ -211,7 +211,7 @@ def _measure(make: Callable[[], Any], step: Callable[[Any], Any], num_steps: int
 
 
 def _rate_of(function: Callable[[], Any]) -> float:
-    """Calls per second, after a first one that fills caches."""
+    """Calls per second, after a first call that fills caches."""
     function()
     begin, count = time.perf_counter(), 0
     while (seconds := time.perf_counter() - begin) < _LIMIT_SECONDS or count < 2:

@@ -1,4 +1,4 @@
-"""A job: the two functions of the user that are measured, from a file or from a call."""
+"""A job: the user's two functions that are measured, from a file or from a call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TrainingJob:
     """What to measure."""
 
     make_loader: MakeLoader
-    """Called with options; returns a loader that begins anew."""
+    """Called with options; returns a fresh loader."""
     train_step: TrainStep
     """Called with each batch."""
     space: Mapping[str, Any] | None = None
@@ -54,14 +54,14 @@ class TrainingJob:
         except TypeError as error:
             raise TypeError(f"train_step must take one batch: {error}.\n{_SHAPE}") from None
         except ValueError:
-            return  # of a built-in function, which does not tell
+            return  # a built-in function without a signature
 
 
 def load_job(path: Path) -> TrainingJob:
-    """The job in a Python file, whose folder is then on the path, as for `python JOB.py`.
+    """The job in a Python file, whose folder is then on the path, as with `python JOB.py`.
 
     Raises:
-        ValueError: it is no Python file, cannot be imported, or lacks one of the two functions.
+        ValueError: it is not a Python file, cannot be imported, or lacks one of the two functions.
         TypeError: its step does not take a batch.
         FileNotFoundError: there is no such file.
     """
@@ -73,7 +73,7 @@ def load_job(path: Path) -> TrainingJob:
 
 
 def _check_mentions(path: Path) -> None:
-    """Refuse a training script that was meant for the doctor before it is run: importing it would train."""
+    """Refuse a training script that was meant for the doctor before importing it, which would start the training."""
     text = path.read_text(errors="replace") if path.suffix == ".py" and path.is_file() else "import *"
     if "import *" not in text:  # with it, the functions may come from another file
         _refuse_without(path, [name for name in _FUNCTIONS if name not in text])
@@ -85,7 +85,7 @@ def _refuse_without(path: Path, missing: Sequence[str]) -> None:
 
 
 def job_traceback(error: BaseException) -> str:
-    """The traceback of what a job raised, from the first line outside Penstock on."""
+    """The traceback of an exception that a job raised, starting at the first line outside Penstock."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_PACKAGE, "<frozen")):
         trace = trace.tb_next
@@ -93,7 +93,7 @@ def job_traceback(error: BaseException) -> str:
 
 
 def ignores_batch(train_step: TrainStep) -> bool:
-    """Whether the code of a step never looks at its batch, as far as that can be told."""
+    """Whether a step's code never uses its batch, as far as can be told."""
     function = getattr(train_step, "__func__", train_step)
     if not isinstance(function, FunctionType):
         return False
@@ -106,7 +106,7 @@ def ignores_batch(train_step: TrainStep) -> bool:
 
 def _import(path: Path) -> ModuleType:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file.{similar_path(path)} {_SHAPE}")
+        raise FileNotFoundError(f"{path}: no such file.{similar_path(path)} {_SHAPE}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is not a Python file (.py).\n{_SHAPE}")

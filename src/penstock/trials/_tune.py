@@ -1,7 +1,7 @@
-"""`penstock.tune`: looks at a job, lets the search say who has the next turn, and runs the turns.
+"""`penstock.tune`: looks at a job, asks the search which arm is next, and runs the turns.
 
-A turn on a plan goes on where the last one ended. Every turn from the first batch would read what the one before it has
-brought into memory, and find storage faster than training will.
+A turn on a plan continues where the last one ended. If every turn started at the first batch, it would read what the
+one before has brought into memory, and find storage faster than it will be in training.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from penstock.tuning import (
 from penstock.workers import usable_cpus
 
 _LOOK_TURNS = 2
-"""The look lasts as long as so many turns: it must see the rare slow batch."""
+"""The look lasts as long as this many turns: it must see the occasional slow batch."""
 
 _FEW_WORKERS = 4
-"""Up to so many, racers have all their turns."""
+"""With up to this many workers, racers have all their turns."""
 
 OnTurn = Callable[[int, Options, Measured | Exception], None]
-"""(turns so far, arm, what came of it)"""
+"""(turns so far, arm, result or error)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +49,18 @@ class TuneSettings:
     """How long the search may take."""
 
     steps: int = 15
-    """Steps of a turn that count. More measure better, and take longer."""
+    """Steps per turn that count. More are more accurate, but take longer."""
     rounds: int = ROUNDS
-    """Turns of each racer; one that drops out leaves its turns to the others."""
+    """Turns per racer; one that drops out leaves its turns to the others."""
     seconds: float | None = None
-    """No turn but the first begins after this time; None is no limit."""
+    """No turn except the first starts after this time; None means no limit."""
 
     def __post_init__(self) -> None:
         if type(self.steps) is not int or self.steps < 2:
             raise ValueError(f"steps={self.steps!r}; expected an integer of at least 2.")
         if type(self.rounds) is not int or self.rounds < 2:
             raise ValueError(
-                f"rounds={self.rounds!r}; expected an integer of at least 2: one says nothing of the noise."
+                f"rounds={self.rounds!r}; expected an integer of at least 2: one says nothing about the noise."
             )
         if self.seconds is not None and self.seconds <= 0:
             raise ValueError(f"seconds={self.seconds!r}; expected more than 0.")
@@ -77,25 +77,24 @@ def tune(
     on_turn: OnTurn | None = None,
     name: str = "penstock.tune",
 ) -> Tuned:
-    """Find the options with which a loader lets training run fastest, and the cheapest that are as good.
+    """Find the loader options with which training runs fastest, and the cheapest that are as good.
 
-    A Ctrl-C ends the search, and what is known by then is returned; `is_complete` tells.
+    Ctrl-C ends the search and returns what is known so far; `is_complete` says whether that happened.
 
     Args:
-        make_loader: Called with options (`make_loader(num_workers=2, prefetch_factor=4)`); returns a loader that begins
-            anew.
+        make_loader: Called with options (`make_loader(num_workers=2, prefetch_factor=4)`); returns a fresh loader.
         train_step: Called with each batch. It should do what training does: the fastest loader is the one that lets
             this run fastest.
-        space: Values to try of each option, the usual one first. `batch_size` may be among them, since its
-            name is there only if you put it there: then samples per second count.
-        steps: Steps of a turn that count.
-        rounds: Turns of each of the three settings that race.
-        seconds: No turn begins after this time.
+        space: Values to try for each option, the usual one first. If `batch_size` is among them, samples per second
+            count.
+        steps: Steps per turn that count.
+        rounds: Turns for each of the three settings that race.
+        seconds: No turn starts after this time.
         on_turn: Called after each turn.
-        name: What the job is called.
+        name: Name of the job.
 
     Raises:
-        ValueError, TypeError: the job or the space is not what it must be, or its loader is empty.
+        ValueError, TypeError: the job or the space is invalid, or its loader is empty.
         RuntimeError: no setting could be run; the cause is what the first one raised.
     """
     job = TrainingJob(make_loader=make_loader, train_step=train_step, name=name)
@@ -159,7 +158,7 @@ class _Tuner:
         )
 
     def _look(self) -> Look | None:
-        """Batches and steps one after the other, without workers; None when the loader cannot do that."""
+        """Batches and steps one after the other, without workers; None if the loader cannot do that."""
         if "num_workers" not in self._space:
             return None
         first = {name: values[0] for name, values in self._space.items()}
@@ -178,7 +177,7 @@ class _Tuner:
         return Look(waits, produce[0], found.steps, produce[1])
 
     def _cost(self, arm: Options) -> float:
-        """Of a turn, in turns with as many workers as are usual in the space: each has a step of warm-up."""
+        """Cost of a turn, where 1 is one with the space's usual number of workers: each adds a step of warm-up."""
         steps = self._settings.steps
         counts = [count for count in self._space.get("num_workers", ()) if isinstance(count, int)]
         usual = max(_FEW_WORKERS, int(statistics.median(counts)) if counts else 0)
@@ -198,7 +197,7 @@ class _Tuner:
         begun = time.perf_counter()
         loader: Any = None
         try:
-            with warnings.catch_warnings():  # of too many workers: asked for on purpose
+            with warnings.catch_warnings():  # about too many workers: they are intended
                 warnings.simplefilter("ignore")
                 loader = self._job.make_loader(**arm)
                 self._go_on(loader)

@@ -1,4 +1,4 @@
-"""What tuning found: the table of settings that were tried, the best, the cheapest as good, and what to write down."""
+"""What tuning found: the table of settings tried, the best, the cheapest that is as good, and the settings file."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from penstock.tuning import (
 )
 
 _HEADROOM = 1.25
-"""Of processors, so that a busy moment does not wait."""
+"""More processors than the mean, so that a busy moment does not wait."""
 
 
 class TriedSetting(NamedTuple):
-    """One setting, and means over its turns; NaN where it failed."""
+    """One setting, and means over its turns; NaN if it failed."""
 
     options: Options
     num_turns: int
@@ -49,11 +49,11 @@ class TriedSetting(NamedTuple):
     loading_seconds: float
     """Mean wait for a batch."""
     training_seconds: float
-    """Of the counted steps of one turn, waiting included."""
+    """Time of one turn's counted steps, waiting included."""
     cores: float
     memory_bytes: float | None
     error: float
-    """Of the rate, as a share: the standard error over turns."""
+    """Standard error of the rate over turns, relative to it."""
     failure: str
 
     @classmethod
@@ -90,13 +90,13 @@ class Tuned:
     turns: tuple[Turn, ...]
     best_options: Mapping[str, Any]
     num_steps: int
-    """Of training, over all turns, warm-up included."""
+    """Training steps over all turns, warm-up included."""
     seconds: float
     num_cpus: int
     is_complete: bool
-    """False when it was interrupted, or the time was up."""
+    """False if it was interrupted, or the time was up."""
     ignores_batch: bool = False
-    """Whether the step never looks at its batch."""
+    """Whether the step never uses its batch."""
 
     @property
     def best(self) -> TriedSetting:
@@ -105,7 +105,7 @@ class Tuned:
 
     @property
     def cheapest(self) -> TriedSetting:
-        """The setting with the fewest workers, then the least memory, that is as fast for all that can be told."""
+        """The setting with the fewest workers, then the least memory, that is as fast, as far as can be told."""
         return self._find(cheapest_within_noise(self.turns, self.best_options))
 
     @property
@@ -115,14 +115,14 @@ class Tuned:
 
     @property
     def sbatch(self) -> str:
-        """The line of a Slurm script that asks for as many processors as that takes."""
+        """The line of a Slurm script that requests as many processors as that takes."""
         chosen = self.cheapest
         workers = num_workers_of(chosen.options)
         needed = math.ceil(_HEADROOM * chosen.cores)
         return f"#SBATCH --cpus-per-task={max(2 if workers else 1, min(needed, workers + 1))}"
 
     def table(self) -> TextTable:
-        """Settings, loading_time, training_time, with processors, memory and error: the fastest first."""
+        """Settings, loading_time, training_time, processors, memory and error, the fastest first."""
         names = list(dict.fromkeys(name for each in self.tried for name in each.options))
         header = (*names, "loading_time", "training_time", "steps/s", "cores", "memory", "error", "")
         ranked = self._ranked()
@@ -140,7 +140,7 @@ class Tuned:
         return format_settings(self.options, measured, command=f"penstock tune {self.name}")
 
     def write(self, path: str | os.PathLike[str] = FILE_NAME) -> Path:
-        """Write the settings file; returns where."""
+        """Write the settings file; returns its path."""
         Path(path).write_text(self.to_toml(), encoding="utf-8")
         return Path(path)
 
@@ -161,17 +161,17 @@ class Tuned:
     def verdict(self) -> str:
         """One sentence."""
         best, chosen = self.best, self.cheapest
-        told = f"{name_of(chosen.options)} gives {format_number(chosen.rate)} steps/s"
+        choice = f"{name_of(chosen.options)} gives {format_number(chosen.rate)} steps/s"
         if key_of(best.options) == key_of(chosen.options):
-            return f"{told}: the best of {counted(self._num_measured(), 'setting')} that ran."
+            return f"{choice}: the best of {counted(self._num_measured(), 'setting')} that ran."
         lost = compare(self.turns, chosen.options, best.options)
         return (
-            f"{told}, which is within the noise of the best ({name_of(best.options)}: {lost.ratio:.2f} ± "
+            f"{choice}, which is within the noise of the best ({name_of(best.options)}: {lost.ratio:.2f} ± "
             f"{min(lost.width, 9.99):.2f} of its rate) and costs less."
         )
 
     def notes(self) -> Iterator[str]:
-        """What a reader must know to trust the numbers."""
+        """What readers must know to trust the numbers."""
         if not self.is_complete:
             yield "The search was cut short: this is what is known so far."
         failed = [each for each in self.tried if each.failure]
@@ -179,8 +179,8 @@ class Tuned:
             yield f"{counted(len(failed), 'setting')} failed; the table says how."
         if self.ignores_batch:
             yield (
-                "train_step never uses its batch: what a real step does with it (copies to the device, lengths that "
-                "differ) was not measured."
+                "train_step never uses its batch: what a real step does with it (copies to the device, varying "
+                "lengths) was not measured."
             )
         if self.best.loading_seconds * self.best.rate > 0.05:
             share = 100 * self.best.loading_seconds * self.best.rate

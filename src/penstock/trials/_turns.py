@@ -1,12 +1,12 @@
-"""One turn: a loader started anew, some steps that are not counted, and some that are.
+"""One turn: a fresh loader, some steps that are not counted, and some that are.
 
              start      warm-up            counted
     make_loader ── first batch ── step … │ wait, step, wait, step, … │ close
-                                         └ clocks, processor time ───┘ memory
+                                         └ clocks, CPU time ─────────┘ memory
 
-A turn begins as a run begins, so no loader lives on a queue that it filled while others had their turns, and none
-computes during the turn of another. When an epoch ends within a turn, the next one begins, and what that takes counts:
-that is what `persistent_workers` is for.
+A turn starts like a run, so no loader profits from a queue that it filled during other turns, and none computes during
+the turn of another. If an epoch ends within a turn, the next one starts, and the time for that counts: that is what
+`persistent_workers` is for.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from penstock.metrics import process_tree
 from penstock.trials._job import TrainStep
 
-NO_BATCHES = "make_loader() gave a loader without batches: nothing can be measured."
+NO_BATCHES = "make_loader() returned a loader without batches: there is nothing to measure."
 _LEAST_WARM_UP = 2
 
 
 class EmptyLoader(ValueError):
-    """A loader that gives no batches."""
+    """A loader without batches."""
 
 
 class Measured(NamedTuple):
@@ -34,18 +34,18 @@ class Measured(NamedTuple):
     num_steps: int
     seconds: float
     waits: tuple[float, ...]
-    """In `next()`, each."""
+    """Time in `next()`, for each step."""
     steps: tuple[float, ...]
     first_batch_seconds: float
     """From making the loader to its first batch."""
     wait_cpu_seconds: float
-    """Processor time of the training process in `next()`."""
+    """CPU time of the training process in `next()`."""
     step_cpu_seconds: float
-    """And in the steps."""
+    """CPU time of the training process in the steps."""
     cpu_seconds: float
-    """Of the training process and its workers."""
+    """CPU time of the training process and its workers."""
     memory_bytes: float | None
-    """At the end, pages that processes share counted once where the kernel tells."""
+    """Memory at the end; shared pages count once, if the kernel tells."""
 
     @property
     def rate(self) -> float:
@@ -59,17 +59,17 @@ class Measured(NamedTuple):
 
     @property
     def cores(self) -> float:
-        """Processors' worth of time."""
+        """CPU time, in processors."""
         return self.cpu_seconds / max(self.seconds, 1e-9)
 
 
 def warm_up_steps(num_workers: int) -> int:
-    """Steps until each worker has given its first batch, and starting up is over."""
+    """Steps until each worker has delivered its first batch, and start-up is over."""
     return max(_LEAST_WARM_UP, num_workers)
 
 
 def take_turn(loader: Iterable[Any], train_step: TrainStep, *, num_steps: int, warm_up: int, begun: float) -> Measured:
-    """Run some steps of a loader that was begun to be made at this time, and measure all but the first.
+    """Run some steps and measure all except the warm-up; making the loader started at `begun`.
 
     Raises:
         EmptyLoader: there are no batches.
@@ -105,7 +105,7 @@ def take_turn(loader: Iterable[Any], train_step: TrainStep, *, num_steps: int, w
 
 
 def close_loader(loader: Any) -> None:
-    """Let go of a loader's workers."""
+    """Close a loader, and with it its workers."""
     close = getattr(loader, "close", None)
     if callable(close):
         close()
@@ -123,20 +123,20 @@ def _endless(loader: Iterable[Any]) -> Iterator[Any]:
             raise EmptyLoader(NO_BATCHES)
         if num_batches == num_before:
             raise EmptyLoader(
-                f"make_loader() gave a loader that ends after batch {num_batches:,} and cannot begin again (a "
+                f"make_loader() returned a loader that ends after batch {num_batches:,} and cannot start again (a "
                 "generator?). Return one that can be iterated over again, or that has more batches."
             )
 
 
 def _synchronize() -> None:
-    """Wait for what the step has only asked the accelerator to do."""
+    """Wait for what the step has only queued on the accelerator."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def _cpu_of_children() -> float:
-    """In ticks of 10 ms, as the kernel tells it."""
+    """CPU seconds of this process's descendants; the kernel counts in ticks of 10 ms."""
     return sum(each.cpu_seconds for each in process_tree(os.getpid())[1:])
 
 

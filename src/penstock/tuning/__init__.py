@@ -1,14 +1,14 @@
-"""The search for the best settings, alone: pure functions over measured arms. Nothing here runs a loader.
+"""The search for the best settings: pure functions over measured arms. Nothing here runs a loader.
 
-    space -> arms_of -> choose_racers(look)      a model orders the arms
-                          | who has the next turn
+    space -> arms_of -> choose_racers(look)      a model ranks the arms
+                          | which arm is next
                         race                     turns of measured rates, until the difference is beyond noise
                           | leader, cheapest_within_noise
                         format_settings          penstock-settings.toml, which `read_settings` reads
 
     stretch of steps -> OnlineTuner -> Decision  while training runs: what to change, and why
 
-`trials` runs the turns, `pytorch` measures the stretches. A rate is what is to be high: batches or samples per second.
+`trials` runs the turns, `pytorch` measures the stretches. A rate is what should be high: batches or samples per second.
 
 May import: `errors`, `filesystem`. Imported by: `cli`, `pytorch`, `trials`. Holds no state.
 """

@@ -1,6 +1,6 @@
-"""Settings of a loader that can be compared: an *arm* is one combination of options, a *space* all that may be tried.
+"""Loader settings to compare: an *arm* is one combination of options, a *space* all that may be tried.
 
-Without workers nobody computes ahead, so options of workers mean nothing there: all such combinations are one arm.
+Without workers nothing is computed ahead, so options of workers have no effect: all such combinations are one arm.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ Options = Mapping[str, Any]
 Space = Mapping[str, Sequence[Any]]
 
 MODELLED = ("num_workers", "prefetch", "prefetch_factor", "in_order")
-"""Options whose effect a model of the measured times can order."""
+"""Options whose effect can be ranked by a model of the measured times."""
 _OF_WORKERS = ("prefetch", "prefetch_factor", "persistent_workers", "workers")
 _TORCHS_PREFETCH_FACTOR = 2
 _COSTS = {"pin_memory": True, "persistent_workers": True, "in_order": False}
-"""Values that cost something: memory that cannot be paged out, processes that stay, the order of batches."""
+"""Values that cost something: memory that cannot be paged out, processes that stay alive, the order of batches."""
 
 
 def default_space(num_cpus: int) -> dict[str, tuple[Any, ...]]:
-    """What to try for a loader with torch's options: up to twice as many workers as processors, for those that wait."""
+    """What to try for a loader with torch's options: up to twice as many workers as processors, in case they wait."""
     counts = {0, 1, max(1, num_cpus // 2), num_cpus - 1, num_cpus, 2 * num_cpus}
     return {"num_workers": tuple(sorted(count for count in counts if count >= 0)), "prefetch_factor": (2, 4, 8, 16)}
 
@@ -30,10 +30,10 @@ def check_space(space: Space) -> None:
     """Refuse a space with nothing to choose from.
 
     Raises:
-        ValueError, TypeError: it is not a name and some values for each option.
+        ValueError, TypeError: it does not map option names to lists of values.
     """
     if not isinstance(space, Mapping) or not space:
-        raise ValueError(f"space={space!r}: give the values to try of at least one option: {{'num_workers': (0, 2)}}.")
+        raise ValueError(f"space={space!r}: give values to try for at least one option: {{'num_workers': (0, 2)}}.")
     for name, values in space.items():
         if not isinstance(name, str) or not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise TypeError(f"space[{name!r}]={values!r}: expected a list of values to try, with at least one.")
@@ -47,24 +47,24 @@ def arms_of(space: Space) -> list[dict[str, Any]]:
 
 
 def simplify(options: Options) -> dict[str, Any]:
-    """The options without those that mean nothing beside the others."""
+    """The options without those that have no effect given the others."""
     if options.get("num_workers") == 0:
         return {name: value for name, value in options.items() if name not in _OF_WORKERS}
     return dict(options)
 
 
 def key_of(options: Options) -> tuple[tuple[str, str], ...]:
-    """What tells one arm from another."""
+    """What identifies an arm."""
     return tuple(sorted((name, repr(value)) for name, value in options.items()))
 
 
 def name_of(options: Options) -> str:
-    """As people write it."""
+    """An arm as people write it."""
     return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "as it is"
 
 
 def num_workers_of(options: Options) -> int:
-    """Workers of an arm; 0 when they are not among its options."""
+    """Workers of an arm; 0 if that is not among its options."""
     count = options.get("num_workers")
     return count if isinstance(count, int) else 0
 
@@ -81,7 +81,7 @@ def num_ahead_of(options: Options) -> int:
 
 
 def price_of(options: Options) -> tuple[int, int, int]:
-    """What an arm costs beside time: fewer workers first, then fewer batches in memory, then nothing special."""
+    """What an arm costs besides time: first its workers, then batches in memory, then costly options."""
     special = sum(options.get(name, not costly) is costly for name, costly in _COSTS.items())
     return num_workers_of(options), num_ahead_of(options), special
 

@@ -1,12 +1,12 @@
 """How fast an arm should be, from a few batches that were computed without workers, one after the other.
 
-The batches and steps that were measured are played again, through as many workers and as deep a queue as the arm has:
+The measured batches and steps are replayed through as many workers and as deep a queue as the arm has:
 
     worker     starts batch i when it is free and batch i - ahead was taken
-    trainer    takes batch i when it is there and step i - 1 is over
+    trainer    takes batch i when it is ready and step i - 1 is over
 
-What all of them compute must also fit on the processors. The ranking is right even where the numbers are not: the model
-only chooses who races (see `_race`), it never judges.
+Together they must not need more than the processors can do. The ranking is useful even if the numbers are off: the
+model only chooses which arms race (see `_race`), it never judges.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from penstock.tuning._arms import Options, num_ahead_of, num_workers_of, price_o
 
 _STEPS, _SETTLED = 240, 40
 _ALIKE = 1.03
-"""Predictions that differ by less are taken for equal."""
+"""Predictions that differ by less count as equal."""
 _MARGIN = 0.1
-"""How much longer batches may take than those looked at, beyond what a few uneven ones leave open: contended cores."""
+"""How much longer batches may take than the measured ones, beyond their own uncertainty: cores are contended."""
 _CROWD = 0.01
-"""Of the time of a step that each worker beyond the processors is taken to cost: switches, and cold caches."""
+"""Assumed cost of each worker beyond the number of processors, as a share of a step: switches, and cold caches."""
 
 
 _Predicted = tuple[float, tuple[int, int, int], Options]
@@ -34,16 +34,16 @@ _Predicted = tuple[float, tuple[int, int, int], Options]
 
 
 class Look(NamedTuple):
-    """What was measured of a job without workers."""
+    """What was measured in a job without workers."""
 
     produce: Sequence[float]
     """Seconds to make each batch, waiting included."""
     produce_cpu: float
-    """Mean processor seconds of one batch."""
+    """Mean CPU seconds of one batch."""
     step: Sequence[float]
     """Seconds of each training step."""
     step_cpu: float
-    """Mean processor seconds of one step."""
+    """Mean CPU seconds of one step."""
 
 
 def predict(look: Look, options: Options, num_cpus: int) -> float:
@@ -57,11 +57,11 @@ def predict(look: Look, options: Options, num_cpus: int) -> float:
 
 
 def choose_racers(arms: Sequence[Options], look: Look, num_cpus: int, count: int = 3) -> list[Options]:
-    """The arms to race: those that should be fastest; of equals the cheapest with a margin, and a hedge on each side.
+    """The arms to race: those that should be fastest; among equals the cheapest with a margin, and a hedge either side.
 
-    The cheapest of many equals is at their edge, and a look is short: real batches are less even than those looked at,
-    real cores more contended. So the first racer would also do if batches took longer. One is cheaper, or has only a
-    deeper queue, in case the margin was not needed; one has more workers, in case it was not enough.
+    The cheapest of many equals is a borderline case: real batches are less even than the measured ones, and real cores
+    more contended. So the first racer would still do if batches took longer. Another is cheaper, or has only a deeper
+    queue, in case the margin was not needed; a third has more workers, in case it was not enough.
     """
     predicted = sorted(((predict(look, arm, num_cpus), price_of(arm), arm) for arm in arms), key=lambda each: each[:2])
     near = _near(predicted)
@@ -76,7 +76,7 @@ def choose_racers(arms: Sequence[Options], look: Look, num_cpus: int, count: int
 
 
 def _near(predicted: list[_Predicted]) -> list[_Predicted]:
-    """Those that cannot be told from the fastest, the cheapest first."""
+    """Those as fast as the fastest, the cheapest first."""
     return sorted((each for each in predicted if each[0] <= _ALIKE * predicted[0][0]), key=lambda each: each[1])
 
 
@@ -90,32 +90,32 @@ def _with_margin(near: list[_Predicted], look: Look, num_cpus: int) -> _Predicte
 
 
 def _uncertainty(values: Sequence[float]) -> float:
-    """Two standard errors of the mean, as a share of it: by so much a few uneven batches may mislead."""
+    """Two standard errors of the mean, as a share of it: how far a few uneven batches may mislead."""
     if len(values) < 2 or not any(values):
         return 0.0
     return 2 * statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
 
 
 def _of_most(arms: list[_Predicted]) -> list[_Predicted]:
-    """Those of the most workers."""
+    """Those with the most workers."""
     return [each for each in arms if each[1][0] == arms[-1][1][0]]
 
 
 def _of_fewest(arms: list[_Predicted]) -> list[_Predicted]:
-    """Those of the fewest workers."""
+    """Those with the fewest workers."""
     return [each for each in arms if each[1][0] == arms[0][1][0]]
 
 
 def _deep(candidates: list[_Predicted]) -> list[_Predicted]:
-    """One that has more batches ahead than most, if there is any."""
+    """One with more batches ahead than most, if there is any."""
     return candidates[3 * len(candidates) // 4 :][:1]
 
 
 def _play(look: Look, workers: int, ahead: int, *, in_order: bool) -> float:
-    """Seconds per step of a pipeline whose batches are drawn from those that were looked at, always in the same way."""
+    """Seconds per step of a pipeline whose batches are drawn from the measured ones, always in the same order."""
     draw = random.Random(0)  # noqa: S311 - not for secrets
     free = [0.0] * workers
-    ready: list[float] = []  # of batches that were begun; out of order a heap of those not taken
+    ready: list[float] = []  # when started batches are done; if order does not matter, a heap of those not taken
     taken: list[float] = []
     now, num_begun = 0.0, 0
     for number in range(_STEPS):

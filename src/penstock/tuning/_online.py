@@ -1,20 +1,20 @@
-"""Tuning while training runs: a state machine that is told what each stretch of steps took, and says what to change.
+"""Tuning during training: a state machine that gets the times of each stretch of steps, and says what to change.
 
-    resting ── the job starves, or crowds its processors ──► trying ── better ──► keeps it, and goes on from there
+    resting ── the job starves, or crowds its processors ──► trying ── better ──► keeps it, and continues from there
        ▲  └─── the step rate changes: forget what was tried   └────── not ─────► goes back, and tries the next thing
        └────── nothing is left to try
 
-What counts is the step rate. A loader that takes processors or the interpreter's lock from the step slows the step and
-hides its own wait, so time in `next()` only says which way to look:
+What counts is the step rate. A loader that takes processors or the GIL from the step slows the step and hides its own
+wait, so the time in `next()` only says in which direction to look:
 
     starving (waits more than 5 % of the time)       more workers, a deeper queue, fewer workers
     crowded  (75 % of the processors, or the         fewer workers
               training thread waits for a core)
     neither                                          nothing
 
-Something that costs more must make steps faster to be kept; something that costs less only must not make them slower.
-Where the difference is within the noise of the steps, it is tried for longer before that is judged.
-Pure: no clock, no threads. `pytorch` measures, and applies what is decided.
+A change that costs more is kept only if it makes steps faster; one that costs less, if it does not make them slower.
+A difference within the noise of the steps is tried for longer before it is judged.
+Pure: no clock, no threads. `pytorch` measures, and applies the decisions.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 STARVING = 0.05
-"""Share of the time in `next()` from which there is something to win."""
+"""Share of the time in `next()` above which there is something to gain."""
 CROWDED = 0.75
 """Share of the processors that the job may use before it backs off: the rest is for the system and for bursts."""
 _NO_CORE = 0.10
-"""Share of the time that the training thread is ready but has no core."""
+"""Share of the time that the training thread may be ready without a core."""
 _OWN_DOING = 0.40
-"""Share of the processors below which missing cores are other programs' doing: nothing here would help."""
+"""If the job uses a smaller share of the processors, a lack of cores is other programs' fault: nothing here helps."""
 _GAIN = 1.04
 _NO_LOSS = 0.98
 _CHANGED = 1.25
 _PATIENCE = 2
-"""Stretches in a row that must say so before a job at rest is looked at again."""
+"""Consecutive stretches that must differ before a resting job is tuned again."""
 _SURE = 2.0
-"""Standard errors between a ratio and its threshold from which more steps would hardly change the verdict."""
+"""A ratio this many standard errors from its threshold would hardly be judged differently after more steps."""
 _MOST_TRIALS = 4
-"""Stretches that something is tried for, however noisy the steps."""
+"""Stretches that a setting is tried for at most, however noisy the steps."""
 _MARGIN = 1.2
-"""More workers than the mean asks for: batches are uneven."""
+"""More workers than the mean requires, because batches are uneven."""
 
 
 class Setting(NamedTuple):
@@ -49,24 +49,24 @@ class Setting(NamedTuple):
 
     num_workers: int
     depth: int
-    """Items that are computed ahead for each worker."""
+    """Items computed ahead per worker."""
 
     def __str__(self) -> str:
         return f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}, {self.depth} ahead each"
 
 
 class Stretch(NamedTuple):
-    """What some steps in a row took."""
+    """What some consecutive steps took."""
 
     num_steps: int
     seconds: float
     wait_seconds: float
     produce_seconds: float
-    """Time workers took to compute as many batches, summed over workers."""
+    """Time workers took to compute that many batches, summed over workers."""
     busy_share: float
-    """Of the processors that the job may use."""
+    """Share of the processors that the job may use."""
     delay_share: float
-    """Of the time, that the training thread was ready and had no core."""
+    """Share of the time that the training thread was ready, but had no core."""
     error: float = 0.0
     """Standard error of the rate, as a share of it."""
 
@@ -77,7 +77,7 @@ class Stretch(NamedTuple):
 
     @property
     def wait_share(self) -> float:
-        """Of the time, in `next()`."""
+        """Share of the time in `next()`."""
         return self.wait_seconds / max(self.seconds, 1e-9)
 
     def and_then(self, later: Stretch) -> Stretch:
@@ -101,13 +101,13 @@ class Stretch(NamedTuple):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether the job has more to compute than is good for the training thread."""
+        """Whether the job computes more than is good for the training thread."""
         lacks_core = self.delay_share > _NO_CORE and self.busy_share > _OWN_DOING
         return self.busy_share > CROWDED or lacks_core
 
 
 _CONTENT = Stretch(1, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""How a job is taken to be before anything is known of it: neither starving nor crowded, at whatever rate."""
+"""What a job is assumed to be before anything is known: neither starving nor crowded, at any rate."""
 
 
 class Bounds(NamedTuple):
@@ -128,7 +128,7 @@ class OnlineTuner:
     """Decides, stretch by stretch.
 
     Args:
-        start: The setting that runs.
+        start: The current setting.
         num_cpus: Processors that the job may use.
         tunes_workers, tunes_depth: What may be changed.
     """
@@ -137,14 +137,14 @@ class OnlineTuner:
         self.setting = start
         self._num_cpus, self._tunes_workers, self._tunes_depth = num_cpus, tunes_workers, tunes_depth
         self._known: dict[Setting, Stretch | None] = {start: None}
-        """Settings that were tried since the job last changed, and what steps took with them."""
+        """Settings tried since the job last changed, with what was measured."""
         self._before: Setting | None = None
-        """What is gone back to when what is being tried does not help."""
+        """What to go back to if the setting being tried does not help."""
         self._num_trials = 0
-        """Stretches of what is being tried."""
+        """Stretches with the setting being tried."""
         self._rest: Stretch | None = _CONTENT
         self._unlike_rest: list[Stretch] = []
-        """The last stretches in a row in which the job was another than when it came to rest."""
+        """The last consecutive stretches that differed from the one in which the job came to rest."""
 
     @property
     def is_resting(self) -> bool:
@@ -152,14 +152,14 @@ class OnlineTuner:
         return self._rest is not None
 
     def observe(self, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
-        """What to change after a stretch of steps with the setting as it is; None is nothing."""
+        """What to change after a stretch of steps with the current setting; None means nothing."""
         if self._rest is not None and not self._has_changed(self._rest, stretch):
             return None
         known = self._learn(stretch)
         return self._try_next(known, bounds) if self._before is None else self._judge(self._before, known, bounds)
 
     def _learn(self, stretch: Stretch) -> Stretch:
-        """What is known of the setting that runs: all its stretches, or the last where it differs beyond noise."""
+        """What is known of the current setting: all its stretches, or only the last if it differs beyond the noise."""
         known = self._known[self.setting]
         if known is not None and abs(stretch.rate / known.rate - 1) < _SURE * math.hypot(known.error, stretch.error):
             stretch = known.and_then(stretch)
@@ -169,7 +169,7 @@ class OnlineTuner:
     def _judge(self, before: Setting, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
         """Keep what is being tried, go back, or go on trying."""
         base = self._known[before]
-        assert base is not None, "what was changed had been measured"
+        assert base is not None, "a setting is measured before it is changed"
         self._num_trials += 1
         ratio = stretch.rate / max(base.rate, 1e-9)
         enough = _NO_LOSS if _price(self.setting) < _price(before) else _GAIN
@@ -194,7 +194,7 @@ class OnlineTuner:
         return found
 
     def _propose(self, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
-        """The first change that was not tried yet."""
+        """The first change that has not been tried yet."""
         limits = bounds()
         more, deeper, fewer = self._more(stretch, limits), self._deeper(limits), self._fewer()
         if not stretch.is_starving:
@@ -207,7 +207,7 @@ class OnlineTuner:
         return Decision(fresh[0], f"{fresh[0]}, after {self.setting}: {_why(stretch)}") if fresh else None
 
     def _more(self, stretch: Stretch, limits: Bounds) -> Setting | None:
-        """As many workers as keep up with the step, by what batches take now."""
+        """As many workers as it takes to keep up with the step, given how long batches take now."""
         workers, depth = self.setting
         step = max((stretch.seconds - stretch.wait_seconds) / stretch.num_steps, 1e-6)
         needed = math.ceil(_MARGIN * stretch.produce_seconds / stretch.num_steps / step)
@@ -220,13 +220,13 @@ class OnlineTuner:
         return Setting(workers, deeper) if self._tunes_depth and workers and deeper > depth else None
 
     def _fewer(self) -> Setting | None:
-        """One fewer; far above the processors, as many as there are."""
+        """One fewer; if there are far more than processors, as many as those."""
         workers, depth = self.setting
         count = self._num_cpus if workers > self._num_cpus + 1 else workers - 1
         return Setting(count, depth) if self._tunes_workers and count >= 1 else None
 
     def _has_changed(self, rest: Stretch, stretch: Stretch) -> bool:
-        """Whether the job is another than when it came to rest; then what was tried says nothing any more."""
+        """Whether the job has changed since it came to rest, so that what was tried no longer means anything."""
         ratio = 1.0 if rest is _CONTENT else stretch.rate / max(rest.rate, 1e-9)
         is_other = stretch.is_starving > rest.is_starving or stretch.is_crowded > rest.is_crowded
         is_unlike = is_other or not 1 / _CHANGED < ratio < _CHANGED
@@ -243,7 +243,7 @@ def _price(setting: Setting) -> tuple[int, int]:
 
 def _why(stretch: Stretch) -> str:
     if stretch.is_starving:
-        return f"{100 * stretch.wait_share:.0f} % of the time goes to waiting for data"
+        return f"{100 * stretch.wait_share:.0f} % of the time is spent waiting for data"
     if stretch.busy_share > CROWDED:
         return f"{100 * stretch.busy_share:.0f} % of the processors are busy, and no step waits for data"
     return f"the training thread has no core for {100 * stretch.delay_share:.0f} % of the time"

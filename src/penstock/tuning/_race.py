@@ -1,12 +1,11 @@
-"""Arms in turns: who has the next one, who drops out, and what the turns say. Pure: rates in, decisions out.
+"""Race arms in turns: which is next, which drops out, and what the turns show. Pure: rates in, decisions out.
 
     round 1    a b c          each arm has a turn of some steps
-    round 2    a b c          arms are compared round by round, so that drift of the machine cancels
-    round 3    a b            c is slower than the leader beyond noise: its turns go to the others
+    round 2    a b c          arms are compared round by round, so that drift of the machine cancels out
+    round 3    a b            c is slower than the leader beyond the noise: its turns go to the others
     …                         until one is left, or the turns are used up: the last ones are for the best two
 
-The *best* has the highest rate. The *cheapest* has the lowest price among those that differ from the best within the
-noise.
+The *best* has the highest rate. The *cheapest* has the lowest price among those that are within the noise of the best.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ ROUNDS = 4
 _STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Two-sided 95 % quantiles by degrees of freedom."""
 _HOPELESS = math.log(1.3)
-"""An arm that is this much slower in its only round, or half as much in each of two, would need a miracle."""
+"""An arm that is this much slower in its only round, or half as much over two, would need a miracle."""
 _NEGLIGIBLE = math.log(1.01)
 _NOT_WORTH_IT = math.log(1.05)
-"""More than this is given up for no saving."""
+"""No saving is worth a larger loss than this, however noisy the machine."""
 
 
 Cost = Callable[[Options], float]
-"""Of a turn of an arm, where 1 is that of a usual one."""
+"""What a turn of an arm costs, where a usual one costs 1."""
 _ROUNDING = 1e-9
 _LEAST_ROUNDS = 2
-"""One says nothing of the noise."""
+"""One round says nothing about the noise."""
 
 
 class Turn(NamedTuple):
@@ -54,29 +53,29 @@ class Comparison(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Of the rates."""
+        """Ratio of the rates."""
         return math.exp(self.mean)
 
     @property
     def is_clearly_slower(self) -> bool:
-        """Whether more rounds would hardly change that."""
+        """Whether it is slower, and more rounds would hardly change that."""
         if self.num_rounds < 3:
             return self.num_rounds > 0 and self.mean < -_HOPELESS / self.num_rounds
         return self.mean + min(self.width, _HOPELESS) < 0 and self.mean < -_NEGLIGIBLE
 
     @property
     def is_within_noise(self) -> bool:
-        """Whether it may well be as fast, and hardly is so slow that no saving is worth it.
+        """Whether it may well be as fast, and is hardly so slow that no saving is worth it.
 
-        Turns are few and noisy: an arm that seems to lose just as much as is worth it has an even chance to lose more,
-        one that seems to lose half of that a small one.
+        Turns are few and noisy: an arm that seems to lose exactly what a saving is worth has an even chance of losing
+        more; one that seems to lose half of that, a small chance.
         """
         may_be_as_fast = self.mean + self.width > 0 or self.mean > -_NEGLIGIBLE
         return self.num_rounds > 1 and self.mean > -_NOT_WORTH_IT / 2 and may_be_as_fast
 
 
 def _equal(arm: Options) -> float:
-    """A turn is a turn."""
+    """Every turn costs the same."""
     return 1.0
 
 
@@ -95,7 +94,7 @@ def compare(turns: Iterable[Turn], arm: Options, other: Options) -> Comparison:
 
 
 def leader_of(turns: Sequence[Turn]) -> Options:
-    """The fastest arm: who beats each of the others over the rounds they share; the first who is not beaten."""
+    """The fastest arm: the first that no other beats over the rounds they share."""
     arms = list({key_of(turn.arm): turn.arm for turn in turns}.values())
     best = arms[0]
     for arm in arms[1:]:
@@ -106,7 +105,7 @@ def leader_of(turns: Sequence[Turn]) -> Options:
 
 
 def cheapest_within_noise(turns: Sequence[Turn], best: Options) -> Options:
-    """The arm to use: as fast as the best, for all that can be told, at the lowest price."""
+    """The arm to use: as fast as the best, as far as can be told, at the lowest price."""
     arms = {key_of(turn.arm): turn.arm for turn in turns}.values()
     return cheapest_of([best, *(arm for arm in arms if compare(turns, arm, best).is_within_noise)])
 
@@ -114,10 +113,10 @@ def cheapest_within_noise(turns: Sequence[Turn], best: Options) -> Options:
 def race(
     arms: Sequence[Options], turns: list[Turn], *, rounds: int = ROUNDS, cost: Cost = _equal
 ) -> Generator[Options, float | None, Options | None]:
-    """Yields the arm that has the next turn, and is sent its rate, or None when it failed; returns the leader.
+    """Yields the next arm, and is sent its rate, or None if it failed; returns the leader.
 
-    Turns are added to `turns`. There are `rounds` for each arm, as far as that is affordable when some cost more than
-    others; those of who drops out go to the others.
+    Turns are added to `turns`. There are `rounds` for each arm, as far as that is affordable if some cost more than
+    others; the turns of an arm that drops out go to the others.
     """
     alive, left = list(arms), float(rounds * len(arms))
     own: list[Turn] = []
@@ -142,7 +141,7 @@ def race(
 
 
 def _affordable(alive: list[Options], turns: Sequence[Turn], left: float, cost: Cost) -> list[Options]:
-    """Who has a turn in the next round: all, the best two, or nobody. There are two rounds in any case."""
+    """The arms of the next round: all, the best two, or none. There are always two rounds."""
     if len({turn.round for turn in turns}) < _LEAST_ROUNDS:
         return alive
     if len(alive) > 2 and sum(map(cost, alive)) > left + _ROUNDING:

@@ -1,11 +1,11 @@
 """The whole search: which arms are tried, in which order.
 
-    look         some batches without workers -> the model's three racers among workers and prefetch
-    race         of these three
-    the rest     each other option of the space by itself: the leader against the same with another value
+    look         some batches without workers -> the model chooses three racers by workers and prefetch
+    race         between these three
+    the rest     each other option by itself: the leader against the same with another value
 
-Options are taken one after the other, not all combined: they seldom act on each other, and combinations are many.
-Without a look (of a loader that cannot do without workers), or without options that the model knows, all arms have a
+Options are tried one after the other, not all combined: they seldom interact, and there are many combinations.
+Without a look (if a loader cannot do without workers), or without options that the model knows, all arms have one
 turn, and the best three race.
 """
 
@@ -26,9 +26,9 @@ _Race = Callable[[Sequence[Options]], Asking]
 
 
 def search(space: Space, look: Look | None, num_cpus: int, turns: list[Turn], *, rounds: int, cost: Cost) -> Asking:
-    """Yields the arm that has the next turn, and is sent its rate, or None when it failed; returns the fastest.
+    """Yields the next arm, and is sent its rate, or None if it failed; returns the fastest.
 
-    Turns are added to `turns`. A race takes what `rounds` turns of cost 1 of each of its arms would take.
+    Turns are added to `turns`. A race may cost as much as `rounds` usual turns of each of its arms.
     """
     first = {name: values[0] for name, values in space.items()}
     known = {name: values for name, values in space.items() if name in MODELLED}
@@ -52,12 +52,12 @@ def _race_known(arms: Sequence[Options], look: Look | None, num_cpus: int, turns
         leader = yield from run(racers)
         if leader is not None:
             return leader
-        left = [arm for arm in left if all(arm is not racer for racer in racers)]  # who could not run is out
+        left = [arm for arm in left if all(arm is not racer for racer in racers)]  # those that failed are out
     return None
 
 
 def _variants(leader: Options, name: str, values: Sequence[Any]) -> list[Options]:
-    """An arm, and the same with every other value of one option."""
+    """An arm, and its copies with every other value of one option."""
     return [leader, *(simplify({**leader, name: value}) for value in values if value != leader[name])]
 
 

@@ -3,10 +3,10 @@
     version = 1
     [loader]          options of the loader, as they are written in Python
     num_workers = 2
-    [job]             options of your own that `make_loader` takes
+    [job]             your own options that `make_loader` takes
     [measured]        how fast that was, for people; and on how many processors
 
-The file holds plain values only, and every one is checked by the loader as if it stood in the call.
+The file holds only plain values, and the loader checks each of them as if it were in the call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LOADER_OPTIONS = (
     *("num_workers", "workers", "prefetch", "prefetch_factor", "pin_memory", "persistent_workers", "in_order"),
     *("batch_size", "start_method", "drop_consumed"),
 )
-"""What a settings file may say of a loader."""
+"""Options of a loader that a settings file may contain."""
 _VERSION = 1
 _LARGEST = 1 << 20
 _MOST_WORKERS = 4096
 
 
 def format_settings(options: Mapping[str, Any], measured: Mapping[str, Any], *, command: str) -> str:
-    """The file's text. What TOML has no value for (None, an object of the user's) is left out, with a comment."""
+    """The file's text. Values that TOML cannot express (None, the user's objects) are left out, with a comment."""
     lines = [
         f"# Written by {command}. Read by penstock.DataLoader(..., settings={FILE_NAME!r}).",
         f"version = {_VERSION}",
@@ -50,14 +50,14 @@ class SettingsFile(NamedTuple):
 
     options: dict[str, Any]
     num_cpus: int | None
-    """Processors of the job that was measured; None when the file does not say."""
+    """Processors of the job that was measured; None if the file does not say."""
 
 
 def read_settings(path: str | os.PathLike[str]) -> SettingsFile:
     """The options of the loader in a settings file, and where they were found.
 
     Raises:
-        FormatError: it is not such a file; the message says what is wrong with it.
+        FormatError: it is not a settings file; the message says what is wrong with it.
         OSError: it cannot be read.
     """
     where = local_path(path, "a settings file")
@@ -71,12 +71,12 @@ def read_settings(path: str | os.PathLike[str]) -> SettingsFile:
     if not isinstance(options, dict) or any(
         not isinstance(value, bool | int | float | str) for value in options.values()
     ):
-        raise FormatError(f"{where}: expected a table [loader] of options, each a number, a word, true or false.")
+        raise FormatError(f"{where}: expected a table [loader] of options, each a number, a string, true or false.")
     unknown = [name for name in options if name not in LOADER_OPTIONS]
     if unknown:
         raise FormatError(
-            f"{where}: [loader] has {', '.join(unknown)}; settings may say {', '.join(LOADER_OPTIONS)}. "
-            "Options of your own belong under [job]."
+            f"{where}: [loader] has {', '.join(unknown)}; it may have {', '.join(LOADER_OPTIONS)}. "
+            "Your own options belong under [job]."
         )
     if isinstance(count := options.get("num_workers"), int) and count > _MOST_WORKERS:
         raise FormatError(f"{where}: num_workers = {count}; no machine has use for more than {_MOST_WORKERS:,}.")
