@@ -121,7 +121,7 @@ def test_nobody_chains_urls(tmp_path: Path, url: str, monkeypatch: pytest.Monkey
 
 def test_a_dataset_may_name_the_kinds_of_urls_that_were_allowed(dataset: Path, server: socket.socket) -> None:
     name_sources(dataset, f"http://127.0.0.1:{server.getsockname()[1]}/part.jsonl")
-    with pytest.raises(FormatError, match="only file are looked at"):
+    with pytest.raises(FormatError, match="only file are followed"):
         penstock.is_stale(dataset, schemes=["file"])
     assert not was_asked(server)
 

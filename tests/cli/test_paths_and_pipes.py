@@ -47,7 +47,7 @@ def test_a_url_is_no_place_for_a_dataset_yet_and_no_folder_of_that_name_is_made(
         lambda: Tokenize(url),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match=r"//?(bucket|a\.org)/x: a URL, and .* is a local path for now"):
+        with pytest.raises(ValueError, match=r"//?(bucket|a\.org)/x is a URL, but .* must be local for now"):
             call()
     assert os.listdir(tmp_path) == ["a.jsonl"]
 
@@ -59,7 +59,7 @@ def test_every_verb_says_that_a_url_is_no_dataset(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
     assert main([*verb, "s3://bucket/x"]) == 1
-    assert capsys.readouterr().err.startswith("penstock: s3://bucket/x: a URL, and ")
+    assert capsys.readouterr().err.startswith("penstock: s3://bucket/x is a URL, but ")
     assert main([*verb, "s3://bucket/x", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["error"] == "ValueError"
 
@@ -166,7 +166,7 @@ def test_an_interrupted_run_says_what_it_keeps(
     if num_tasks:
         assert re.search(r"interrupted\. \d+ of \d+ tasks? finished and kept; run the same command", shown)
     else:
-        assert "No task was finished, so nothing is kept; the same command starts again." in shown
+        assert "No task was finished, so nothing is kept; the same command starts over." in shown
 
 
 class _Listener:

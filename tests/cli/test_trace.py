@@ -64,7 +64,7 @@ def test_long_lists_are_cut_with_a_count(corpus: Path, capsys) -> None:
     [
         (["corpus", "--step", "0"], "is a dataset: say what a batch is, as in --seed 7 --pack 4096 --batch 32"),
         (["corpus", "--step", "99", "--batch", "4"], "Epoch 0 has steps 0 to 7"),
-        (["plan.toml", "--step", "0", "--batch", "4"], "is a plan and has its stages"),
+        (["plan.toml", "--step", "0", "--batch", "4"], "is a plan, with its own stages"),
         (["nowhere", "--step", "0", "--batch", "4"], "nowhere"),
     ],
 )
@@ -106,7 +106,7 @@ def test_inspect_shows_bytes_as_the_text_they_are(corpus: Path, capsys) -> None:
     assert main(["inspect", str(corpus)]) == 0
     shown = capsys.readouterr().out
     assert "Document 0 is about water" in shown
-    assert "Sources: not looked at; --sources says whether they have changed." in shown
+    assert "Sources: not checked; --sources says whether they have changed." in shown
     assert "tokenizer            bytes, 25" in shown
     assert "skipped              nothing" in shown
     assert "recipe" not in shown

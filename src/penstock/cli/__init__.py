@@ -1,4 +1,4 @@
-"""The `penstock` command: one thin file per verb, each parses, calls one library function, renders.
+"""The `penstock` command: one thin file per verb, which parses, calls one library function, and renders.
 
 May import: `diagnosis`, `errors`, `filesystem`, `masks`, `placement`, `plan`, `preparation`, `pytorch`, `report`,
 `schema`, `service`, `shards`, `sources`, `transforms`, `trials`, `tuning`. Imported by: nobody. Holds no state.

@@ -1,7 +1,7 @@
-"""Say where a dataset should be and how it should be read on this machine, within what this job may use.
+"""Say where a dataset should be and how to read it on this machine, within what this job may use.
 
-Control groups, affinity and Slurm's variables are counted. --measure reads a little of the data, and computes a few
-batches of a plan.
+Takes control groups, affinity and Slurm's variables into account. --measure reads a little of the data, and computes a
+few batches of a plan.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when there is something to say."""
+    """Always 0."""
     from penstock.placement import advise
     from penstock.plan import load_plan
 
     data = arguments.data
     if data.suffix == ".toml":
-        sys.path.insert(0, "")  # functions of the current folder, as `python -m` finds them
+        sys.path.insert(0, "")  # find functions in the current folder, as `python -m` does
         data = load_plan(data, allow_code=arguments.allow_code)
     reserve = None if arguments.reserve_gb is None else 1e9 * arguments.reserve_gb
     advice = advise(data, measure=arguments.measure, reserve_bytes=reserve)

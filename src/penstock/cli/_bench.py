@@ -1,7 +1,7 @@
-"""Measure a loader: by itself, beside a step of a given length, and, of a job, beside its own step.
+"""Measure a loader: by itself, with a step of a given length, and, for a job, with its own step.
 
-Prints batches per second and which share of the limit that is, the time to the first batch, the wait of a step,
-processor time of a batch, and memory.
+Prints batches per second and what share of the limit that is, the time to the first batch, the wait per step, CPU time
+per batch, and memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from penstock.report import console, print_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument(
-        "what", type=_values.path, metavar="PLAN.toml|JOB.py", help="a plan, or a job as `penstock tune` takes it"
+        "what", type=_values.path, metavar="PLAN.toml|JOB.py", help="a plan, or a job as for `penstock tune`"
     )
     parser.add_argument("--steps", type=int, default=100, help="steps that count (%(default)s)")
     parser.add_argument(
         "--step-ms", type=float, nargs="*", default=[10.0], metavar="MS", help="lengths of the step that waits (10)"
     )
-    parser.add_argument("--workers", choices=("auto", "thread", "process", "inline"), help="of a plan (auto)")
-    parser.add_argument("--num-workers", type=int, help="of a plan or a job")
+    parser.add_argument("--workers", choices=("auto", "thread", "process", "inline"), help="for a plan (auto)")
+    parser.add_argument("--num-workers", type=int, help="for a plan or a job")
     parser.add_argument(
         "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
     )
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when it was measured, 2 for wrong usage."""
+    """0 if it was measured, 2 for wrong usage."""
     from penstock.plan import load_plan
     from penstock.report import render_html
     from penstock.trials import bench_job, bench_plan, load_job
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     common: dict[str, Any] = {"steps": arguments.steps, "step_seconds": [step / 1000 for step in arguments.step_ms]}
     if arguments.what.suffix == ".toml":
-        sys.path.insert(0, "")  # functions of the current folder, as `python -m` finds them
+        sys.path.insert(0, "")  # find functions in the current folder, as `python -m` does
         plan = load_plan(arguments.what, allow_code=arguments.allow_code)
         found = bench_plan(plan, arguments.what.name, options=options, **common)
     else:

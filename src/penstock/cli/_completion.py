@@ -1,4 +1,4 @@
-"""Print what makes a shell complete verbs, options and files: bash and zsh evaluate it, fish sources it."""
+"""Print a script that makes a shell complete verbs, options and files: bash and zsh evaluate it, fish sources it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.report import print_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that is to complete")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to print it for")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,10 +16,10 @@ _SHOWN_TOKENS = 256
 def with_texts(description: Description, tokenizer: str | None) -> Description:
     """The description with columns of tokens shown as text; a note says if they were made by another tokenizer.
 
-    Without a tokenizer nothing changes, except where tokens are bytes, which need none.
+    Without a tokenizer nothing changes, unless tokens are bytes, which need none.
 
     Raises:
-        ValueError: a tokenizer is given, and the dataset has no column of tokens.
+        ValueError: a tokenizer is given, but the dataset has no column of tokens.
     """
     decoder = find_decoder(tokenizer, {} if tokenizer is not None else _made_with(description))
     if decoder is None:

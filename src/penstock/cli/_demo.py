@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cli import _values
-from penstock.cli._prepare_shown import preparation_bar, show_prepared
+from penstock.cli._prepare_output import preparation_bar, show_prepared
 from penstock.errors import MissingExtra
 from penstock.report import console, print_json
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when every part of the demo worked."""
+    """0 if every part of the demo worked."""
     for package in ("torch", "tokenizers"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(f"The demo needs {package}: pip install 'penstock[torch,text]'")
@@ -71,12 +71,12 @@ def _show(folder: Path, *, report: Path | None, as_json: bool) -> int:
     """Run the demo in `folder`. Every number on the screen is measured here and now.
 
     Python's standard library -> a tokenizer trained on it -> prepare -> inspect -> a tiny GPT on packed
-    batches -> kill -9 -> resume, at the very next batch -> a table, with torch's DataLoader beside it -> the doctor,
-    on a script that waits for its data and on one that Penstock feeds; its report is left when the demo ends
+    batches -> kill -9 -> resume, at the very next batch -> a table, compared with torch's DataLoader -> the doctor,
+    on a script that waits for its data and on one that Penstock feeds; its report stays when the demo ends
     """
     from penstock.cli._demo_doctor import examine
     from penstock.cli._description import describe
-    from penstock.cli._description_shown import print_description
+    from penstock.cli._description_output import print_description
 
     folder.mkdir(parents=True, exist_ok=True)
     say = (lambda *_: None) if as_json else _say
@@ -113,7 +113,7 @@ def _say(title: str, text: str) -> None:
 
 
 def source_files() -> list[Path]:
-    """Python's own library: text that is on every machine."""
+    """Python's standard library: text that is on every machine."""
     import sysconfig
 
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -150,7 +150,7 @@ def _prepare(tokenizer: Path, destination: Path, *, as_json: bool) -> Path:
             reading=SourceOptions(format="text", text_unit="separator", separator="\n\n\n"),
             transform=Tokenize(str(tokenizer), append_eos=_EOS),
             pack=[ROW],
-            on_error="skip",  # the standard library holds files that are not UTF-8 on purpose
+            on_error="skip",  # the standard library contains files that are not UTF-8, on purpose
             on_progress=on_progress,
         )
     if not as_json:
@@ -167,7 +167,7 @@ def _run(
     loader: str = "penstock",
     checkpoint: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """What the training process prints, line by line; leaving the loop early kills it with -9."""
+    """What the training process prints, line by line; leaving the loop early kills it with SIGKILL."""
     import subprocess
 
     command = [sys.executable, "-m", "penstock.cli._demo_train", "--data", str(data), "--steps", str(steps)]
@@ -196,7 +196,7 @@ def _train_until(data: Path, checkpoint: Path, kill_at: int, *, as_json: bool) -
 
 
 def _resume(data: Path, checkpoint: Path, *, as_json: bool) -> tuple[list[dict[str, Any]], bool]:
-    """Resume from the checkpoint; whether the first batch is the one that the plan says comes next."""
+    """Resume from the checkpoint; return the steps, and whether the first batch is the one that the plan says."""
     import torch
 
     state = torch.load(checkpoint, weights_only=True)["data"]

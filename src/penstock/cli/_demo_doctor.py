@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 _SCRIPT = Path(__file__).with_name("_demo_script.py")
 _SECONDS = 10.0
-"""For each script: some forty turns, of which the ceiling takes seven to thirteen."""
+"""Time for each script: about forty turns, of which the ceiling takes seven to thirteen."""
 
 
 def examine(folder: Path, report: Path | None, *, as_json: bool) -> dict[str, Any]:
-    """What the doctor says of the two scripts, and where the page about the one that waits is.
+    """What the doctor says about the two scripts, and where its page about the one that waits is.
 
     Args:
         folder: Where the demo's tokenizer and dataset are.
-        report: Where to leave the page; None chooses a place that outlives the demo.
+        report: Where to write the page; None chooses a place that outlives the demo.
         as_json: Print nothing.
     """
     from penstock.diagnosis import make_page
@@ -43,7 +43,7 @@ def examine(folder: Path, report: Path | None, *, as_json: bool) -> dict[str, An
 
 
 def leave_report(path: Path | None, html: str) -> Path:
-    """Write the page, and say where it is."""
+    """Write the page; returns its path."""
     if path is None:
         with tempfile.NamedTemporaryFile(prefix="penstock-demo-", suffix=".html", delete=False) as file:
             path = Path(file.name)

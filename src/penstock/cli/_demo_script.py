@@ -1,9 +1,9 @@
-"""A small training script, as people write them, for the doctor to look at in `penstock demo`.
+"""A small, typical training script, for the doctor to examine in `penstock demo`.
 
-    python _demo_script.py texts FOLDER       files are read and tokenised whenever they are asked for
+    python _demo_script.py texts FOLDER       files are read and tokenised every time
     python _demo_script.py prepared FOLDER    the dataset that the demo prepared from them
 
-A step is short, so that the doctor sees enough of them in seconds. It trains until the doctor stops it.
+Steps are short, so that the doctor sees enough of them in a few seconds. It trains until the doctor stops it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def make_loader(data: str, folder: Path) -> Iterable[dict[str, Any]]:
-    """Batches for ever, or nearly."""
+    """Batches, practically for ever."""
     if data == "prepared":
         plan = open_dataset(folder / "data").shuffle(seed=7).pack(ROW).batch(BATCH)
         return DataLoader(plan, epochs=None)
@@ -52,7 +52,7 @@ def make_loader(data: str, folder: Path) -> Iterable[dict[str, Any]]:
 
 
 def main(data: str, folder: Path) -> None:
-    """Train a model of next tokens."""
+    """Train a model to predict the next token."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
     model = nn.Sequential(nn.Embedding(VOCABULARY, 64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, VOCABULARY))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -1,4 +1,4 @@
-"""The training half of `penstock demo`: a tiny GPT on packed batches, in a process of its own that can be killed.
+"""The training half of `penstock demo`: a tiny GPT on packed batches, in a separate process that can be killed.
 
 Run as `python -m penstock.cli._demo_train`; prints one line of JSON per step.
 """
@@ -26,7 +26,7 @@ _WIDTH, _LAYERS, _HEADS = 128, 2, 4
 
 
 class TransformerBlock(nn.Module):
-    """Attention over the tokens that each token may see, then a small network."""
+    """Attention over the tokens that each token may see, then an MLP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, state: Any) -> None:
-    """Write a checkpoint, all of it or nothing; the loader's state is a few numbers in it."""
+    """Write a checkpoint, all or nothing; the loader's state is a few numbers in it."""
     working = path.with_suffix(".tmp")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "data": state}, working)
     working.replace(path)

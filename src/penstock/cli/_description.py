@@ -1,4 +1,4 @@
-"""What `penstock inspect` gathers."""
+"""What `penstock inspect` gathers about a dataset."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Description:
     histograms: Mapping[str, Histogram]
     samples: tuple[Mapping[str, str], ...]
     staleness: str | None = None
-    """Whether the sources have changed since, in words; None when nobody asked, or there are none."""
+    """Whether the sources have changed since, in words; None if not requested, or there are none."""
     unfinished: str | None = None
-    """How far a preparation has come that the next run would continue, in words; None when there is none."""
+    """How far an unfinished preparation that the next run would continue has come, in words; None if there is none."""
     is_decoded: bool = False
     """Whether tokens in the samples are shown as text."""
 
@@ -58,10 +58,10 @@ class Description:
 def describe(path: Path, *, num_samples: int, looks_at_sources: bool) -> Description:
     """Gather the description of the dataset at `path`; only offsets and a few samples are read.
 
-    Nothing outside the folder is looked at, whatever the dataset names, except its sources if that is asked for.
+    Nothing outside the folder is accessed, whatever the dataset names, except its sources if requested.
 
     Raises:
-        IncompleteDataset: there is none; says how far its preparation got, if one was started.
+        IncompleteDataset: there is none; the message says how far its preparation got, if one was started.
     """
     try:
         return _describe(path, num_samples, looks_at_sources)
@@ -69,7 +69,7 @@ def describe(path: Path, *, num_samples: int, looks_at_sources: bool) -> Descrip
         if unfinished := find_unfinished(path):
             raise IncompleteDataset(
                 f"{path}: no dataset yet, but an unfinished preparation: {unfinished}. If it is not running, the same "
-                "`penstock prepare` command goes on from there."
+                "`penstock prepare` command continues it."
             ) from error
         raise
 

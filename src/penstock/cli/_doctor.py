@@ -16,10 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="stop trying changes after this time (%(default)s)"
     )
-    parser.add_argument("--steps", type=int, help="stop after so many steps of the training loop")
+    parser.add_argument("--steps", type=int, help="stop after this many steps of the training loop")
     parser.add_argument("--observe", action="store_true", help="only measure the script as it is, and try nothing")
-    parser.add_argument("--full", action="store_true", help="let the script run on to its own end")
-    parser.usage = f"{parser.prog} [options] -- COMMAND"  # argparse would write three dots
+    parser.add_argument("--full", action="store_true", help="let the script run to its end")
+    parser.usage = f"{parser.prog} [options] -- COMMAND"  # argparse would write three dots for COMMAND
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when training does not wait, 1 with findings, 2 without a command to run; the code of a script that fails."""
+    """0 if training does not wait, 1 with findings, 2 without a command to run; a failing script's own exit code."""
     from penstock.diagnosis import DoctorSettings, diagnose, make_page, recording_folder, run_script
     from penstock.report import render_html, render_terminal, to_perfetto
 

@@ -1,4 +1,4 @@
-"""Show what a dataset holds: columns, counts, sizes, attributes, lengths, and a few samples; or a batch of a plan."""
+"""Show what is in a dataset: columns, counts, sizes, attributes, lengths, and a few samples; or a batch of a plan."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument("path", metavar="DATASET|PLAN.toml", help="the dataset's folder, or a plan file (.toml)")
     parser.add_argument("--samples", type=int, metavar="N", help="how many samples to show (default: 1; as JSON 3)")
-    parser.add_argument("--full", action="store_true", help="all of it, however long; without, what fits a screen")
+    parser.add_argument("--full", action="store_true", help="show everything, not just what fits on a screen")
     parser.add_argument(
         "--decode",
         metavar="TOKENIZER",
-        help="show tokens as text, by this tokenizer.json or folder (a note says if it is another one)",
+        help="show tokens as text, with this tokenizer.json or folder (a note says if it is a different one)",
     )
     parser.add_argument("--step", type=int, default=0, metavar="N", help="which batch of a plan to show (default: 0)")
     parser.add_argument(
         "--sources",
         action="store_true",
-        help="also look whether the source files have changed, wherever the dataset says they are: only for datasets "
+        help="also check whether the source files have changed, wherever the dataset says they are: only for datasets "
         "you trust",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when the dataset could be described."""
+    """0 if the dataset could be described."""
     from penstock.cli._decoding import with_texts
     from penstock.cli._description import describe
-    from penstock.cli._description_shown import print_description
+    from penstock.cli._description_output import print_description
     from penstock.filesystem import local_path
 
     num_samples = (3 if arguments.json else 1) if arguments.samples is None else arguments.samples
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_batch(arguments: argparse.Namespace) -> int:
-    """A batch of a plan as text, with its borders."""
+    """A batch of a plan as text, with document boundaries."""
     from penstock.plan import load_plan
     from penstock.report import console
     from penstock.transforms import find_decoder

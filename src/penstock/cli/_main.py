@@ -30,7 +30,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"penstock: {message}{guess and '.'}{guess}\n")
 
     def _mistyped(self, message: str) -> tuple[str, list[str]]:
-        """(what the message complains about, what could have been meant)."""
+        """(what the message complains about, what the user could have meant)."""
         typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
         if "invalid choice" in message:
             return typed, list(VERBS)
@@ -41,12 +41,12 @@ class _Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         return (
             f"{self.format_usage()}\n{self.description}\n\n{table_of_contents()}\n\n"
-            "`penstock VERB --help` says what a verb takes; `penstock --version` which Penstock this is.\n"
+            "`penstock VERB --help` describes a verb; `penstock --version` prints the version.\n"
         )
 
 
 class _VerbParser(argparse.ArgumentParser):
-    """Parses what follows a verb; imports the verb's module when there is something to parse, `--help` included."""
+    """Parses what follows a verb; imports the verb's module only when there is something to parse, even `--help`."""
 
     verb: Verb | None = None
     example = ""
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complete(parser: _Parser) -> None:
-    """Tell the shell, which runs the command for that, what could come next. Does not return."""
+    """Tell the shell, which runs the command for this purpose, what could come next. Does not return."""
     import argcomplete
 
     for word in os.environ.get("COMP_LINE", "").split():
@@ -155,7 +155,7 @@ def _message(error: Exception) -> str:
 
 
 def _never_fail_to_print() -> None:
-    """Escape characters in paths and samples that the terminal cannot show."""
+    """Escape characters that the terminal cannot show, in paths and samples."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 

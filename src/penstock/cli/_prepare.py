@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from penstock.cli._prepare_arguments import add_arguments
-from penstock.cli._prepare_asked import reading_of, split_by_of, transform_of, wrong_usage
-from penstock.cli._prepare_shown import show_prepared, show_progress
+from penstock.cli._prepare_flags import reading_of, split_by_of, transform_of, wrong_usage
+from penstock.cli._prepare_output import show_prepared, show_progress
 from penstock.errors import counted
 
 __all__ = ["add_arguments", "run"]
@@ -17,7 +17,7 @@ _INTERRUPTED = 130
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return 0 when the dataset is ready, 2 on wrong usage, 130 when interrupted."""
+    """0 if the dataset is ready, 2 for wrong usage, 130 if interrupted."""
     problem = wrong_usage(arguments)
     if problem:
         sys.stderr.write(f"penstock prepare: {problem}\n")
@@ -64,6 +64,6 @@ def _what_is_kept(arguments: argparse.Namespace) -> str:
     found = [find_unfinished(Path(arguments.destination, name)) for name in ("", *parts)]
     unfinished = max(filter(None, found), key=lambda each: each.tasks, default=None)
     if unfinished is None or not unfinished.tasks:
-        return "No task was finished, so nothing is kept; the same command starts again."
+        return "No task was finished, so nothing is kept; the same command starts over."
     done = f"{unfinished.tasks:,} of {counted(unfinished.total_tasks, 'task')}"
     return f"{done} finished and kept; run the same command to continue."

@@ -36,9 +36,9 @@ def _add_writing_arguments(parser: argparse.ArgumentParser) -> None:
         "--split",
         type=_values.shares,
         metavar="NAME=SHARE,…",
-        help="write parts, such as val=0.02, as datasets DEST/val and DEST/train; a sample stays in its part for good",
+        help="write parts, such as val=0.02, as datasets DEST/val and DEST/train; a sample never changes its part",
     )
-    what.add_argument("--split-seed", type=int, default=0, metavar="SEED", help="another one gives another split")
+    what.add_argument("--split-seed", type=int, default=0, metavar="SEED", help="a different seed, a different split")
     what.add_argument(
         "--split-by",
         type=_values.names,
@@ -46,7 +46,7 @@ def _add_writing_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="content|file|NAME,…",
         help="what decides a sample's part: its content (the default), its file, or columns",
     )
-    what.add_argument("--limit", type=_values.count, metavar="N", help="make only the first N samples: a trial")
+    what.add_argument("--limit", type=_values.count, metavar="N", help="make only the first N samples, for a trial")
     what.add_argument(
         "--shard-bytes",
         type=_values.size,
@@ -87,17 +87,17 @@ def _add_run_arguments(how: Any) -> None:
         "--max-skipped",
         type=_values.rows_or_share,
         metavar="N|SHARE",
-        help="most rows to skip: a number, or a share such as 0.5 or 50%% (default: 10%%, and ten rows in any case)",
+        help="most rows to skip: a number, or a share such as 0.5 or 50%% (default: 10%%, but at least ten rows)",
     )
     how.add_argument("--engine", choices=("local", "ray"), default="local", help="where tasks run")
     how.add_argument("--address", metavar="HOST:PORT", help="Ray cluster (default: one on this machine)")
 
 
 def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what becomes of a row (default: keep its columns)")
+    what = parser.add_argument_group("how rows become samples (default: keep their columns)")
     what.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json, a folder, tiktoken:NAME, or bytes")
     what.add_argument(
-        "--column", metavar="NAME", help="column that holds the text or the images; a.b is the field b of a column a"
+        "--column", metavar="NAME", help="column with the text or the images; a.b is the field b of the column a"
     )
     what.add_argument("--append-eos", metavar="TOKEN", help="token to put at the end of each document")
     what.add_argument("--prepend-bos", metavar="TOKEN", help="token to put at the start of each document")
@@ -115,7 +115,7 @@ def _add_transform_arguments(parser: argparse.ArgumentParser) -> None:
         "--image-size", type=_values.image_size, metavar="SIZE", help="pixels, such as 224 or 256x192 (height x width)"
     )
     what.add_argument(
-        "--image-mode", choices=("resize", "crop", "keep"), help="how to bring images to size (default: resize)"
+        "--image-mode", choices=("resize", "crop", "keep"), help="how to fit images to the size (default: resize)"
     )
     what.add_argument("--image-store", choices=("pixels", "jpeg", "as_is"), help="what to store (default: pixels)")
     what.add_argument("--function", metavar="MODULE:NAME", help="a Python function of a batch")
@@ -126,17 +126,15 @@ def _add_chat_arguments(chat: Any) -> None:
         "--chat-format",
         choices=("messages", "sharegpt", "prompt", "preference"),
         help="how rows hold conversations: messages, ShareGPT's layout, columns prompt and completion, or columns "
-        "chosen and rejected (with --column, which names the prompt's, or with the prompt in them)",
+        "chosen and rejected (which include the prompt, unless --column names the prompt's column)",
     )
     chat.add_argument(
         "--chat-template",
         metavar="PATH|own",
-        help="Jinja template, or the tokenizer's own, which messages and sharegpt take by default",
+        help="Jinja template, or the tokenizer's own, which messages and sharegpt use by default",
     )
-    chat.add_argument("--tools-column", metavar="NAME", help="column that holds the tools of a conversation")
-    chat.add_argument(
-        "--template-date", metavar="YYYY-MM-DD", help="the date that the template writes, if it asks for it"
-    )
+    chat.add_argument("--tools-column", metavar="NAME", help="column with the tools of a conversation")
+    chat.add_argument("--template-date", metavar="YYYY-MM-DD", help="today's date, for templates that use it")
     chat.add_argument(
         "--template-values",
         type=_values.json_object,
@@ -146,7 +144,7 @@ def _add_chat_arguments(chat: Any) -> None:
     chat.add_argument(
         "--loss-on",
         choices=("assistant", "last", "none"),
-        help="store a loss mask of all turns of the assistant (the default), of the last, or none",
+        help="store a loss mask of all of the assistant's turns (the default), of the last, or none",
     )
 
 
@@ -161,12 +159,12 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--classes",
         metavar="FILE|DATASET",
-        help="names of image classes in the order of their labels: a file with one on each line, or another dataset",
+        help="names of image classes in the order of their labels: a file with one per line, or another dataset",
     )
     how.add_argument(
         "--header",
         action=argparse.BooleanOptionalAction,
-        help="whether the first line of a CSV file names its columns; needed where that is in doubt",
+        help="whether the first line of a CSV file names its columns; needed if that is unclear",
     )
     how.add_argument(
         "--names", type=_values.names, metavar="A,B,…", help="names of all columns of a CSV file, in order"
@@ -181,13 +179,13 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         "--null-values",
         type=_values.names,
         metavar="TEXT,…",
-        help="CSV fields that mean a missing number, beside empty ones",
+        help="CSV fields that mean a missing number, besides empty ones",
     )
-    how.add_argument("--missing", choices=("null", "nan"), help="what a missing number is: a bad row (null), or NaN")
+    how.add_argument("--missing", choices=("null", "nan"), help="what a missing number means: a bad row (null), or NaN")
     how.add_argument(
         "--typed-members",
         action="store_true",
         default=None,
-        help="take .cls members of tars as numbers and .npy members as arrays, and keep the key of a sample",
+        help="read .cls members of tars as numbers and .npy members as arrays, and keep the key of each sample",
     )
     how.add_argument("--encoding", metavar="NAME", help="encoding of text and CSV files (default: utf-8)")

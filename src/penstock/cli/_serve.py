@@ -1,7 +1,7 @@
-"""Serve the batches of a plan to training machines, from this machine's processors.
+"""Serve the batches of a plan to training machines, computed by this machine's processors.
 
-On loopback nothing else is needed. Elsewhere it takes TLS, and a token or client certificates: `penstock certificates`
-makes them. SIGTERM lets those who wait have their answer first.
+On loopback nothing else is needed. Elsewhere it requires TLS, and a token or client certificates: `penstock
+certificates` makes them. After SIGTERM, requests that are waiting are answered first.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--certificate", type=_values.path, metavar="FILE", help="this server's certificate, PEM")
     parser.add_argument("--key", type=_values.path, metavar="FILE", help="its private key, PEM")
     parser.add_argument(
-        "--authority", type=_values.path, metavar="FILE", help="ask clients for certificates of this authority"
+        "--authority", type=_values.path, metavar="FILE", help="require client certificates from this authority"
     )
     parser.add_argument(
         "--share-mb",
         type=int,
         default=256,
         metavar="MB",
-        help="answers kept for others who ask the same (default: %(default)s)",
+        help="answers kept for clients with the same request (default: %(default)s)",
     )
     cluster = parser.add_argument_group("on a Ray cluster")
-    cluster.add_argument("--ray", type=int, metavar="N", help="place N servers on the cluster, and restart the lost")
+    cluster.add_argument("--ray", type=int, metavar="N", help="run N servers on the cluster, and restart lost ones")
     cluster.add_argument(
         "--address", metavar="HOST:PORT", help="the cluster (default: $RAY_ADDRESS, or a new one here)"
     )
@@ -70,12 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 after a clean end."""
+    """0 after a clean shutdown."""
     from penstock.plan import load_plan
     from penstock.service import Security
 
     if arguments.allow_code:
-        sys.path.insert(0, os.getcwd())  # as for `python -m`; otherwise nothing of a stranger's folder is imported
+        sys.path.insert(0, os.getcwd())  # like `python -m`; otherwise nothing in a stranger's folder is imported
     plan = load_plan(arguments.plan, allow_code=arguments.allow_code)
     security = Security(
         token_file=arguments.token_file,
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _allow_many_connections() -> None:
-    """As many open files as an ordinary user may have: strangers may hold connections for some seconds each."""
+    """Allow as many open files as an ordinary user may have: strangers may hold a connection for some seconds each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

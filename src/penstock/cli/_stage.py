@@ -1,7 +1,7 @@
-"""Copy a dataset to the storage of this node, unless it is there already, and verify the copy.
+"""Copy a dataset to this node's own storage, unless it is already there, and verify the copy.
 
-Run it on every rank, or once per node: one process copies, the others wait for it. Interrupted, it goes on where it
-was; the dataset appears at its place only when all of it is there and every checksum is right.
+Run it on every rank, or once per node: one process copies, the others wait for it. If interrupted, it continues where
+it stopped; the dataset appears only once it is complete and every checksum is right.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from penstock.report import console, format_bytes, format_seconds, print_json, p
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument("source", metavar="SRC", help="the dataset's folder")
-    parser.add_argument("destination", metavar="DST", help="a folder of this node, such as $SCRATCH")
+    parser.add_argument("destination", metavar="DST", help="a folder on this node, such as $SCRATCH")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when the dataset is there."""
+    """0 once the dataset is there."""
     from penstock.placement import stage
 
     with progress_bar("stage") as on_progress:
@@ -33,8 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"copied {format_bytes(staged.copied_bytes)} and verified in {format_seconds(staged.seconds)}, {rate}/s"
         )
     else:
-        copied = "was there, or another process copied it"
+        copied = "already there, or copied by another process"
     console().print(f"{staged.path}: {size}, {copied}.")
     if staged.is_remote:
-        console().print("This folder is on a network as well: reading from it is no faster.")
+        console().print("This folder is also on a network: reading from it is no faster.")
     return 0

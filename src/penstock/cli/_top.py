@@ -1,4 +1,4 @@
-"""Show what servers of batches are doing, live: who asks, how much they send, and what waits."""
+"""Show what servers of batches are doing, live: their clients, how much they send, and what is waiting."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument("servers", nargs="+", metavar="HOST:PORT", help="the servers")
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between looks (default: %(default)s)"
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between updates (default: %(default)s)"
     )
     parser.add_argument(
-        "--token-file", type=_values.path, metavar="FILE", help="file with the secret that servers ask for"
+        "--token-file", type=_values.path, metavar="FILE", help="file with the secret that servers require"
     )
     parser.add_argument("--certificate", type=_values.path, metavar="FILE", help="this client's certificate, PEM")
     parser.add_argument("--key", type=_values.path, metavar="FILE", help="its private key, PEM")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """One look, with --json or where nobody watches: 0 when every server answers. Else until Ctrl-C, a good end."""
+    """Once, with --json or without a terminal: 0 if every server answers. Otherwise until Ctrl-C: 0."""
     from penstock.service import Security, read_servers
 
     security = Security(

@@ -1,4 +1,4 @@
-"""Show which documents a batch was made of: where each lies, which file and row it came from, and what it says.
+"""Show which documents are in a batch: where each lies, which file and row it came from, and what it says.
 
 For "my loss jumped at step 4,711". Give the plan that was trained on (`plan.to_toml()`), or a dataset and its stages.
 """
@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--step", type=int, required=True, metavar="N", help="step of the epoch, from 0")
     where.add_argument("--epoch", type=int, default=0, metavar="E", help="epoch, from 0 (default: %(default)s)")
     where.add_argument("--rank", type=int, default=0, metavar="R", help="one rank's rows (default: those of all ranks)")
-    where.add_argument("--world-size", type=int, default=1, metavar="W", help="ranks that the batch is shared by")
+    where.add_argument("--world-size", type=int, default=1, metavar="W", help="how many ranks share the batch")
     where.add_argument("--row", type=int, metavar="N", help="one row of the batch (default: all)")
     stages = parser.add_argument_group("stages, for a dataset")
     stages.add_argument("--seed", type=int, metavar="S", help="shuffle with this seed")
-    stages.add_argument("--pack", type=int, metavar="LENGTH", help="pack into rows of so many tokens")
-    stages.add_argument("--window", type=int, metavar="LENGTH", help="cut into windows of so many tokens")
+    stages.add_argument("--pack", type=int, metavar="LENGTH", help="pack into rows of this many tokens")
+    stages.add_argument("--window", type=int, metavar="LENGTH", help="cut into windows of this many tokens")
     stages.add_argument("--batch", type=int, metavar="ROWS", help="rows of a batch, over all ranks")
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--decode", metavar="TOKENIZER", help="tokenizer.json or folder: show what each document says")
@@ -40,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when the batch could be traced."""
+    """0 if the batch could be traced."""
     from penstock.transforms import find_decoder
 
     plan = _find_plan(arguments)
     at = {name: getattr(arguments, name) for name in ("step", "epoch", "rank", "world_size")}
     try:
         traces = [each for each in plan.documents(**at) if arguments.row in (None, each.row)]
-    except IndexError as error:  # there is no such step: what was typed, not a fault
+    except IndexError as error:  # there is no such step: a wrong argument, not a fault
         raise ValueError(str(error)) from None
     decoder = find_decoder(arguments.decode, plan.source.tokenizers)
     shown = traces if arguments.full or arguments.json else traces[:_SHOWN_DOCUMENTS]
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _find_plan(arguments: argparse.Namespace) -> Plan:
-    """The plan that is named, without its maps: they change what rows hold, not which documents are in them."""
+    """The named plan, without its maps: they change the contents of rows, not which documents are in them."""
     from penstock.filesystem import local_path
     from penstock.plan import Plan, load_plan, open_dataset
 
@@ -68,7 +68,8 @@ def _find_plan(arguments: argparse.Namespace) -> Plan:
     if local_path(arguments.path, "a dataset or a plan file").is_file() and str(arguments.path).endswith(".toml"):
         if any(value is not None for value in given.values()):
             raise ValueError(
-                f"{arguments.path} is a plan and has its stages: --seed, --pack, --window and --batch are for datasets."
+                f"{arguments.path} is a plan, with its own stages: --seed, --pack, --window and --batch are for "
+                "datasets."
             )
         plan = load_plan(arguments.path, allow_code=arguments.allow_code)
         return Plan(plan.source, tuple(stage for stage in plan.stages if stage.verb != "map"))
@@ -84,7 +85,7 @@ def _find_plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _texts(plan: Plan, at: dict[str, int], traces: list[DocumentTrace], decoder: Decoder | None) -> list[str | None]:
-    """What each document says, where its tokens are in the batch and the tokenizer is known."""
+    """What each document says, if its tokens are in the batch and the tokenizer is known."""
     if decoder is None or plan.labels is None:
         return [None] * len(traces)
     tokens = plan.read(at["step"], at["epoch"], at["rank"], at["world_size"])["input_ids"]

@@ -1,6 +1,6 @@
-"""Find the loader's options with which a job trains fastest: try some in turns, and write them down.
+"""Find the loader options with which a job trains fastest: try some in turns, and write a settings file.
 
-The job is a Python file with two functions, make_loader(**options) and train_step(batch), and if you like the options
+The job is a Python file with two functions, make_loader(**options) and train_step(batch), and optionally the options
 to try: SPACE = {"num_workers": [0, 2, 4], "prefetch_factor": [2, 8]}. Ctrl-C ends the search and shows what is known.
 """
 
@@ -26,16 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_values.path,
         default=Path("penstock-settings.toml"),
         metavar="FILE",
-        help="where to write what was found (%(default)s)",
+        help="where to write the settings (%(default)s)",
     )
-    parser.add_argument("--steps", type=int, default=15, help="steps of a turn that count (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=4, help="turns of each setting that races (%(default)s)")
-    parser.add_argument("--seconds", type=float, help="begin no turn after this time")
+    parser.add_argument("--steps", type=int, default=15, help="steps per turn that count (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=4, help="turns for each setting that races (%(default)s)")
+    parser.add_argument("--seconds", type=float, help="start no turn after this time")
     parser.add_argument("--html", type=_values.path, metavar="FILE", help="write a report to open in a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when settings were found and written, 1 when nothing could be run, 2 for wrong usage, 130 after Ctrl-C."""
+    """0 if settings were found and written, 1 if nothing could be run, 2 for wrong usage, 130 after Ctrl-C."""
     from penstock.report import render_html
     from penstock.trials import TuneSettings, job_traceback, load_job, tune
 
@@ -77,5 +77,5 @@ def _say_turn(number: int, arm: object, found: object) -> None:
     from penstock.tuning import name_of
 
     rate = getattr(found, "rate", None)
-    told = f"{rate:.1f} steps/s" if rate is not None else f"failed: {type(found).__name__}"
-    sys.stderr.write(f"turn {number}: {name_of(arm)}: {told}\n")  # type: ignore[arg-type]
+    result = f"{rate:.1f} steps/s" if rate is not None else f"failed: {type(found).__name__}"
+    sys.stderr.write(f"turn {number}: {name_of(arm)}: {result}\n")  # type: ignore[arg-type]

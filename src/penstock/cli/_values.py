@@ -1,4 +1,4 @@
-"""What people type as values of flags, as the library takes them."""
+"""Parse what people type as values of flags."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def rows_or_share(text: str) -> int | float:
 
 
 def path(text: str) -> Path:
-    """A path of this machine; a shell leaves the `~` of `--html=~/report.html` as it is."""
+    """A path on this machine; a shell does not expand the `~` in `--html=~/report.html`."""
     return Path(text).expanduser()
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names between commas, quoted where they hold one."""
+    """Names separated by commas, quoted if they contain one."""
     return tuple(next(csv.reader([text]), ()))
 
 
@@ -52,12 +52,12 @@ def types(text: str) -> dict[str, str] | str:
         return text
     pairs = [each.rpartition("=") for each in names(text)]
     if not all(name and kind for name, _, kind in pairs):
-        raise argparse.ArgumentTypeError(f"{text!r} is not 'infer' or such as age=int64,score=float32")
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 'infer' nor a list such as age=int64,score=float32")
     return {name: kind for name, _, kind in pairs}
 
 
 def delimiter(text: str) -> str:
-    """One character; a tab has names."""
+    """One character; a tab may be given by name."""
     return "\t" if text in ("\\t", "tab") else text
 
 
@@ -84,7 +84,7 @@ def shares(text: str) -> dict[str, float]:
         name, _, share = each.partition("=")
         value = rows_or_share(share) if share else 0
         if not name or not 0 < value < 1:
-            raise argparse.ArgumentTypeError(f"{text!r} is not such as val=0.02 or val=2%,test=1%")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of shares such as val=0.02 or val=2%,test=1%")
         found[name] = value
     return found
 

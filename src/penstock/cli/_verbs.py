@@ -26,10 +26,10 @@ class Verb:
 CONTENTS: dict[str, tuple[Verb, ...]] = {
     "Datasets": (
         Verb("prepare", "turn raw data into a dataset", "penstock prepare 'text/*.jsonl' corpus --tokenizer tok.json"),
-        Verb("inspect", "show what a dataset holds", "penstock inspect corpus"),
+        Verb("inspect", "show what is in a dataset", "penstock inspect corpus"),
         Verb(
             "trace",
-            'show which documents a batch was made of, for "my loss jumped"',
+            'show which documents are in a batch, for "my loss jumped"',
             "penstock trace plan.toml --step 4711 --decode tok.json",
         ),
         Verb("verify", "check every byte of a dataset against its checksums", "penstock verify corpus"),
@@ -40,11 +40,11 @@ CONTENTS: dict[str, tuple[Verb, ...]] = {
             "run a training script and find out why it waits for data",
             "penstock doctor --html report.html -- train.py --epochs 1",
         ),
-        Verb("bench", "measure a loader by itself and beside a training step", "penstock bench plan.toml"),
-        Verb("tune", "find the loader's options with which a job trains fastest", "penstock tune job.py"),
+        Verb("bench", "measure a loader by itself and with a training step", "penstock bench plan.toml"),
+        Verb("tune", "find the loader options with which a job trains fastest", "penstock tune job.py"),
     ),
     "Where data is": (
-        Verb("advise", "say how a dataset is best read on this machine", "penstock advise corpus --measure"),
+        Verb("advise", "say how best to read a dataset on this machine", "penstock advise corpus --measure"),
         Verb("stage", "copy a dataset to this node's own storage", "penstock stage corpus $SCRATCH"),
     ),
     "Preprocessing on other machines": (

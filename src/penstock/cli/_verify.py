@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when the dataset is sound, 1 when anything is wrong."""
+    """0 if the dataset is intact, 1 if anything is wrong."""
     from penstock.shards import verify
 
     with progress_bar("verify") as on_progress:

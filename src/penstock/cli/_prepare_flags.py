@@ -1,4 +1,4 @@
-"""From the flags of `penstock prepare` to what the library takes, and which flags do not go together."""
+"""Turn the flags of `penstock prepare` into what the library takes, and refuse flags that do not go together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHAT = ("chat_format", "chat_template", "tools_column", "template_date", "templ
 
 
 def wrong_usage(arguments: argparse.Namespace) -> str | None:
-    """Why flags do not go together, in words; None when they do."""
+    """Why the flags do not go together; None if they do."""
     transforms = ("tokenizer", "image_size", "image_mode", "image_store", "function")
     kinds = {name.split("_")[0]: _flag(name) for name in transforms if getattr(arguments, name)}
     if len(kinds) > 1:
@@ -39,7 +39,7 @@ def wrong_usage(arguments: argparse.Namespace) -> str | None:
     if arguments.max_skipped is not None and arguments.on_error != "skip":
         return "--max-skipped needs --on-error skip."
     if arguments.append and (arguments.overwrite or arguments.remove):
-        return "--append keeps every sample that is there; it does not go with --overwrite or --remove."
+        return "--append keeps every existing sample; it does not go with --overwrite or --remove."
     if arguments.address and arguments.engine != "ray":
         return "--address needs --engine ray."
     if arguments.origins == "manifest" and type(arguments.shuffle) is int:
@@ -56,7 +56,7 @@ def _flag(name: str) -> str:
 
 
 def transform_of(arguments: argparse.Namespace) -> Transform | None:
-    """The transform that flags ask for."""
+    """The transform that the flags describe."""
     from penstock import transforms
 
     if arguments.tokenizer:
@@ -85,7 +85,7 @@ def transform_of(arguments: argparse.Namespace) -> Transform | None:
             keep=arguments.keep or None,
         )
     if arguments.function:
-        sys.path.insert(0, os.getcwd())  # as for `python -m`: the function is often in a file that is right here
+        sys.path.insert(0, os.getcwd())  # like `python -m`: the function is often in a file in this folder
         return transforms.FunctionTransform(arguments.function)
     return transforms.KeepColumns(arguments.keep) if arguments.keep else None
 

@@ -1,4 +1,4 @@
-"""How `penstock inspect` prints what it gathered: what fits a screen, and with `--full` all of it."""
+"""How `penstock inspect` prints what it gathered: what fits on a screen, or with `--full` all of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Thing = TypeVar("Thing")
 
 
 def print_description(description: Description, *, is_full: bool = False) -> None:
-    """Print for people; what does not fit a screen is counted, unless all of it is asked for."""
+    """Print for people; what does not fit on a screen is only counted, unless `is_full`."""
     out = console()
     for line in _lines(description, is_full):
         out.print(
@@ -51,7 +51,7 @@ def _currency(description: Description) -> Iterator[str]:
         yield f"A preparation can be continued: {description.unfinished}"
     elif (sources := sources_of(description.manifest.attributes)) is not None:
         yield f"From {printable(sources)}"
-        yield "Sources: not looked at; --sources says whether they have changed."
+        yield "Sources: not checked; --sources says whether they have changed."
 
 
 def _columns(manifest: Manifest, is_full: bool) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _facts(manifest: Manifest, is_full: bool) -> Iterator[str]:
     for line in _partly(manifest.attributes):
         yield f"  {printable(line)}"
     if _lets_text_control(manifest.attributes.get("tokenizer")):
-        yield "  Special tokens that a text spells out are control tokens in this dataset (special_tokens='allow')."
+        yield "  Special tokens spelled out in a text are control tokens in this dataset (special_tokens='allow')."
 
 
 def _histograms(description: Description, is_full: bool) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _cut(things: Sequence[Thing], limit: int | None) -> tuple[Sequence[Thing], i
 
 
 def _partly(attributes: Mapping[str, Any]) -> Iterator[str]:
-    """What to know of a dataset that does not hold all samples of its sources."""
+    """What to know about a dataset that does not hold all samples of its sources."""
     preparation = attributes.get("preparation")
     recipe = preparation.get("recipe") if isinstance(preparation, Mapping) else None
     if not isinstance(recipe, Mapping):
@@ -126,7 +126,7 @@ def _partly(attributes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _lets_text_control(tokenizer: Any) -> bool:
-    """Whether special tokens were taken from the text; datasets from before there was a choice do not say so."""
+    """Whether special tokens in a text are control tokens; datasets made before this option existed do not say so."""
     if not isinstance(tokenizer, Mapping) or tokenizer.get("kind") not in ("json", "tiktoken"):
         return False
     return bool(tokenizer.get("special_tokens", "allow") == "allow")

@@ -1,4 +1,4 @@
-"""What `penstock prepare` shows: a progress bar while it runs, a summary at the end."""
+"""What `penstock prepare` prints: a progress bar while it runs, a summary at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def show_progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
 @contextmanager
 def preparation_bar() -> Iterator[Callable[[Progress], None]]:
     """A progress bar with the rates of documents, bytes and tokens, the time left, and workers that died."""
-    if not sys.stderr.isatty():  # a bar that is disabled still prints an empty line, in rich 13
+    if not sys.stderr.isatty():  # in rich 13, even a disabled bar prints an empty line
         yield lambda progress: None
         return
     from rich.console import Console
@@ -47,7 +47,7 @@ def preparation_bar() -> Iterator[Callable[[Progress], None]]:
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Bar(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        line = bar.add_task("look at the sources", total=None, size="", rates="")
+        line = bar.add_task("listing the sources", total=None, size="", rates="")
 
         def show(progress: Progress) -> None:
             bar.update(
@@ -97,7 +97,7 @@ def _lines(prepared: Prepared) -> Iterator[str]:
     if prepared.tasks_run:
         yield from _times(prepared)
     for worker, count in prepared.failures.items():
-        yield f"  {worker} died {counted(count, 'time')}; its tasks were done again"
+        yield f"  {worker} died {counted(count, 'time')}; its tasks were repeated"
     yield from (f"  {note}" for note in prepared.notes)
 
 
