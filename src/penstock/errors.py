@@ -122,10 +122,10 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 def whole_number(
     verb: str, name: str, value: object, *, at_least: int | None = None, at_most: int | None = None
 ) -> int:
-    """`value` as a Python int, also when it is numpy's or torch's.
+    """`value` as a Python int, even if it is numpy's or torch's.
 
     Raises:
-        TypeError: it is no integer, or a bool.
+        TypeError: it is not an integer, or is a bool.
         ValueError: it is out of range.
     """
     try:

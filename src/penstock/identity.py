@@ -45,7 +45,7 @@ def digest(content: bytes | str, num_bytes: int = 16) -> str:
 
 
 class GrowingDigest:
-    """Digests of a text as it grows: each is what `digest` gives for all of it so far."""
+    """Digests of a growing text: each equals `digest` of all the text so far."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)

@@ -84,7 +84,7 @@ def test_inspect_tells_how_a_dataset_was_made_in_a_few_words(tmp_path, capsys):
     assert "transform            Tokenize, column text" in shown
     assert "skipped              1 row (invalid_utf8 1)" in shown
     assert "packing              rows are counted for tokens 8 split None" in shown
-    assert "--decode TOKENIZER shows tokens as text; they were made with words.json" in shown
+    assert "--decode TOKENIZER shows tokens as text; the tokenizer was words.json" in shown
     assert main(["inspect", str(tmp_path / "made"), "--decode", str(tmp_path / "words.json")]) == 0
     assert "--decode TOKENIZER" not in capsys.readouterr().out
 

@@ -184,7 +184,7 @@ def test_a_link_that_somebody_put_into_shared_scratch_is_not_followed(corpus, sc
     (precious / "thesis.tex").write_text("irreplaceable")
     (scratch / name).parent.mkdir(exist_ok=True)
     (scratch / name).symlink_to(precious)
-    with pytest.raises(DatasetExists, match="is a link, or no folder"):
+    with pytest.raises(DatasetExists, match="is a link, or not a folder"):
         penstock.stage(corpus, scratch)
     assert names(precious) == {"thesis.tex"}
 

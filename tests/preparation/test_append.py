@@ -108,7 +108,7 @@ def test_what_cannot_be_appended_to_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetExists, match="is shuffled, with other source files"):
         prepare(tmp_path / "b.jsonl", tmp_path / "shuffled", shuffle=1)
     prepare(tmp_path / "a.jsonl", tmp_path / "data")
-    with pytest.raises(DatasetExists, match=r"or pass append=True \(--append\) with the new ones"):
+    with pytest.raises(DatasetExists, match=r"or pass append=True \(--append\) with only the new ones"):
         prepare(tmp_path / "b.jsonl", tmp_path / "data", append=False)
     with pytest.raises(DatasetExists, match="a different transform"):
         prepare(tmp_path / "b.jsonl", tmp_path / "data", transform=penstock.Tokenize("bytes", append_eos="<|eos|>"))

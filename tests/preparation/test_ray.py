@@ -85,5 +85,5 @@ class TestOnALocalCluster:
     def test_a_task_that_kills_every_worker_stops_the_run(self, tmp_path: Path) -> None:
         make_corpus(tmp_path / "src", 1, 20)
         transform = FunctionTransform("preparation.functions:suicidal", types={"length": "int64"})
-        with pytest.raises(WorkerDied, match=r"WorkerCrashedError while preparing .*, as did the 2 before it"):
+        with pytest.raises(WorkerDied, match=r"WorkerCrashedError while preparing .*, like the 2 before it"):
             prepare(f"{tmp_path}/src/*.jsonl", tmp_path / "data", transform=transform, engine="ray")

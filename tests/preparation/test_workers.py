@@ -72,7 +72,7 @@ def test_a_task_that_kills_every_worker_stops_the_run_and_is_named(tmp_path: Pat
     write_jsonl(tmp_path / "a.jsonl", 20, 1)
     transform = FunctionTransform("preparation.functions:suicidal", types=TYPES)
     before = children()
-    told = r"killed by SIGKILL while preparing .*a\.jsonl.* \(out of memory\?\), as did the 2 before it"
+    told = r"killed by SIGKILL while preparing .*a\.jsonl.* \(out of memory\?\), like the 2 before it"
     with pytest.raises(WorkerDied, match=told):
         prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=transform, workers=2)
     assert children() == before

@@ -115,4 +115,4 @@ def test_a_worker_that_its_control_group_killed_is_told_of_with_the_groups_memor
     )
     assert "was killed by SIGKILL while computing the batch at row 8" in done.stdout, done.stderr
     assert "The control group's memory is" in done.stdout
-    assert "of its processes were killed for lack of it" in done.stdout
+    assert "of its processes were killed for running out" in done.stdout

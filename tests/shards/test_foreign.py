@@ -294,7 +294,7 @@ def overwrite(path: Path, position: int, raw: bytes) -> None:
     [
         (0, b"MMIDIDY", "not a Megatron index"),
         (9, struct.pack("<Q", 2), "version 2 with dtype code 8"),
-        (17, b"\x09", "version 1 with dtype code 9; version 1 with codes 1 to 8 is known"),
+        (17, b"\x09", "version 1 with dtype code 9; only version 1 with codes 1 to 8 is supported"),
         (17, b"\x00", "dtype code 0"),
         (18, struct.pack("<Q", 2**60), "but its counts need"),
         (18, struct.pack("<Q", 3), "but its counts need"),

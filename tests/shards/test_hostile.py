@@ -187,7 +187,7 @@ def test_a_header_of_an_impossible_size_is_refused_without_touching_the_shard(si
         (put("attributes", 5), "must be an object, a list and an object"),
         (drop("attributes"), "must be an object, a list and an object"),
         (put("columns", {}), "at least one column"),
-        (put("columns", {f"c{n}": "int8" for n in range(2000)}), "2000 columns asked for"),
+        (put("columns", {f"c{n}": "int8" for n in range(2000)}), "2,000 columns requested"),
         (put("columns", {"x": "int65"}), "'int65' is not a dtype"),
         (put("columns", {"x": 5}), "has the type 5"),
         (put("columns", {"x": nested(900)}), "has the type"),
@@ -198,7 +198,7 @@ def test_a_header_of_an_impossible_size_is_refused_without_touching_the_shard(si
         (put("columns", {"a.b": "int8"}), "cannot name a column"),
         (put("columns", {"__metadata__": "int8"}), "cannot name a column"),
         (put("columns", {"x" * 1_000_000: "int8"}), "cannot name a column"),
-        (put("samples", 5), "'samples' is 5, the shards hold 12"),
+        (put("samples", 5), "'samples' is 5, but the shards hold 12"),
         (put("samples", -1), "'samples' is -1"),
         (put("samples", 12.0), r"'samples' is 12\.0"),
         (put("samples", True), "'samples' is True"),
@@ -207,7 +207,7 @@ def test_a_header_of_an_impossible_size_is_refused_without_touching_the_shard(si
         (put("shards", [5]), "None is not the name of a shard"),
         (put("shards", [None]), "None is not the name of a shard"),
         (lambda fields: fields["shards"].append(fields["shards"][0]), "a shard is named twice"),
-        (lambda fields: fields["shards"].pop(), "'samples' is 12, the shards hold"),
+        (lambda fields: fields["shards"].pop(), "'samples' is 12, but the shards hold"),
     ],
 )
 def test_a_manifest_that_makes_no_sense_is_refused_by_name(change: Any, message: str, small: Path) -> None:

@@ -354,7 +354,7 @@ def test_columns_of_many_blocks_and_windows_are_read_right(tmp_path: Path) -> No
         ("int64[*]", [1, [2]], "this value cannot be converted to an array"),
         ("int64", 2**64, "is not a number"),
         ("bytes", "text", "holds bytes, not str: encode it"),
-        ("bytes", 5, "holds bytes; int is not"),
+        ("bytes", 5, "holds bytes; this value is int"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_and_nothing_is_written(

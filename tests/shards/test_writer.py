@@ -76,10 +76,10 @@ UNFIT = [
     ("int64", None, "holds int64; NoneType is not a number"),
     ("float32", np.zeros(1, [("a", "f4")])[0], "is not a number"),
     ("bytes", "text", r"holds bytes, not str: encode it, as in text.encode\(\)"),
-    ("bytes", [1, 2], "holds bytes; list is not"),
-    ("bytes", np.array([1, 2]), "holds bytes; ndarray is not"),
-    ("bytes", 3, "holds bytes; int is not"),
-    ("bytes", None, "holds bytes; NoneType is not"),
+    ("bytes", [1, 2], "holds bytes; this value is list"),
+    ("bytes", np.array([1, 2]), "holds bytes; this value is ndarray"),
+    ("bytes", 3, "holds bytes; this value is int"),
+    ("bytes", None, "holds bytes; this value is NoneType"),
 ]
 
 

@@ -131,7 +131,7 @@ def test_one_byte_encodings_become_utf8(tmp_path: Path) -> None:
         ({"delimiter": ",,"}, "one ASCII character"),
         ({"delimiter": '"'}, "they must differ"),
         ({"batch_bytes": 0}, "at least 1"),
-        ({"timeout_seconds": 0}, "needs some time"),
+        ({"timeout_seconds": 0}, "must be positive"),
         ({"max_record_bytes": 1 << 31}, "less than 2 GiB"),
     ],
 )

@@ -102,4 +102,4 @@ def test_bad_input_is_told(plan_file, tmp_path, capsys):
     assert "a loader without batches" in capsys.readouterr().err
     (tmp_path / "once.py").write_text(JOB.replace("range(30)", "(x for x in range(6))"))
     assert main(["bench", str(tmp_path / "once.py"), "--steps", "9", "--step-ms"]) == 1
-    assert "a loader that ends after batch 6 and cannot begin again" in capsys.readouterr().err
+    assert "a loader that ends after batch 6 and cannot start again" in capsys.readouterr().err

@@ -70,7 +70,7 @@ def test_a_death_is_told_with_how_where_and_what_is_likely(code: int | None, tol
 
 def test_deaths_of_the_same_kind_before_it_are_counted() -> None:
     told = describe_death("Worker 0", None, -signal.SIGKILL, "at it", num_before=2)
-    assert told.startswith("Worker 0 was killed by SIGKILL while at it (out of memory?), as did the 2 before it.")
+    assert told.startswith("Worker 0 was killed by SIGKILL while at it (out of memory?), like the 2 before it.")
 
 
 @pytest.fixture

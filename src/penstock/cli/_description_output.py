@@ -101,7 +101,7 @@ def _samples(description: Description, is_full: bool) -> Iterator[str]:
     made_with = description.manifest.attributes.get("tokenizer")
     if description.samples and not description.is_decoded and isinstance(made_with, Mapping):
         name = printable(in_words(made_with.get("name")))
-        yield f"  --decode TOKENIZER shows tokens as text; they were made with {name}"
+        yield f"  --decode TOKENIZER shows tokens as text; the tokenizer was {name}"
 
 
 def _cut(things: Sequence[Thing], limit: int | None) -> tuple[Sequence[Thing], int]:

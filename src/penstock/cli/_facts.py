@@ -1,7 +1,7 @@
-"""What a manifest's attributes say, in a few words: how samples were made, from what, and what was left out.
+"""A manifest's attributes in a few words: how samples were made, from what, and what was left out.
 
-Attributes are JSON that anybody may have written, so every value may be of any type: what is not as `prepare` writes it
-is shown as it stands.
+Attributes are JSON that anybody may have written, so a value may have any type: one that `prepare` would not write is
+shown as it is.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from penstock.errors import counted
 
 _HASH = re.compile("[0-9a-f]{32,}")
-_TOLD_OF_TRANSFORM = ("column", "function", "size", "mode", "store", "keep")
+_SHOWN_OF_TRANSFORM = ("column", "function", "size", "mode", "store", "keep")
 
 
 def in_words(value: Any) -> str:
-    """JSON on one line for people: empty values are left out, hashes are cut short."""
+    """JSON on one line for people: empty values are left out, hashes are shortened."""
     if isinstance(value, Mapping):
         present = {key: part for key, part in value.items() if part not in (None, {}, [], "")}
         parts = [
@@ -33,7 +33,7 @@ def in_words(value: Any) -> str:
 
 
 def in_short(key: str, attributes: Mapping[str, Any]) -> str | None:
-    """An attribute for a screen; None for one that is told elsewhere, or is for machines."""
+    """An attribute for the screen; None for one that is shown elsewhere, or is for machines."""
     value = attributes[key]
     if key == "preparation" or (key == "images" and "transform" in attributes):
         return None
@@ -42,7 +42,7 @@ def in_short(key: str, attributes: Mapping[str, Any]) -> str | None:
 
 
 def sources_of(attributes: Mapping[str, Any]) -> str | None:
-    """From how many files, found by what, a dataset was prepared; None when it does not say."""
+    """From how many files, found by which patterns, a dataset was prepared; None if it does not say."""
     preparation = attributes.get("preparation")
     if not isinstance(preparation, Mapping):
         return None
@@ -68,9 +68,9 @@ def _tokenizer(value: Mapping[str, Any]) -> str:
 
 
 def _transform(value: Mapping[str, Any]) -> str:
-    told = {key: value[key] for key in _TOLD_OF_TRANSFORM if key in value}
+    shown = {key: value[key] for key in _SHOWN_OF_TRANSFORM if key in value}
     chat = ["chat template"] if value.get("chat") else []
-    rest = in_words(told)
+    rest = in_words(shown)
     return ", ".join([in_words(value["transform"]), *chat, *([rest] if rest != "nothing" else [])])
 
 
@@ -86,7 +86,7 @@ def _packing(value: Mapping[str, Any]) -> str:
     return f"rows are counted for {', '.join(indexes)}" if isinstance(indexes, Mapping) else in_words(value)
 
 
-# How an attribute is told, and what it must have for that.
+# How an attribute is shown, and which fields it must have for that.
 _TELLERS: Mapping[str, tuple[Callable[[Mapping[str, Any]], str], tuple[str, ...]]] = {
     "tokenizer": (_tokenizer, ("name", "vocab_size")),
     "transform": (_transform, ("transform",)),

@@ -55,7 +55,7 @@ def _show_batch(arguments: argparse.Namespace) -> int:
     plan = load_plan(arguments.path)
     try:
         text = plan.show(arguments.step, find_decoder(arguments.decode, {}))
-    except IndexError as error:  # there is no such step: what was typed, not a fault
+    except IndexError as error:  # there is no such step: a mistake of the user's, not ours
         raise ValueError(str(error)) from None
     if arguments.json:
         print_json({"plan": repr(plan), "fingerprint": plan.fingerprint, "step": arguments.step, "batch": text})

@@ -70,7 +70,7 @@ class _VerbParser(argparse.ArgumentParser):
             self.usage = self.usage or self._short_usage()
 
     def _short_usage(self) -> str:
-        """What a verb takes, without a wall of options: the help lists them in groups."""
+        """The arguments of a verb, without a wall of options: the help lists them in groups."""
         formatter = self._get_formatter()
         needed = [action for action in self._actions if action.required and action.option_strings]
         words = [f"{action.option_strings[0]} {action.metavar}" for action in needed]
@@ -109,7 +109,7 @@ def _run(parsed: argparse.Namespace) -> int:
     except (PenstockError, ValueError, OSError) as error:
         _report(error, as_json=parsed.json)
         return 1
-    except MemoryError as error:  # of what was asked for, or of what a file says
+    except MemoryError as error:  # the arguments, or a file, ask for too much
         _report(error, as_json=parsed.json)
         return 1
     except KeyboardInterrupt:

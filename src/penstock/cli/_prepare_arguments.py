@@ -52,7 +52,7 @@ def _add_writing_arguments(parser: argparse.ArgumentParser) -> None:
         type=_values.size,
         default=256 << 20,
         metavar="SIZE",
-        help="size of a shard, such as 256MB (the default is 256MiB)",
+        help="size of a shard, such as 256MB (default: 256MiB)",
     )
     what.add_argument(
         "--origins",
@@ -60,7 +60,7 @@ def _add_writing_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="where to keep the file and row of each sample",
     )
-    _add_rerun_arguments(parser.add_argument_group("if DEST is there already (default: go on, or add what is new)"))
+    _add_rerun_arguments(parser.add_argument_group("if DEST exists (default: continue, or add what is new)"))
     _add_run_arguments(parser.add_argument_group("how it runs"))
 
 

@@ -92,7 +92,7 @@ def open_regular(path: Path, *, within: int | None = None) -> int:
 
 
 def read_small(path: Path, max_bytes: int) -> bytes:
-    """All of a small file that a person named. Links lead on; pipes and devices, which may never end, are refused.
+    """All of a small file that the user named. Links are followed; pipes and devices, which may never end, are refused.
 
     Raises:
         OSError: there is none, or it cannot be read.

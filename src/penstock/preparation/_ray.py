@@ -79,7 +79,7 @@ class RayEngine:
             how = f"{type(error).__name__} while preparing {task}"
             if deaths[task.key] >= MAX_DEATHS:
                 raise WorkerDied(
-                    f"{how}, as did the {MAX_DEATHS - 1} before it. Finished tasks are kept: run it again with fewer "
+                    f"{how}, like the {MAX_DEATHS - 1} before it. Finished tasks are kept: run it again with fewer "
                     "workers per node, or with a smaller shard_bytes after --overwrite."
                 ) from error
             return Lost("ray worker", how, (task.key,))

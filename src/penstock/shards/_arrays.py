@@ -43,7 +43,7 @@ class ArrayStorage:
         self._file = file
         self._identity = identity
         self.attributes: Mapping[str, Any] = attributes or {}
-        """What is known beside the data, by who made the arrays."""
+        """Attributes that the caller gave with the arrays."""
         self.num_samples = len(next(iter(self._columns.values())))
         self.starts: NDArray[np.int64] = np.array([0, self.num_samples], np.int64)
         self.slots = column_slots(schema)
@@ -171,7 +171,7 @@ def _num_elements(stored: Ragged | NDArray[Any]) -> int:
 
 
 def storage_of_arrays(arrays: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> ArrayStorage:
-    """Storage of columns given as arrays, `Ragged`, or lists of arrays or byte strings, and what is known beside them.
+    """Storage of columns given as arrays, `Ragged`, or lists of arrays or byte strings, with optional attributes.
 
     Raises:
         SchemaError: the columns differ in length, or one cannot be stored.

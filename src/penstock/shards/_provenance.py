@@ -228,7 +228,7 @@ class Provenance:
         self._ends = np.cumsum([split[3] for split in self._splits], dtype=np.int64)
         is_known = ORIGIN_COLUMN in storage.schema and storage.schema[ORIGIN_COLUMN].spec == ORIGIN_SPEC
         self._column = storage.schema[ORIGIN_COLUMN] if is_known else None
-        """Says (split, row) of each sample; a column of that name that cannot is somebody's own."""
+        """(split, row) of each sample; a column of that name but another type is the user's own."""
 
     @property
     def is_complete(self) -> bool:
@@ -271,7 +271,7 @@ class Provenance:
         return files
 
     def _check_places(self, places: NDArray[np.int64]) -> None:
-        """Refuse (split, row) of samples that lead nowhere: they are data, and may come from strangers.
+        """Refuse (split, row) pairs that do not exist: they are data, and may come from strangers.
 
         Raises:
             FormatError: naming one.
@@ -288,7 +288,7 @@ class Provenance:
 
     @functools.cached_property
     def _num_rows(self) -> NDArray[np.int64]:
-        """Rows that each split may have: of a group of files, one for each."""
+        """Rows that each split may have; a group of files has one row per file."""
         return np.array([split[5] if len(split) > 5 else _MAX_COUNT for split in self._splits], np.int64)
 
     def origin(self, index: int) -> str | None:

@@ -95,7 +95,7 @@ class _FastReader:
                 self._types[name] = _widest(self._types.get(name), column.type)
 
     def known_if_absent(self, chosen: Mapping[str, Any]) -> tuple[str, ...]:
-        """All names that were seen, if a column that was asked for has no value in this block."""
+        """All names seen so far, if a requested column has no value in this block."""
         if not any(str(getattr(column, "type", "")) == "null" for column in chosen.values()):
             return ()
         return tuple(names_within({**dict.fromkeys(self._mixed), **self._types}))

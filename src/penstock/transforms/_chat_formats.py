@@ -28,7 +28,7 @@ _TELLING: dict[ChatFormat, tuple[str, ...]] = {
     "preference": ANSWERS,
     "prompt": ("prompt", COMPLETION),
 }
-"""Columns by which a layout is known."""
+"""Columns by which a layout is recognised."""
 _SPEAKERS = {
     "system": "system",
     "human": "user",
@@ -96,7 +96,7 @@ class ChatLayout:
         return tuple(filter(None, (self.column, *more)))
 
     def advise(self, known: Collection[str]) -> str:
-        """What to say where a column is null in every row of a source with these columns."""
+        """What to say if a column is null in every row of a source with these columns."""
         for format, columns in _TELLING.items():
             if format != self.format and all(name in known for name in columns):
                 held = " and ".join(map(repr, columns))

@@ -86,7 +86,7 @@ class ConversationReader:
         self.settings = settings
         self._renderer = None if settings.template is None else settings.template.open()
         self._advice = ""
-        """What to do where a column is null in all rows at hand."""
+        """What to do if a column is null in all these rows."""
 
     def __enter__(self) -> ConversationReader:
         return self

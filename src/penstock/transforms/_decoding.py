@@ -37,7 +37,7 @@ def find_decoder(tokenizer: Any | None, made_with: Mapping[str, str]) -> Decoder
 
 
 def _make(source: TokenizerSource) -> Decoder:
-    """Ids that the tokenizer does not have are left out: they may be anything, and its library may not take it well."""
+    """Ids that the tokenizer does not have are left out: they may be anything, and its library may fail on them."""
     if source.kind == "bytes":
         return lambda ids: bytes(_below(ids, 256).astype(np.uint8)).decode(errors="replace")
     if source.kind == "tiktoken":

@@ -162,7 +162,7 @@ def _get_encoding(name: str) -> Any:
         raise ValueError(f"tiktoken has no encoding {name!r}.{did_you_mean(name, known)} It has {has}.")
     try:
         return tiktoken.get_encoding(name)
-    except OSError as error:  # those of requests are, too
+    except OSError as error:  # exceptions of requests are OSErrors, too
         raise StorageError(
             f"tiktoken:{name}: tiktoken fetches an encoding when it is first used, and could not "
             f"({type(error).__name__}). Fetch it on a machine with a network, and set TIKTOKEN_CACHE_DIR to the "

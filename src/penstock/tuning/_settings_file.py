@@ -54,7 +54,7 @@ class SettingsFile(NamedTuple):
 
 
 def read_settings(path: str | os.PathLike[str]) -> SettingsFile:
-    """The options of the loader in a settings file, and where they were found.
+    """The loader's options in a settings file, and where they were measured.
 
     Raises:
         FormatError: it is not a settings file; the message says what is wrong with it.

@@ -66,7 +66,7 @@ def describe_death(worker: str, pid: int | None, code: int | None, doing: str, *
     """How a worker died, what it was doing, and how much memory is left; the caller adds advice."""
     which = "" if pid is None else f" (pid {pid})"
     guess = " (out of memory?)" if code == -signal.SIGKILL else ""
-    before = f", as did the {num_before} before it" if num_before else ""
+    before = f", like the {num_before} before it" if num_before else ""
     return f"{worker}{which} {describe_ending(code)} while {doing}{guess}{before}. {_describe_memory()}"
 
 
