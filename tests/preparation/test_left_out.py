@@ -112,7 +112,7 @@ class TestSamplesOfFilesThatAreNoLongerGiven:
     def test_are_not_removed_because_a_file_has_become_empty(self, data: Path) -> None:
         before = contents(data)
         (data.parent / "day1" / "a.jsonl").write_text("")
-        with pytest.raises(DatasetExists, match=r"is no longer given, or empty now .* and 2 samples would go"):
+        with pytest.raises(DatasetExists, match=r"is no longer given, or empty now .* and 2 samples would be removed"):
             self.run(data, "day1")
         assert contents(data) == before
         prepared = self.run(data, "day1", "day2", remove=True)

@@ -247,7 +247,7 @@ def test_every_range_of_a_file_without_a_header_gives_its_own_rows(tmp_path: Pat
 def test_names_for_a_file_that_has_some_are_refused_until_someone_says_so(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", b"x,y\n1,a\n2,b\n")
     with pytest.raises(
-        SchemaError, match=r"the first line may be a header: it has 'x' itself\. If it is, pass header=True"
+        SchemaError, match=r"the first line may be a header: it contains 'x'\. If it is, pass header=True"
     ):
         gather(path, names=("x", "z"))
     with pytest.raises(SchemaError, match=r"may be a header: 'x' is above nothing but numbers"):

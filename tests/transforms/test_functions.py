@@ -78,7 +78,7 @@ def test_text_is_stored_as_bytes() -> None:
 
 
 def test_another_number_of_samples_without_sources_is_an_error_that_explains() -> None:
-    with pytest.raises(SchemaError, match=r"made 1 samples of 2 rows .*'__source__': \[0, 0, 1"):
+    with pytest.raises(SchemaError, match=r"made 1 samples from 2 rows .*'__source__': \[0, 0, 1"):
         run(one_sample, {"text": ["a", "b"]})
 
 
@@ -88,7 +88,7 @@ def one_sample(batch: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("sources", "message"),
-    [([0, 2], "from 0 to 1"), ([1, 0], "decreases"), ([0], "2 integers"), ([0.0, 1.0], "float64")],
+    [([0, 2], "from 0 to 1"), ([1, 0], "must be non-decreasing"), ([0], "2 integers"), ([0.0, 1.0], "float64")],
 )
 def test_sources_that_cannot_be_are_refused(sources: list[Any], message: str) -> None:
     function = functools.partial(give_sources, sources=sources)

@@ -243,7 +243,7 @@ def test_the_output_goes_straight_into_a_dataset(tmp_path: Path) -> None:
         ({"size": 8, "mode": "keep"}, "'keep' none"),
         ({"size": 0}, "integers of at least 1"),
         ({"size": 8, "store": "as_is"}, "leaves the bytes alone"),
-        ({"size": 8, "quality": 100}, "quality=100; a number from 1 to 95"),
+        ({"size": 8, "quality": 100}, "quality=100; it must be a number from 1 to 95"),
         ({"size": 8, "max_pixels": 10**9}, "max_pixels=1000000000"),
         ({"size": 8, "channels": 4}, "channels=4"),
         ({"mode": "keep", "keep": ["image_shape"]}, "'image_shape' is a column that the transform writes"),

@@ -128,7 +128,7 @@ class EventWriter:
 
 
 def _keep_room(path: Path, begin: int, num_bytes: int) -> None:
-    """Opens the file anew: the script could have closed a descriptor that was kept, and its number be another file's."""
+    """Reopens the file: the script may close a descriptor that is kept, and its number become another file's."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.posix_fallocate(descriptor, begin, num_bytes)

@@ -225,7 +225,7 @@ def _obstacle(
 
 
 def _refuse_removal(destination: Path, previous: Previous, files: Sequence[SourceFile]) -> None:
-    """Stop if source files of the dataset are missing or empty: a mistyped glob, or a failed copy, must not empty it."""
+    """Stop if source files of the dataset are missing or empty: a mistyped glob or a failed copy must not empty it."""
     gone = previous.gone(files)
     if not gone:
         return
