@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.errors import nearest_name
 
-_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: a Path has already lost the second
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/+")  # one slash: a Path has already lost the second
 _GLOB = re.compile(r"[*?\[]")
 _MOST_SIBLINGS = 10_000
 """How many names in a folder to compare: a message must not wait for a folder of millions."""
@@ -26,9 +26,10 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
         ValueError: it is a URL. Without this check, a folder called `s3:` would silently be made or looked for.
     """
     text = os.fspath(path).removeprefix("file://")
-    if _URL.match(text):
+    if scheme := _URL.match(text):
+        url = f"{scheme[0].rstrip('/')}//{text[scheme.end() :]}"
         raise ValueError(
-            f"{text} is a URL, but {what} must be local for now. Use a path on this machine or on a mounted "
+            f"{url} is a URL, but {what} must be local for now. Use a path on this machine or on a mounted "
             "file system, and copy from or to the store."
         )
     return Path(os.path.expanduser(text))
