@@ -1,24 +1,26 @@
-"""What `penstock inspect` gathers about a dataset."""
+"""What `penstock inspect` gathers about a dataset; with `--decode`, its tokens are text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import IncompleteDataset, PenstockError, counted
+from penstock.errors import IncompleteDataset, PenstockError, counted, printable
 from penstock.preparation import find_unfinished, is_stale
 from penstock.report import Histogram, histogram
 from penstock.schema import Column
 from penstock.shards import Manifest, ShardFolder
+from penstock.transforms import Tokenize, find_decoder
 
 _CHUNK = 1 << 22
 _SHOWN_ITEMS = 12
 _SHOWN_BYTES = 48
+_SHOWN_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,35 @@ def describe(path: Path, *, num_samples: int, looks_at_sources: bool) -> Descrip
         raise
 
 
+def with_texts(description: Description, tokenizer: str | None) -> Description:
+    """The description with columns of tokens shown as text; a note says if they were made by another tokenizer.
+
+    Without a tokenizer nothing changes, unless tokens are bytes, which need none.
+
+    Raises:
+        ValueError: a tokenizer is given, but the dataset has no column of tokens.
+    """
+    decoder = find_decoder(tokenizer, {} if tokenizer is not None else _made_with(description))
+    if decoder is None:
+        return description
+    folder = ShardFolder(description.path.absolute(), io="auto", check="window")
+    columns = [one for one in folder.schema.shown.columns if one.kind == "ragged" and one.dtype.kind in "iu"]
+    columns = [one for one in columns if not one.shape]
+    if not columns:
+        raise ValueError(f"{description.path}: no column of tokens to decode; the columns are {folder.schema.shown}.")
+    note = "" if tokenizer is None else _difference(description, tokenizer)
+    texts = []
+    for index, sample in enumerate(description.samples):
+        shown = dict(sample)
+        for column in columns:
+            tokens = folder.value(column, index)
+            text = printable(decoder(tokens[:_SHOWN_TOKENS]))
+            more = " …" if len(tokens) > _SHOWN_TOKENS else ""
+            shown[column.name] = f"{text}{more} ({len(tokens):,} tokens){note}"
+        texts.append(shown)
+    return replace(description, samples=tuple(texts), is_decoded=True)
+
+
 def _describe(path: Path, num_samples: int, looks_at_sources: bool) -> Description:
     folder = ShardFolder(path.absolute(), io="auto", check="window")
     columns = folder.schema.shown.columns
@@ -113,3 +144,17 @@ def _preview(column: Column, value: NDArray[Any]) -> str:
     shown = " ".join(str(item) for item in items[:_SHOWN_ITEMS].tolist())
     shape = f" {list(value.shape)}" if value.ndim else ""
     return f"{shown}{' …' if items.size > _SHOWN_ITEMS else ''}{shape}"
+
+
+def _made_with(description: Description) -> dict[str, str]:
+    facts = description.manifest.attributes.get("tokenizer")
+    if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
+        return {}
+    return {facts["sha256"]: str(facts.get("name"))}
+
+
+def _difference(description: Description, tokenizer: str) -> str:
+    made_with = _made_with(description)
+    if not made_with or Tokenize(tokenizer).attributes["tokenizer"]["sha256"] in made_with:
+        return ""
+    return f" [made with another tokenizer: {next(iter(made_with.values()))}]"

@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 if the dataset could be described."""
-    from penstock.cli._decoding import with_texts
-    from penstock.cli._description import describe
+    from penstock.cli._description import describe, with_texts
     from penstock.cli._description_output import print_description
     from penstock.filesystem import local_path
 
