@@ -188,6 +188,7 @@ def test_rows_in_another_layout_are_bad_and_say_what_to_do(
         ({"chosen": TALK, "rejected": TALK}, ["--chat-format", "messages"], "--chat-format preference"),
         ({"messages": TALK}, ["--chat-format", "messages", "--column", "mesages"], "Did you mean 'messages'?"),
         ({"messages": TALK}, ["--template-date", "today", "--chat-format", "messages"], "such as '2026-07-01'"),
+        ({"messages": TALK, "tools": []}, ["--chat-format", "messages", "--tools-column", "tols"], "mean 'tools'?"),
     ],
 )
 def test_the_command_says_which_layout_rows_are_in(

@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from penstock.errors import check_choice
+from penstock.errors import check_choice, did_you_mean
 from penstock.schema import Ragged
 from penstock.sources import Records
 from penstock.transforms._byte_rows import read_text
@@ -257,6 +257,7 @@ class Tokenize:
         for records in sample:
             if types is None and records.num_rows:
                 types = infer_types(check_keep(self.keep, ()), records)
+            self._check_tools(records)
             pieces.append(take_sample(self._read_texts(records), SAMPLE_BYTES - num_bytes))
             num_bytes += len(pieces[-1].values)
             if num_bytes >= SAMPLE_BYTES - _CHARACTER_BYTES:
@@ -265,6 +266,14 @@ class Tokenize:
         ready._set("_types", types)
         ready._set("_chosen", choose_engine(self._engine_source, self.engine, Ragged.concatenate(pieces)))
         return ready
+
+    def _check_tools(self, records: Records) -> None:
+        """Refuse a column of tools that no row has where another is called nearly so: rows may do without tools."""
+        name = self.tools_column
+        if name is None or name.partition(".")[0] in records.known:
+            return
+        if guess := did_you_mean(name, records.known):
+            raise ValueError(f"tools_column={name!r} (--tools-column): none of the first rows has it.{guess}")
 
     def _read_texts(self, records: Records) -> Ragged:
         """Documents of the good rows, as they will be tokenized."""
