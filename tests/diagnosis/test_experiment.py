@@ -215,6 +215,12 @@ def test_turns_of_a_job_with_slow_batches_are_as_fast_as_the_job() -> None:
     assert math.isclose(rows / seconds, 16 / (15 * 0.015 + 0.18), rel_tol=0.05)
 
 
+@pytest.mark.parametrize(("pace", "steps"), [(10.0, 8), (0.01, 100), (1e-9, 4096)])
+def test_a_turn_has_steps_for_its_time_neither_too_few_nor_too_many(pace: float, steps: int) -> None:
+    assert steps_within(1.0, pace) == steps
+    assert steps_within(1.0, pace, multiple_of=32) == math.ceil(steps / 32) * 32
+
+
 def test_a_turn_waits_until_some_worker_may_be_at_a_slow_batch() -> None:
     assert steps_to_settle(4, slowest=0.02, pace=0.01) == 5
     assert steps_to_settle(4, slowest=0.30, pace=0.01) == 30

@@ -27,7 +27,7 @@ FEWEST_ROUNDS = 3
 LEAST_GAIN = 1.05
 """Less is not worth a change, nor a reader's time."""
 _NARROW = 0.05
-_ENOUGH_STEPS, _MOST_SETTLING = 8, 64
+_ENOUGH_STEPS, _MOST_STEPS, _MOST_SETTLING = 8, 4096, 64
 HEALTHY_BELOW = 1.15
 """Replayed batches are warm in caches, and no worker competes for cores: jobs that never wait read 1.07 to 1.19."""
 
@@ -205,8 +205,11 @@ def turn_length(*, step_seconds: float, turn_seconds: float, settle: int, epoch_
 
 
 def steps_within(seconds: float, pace: float, *, multiple_of: int = 1) -> int:
-    """How many steps of `pace` seconds to count, to measure for so long."""
-    steps = max(_ENOUGH_STEPS, math.ceil(seconds / max(pace, 1e-6)))
+    """How many steps of `pace` seconds to count, to measure for so long; of a step that does nothing, not too many.
+
+    What the doctor does for each step is not in its pace: a turn of a million would take minutes.
+    """
+    steps = min(_MOST_STEPS, max(_ENOUGH_STEPS, math.ceil(seconds / max(pace, 1e-6))))
     return -(-steps // multiple_of) * multiple_of
 
 
