@@ -15,7 +15,8 @@ from safetensors.numpy import load
 from guarding import guarded
 from penstock.errors import FormatError, SchemaError
 from penstock.schema import Ragged
-from penstock.service._wire import BatchRequest, SentArray, SentRagged, body_checksum, decode, encode
+from penstock.service._wire import BatchRequest, SentArray, SentRagged, decode, encode
+from penstock.shards import checksum
 
 DTYPES = st.sampled_from(["bool", "uint8", "uint16", "int32", "int64", "float16", "float32", "float64", "complex64"])
 ARRAYS = DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_side=4)))
@@ -88,7 +89,7 @@ def test_bodies_have_one_length_and_one_checksum_however_they_are_cut() -> None:
     body = encode({"x": np.arange(1000), "y": np.zeros(7, np.uint8)}, "one")
     whole = b"".join(body.buffers)
     assert len(whole) == body.num_bytes
-    assert body_checksum(body.buffers) == body_checksum([memoryview(whole)])
+    assert body.checksum() == checksum(whole)
 
 
 @pytest.mark.parametrize("value", [np.array(["a"]), np.array([None]), {1}, object(), np.datetime64("2020-01-01")])

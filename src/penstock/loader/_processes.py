@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -89,10 +90,9 @@ class ProcessEngine:
         ticket = next(iter(self._done))
         return ticket, self._finish(ticket, was_ready)
 
-    def take_finished(self, seconds: float) -> list[tuple[int, Result | BaseException]]:
-        """Finished items, waiting at most this long for the first; less if something else happens."""
-        if not self._done:
-            self._read(seconds)
+    def take_finished(self) -> list[tuple[int, Result | BaseException]]:
+        """What is finished; nothing is waited for."""
+        self._read(0)
         finished: list[tuple[int, Result | BaseException]] = []
         for ticket in list(self._done):
             try:
@@ -101,9 +101,9 @@ class ProcessEngine:
                 finished.append((ticket, error))
         return finished
 
-    def wake_on(self, descriptor: int) -> None:
-        """Let `take_finished` also return when this descriptor is readable."""
-        self._crew.wake_on(descriptor)
+    def descriptors(self) -> Collection[int]:
+        """For an event loop: when to `take_finished`. Another object whenever the workers have changed."""
+        return self._crew.descriptors()
 
     def is_done(self, ticket: int) -> bool:
         """Whether the result is there; reads what workers have sent."""

@@ -1,29 +1,28 @@
-"""Requests in, answers out: one thread that owns the worker processes, and a window of answers that are shared.
+"""Requests in, answers out: worker processes on an event loop, and a window of answers that are shared.
 
-    any thread                 dispatcher's thread                       worker processes
+    handlers                   dispatcher                      worker processes
     answer(request) ────────►  asked before? the same future
-                               else submit ───────────────────────────►  compute into a slot
-                               encode, checksum ◄──────────────────────  done
-    Future[Answer] ◄────────   and keep it for those who ask again
+                               else submit ─────────────────►  compute into a slot, encode, checksum
+    Future[Answer] ◄────────   body ◄────────────────────────  done
+                               and keep it for those who ask again
 
+All of it runs in the thread of the event loop: workers do what takes long, and what is left is so little that handing
+it to a thread of its own took more than the work (the two fought over the interpreter for every answer).
 An answer is a view of the slot that a worker wrote: it is free again when the last who sends it is done, and it has
 left the window. Ranks and jobs that ask for the same batch within the window have it computed once.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import itertools
-import os
-import threading
-from collections import OrderedDict, deque
-from concurrent.futures import Future
+from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.loader import ProcessEngine, Result
 from penstock.plan import Plan
-from penstock.service._wire import BatchRequest, Body, body_checksum, encode
+from penstock.service._wire import BatchRequest, Body
 from penstock.service._work import ServedWork
 from penstock.workers import StartMethod
 
@@ -42,7 +41,7 @@ class Answer:
 
 @dataclass(slots=True)
 class DispatcherStatistics:
-    """Totals since the server was started; written by the dispatcher's thread alone."""
+    """Totals since the server was started."""
 
     num_asked: int = 0
     num_shared: int = 0
@@ -54,7 +53,7 @@ class DispatcherStatistics:
 
 
 class Dispatcher:
-    """Computes answers in worker processes.
+    """Computes answers in worker processes. Made anywhere; once it is `attached`, only that event loop may ask.
 
     Args:
         window_bytes: How much of what was sent is kept for those who ask for the same.
@@ -66,118 +65,117 @@ class Dispatcher:
         self._work = ServedWork(plan)
         self._engine = ProcessEngine(self._work, num_workers, start_method)
         self._window_bytes = window_bytes
-        self._lock = threading.Lock()
-        self._inbox: deque[tuple[int, BatchRequest]] = deque()
         self._tickets = itertools.count()
-        self._asked: OrderedDict[BatchRequest, Future[Answer]] = OrderedDict()
+        self._asked: OrderedDict[BatchRequest, asyncio.Future[Answer]] = OrderedDict()
         """In computation, or in the window; the longest untouched first."""
         self._running: dict[int, BatchRequest] = {}
         self._kept_bytes = 0
-        self._is_closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watched: Collection[int] = ()
+        """Descriptors of workers, as the event loop knows them."""
         self._broken: BaseException | None = None
         """Why nothing can be computed any more: workers that cannot be set up, for one."""
-        self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._engine.wake_on(self._waker)
-        self._thread = threading.Thread(target=self._run, name="penstock-dispatcher", daemon=True)
-        self._thread.start()
 
     @property
     def num_queued(self) -> int:
         """Requests that are waited for."""
-        return len(self._running) + len(self._inbox)
+        return len(self._running)
 
-    def answer(self, request: BatchRequest) -> Future[Answer]:
-        """The answer to a request, when it is computed. Any thread may ask; nobody may cancel what others wait for."""
-        with self._lock:
-            if self._is_closed:
-                raise RuntimeError("The server is closed.")
-            if self._broken is not None:
-                raise self._broken
-            self.statistics.num_asked += 1
-            found = self._asked.get(request)
-            if found is not None:
-                self.statistics.num_shared += 1
-                self._asked.move_to_end(request)
-                return found
-            future: Future[Answer] = Future()
-            self._asked[request] = future
-            self._inbox.append((next(self._tickets), request))
-        os.eventfd_write(self._waker, 1)
+    def compute(self, request: BatchRequest, seconds: float) -> Answer:
+        """The answer to a request, waited for here: before there is an event loop."""
+        ticket = next(self._tickets)
+        self._engine.submit(ticket, request)
+        return self._make_answer(request, self._engine.wait(ticket, seconds))
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hear of workers through this event loop."""
+        self._loop = loop
+        self._watch()
+
+    def answer(self, request: BatchRequest) -> asyncio.Future[Answer]:
+        """The answer to a request, when it is computed. Nobody may cancel what others may wait for."""
+        assert self._loop is not None
+        if self._broken is not None:
+            raise self._broken
+        self.statistics.num_asked += 1
+        found = self._asked.get(request)
+        if found is not None:
+            self.statistics.num_shared += 1
+            self._asked.move_to_end(request)
+            return found
+        future = self._asked[request] = self._loop.create_future()
+        ticket = next(self._tickets)
+        self._running[ticket] = request
+        self._work.announce(request)
+        self._engine.submit(ticket, request)
+        self._watch()
         return future
 
+    def detach(self) -> None:
+        """Hear no more of workers: the event loop ends. What is still asked for fails."""
+        if self._loop is not None:
+            self._break(RuntimeError("The server was closed."))
+            for descriptor in self._watched:
+                self._loop.remove_reader(descriptor)
+            self._loop = None
+
     def close(self) -> None:
-        """End the workers; what is still asked for fails."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-        os.eventfd_write(self._waker, 1)
-        self._thread.join(timeout=10)
+        """End the workers."""
         self._engine.close()
-        os.close(self._waker)
+
+    def _watch(self) -> None:
+        """Listen to the workers there are now; one that died has another in its place, maybe at the same number."""
+        assert self._loop is not None
+        descriptors = self._engine.descriptors()
+        if descriptors is not self._watched:
+            for descriptor in self._watched:
+                self._loop.remove_reader(descriptor)
+            for descriptor in descriptors:
+                self._loop.add_reader(descriptor, self._settle_finished)
+            self._watched = descriptors
+
+    def _settle_finished(self) -> None:
+        """A worker has something to say, or died."""
+        try:
+            for ticket, outcome in self._engine.take_finished():
+                self._settle(self._running.pop(ticket), outcome)
+            self._watch()
+        except BaseException as error:  # noqa: BLE001 - it is raised where answers are waited for
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        self._broken = error
         for future in self._asked.values():
             if not future.done():
-                future.set_exception(RuntimeError("The server was closed."))
-
-    def _run(self) -> None:
-        try:
-            self._compute()
-        except BaseException as error:  # noqa: BLE001 - it is raised where answers are waited for
-            with self._lock:
-                self._broken = error
-                waiting = [future for future in self._asked.values() if not future.done()]
-            for future in waiting:
                 future.set_exception(error)
-
-    def _compute(self) -> None:
-        """Until it is closed: pass on what is asked for, settle what is done."""
-        while not self._is_closed:
-            while self._inbox:
-                ticket, request = self._inbox.popleft()
-                self._running[ticket] = request
-                self._work.announce(request)
-                self._engine.submit(ticket, request)
-            finished = self._engine.take_finished(seconds=1.0)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._waker)
-            for ticket, outcome in finished:
-                self._settle(self._running.pop(ticket), outcome)
+                future.exception()  # whoever asked may be gone
 
     def _settle(self, request: BatchRequest, outcome: Result | BaseException) -> None:
         """Turn what a worker made into an answer, or a failure that the next who asks tries again."""
-        try:
-            answer: Any = self._make_answer(request, outcome)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the answer is waited for
-            with self._lock:
-                future = self._asked.pop(request)
-            self.statistics.num_failed += 1
-            future.set_exception(error)
-            return
-        with self._lock:
-            future = self._asked[request]
-            self._kept_bytes += answer.body.num_bytes
-            dropped = self._shrink_window()
-        future.set_result(answer)
-        del dropped
-
-    def _make_answer(self, request: BatchRequest, outcome: Result | BaseException) -> Answer:
         if isinstance(outcome, BaseException):
-            raise outcome
-        body = encode(outcome.batch, self._work.arrangement(request))
+            future = self._asked.pop(request)
+            self.statistics.num_failed += 1
+            future.set_exception(outcome)
+            future.exception()  # whoever asked may be gone
+            return
+        answer = self._make_answer(request, outcome)
         statistics = self.statistics
         statistics.num_computed += 1
-        statistics.num_bytes += body.num_bytes
+        statistics.num_bytes += answer.body.num_bytes
         statistics.produce_seconds += outcome.produce_seconds
         statistics.cpu_seconds += outcome.cpu_seconds
-        return Answer(body, body_checksum(body.buffers), request.steps, outcome.produce_seconds, outcome)
+        self._kept_bytes += answer.body.num_bytes
+        self._asked[request].set_result(answer)
+        self._shrink_window()
 
-    def _shrink_window(self) -> list[Future[Answer]]:
+    def _make_answer(self, request: BatchRequest, outcome: Result) -> Answer:
+        body, checksum = self._work.made(outcome.batch)
+        return Answer(body, checksum, request.steps, outcome.produce_seconds, outcome)
+
+    def _shrink_window(self) -> None:
         """Let go of the answers that nobody asked for the longest, beyond the window's size."""
-        dropped = []
-        for request, future in list(self._asked.items()):
-            if self._kept_bytes <= self._window_bytes:
-                break
-            if future.done():
-                self._kept_bytes -= future.result().body.num_bytes
-                dropped.append(self._asked.pop(request))
-        return dropped
+        while self._kept_bytes > self._window_bytes:
+            request = next((request for request, future in self._asked.items() if future.done()), None)
+            if request is None:
+                return
+            self._kept_bytes -= self._asked.pop(request).result().body.num_bytes

@@ -6,21 +6,17 @@
 A server has no state that a client could need: any server of the same plan gives the same bytes. It computes one batch
 before it listens, so that whoever finds it open is not made to wait while workers start. What a request may take is
 bounded before it is looked at: header sizes by aiohttp, connections and silence by `Connections`, the size of an answer
-here, and the number of answers held for slow readers by a semaphore. A request names a fingerprint and numbers: never
+here, and what answers hold for slow readers by an `Allowance`. A request names a fingerprint and numbers: never
 code, a file, or a plan that the server was not started with.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import logging
-import os
-import socket
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from typing import Self
 
 from aiohttp import web
@@ -33,6 +29,7 @@ from penstock.service._connections import HEADER_SECONDS, Connections, GuardedCo
 from penstock.service._dispatcher import Answer, Dispatcher
 from penstock.service._metrics import ServerStatistics, metrics_page
 from penstock.service._security import Security, is_token
+from penstock.service._sending import Allowance, send_body
 from penstock.service._wire import CHECKSUM_HEADER, VERSION, BatchRequest
 from penstock.workers import StartMethod, default_workers
 
@@ -40,9 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 << 20
 _MAX_STEPS = 4096
-_CHUNK_BYTES = 512 << 10
-_READER_SECONDS = 10.0
-"""How long a reader may take for one chunk."""
+_HELD_BYTES, _HELD_BYTES_PER_WORKER = 16 << 20, 8 << 20
+"""What answers may hold until they are sent: enough that no worker waits for a reader that keeps up."""
 _FIRST_BATCH_SECONDS = 600.0
 
 
@@ -73,9 +69,11 @@ class Server:
         count = num_workers or default_workers("process")
         self._dispatcher = Dispatcher(plan, num_workers=count, start_method=start_method, window_bytes=window_bytes)
         try:
-            first = self._dispatcher.answer(BatchRequest(plan.fingerprint, 0, 1, 0, 1, 0, 1))
-            self._step_bytes = first.result(_FIRST_BATCH_SECONDS).body.num_bytes
-            self._max_held = 2 * count + 16
+            request = BatchRequest(plan.fingerprint, 0, 1, 0, 1, 0, 1)
+            for _ in range(2):  # the first opens and loads what the next ones have
+                first = self._dispatcher.compute(request, _FIRST_BATCH_SECONDS)
+            self._step_bytes, self._step_seconds = first.body.num_bytes, first.produce_seconds
+            del first
             self._begun = threading.Event()
             self._failure: BaseException | None = None
             self._thread = threading.Thread(target=self._run, name="penstock-server", daemon=True)
@@ -120,8 +118,9 @@ class Server:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._dispatcher.attach(self._loop)
         self._left = asyncio.Event()
-        self._held = asyncio.Semaphore(self._max_held)
+        self._held = Allowance(_HELD_BYTES + self._dispatcher.num_workers * _HELD_BYTES_PER_WORKER)
         self._connections = Connections(
             self._handle,
             access_log=None,
@@ -144,6 +143,7 @@ class Server:
         async with listener:
             await self._left.wait()
         await self._connections.shutdown(1.0)
+        self._dispatcher.detach()
 
     def _leave(self, drain_seconds: float) -> None:
         if not self._is_leaving:
@@ -185,8 +185,8 @@ class Server:
             return _refuse(request, 503, "The server is shutting down.")
         self.statistics.num_waiting += 1
         try:
-            async with self._held:
-                answer = await asyncio.shield(asyncio.wrap_future(self._dispatcher.answer(wanted)))
+            async with self._held.hold(self._expected_bytes(wanted)):
+                answer = await asyncio.shield(self._dispatcher.answer(wanted))
                 return await self._send(request, answer)
         except (ConnectionError, TimeoutError):
             self.statistics.num_broken_off += 1
@@ -204,23 +204,23 @@ class Server:
         size = self.plan.global_size
         if size % request.world_size or size // request.world_size % request.parts:
             raise ValueError(f"Batches of {size} rows cannot be shared evenly by {request.world_size} ranks.")
-        num_bytes = request.steps * self._step_bytes // request.world_size
-        if request.steps > _MAX_STEPS or (request.steps > 1 and num_bytes > MAX_BODY_BYTES):
+        if request.steps > _MAX_STEPS or (request.steps > 1 and self._expected_bytes(request) > MAX_BODY_BYTES):
             raise ValueError(f"{request.steps} steps are more than one answer may have.")
         return request
+
+    def _expected_bytes(self, request: BatchRequest) -> int:
+        """About what an answer has, as the first batch had."""
+        num_bytes = request.steps * self._step_bytes // request.world_size
+        return num_bytes if request.steps > 1 else num_bytes // request.parts
 
     async def _send(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
         headers = {CHECKSUM_HEADER: f"{answer.checksum:08x}", "Content-Type": "application/octet-stream"}
         response = web.StreamResponse(headers=headers)
         response.content_length = answer.body.num_bytes
         await response.prepare(request)
-        head, *arrays = answer.body.buffers
-        await response.write(head)
-        async with _sending(request, response) as send:
-            for array in arrays:
-                for begin in range(0, len(array), _CHUNK_BYTES):
-                    async with asyncio.timeout(_READER_SECONDS):
-                        await send(array[begin : begin + _CHUNK_BYTES])
+        if request.transport is None:
+            raise ConnectionResetError("The reader is gone.")
+        await send_body(response, request.transport, answer.body.buffers)
         self.statistics.num_answers += 1
         self.statistics.num_steps += answer.num_steps
         self.statistics.num_bytes += answer.body.num_bytes
@@ -236,6 +236,7 @@ class Server:
             "global_size": self.plan.steps.global_size,
             "tail": self.plan.steps.tail,
             "step_bytes": self._step_bytes,
+            "step_seconds": self._step_seconds,
             "max_body_bytes": MAX_BODY_BYTES,
             "max_steps": _MAX_STEPS,
         }
@@ -244,26 +245,6 @@ class Server:
     def _metrics(self) -> web.Response:
         page = metrics_page(self.statistics, self._dispatcher, self._connections)
         return web.Response(text=page, content_type="text/plain", charset="utf-8")
-
-
-@contextlib.asynccontextmanager
-async def _sending(
-    request: web.BaseRequest, response: web.StreamResponse
-) -> AsyncIterator[Callable[[memoryview], Awaitable[None]]]:
-    """What sends the arrays of a body: straight from their memory where that can be done.
-
-    asyncio's transports copy whatever a socket does not take at once; a second descriptor of the same socket does not.
-    Under TLS there is no way around the transport.
-    """
-    transport = request.transport
-    if transport is None or transport.get_extra_info("ssl_object") is not None:
-        yield response.write
-        return
-    while transport.get_write_buffer_size():  # the header goes first
-        await asyncio.sleep(0.001)
-    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
-        own.setblocking(False)
-        yield functools.partial(asyncio.get_running_loop().sock_sendall, own)
 
 
 def _text(text: str, status: int = 200) -> web.Response:

@@ -26,7 +26,7 @@ import json
 import math
 import operator
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -92,10 +92,25 @@ def _number(name: str, text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One answer: buffers that follow each other on the wire. They keep the arrays they are made of alive."""
+    """One answer: a header and arrays that follow each other on the wire."""
 
-    buffers: list[memoryview]
-    num_bytes: int
+    head: bytes
+    arrays: list[NDArray[Any]]
+    """Each in one piece."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the header and of the arrays."""
+        return len(self.head) + sum(array.nbytes for array in self.arrays)
+
+    @property
+    def buffers(self) -> list[memoryview]:
+        """All of it. What is sent keeps the memory of the arrays."""
+        return [memoryview(self.head), *(array.reshape(-1).view(np.uint8).data for array in self.arrays)]
+
+    def checksum(self) -> int:
+        """CRC32C of all of it."""
+        return functools.reduce(lambda before, buffer: checksum(buffer, before), self.buffers, 0)
 
 
 def encode(batch: Mapping[str, Any], arrangement: Arrangement) -> Body:
@@ -104,12 +119,12 @@ def encode(batch: Mapping[str, Any], arrangement: Arrangement) -> Body:
     Raises:
         SchemaError: it holds something that is neither array, text, bytes, number, nor a list, tuple or dict of these.
     """
-    arrays: dict[str, NDArray[Any]] = {}
-    form = {name: _form_of(value, name, arrays) for name, value in batch.items()}
+    named: dict[str, NDArray[Any]] = {}
+    form = {name: _form_of(value, name, named) for name, value in batch.items()}
     said = {_FORM: json.dumps(form, separators=(",", ":")), _ARRANGEMENT: arrangement}
     header: dict[str, Any] = {"__metadata__": said}
     end = 0
-    ordered = sorted(arrays.items(), key=lambda named: -named[1].itemsize)
+    ordered = sorted(named.items(), key=lambda entry: -entry[1].itemsize)
     for name, array in ordered:
         header[name] = {
             "dtype": dtype_tag(array.dtype),
@@ -119,13 +134,8 @@ def encode(batch: Mapping[str, Any], arrangement: Arrangement) -> Body:
         end += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + _LENGTH.size) % _ALIGNMENT)
-    head = memoryview(_LENGTH.pack(len(text)) + text)
-    return Body([head, *(_bytes_of(array) for _, array in ordered if array.nbytes)], len(head) + end)
-
-
-def _bytes_of(array: NDArray[Any]) -> memoryview:
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return flat.view(np.uint8).data
+    arrays = [np.asarray(array, order="C") for _, array in ordered if array.nbytes]
+    return Body(_LENGTH.pack(len(text)) + text, arrays)
 
 
 def _form_of(value: Any, name: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
@@ -161,11 +171,6 @@ def _add(arrays: dict[str, NDArray[Any]], name: str, array: NDArray[Any]) -> str
     dtype_tag(array.dtype)  # refuses what safetensors has no name for
     arrays[name] = array
     return name
-
-
-def body_checksum(buffers: Iterable[memoryview]) -> int:
-    """CRC32C of buffers that follow each other."""
-    return functools.reduce(lambda before, buffer: checksum(buffer, before), buffers, 0)
 
 
 class SentArray(NamedTuple):

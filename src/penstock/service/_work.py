@@ -1,4 +1,8 @@
-"""What a server's workers compute: the answer to one request."""
+"""What a server's workers compute: the answer to one request, as it goes out.
+
+A worker also encodes it and computes its checksum, while the bytes are in its cache: there are many workers, and one
+process that sends what all of them make.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 
 from penstock.loader import Arena, Batch, Template
 from penstock.plan import Plan
-from penstock.service._wire import Arrangement, BatchRequest
+from penstock.service._wire import Arrangement, BatchRequest, Body, encode
 
 _KEPT_TEMPLATES = 8
 
@@ -22,30 +26,40 @@ class ServedWork:
         self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
 
     def compute(self, request: BatchRequest, arena: Arena) -> Batch:
-        """Read what is asked for; into the arena, if it is one piece."""
-        match self.arrangement(request):
-            case "one":
-                return self._read(self.plan, request, arena)
-            case "stacked":
-                return self._read(self._widened(request.steps), request, arena)
-        return {
-            f"{place}/{name}": value
-            for place, batch in enumerate(self._separate(request))
-            for name, value in batch.items()
-        }
+        """Read what is asked for, into the arena if it is one piece; `made` takes it apart again."""
+        arrangement = self._arrangement(request)
+        body = encode(self._read(request, arrangement, arena), arrangement)
+        return {"head": body.head, "arrays": body.arrays, "checksum": body.checksum()}
+
+    @staticmethod
+    def made(batch: Batch) -> tuple[Body, int]:
+        """(body, its checksum) of what was computed."""
+        return Body(batch["head"], batch["arrays"]), batch["checksum"]
 
     def announce(self, request: BatchRequest) -> None:
         """Tell the kernel which stretches of the shards come next."""
         self.plan.announce(request.row)
 
-    def arrangement(self, request: BatchRequest) -> Arrangement:
+    def _arrangement(self, request: BatchRequest) -> Arrangement:
         """How the batches of a request lie in its answer."""
         if request.steps == 1:
             return "one"
         is_regular = self.plan.is_rectangular and self.plan.steps.are_regular(request.row, request.steps)
         return "stacked" if is_regular else "separate"
 
-    def _read(self, plan: Plan, request: BatchRequest, arena: Arena) -> Batch:
+    def _read(self, request: BatchRequest, arrangement: Arrangement, arena: Arena) -> Batch:
+        match arrangement:
+            case "one":
+                return self._read_piece(self.plan, request, arena)
+            case "stacked":
+                return self._read_piece(self._widened(request.steps), request, arena)
+        return {
+            f"{place}/{name}": value
+            for place, batch in enumerate(self._separate(request))
+            for name, value in batch.items()
+        }
+
+    def _read_piece(self, plan: Plan, request: BatchRequest, arena: Arena) -> Batch:
         arena.is_seen = plan.has_maps
         row, num_parts = request.row, request.parts if request.steps == 1 else 1
         is_full = plan.steps.next_row(row) - row == plan.global_size

@@ -6,7 +6,7 @@ import os
 import select
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from penstock.workers._forks import abandon_in_forks
 from penstock.workers._held_locks import find_locks, stop_without_locks
@@ -70,7 +70,6 @@ class Crew:
         self._listening: tuple[dict[int, WorkerProcess], select.poll] | None = None
         """(workers by descriptor, poller for all of them); None when the workers have changed."""
         self._next_number = 0
-        self._waker: int | None = None
         self.is_closed = False
         abandon_in_forks(self)
 
@@ -86,11 +85,11 @@ class Crew:
         """The workers that have sent something or have died, waiting at most this long for the first."""
         workers, poller = self._listening or self._listen()
         ready = poller.poll(None if seconds is None else seconds * 1000)
-        return [workers[descriptor] for descriptor, _ in ready if descriptor != self._waker]
+        return [workers[descriptor] for descriptor, _ in ready]
 
-    def wake_on(self, descriptor: int) -> None:
-        """Let `wait` also return when this descriptor is readable; the owner then reads from it."""
-        self._waker, self._listening = descriptor, None
+    def descriptors(self) -> Collection[int]:
+        """For an event loop: what to wait for in place of `wait`. Another object whenever the workers have changed."""
+        return (self._listening or self._listen())[0]
 
     def find_pid(self, worker: WorkerProcess) -> int | None:
         """The process id of a worker; None while it is being started."""
@@ -136,8 +135,6 @@ class Crew:
         poller = select.poll()  # `select` refuses descriptors above 1,023
         for descriptor in workers:
             poller.register(descriptor, select.POLLIN)
-        if self._waker is not None:
-            poller.register(self._waker, select.POLLIN)
         self._listening = workers, poller
         return self._listening
 

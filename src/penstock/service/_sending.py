@@ -1,0 +1,121 @@
+"""Answers on their way out: how much memory they may hold, and how their bytes leave.
+
+An answer holds memory from when it is computed until its reader has taken the last byte. `Allowance` bounds what all of
+them hold, in bytes; whoever asks beyond that waits for those before. A reader has to keep up a rate, or is cut off.
+
+asyncio's transports copy whatever a socket does not take at once, so bodies go around them: straight from the slot to a
+second descriptor of the same socket, which mostly takes all of it in one call. Under TLS there is no way around.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+
+from aiohttp import web
+
+_CHUNK_BYTES = 512 << 10
+_READER_SECONDS = 10.0
+"""How long a reader may take for each chunk."""
+_MAX_BUFFERS = 1024
+"""That the kernel takes in one call (IOV_MAX)."""
+
+
+class Allowance:
+    """Bytes that may be held at a time. Those who have to wait are let in as they came. For one event loop."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._limit = self._free = num_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, num_bytes: int) -> AsyncIterator[None]:
+        """Have so many bytes, as soon as they are free; what is larger than everything has everything."""
+        num_bytes = min(num_bytes, self._limit)
+        await self._enter(num_bytes)
+        try:
+            yield
+        finally:
+            self._free += num_bytes
+            self._let_in()
+
+    async def _enter(self, num_bytes: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_bytes, turn))
+        self._let_in()
+        if turn.done():
+            return
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # let in, and told to leave before it came to know
+                self._free += num_bytes
+            self._let_in()
+            raise
+
+    def _let_in(self) -> None:
+        while self._waiting and (self._waiting[0][0] <= self._free or self._waiting[0][1].cancelled()):
+            num_bytes, turn = self._waiting.popleft()
+            if not turn.cancelled():
+                self._free -= num_bytes
+                turn.set_result(None)
+
+
+async def send_body(response: web.StreamResponse, transport: asyncio.Transport, buffers: list[memoryview]) -> None:
+    """Send a body whose header is under way.
+
+    Raises:
+        TimeoutError: the reader is too slow.
+        OSError: it is gone.
+    """
+    head, *arrays = buffers
+    await response.write(head)
+    if transport.get_extra_info("ssl_object") is not None:
+        for chunk in _chunks(arrays):
+            async with asyncio.timeout(_READER_SECONDS):
+                await response.write(chunk)
+        return
+    while transport.get_write_buffer_size():  # the header goes first
+        await asyncio.sleep(0.001)
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
+        own.setblocking(False)
+        await _send_all(own, arrays)
+
+
+def _chunks(buffers: Iterable[memoryview]) -> Iterable[memoryview]:
+    for buffer in buffers:
+        for begin in range(0, len(buffer), _CHUNK_BYTES):
+            yield buffer[begin : begin + _CHUNK_BYTES]
+
+
+async def _send_all(sock: socket.socket, buffers: list[memoryview]) -> None:
+    unsent = deque(buffers)
+    num_sent, begin = 0, asyncio.get_running_loop().time()
+    while unsent:
+        try:
+            count = sock.sendmsg(itertools.islice(unsent, _MAX_BUFFERS))
+        except BlockingIOError:
+            async with asyncio.timeout_at(begin + _READER_SECONDS * (1 + num_sent // _CHUNK_BYTES)):
+                await _wait_until_writable(sock)
+            continue
+        num_sent += count
+        while count:
+            first = unsent.popleft()
+            if count < len(first):
+                unsent.appendleft(first[count:])
+            count -= min(count, len(first))
+
+
+async def _wait_until_writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    is_writable = asyncio.Event()
+    loop.add_writer(sock, is_writable.set)
+    try:
+        await is_writable.wait()
+    finally:
+        loop.remove_writer(sock)
