@@ -6,12 +6,14 @@ import itertools
 import time
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock
 from penstock.service import serve
 from penstock.service._addresses import Address
 from penstock.service._health import Health
-from penstock.service._jobs import Jobs
+from penstock.service._jobs import Job, Jobs
 
 A, B, C = (Address("127.0.0.1", port, "localhost") for port in (1, 2, 3))
 
@@ -32,17 +34,39 @@ def test_nobody_is_hedged_against_who_has_no_other_to_go_to() -> None:
     assert jobs.num_hedged == 0
 
 
-def test_a_server_that_hangs_holds_nothing_back_whatever_the_share_of_hedged_requests() -> None:
+def test_a_server_that_hangs_is_suspect_and_all_it_holds_is_asked_elsewhere_without_hedging_more() -> None:
     jobs, healths = Jobs(), {A: Health(), B: Health()}
     for ticket in range(10):
         jobs.add(ticket, "item")
         assert jobs.take(A, now=0)
     assert jobs.hedge(healths, now=0.5)
     assert jobs.take(B, now=0.5)
-    assert jobs.hedge(healths, now=0.6)  # one, and a twentieth of the requests
-    assert jobs.take(B, now=0.6)
-    assert not jobs.hedge(healths, now=0.7)
+    assert not jobs.hedge(healths, now=0.7)  # one, and a twentieth of the requests
+    assert jobs.take(B, now=0.7) is None
     assert jobs.hedge(healths, now=2.0)
+    assert healths[A].state == "suspect"
+    assert [jobs.take(B, now=2.0).ticket for _ in range(9)] == list(range(1, 10))
+    assert jobs.num_hedged == 1
+
+
+@given(st.data())
+def test_no_more_than_one_request_in_twenty_is_hedged_however_slow_servers_are(data: st.DataObject) -> None:
+    jobs, healths = Jobs(), {server: Health() for server in (A, B, C)}
+    now, tickets = 0.0, itertools.count()
+    held: list[tuple[Address, Job]] = []
+    for _ in range(data.draw(st.integers(1, 60))):
+        now += data.draw(st.floats(0, 3))
+        jobs.add(next(tickets), "item")
+        server = data.draw(st.sampled_from([A, B, C]))
+        if healths[server].state == "up" and (job := jobs.take(server, now)):
+            held.append((server, job))
+        if held and data.draw(st.booleans()):
+            server, job = held.pop(data.draw(st.integers(0, len(held) - 1)))
+            healths[server].answered(now - job.asked.pop(server, now))
+            jobs.finish(job)
+        jobs.hedge(healths, now)
+        assert jobs.num_hedged <= 1 + 0.05 * jobs.num_requests + 1e-9
+        assert any(health.state == "up" for health in healths.values())
 
 
 def test_a_trainer_that_pauses_longer_than_the_timeout_finds_its_servers_again() -> None:

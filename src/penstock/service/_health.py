@@ -1,6 +1,7 @@
 """How much a server is trusted: what its answers took, and what became of the last request. Arithmetic on times.
 
-    up ──── another overtook it ────► suspect ──── it answers ────► up
+    up ── another overtook it, ────► suspect ──── it answers ────► up
+     │    or would by far
      │                                  │
      └──── it refuses, breaks off ──────┴────► down ──── a request after a pause that doubles ────► up, or down again
 
@@ -56,7 +57,7 @@ class Health:
         self.mean_seconds = mean + _MEMORY * (seconds - mean)
 
     def overtaken(self) -> None:
-        """Another server, asked later, answered first."""
+        """Another server, asked later, answered first, or would if it were asked: this one is late by far."""
         if self.state == "up":
             self.state, self.reason = "suspect", "is slow to answer"
 

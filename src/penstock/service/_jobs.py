@@ -4,10 +4,11 @@
                   ▲                      │
                   ├── the server failed ─┤
                   ├── it is suspect ─────┤  all it holds, once
-                  └── it takes too long ─┘  at most one request in twenty, and whatever takes a second longer
+                  └── it takes too long ─┘  at most one request in twenty
 
 Connections pull, so a server that is twice as fast gets twice as much. Whatever is asked twice is done when the first
-answer comes; the other is thrown away: both have the same bytes.
+answer comes; the other is thrown away: both have the same bytes. A server that is late by a second more hangs, share or
+no share: it is suspect, as one that another overtook.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from penstock.service._health import Health
 
 _MAX_HEDGED_SHARE = 0.05
 _OVERDUE_SECONDS = 1.0
-"""What is late by so much is asked elsewhere whatever the share: its server hangs."""
+"""Who is late by so much is suspect."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,15 +102,21 @@ class Jobs:
                 self.ask_again(job)
 
     def hedge(self, healths: dict[Address, Health], now: float) -> bool:
-        """Ask the oldest item that takes too long of somebody else as well; whether there was one."""
+        """Ask the oldest item that takes too long of somebody else as well, or all of a server that hangs.
+
+        Returns whether there was one.
+        """
         able = {server for server, health in healths.items() if health.state == "up"}
-        for ticket in sorted(self.by_ticket):
-            job = self.by_ticket[ticket]
+        for _, job in sorted(self.by_ticket.items()):
             if job.is_waiting or not job.asked or not able - job.asked.keys() - job.failures.keys():
                 continue
             late = min(now - at - healths[server].patience_seconds() for server, at in job.asked.items())
-            is_within_share = self.num_hedged < 1 + _MAX_HEDGED_SHARE * self.num_requests
-            if late > (0 if is_within_share else _OVERDUE_SECONDS):
+            if late > _OVERDUE_SECONDS:
+                for server in list(job.asked):
+                    healths[server].overtaken()
+                    self.give_up_on(server)
+                return True
+            if late > 0 and self.num_hedged <= _MAX_HEDGED_SHARE * self.num_requests:
                 self.num_hedged += 1
                 self.ask_again(job)
                 return True
