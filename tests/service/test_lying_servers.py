@@ -135,6 +135,9 @@ def test_servers_that_claim_more_than_there_can_be_are_refused(plan: penstock.Pl
     claims = ({"workers": 10**9}, {"workers": True}, {"step_bytes": 2**62}, {"workers": -1})
     for reason in reasons_given(plan, [as_json(page | claim) for claim in claims]):
         assert "does not say how many workers it has" in reason
+    claims = ({"step_seconds": float("nan")}, {"step_seconds": -1.0}, {"step_seconds": 1e300}, {"step_seconds": "1"})
+    for reason in reasons_given(plan, [as_json(page | claim) for claim in claims]):
+        assert "does not say how long a batch takes" in reason
 
 
 def bodies_of(honest: Server, lie: Callable[[bytes], bytes]) -> Answer:

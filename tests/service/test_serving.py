@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -109,8 +110,27 @@ def test_small_batches_travel_several_at_a_time() -> None:
         penstock.DataLoader(plan, remote=server.address) as loader,
     ):
         assert len(list(loader)) == 512
+        while server.statistics.num_waiting:  # the last is counted when it is gone
+            time.sleep(0.01)
         assert server.statistics.num_answers < 10
         assert server.statistics.num_steps >= 512
+
+
+def costly(row: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.005)
+    return row
+
+
+def test_batches_that_take_long_travel_alone_however_small_they_are() -> None:
+    plan = samples(64).map(costly).batch(16)
+    with (
+        serve(plan, "127.0.0.1:0", num_workers=1) as server,
+        penstock.DataLoader(plan, remote=server.address) as loader,
+    ):
+        assert len(list(loader)) == 4
+        while server.statistics.num_waiting:
+            time.sleep(0.01)
+        assert server.statistics.num_answers >= 4
 
 
 def test_what_two_ask_for_is_computed_once() -> None:

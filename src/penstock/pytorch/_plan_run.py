@@ -164,6 +164,7 @@ class PlanRun:
         feed = make_feed(pipeline, device=self._device, pin_memory=self._pin_memory)
         source = feed or pipeline
         progress, workers = self._progress, self._workers
+        replaces_rows = self.plan.replaces_rows
         try:
             while True:
                 if progress.running is not loop:
@@ -177,7 +178,7 @@ class PlanRun:
                 workers.step()
                 batch = found[1]
                 del found
-                if self.plan.replaces_rows:
+                if replaces_rows:
                     workers.statistics.num_replaced += batch["num_replaced"]
                 yield batch
                 del batch

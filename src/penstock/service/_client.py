@@ -10,13 +10,18 @@ is free again when the last array of its batch dies, as with every engine.
 
 from __future__ import annotations
 
+import sys
+
 from penstock.loader import Bundle, Engine, Item, Result, Wait, WaitedTooLong
 from penstock.plan import Plan
 from penstock.service._fleet import Fleet
 from penstock.service._remote import Remote
 
 _TICK_SECONDS = 0.05
-_REQUEST_BYTES = 2 << 20
+_REQUEST_BYTES = 8 << 20
+"""Of one answer, if steps are small: each costs both sides the better part of a millisecond beside its bytes."""
+_REQUEST_SECONDS = 0.1
+"""That a worker takes for one answer, if steps are short: so much longer is the way to the first batch."""
 _MAX_STEPS = 512
 _PATIENCE_SECONDS = 1.0
 """How long workers of this machine let servers try to be the first."""
@@ -61,7 +66,9 @@ class RemoteEngine:
         if self._local is not None and not self._plan.is_rectangular:
             return 1  # workers of this machine take such batches one by one
         share = max(1, (self._requests.step_bytes or _REQUEST_BYTES) // world_size)
-        return max(1, min(_MAX_STEPS, -(-_REQUEST_BYTES // share)))
+        num_steps = min(_MAX_STEPS, -(-_REQUEST_BYTES // share))
+        seconds = num_steps * self._requests.step_seconds / world_size
+        return max(1, int(num_steps * min(1.0, _REQUEST_SECONDS / seconds)) if seconds else num_steps)
 
     def submit(self, ticket: int, item: Item | Bundle, worker: int | None = None) -> None:
         """Have an item computed by whoever is free first."""
@@ -73,7 +80,7 @@ class RemoteEngine:
         was_ready = self.is_done(ticket)
         waiting = Wait(seconds, self._fleet.describe)
         while not self.is_done(ticket):
-            self._wait_for_news({ticket}, waiting)
+            self._wait_for_news(range(ticket, ticket + 1), waiting)
         return self._finish(ticket, was_ready)
 
     def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
@@ -82,7 +89,7 @@ class RemoteEngine:
         was_ready = True
         while (ticket := self._any_done()) is None:
             was_ready = False
-            self._wait_for_news(set(self._local_tickets), waiting)
+            self._wait_for_news(range(sys.maxsize), waiting)
         return ticket, self._finish(ticket, was_ready)
 
     def is_done(self, ticket: int) -> bool:
@@ -128,13 +135,12 @@ class RemoteEngine:
                     self._fleet.check()
                 elif self._requests.silent_seconds > _PATIENCE_SECONDS:
                     return
-                with self._requests.changed:
-                    self._requests.changed.wait(_TICK_SECONDS)
+                self._requests.wait_for((), _TICK_SECONDS)
         except BaseException:
             self.close()
             raise
 
-    def _wait_for_news(self, wanted: set[int], waiting: Wait) -> None:
+    def _wait_for_news(self, wanted: range, waiting: Wait) -> None:
         """Wait a little; raises what there is no use in waiting for."""
         if self._is_closed:
             raise RuntimeError("The loader is closed.")
@@ -142,13 +148,11 @@ class RemoteEngine:
         self._feed_local()
         if self._local is None:
             self._fleet.check()
-        here = min(wanted & self._local_tickets, default=None)
+        here = min(filter(wanted.__contains__, self._local_tickets), default=None)
         if here is not None:
             self._wait_locally(here)
             return
-        with self._requests.changed:
-            if not any(ticket in self._requests.done for ticket in wanted):
-                self._requests.changed.wait(_TICK_SECONDS)
+        self._requests.wait_for(wanted, _TICK_SECONDS)
 
     def _wait_locally(self, ticket: int) -> None:
         """Wait a little for a worker of this machine."""
@@ -179,7 +183,7 @@ class RemoteEngine:
     def _hand_over(self, ticket: int, was_ready: bool) -> Result:
         """What a server sent."""
         requests = self._requests
-        with requests.changed:
+        with requests.lock:
             arrived = requests.done.pop(ticket)
             if isinstance(arrived, BaseException):
                 raise arrived

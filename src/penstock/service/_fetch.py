@@ -33,6 +33,35 @@ class Damaged(CorruptionError):
     """The body is not the one that the server sent."""
 
 
+class _PatientSocket(socket.socket):
+    """A socket that waits in the kernel, in one call for any number of bytes.
+
+    Python's own time limits ask the kernel twice, to wait and to read; at every call the interpreter is let go and has
+    to be won back from the training thread, which costs more than the call. Takes over another socket's descriptor.
+    """
+
+    def __init__(self, raw: socket.socket, seconds: float) -> None:
+        super().__init__(fileno=raw.detach())
+        self.settimeout(None)
+        patience = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.setsockopt(socket.SOL_SOCKET, option, patience)
+
+    def recv_into(self, *arguments: Any) -> int:
+        """Read, but not for ever."""
+        try:
+            return super().recv_into(*arguments)
+        except BlockingIOError:
+            raise TimeoutError("timed out") from None
+
+    def sendall(self, *arguments: Any) -> None:
+        """Write, but not for ever."""
+        try:
+            super().sendall(*arguments)
+        except BlockingIOError:
+            raise TimeoutError("timed out") from None
+
+
 class Connection:
     """Kept open from request to request; opened again after anything went wrong."""
 
@@ -113,13 +142,15 @@ class Connection:
         raw = socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            sock = self._tls.wrap_socket(raw, server_hostname=self._address.name) if self._tls else raw
+            sock: socket.socket
+            if self._tls:
+                sock = self._tls.wrap_socket(raw, server_hostname=self._address.name)
+                sock.settimeout(self._seconds)
+            else:
+                sock = _PatientSocket(raw, self._seconds)
         except BaseException:
             raw.close()
             raise
-        sock.settimeout(self._seconds)
-        patience = struct.pack("@ll", int(self._seconds), int(self._seconds % 1 * 1e6))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)  # for `_receive`
         connection = http.client.HTTPConnection(self._address.host, self._address.port)
         connection.sock = sock
         return connection
@@ -127,8 +158,12 @@ class Connection:
     def _read(self, response: http.client.HTTPResponse, body: memoryview) -> None:
         with self._dropped_on_error():
             done = response.readinto(body[: len(response.peek())])  # what came with the header
+            sock = None if self._http is None else self._http.sock
             while done < len(body):
-                count = self._receive(response, body[done:])
+                if isinstance(sock, _PatientSocket):
+                    count = sock.recv_into(body[done:], len(body) - done, socket.MSG_WAITALL)
+                else:
+                    count = response.readinto(body[done:])
                 if not count:
                     raise ConnectionError(f"broke off after {done:,} of {len(body):,} bytes")
                 done += count
@@ -149,21 +184,6 @@ class Connection:
             if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
                 raise ConnectionError(f"answers with something else than HTTP: {type(error).__name__}") from error
             raise
-
-    def _receive(self, response: http.client.HTTPResponse, memory: memoryview) -> int:
-        """Read on; without TLS the kernel is asked once for all of it, instead of once for each packet or so."""
-        if self._http is None:
-            raise ConnectionError("the connection was closed")
-        sock = self._http.sock
-        if sock is None or isinstance(sock, ssl.SSLSocket):  # None: the answer has it, and it ends with the answer
-            return response.readinto(memory)
-        sock.setblocking(True)
-        try:
-            return sock.recv_into(memory, len(memory), socket.MSG_WAITALL)
-        except BlockingIOError:  # SO_RCVTIMEO
-            raise TimeoutError("timed out") from None
-        finally:
-            sock.settimeout(self._seconds)
 
     def _raise_refusal(self, response: http.client.HTTPResponse) -> NoReturn:
         page = _parse(self._read_page(response)) or {}

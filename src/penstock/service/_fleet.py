@@ -34,6 +34,7 @@ _RESOLVE_SECONDS = 2.0
 _MAX_CONNECTIONS = 16
 _MAX_WORKERS = 4096
 _MAX_STEP_BYTES = 1 << 40
+_MAX_STEP_SECONDS = 1e6
 
 
 class Fleet:
@@ -124,7 +125,9 @@ class Fleet:
                 time.sleep(min(self.requests.not_met(link, error), 1.0))
         else:
             return
-        self.requests.met(link, num_workers=said["workers"], step_bytes=said["step_bytes"])
+        self.requests.met(
+            link, num_workers=said["workers"], step_bytes=said["step_bytes"], step_seconds=said["step_seconds"]
+        )
         for number in range(min(requests_in_flight(link.num_workers), _MAX_CONNECTIONS) - 1):
             other = self._connect(link)
             self._start(functools.partial(self._work, link, other), f"penstock-remote-{link.address}-{number + 1}")
@@ -147,13 +150,14 @@ class Fleet:
         most = {"workers": _MAX_WORKERS, "step_bytes": _MAX_STEP_BYTES}
         if not all(type(said.get(name)) is int and 0 < said[name] <= limit for name, limit in most.items()):
             raise Refused("does not say how many workers it has")
+        if type(said.get("step_seconds")) is not float or not 0 <= said["step_seconds"] < _MAX_STEP_SECONDS:
+            raise Refused("does not say how long a batch takes")
 
     def _work(self, link: Link, connection: Connection) -> None:
         """One connection's life: take an item, ask for it, hand over what came."""
         requests = self.requests
-        while (job := requests.take(link)) is not None:
-            with requests.changed:
-                slot = requests.pool.take()
+        while (taken := requests.take(link)) is not None:
+            job, slot = taken
             begin = time.monotonic()
             try:
                 size = connection.get_body(self._request(job.item).path, slot.memory)

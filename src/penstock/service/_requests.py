@@ -3,7 +3,8 @@
     Jobs ◄── take the oldest ── connections, a thread each
     done ◄── what lies where, or why not ─┘
 
-Everything here is changed under one condition, which is notified with every change. Only `take` waits.
+Everything here is changed under one lock. Connections without work wait in `take`, the training thread in `wait_for`;
+each is woken for what concerns it, since whoever wakes takes the interpreter from the others. What is rare wakes all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 from penstock.errors import FormatError, RemoteFailed, printable
@@ -33,8 +34,10 @@ _MAX_DAMAGED = 5
 class Link:
     """One server: what is known of it, and the connections to it."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, lock: threading.RLock) -> None:
         self.address = address
+        self.work = threading.Condition(lock)
+        """That there may be something to ask this server for."""
         self.health = Health()
         self.connections: list[Connection] = []
         self.num_asked = 0
@@ -59,7 +62,10 @@ class Requests:
     """All servers of a plan as they are known now, what is asked of them, and what they sent."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()
+        self._news = threading.Condition(self.lock)
+        self._awaited: Container[int] = ()
+        """Tickets that the training thread waits for."""
         self.links: dict[Address, Link] = {}
         self.done: dict[int, Arrived | BaseException] = {}
         """What came, by ticket; whoever takes it gives its slot back to the pool, or hands it over."""
@@ -68,6 +74,8 @@ class Requests:
         """Bodies that arrived damaged, and were asked for again."""
         self.step_bytes = 0
         """Bytes of one step over all ranks, as a server measured it; 0 until one has answered."""
+        self.step_seconds = 0.0
+        """What computing it took there."""
         self.is_closed = False
         self._jobs = Jobs()
         self._heard_at = time.monotonic()
@@ -94,21 +102,30 @@ class Requests:
 
     def add(self, ticket: int, item: Item | Bundle) -> None:
         """Ask for an item; what comes of it will be in `done`."""
-        with self.changed:
+        with self.lock:
             if not self._jobs.by_ticket:
                 self._heard_at = time.monotonic()  # nobody had anything to answer until now
             self._jobs.add(ticket, item)
-            self.changed.notify_all()
+            for link in self.links.values():
+                link.work.notify()
+
+    def wait_for(self, tickets: Container[int], seconds: float) -> None:
+        """Wait for one of these to be done, but not for long, and not beyond bad news."""
+        with self.lock:
+            if not any(ticket in tickets for ticket in self.done):
+                self._awaited = tickets
+                self._news.wait(seconds)
+                self._awaited = ()
 
     def take_back(self) -> tuple[int, Item | Bundle] | None:
         """The oldest item that no server was asked for yet, for somebody else to compute."""
-        with self.changed:
+        with self.lock:
             job = self._jobs.take_locally()
             return None if job is None else (job.ticket, job.item)
 
     def forget(self) -> None:
         """Throw away everything asked for; what servers still send frees its slot when it comes."""
-        with self.changed:
+        with self.lock:
             self._jobs.clear()
             for arrived in self.done.values():
                 if isinstance(arrived, Arrived):
@@ -118,69 +135,70 @@ class Requests:
 
     def replace_links(self, addresses: Collection[Address]) -> tuple[list[Link], list[Link]]:
         """Servers are at these addresses now; returns those that are new, and those that are gone."""
-        with self.changed:
+        with self.lock:
             gone = [link for address, link in self.links.items() if address not in addresses]
-            new = [Link(address) for address in addresses if address not in self.links]
+            new = [Link(address, self.lock) for address in addresses if address not in self.links]
             for link in gone:
                 del self.links[link.address]
                 self._jobs.give_up_on(link.address)
             for link in new:
                 self.links[link.address] = link
-            self.changed.notify_all()
+            self._wake_all(gone)
         return new, gone
 
     def are_over(self, link: Link) -> bool:
         """Whether a server will be asked for nothing more."""
         return self.is_closed or link.is_gone
 
-    def met(self, link: Link, *, num_workers: int, step_bytes: int) -> None:
+    def met(self, link: Link, *, num_workers: int, step_bytes: int, step_seconds: float) -> None:
         """A server says that it serves the plan."""
-        with self.changed:
-            link.num_workers, self.step_bytes = num_workers, step_bytes
+        with self.lock:
+            link.num_workers, self.step_bytes, self.step_seconds = num_workers, step_bytes, step_seconds
             link.health.answered(0.0)
             self._heard_at = time.monotonic()
-            self.changed.notify_all()
+            self._wake_all()
 
     def not_met(self, link: Link, error: Exception) -> float:
         """A server refuses or cannot be reached; returns for how many seconds to leave it alone."""
-        with self.changed:
+        with self.lock:
             link.health.failed(time.monotonic(), _reason(error), is_refusal=isinstance(error, Refused))
-            self.changed.notify_all()
+            self._wake_all()
             return max(0.0, link.health.asks_again_at - time.monotonic())
 
-    def take(self, link: Link) -> Job | None:
-        """The next item for a server; None when there will be none."""
-        with self.changed:
+    def take(self, link: Link) -> tuple[Job, Any] | None:
+        """The next item for a server, and a slot for it; None when there will be none."""
+        with self.lock:
             while not self.are_over(link):
                 now = time.monotonic()
                 if link.health.may_be_asked(now, link.num_asked):
                     job = self._jobs.take(link.address, now)
                     if job is not None:
                         link.num_asked += 1
-                        return job
-                self.changed.wait(_TICK_SECONDS if link.health.state == "down" else 1.0)
+                        return job, self.pool.take()
+                link.work.wait(_TICK_SECONDS if link.health.state == "down" else 1.0)
         return None
 
     def answered(self, link: Link, job: Job, arrived: Arrived) -> None:
         """A server sent what it was asked for."""
-        with self.changed:
+        with self.lock:
             link.num_asked -= 1
+            if link.health.state != "up":
+                link.work.notify_all()
             link.health.answered(arrived.seconds)
             self._heard_at = time.monotonic()
             job.asked.pop(link.address, None)
             if not self._jobs.finish(job):
                 self.pool.give_back(arrived.slot)  # another was faster, or nobody wants it any more
             else:
-                self.done[job.ticket] = arrived
-                for slower in job.asked:
-                    if slower in self.links:
-                        self.links[slower].health.overtaken()
-                        self._jobs.give_up_on(slower)
-            self.changed.notify_all()
+                self._finish(job.ticket, arrived)
+                for slower in self.links.keys() & job.asked.keys():
+                    self.links[slower].health.overtaken()
+                    self._jobs.give_up_on(slower)
+                    self._wake_all()
 
     def failed(self, link: Link, job: Job, slot: Any, error: Exception) -> None:
         """A server did not send it: it is damaged, cannot be computed there, or there is no answer."""
-        with self.changed:
+        with self.lock:
             self.pool.give_back(slot)
             link.num_asked -= 1
             job.asked.pop(link.address, None)
@@ -196,27 +214,27 @@ class Requests:
                 self._jobs.give_up_on(link.address)
             if job.num_damaged > _MAX_DAMAGED or self._is_at_fault(job):
                 if self._jobs.finish(job):
-                    self.done[job.ticket] = error
+                    self._finish(job.ticket, error)
             elif not any(self._is_up(server) for server in job.asked):
                 self._jobs.ask_again(job)
-            self.changed.notify_all()
+            self._wake_all()
 
     def look_over(self) -> None:
         """Ask elsewhere for what takes too long, and give up what nobody is left to try."""
-        with self.changed:
+        with self.lock:
             healths = {address: link.health for address, link in self.links.items()}
             for job in self._jobs.by_ticket.values():  # of servers that are gone
                 for server in [server for server in job.asked if server not in healths]:
                     del job.asked[server]
             self._give_up_hopeless()
             if self._jobs.hedge(healths, time.monotonic()):
-                self.changed.notify_all()
+                self._wake_all()
 
     def close(self) -> list[Link]:
         """Ask nothing more; returns the servers there are."""
-        with self.changed:
+        with self.lock:
             self.is_closed = True
-            self.changed.notify_all()
+            self._wake_all()
             return list(self.links.values())
 
     def _give_up_hopeless(self) -> None:
@@ -224,8 +242,18 @@ class Requests:
         for job in list(self._jobs.by_ticket.values()):
             if job.failures and not job.asked and self._is_at_fault(job):
                 self._jobs.finish(job)
-                self.done[job.ticket] = next(reversed(job.failures.values()))
-                self.changed.notify_all()
+                self._finish(job.ticket, next(reversed(job.failures.values())))
+
+    def _finish(self, ticket: int, outcome: Arrived | BaseException) -> None:
+        self.done[ticket] = outcome
+        if ticket in self._awaited:
+            self._news.notify_all()
+
+    def _wake_all(self, gone: Iterable[Link] = ()) -> None:
+        """Something changed that anybody may have to know of."""
+        self._news.notify_all()
+        for link in [*self.links.values(), *gone]:
+            link.work.notify_all()
 
     def _is_up(self, server: Address) -> bool:
         link = self.links.get(server)
