@@ -30,7 +30,7 @@ import penstock
 from penstock.service import make_certificates
 
 ROW, BATCH, MIB = 2048, 32, 1 << 20
-MESSAGE_BYTES = 2 * MIB
+MESSAGE_BYTES = 8 * MIB
 
 
 def augment(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

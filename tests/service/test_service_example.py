@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,28 @@ def test_training_with_a_server_and_without(folder):
         server.terminate()
         assert server.wait() == 0
     assert "steps a second" in fed.stdout
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(300)
+def test_training_with_servers_of_a_slurm_job(folder, monkeypatch):
+    """With commands in the place of Slurm's that run here what they are given."""
+    commands = folder / "commands"
+    commands.mkdir()
+    for name, script in {
+        "scontrol": "echo localhost",
+        "hostname": "echo localhost",
+        "srun": 'shift; exec "$@"',
+    }.items():
+        (commands / name).write_text(f"#!/bin/sh\n{script}\n")
+        (commands / name).chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        monkeypatch.setenv("PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST_HET_GROUP_0", "cpu[1-2]")
+    script = ["bash", "slurm.sbatch", "--steps", "5", "--step-ms", "1"]
+    done = subprocess.run(script, check=False, capture_output=True, text=True)
+    assert "steps a second" in done.stdout, done.stderr
 
 
 @pytest.mark.stress

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 << 20
 _MAX_STEPS = 4096
-_HELD_BYTES, _HELD_BYTES_PER_WORKER = 16 << 20, 8 << 20
+_HELD_BYTES, _HELD_BYTES_PER_WORKER = 8 << 20, 16 << 20
 """What answers may hold until they are sent: enough that no worker waits for a reader that keeps up."""
 _FIRST_BATCH_SECONDS = 600.0
 
