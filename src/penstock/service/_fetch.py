@@ -21,6 +21,8 @@ from penstock.shards import checksum
 _CONNECT_SECONDS = 3.0
 _MAX_BODY_BYTES = 4 << 30
 _MAX_PAGE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
+"""Of a body, read and checked while it is in the processor's cache."""
 _MAX_REASON, _MAX_TRACE = 500, 20_000
 """Characters of what a server says that are told to people."""
 
@@ -97,8 +99,7 @@ class Connection:
             self._drop()
             raise Refused("does not say how much it sends" if size is None else f"wants to send {size:,} bytes")
         with memoryview(memory(max(size, 1))) as whole, whole[:size] as body:
-            self._read(response, body)
-            if response.headers.get(CHECKSUM_HEADER) != f"{checksum(body):08x}":
+            if response.headers.get(CHECKSUM_HEADER) != f"{self._read(response, body):08x}":
                 raise Damaged(f"{size:,} bytes arrived damaged")
         return size
 
@@ -155,20 +156,25 @@ class Connection:
         connection.sock = sock
         return connection
 
-    def _read(self, response: http.client.HTTPResponse, body: memoryview) -> None:
+    def _read(self, response: http.client.HTTPResponse, body: memoryview) -> int:
+        """Fill a body; returns its checksum, computed piece by piece while the bytes are in the cache."""
         with self._dropped_on_error():
             done = response.readinto(body[: len(response.peek())])  # what came with the header
+            found = checksum(body[:done])
             sock = None if self._http is None else self._http.sock
             while done < len(body):
+                piece = body[done : done + _PIECE_BYTES]
                 if isinstance(sock, _PatientSocket):
-                    count = sock.recv_into(body[done:], len(body) - done, socket.MSG_WAITALL)
+                    count = sock.recv_into(piece, len(piece), socket.MSG_WAITALL)
                 else:
-                    count = response.readinto(body[done:])
+                    count = response.readinto(piece)
                 if not count:
                     raise ConnectionError(f"broke off after {done:,} of {len(body):,} bytes")
+                found = checksum(piece[:count], found)
                 done += count
             response.length = 0
             response.read()  # the end of the message, so that the connection can be used again
+        return found
 
     def _read_page(self, response: http.client.HTTPResponse) -> bytes:
         with self._dropped_on_error():

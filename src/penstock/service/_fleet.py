@@ -21,7 +21,7 @@ from penstock.errors import ServiceError, printable
 from penstock.loader import Bundle, Item
 from penstock.plan import Plan
 from penstock.service._addresses import resolve
-from penstock.service._arrivals import Arrived
+from penstock.service._arrivals import Arrived, Layouts
 from penstock.service._fetch import Connection, Refused
 from penstock.service._remote import Remote, requests_in_flight
 from penstock.service._requests import Link, Requests
@@ -49,6 +49,7 @@ class Fleet:
         self._tls: ssl.SSLContext | None = remote.security.client_context()
         self._token = remote.security.token
         self.requests = Requests()
+        self._layouts = Layouts()
         self._threads: list[threading.Thread] = []
         self._look_up()
         self._start(self._look_after, "penstock-remote")
@@ -161,7 +162,7 @@ class Fleet:
             begin = time.monotonic()
             try:
                 size = connection.get_body(self._request(job.item).path, slot.memory)
-                arrived = Arrived.read(slot, size, job.item, time.monotonic() - begin)
+                arrived = Arrived.read(slot, size, job.item, time.monotonic() - begin, self._layouts)
             except Exception as error:  # noqa: BLE001 - told apart there
                 requests.failed(link, job, slot, error)
             else:

@@ -77,6 +77,8 @@ async def send_body(response: web.StreamResponse, transport: asyncio.Transport, 
     await response.write(head)
     if transport.get_extra_info("ssl_object") is not None:
         for chunk in _chunks(arrays):
+            if transport.is_closing():  # asyncio only logs what is written after that
+                raise ConnectionResetError("The reader is gone.")
             async with asyncio.timeout(_READER_SECONDS):
                 await response.write(chunk)
         return

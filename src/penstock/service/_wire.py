@@ -230,16 +230,27 @@ def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
         raise FormatError(f"The server's answer makes no batch ({type(error).__name__}: {error}).") from error
 
 
-def _read_header(body: memoryview) -> tuple[dict[str, Any], int]:
-    """(header, where the tensors start)."""
+def header_of(body: memoryview) -> bytes:
+    """The JSON of a body's header.
+
+    Raises:
+        FormatError: the body is too short for it.
+    """
     if len(body) < _LENGTH.size:
         raise FormatError(f"The server's answer has {len(body)} bytes, too few for a header.")
     (length,) = _LENGTH.unpack(body[: _LENGTH.size])
     start = _LENGTH.size + length
     if length > MAX_HEADER_BYTES or start > len(body):
         raise FormatError(f"The server's answer of {len(body):,} bytes claims a header of {length:,}.")
+    return bytes(body[_LENGTH.size : start])
+
+
+def _read_header(body: memoryview) -> tuple[dict[str, Any], int]:
+    """(header, where the tensors start)."""
+    text = header_of(body)
+    start = _LENGTH.size + len(text)
     try:
-        header = json.loads(bytes(body[_LENGTH.size : start]))
+        header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"The header of the server's answer is not JSON: {error}") from None
     if not isinstance(header, dict):
