@@ -1,0 +1,92 @@
+"""How much answers hold, and how their bytes leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+
+import pytest
+
+from penstock.service import _sending
+from penstock.service._sending import Allowance
+
+
+async def hold(allowance: Allowance, name: str, num_bytes: int, log: list[str]) -> None:
+    async with allowance.hold(num_bytes):
+        log.append(name)
+        await asyncio.sleep(0.01)
+        log.append(name.upper())
+
+
+def test_whoever_asks_beyond_the_allowance_waits_and_all_are_let_in_as_they_came() -> None:
+    async def run() -> list[str]:
+        allowance, log = Allowance(10), []
+        asked = {"a": 6, "b": 3, "c": 5, "d": 1}  # d would fit beside a and b, but c was there before
+        await asyncio.gather(*(hold(allowance, name, size, log) for name, size in asked.items()))
+        return log
+
+    log = asyncio.run(run())
+    assert [name for name in log if name.islower()] == ["a", "b", "c", "d"]
+    assert log.index("A") < log.index("c")
+
+
+def test_what_is_larger_than_everything_has_everything() -> None:
+    async def run() -> list[str]:
+        allowance, log = Allowance(10), []
+        await asyncio.gather(*(hold(allowance, name, size, log) for name, size in {"a": 1, "b": 99, "c": 1}.items()))
+        return log
+
+    assert asyncio.run(run()) == ["a", "A", "b", "B", "c", "C"]
+
+
+@pytest.mark.parametrize("is_let_in", [False, True])
+def test_whoever_is_told_to_leave_gives_back_what_it_had(is_let_in: bool) -> None:
+    async def run() -> None:
+        allowance, log = Allowance(10), []
+        first = asyncio.create_task(hold(allowance, "a", 10, log))
+        second = asyncio.create_task(hold(allowance, "b", 10, log))
+        await asyncio.sleep(0)
+        if is_let_in:
+            first.cancel()
+            await asyncio.sleep(0)  # the place is b's, which does not know it yet
+        second.cancel()
+        await asyncio.wait([first, second])
+        async with asyncio.timeout(5), allowance.hold(10):
+            pass
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_buffers", [1, 3000])
+def test_bodies_in_many_pieces_arrive_whole_at_readers_of_any_speed(num_buffers: int) -> None:
+    body = random.Random(0).randbytes(8 << 20)
+    size = -(-len(body) // num_buffers)
+    buffers = [memoryview(body)[begin : begin + size] for begin in range(0, len(body), size)]
+
+    async def run() -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            sending = asyncio.create_task(_sending._send_all(ours, buffers))
+            found = b""
+            while len(found) < len(body):
+                found += await asyncio.get_running_loop().sock_recv(theirs, 1 << 18)
+            await sending
+        return found
+
+    assert asyncio.run(run()) == body
+
+
+def test_readers_that_take_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sending, "_READER_SECONDS", 0.05)
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            await _sending._send_all(ours, [memoryview(bytes(64 << 20))])
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
