@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument(
         "--mib",
         type=int,
-        default=256,
+        default=1024,
         help="size of one burst; what is prefetched between bursts should be little of it",
     )
     parser.add_argument("--batches", type=int, default=24, help="batches of one burst of images")

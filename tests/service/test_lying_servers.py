@@ -29,7 +29,7 @@ from penstock.loader import Bundle, Item, SlotPool, private_slot
 from penstock.schema import Ragged
 from penstock.service import Remote, Security, read_servers, serve
 from penstock.service._addresses import Servers
-from penstock.service._arrivals import Arrived
+from penstock.service._arrivals import Arrived, Layouts
 from penstock.service._server import Server
 from penstock.service._wire import CHECKSUM_HEADER
 from penstock.shards import checksum
@@ -201,7 +201,9 @@ def use(body: bytes, item: Item | Bundle) -> None:
     pool = SlotPool(private_slot)
     slot = pool.take()
     slot.memory(len(body))[: len(body)] = body
-    arrived = Arrived.read(slot, len(body), item, 0.0)
+    layouts = Layouts()
+    Arrived.read(slot, len(body), item, 0.0, layouts)
+    arrived = Arrived.read(slot, len(body), item, 0.0, layouts)  # now that its header is known
     batches = arrived.cut(pool.hand_over(slot, arrived.layout))
     assert len(batches) == arrived.num_batches
     for value in itertools.chain.from_iterable(batch.values() for batch in batches):
