@@ -13,7 +13,7 @@ wait, so the time in `next()` only says in which direction to look:
     neither                                          nothing
 
 A change that costs more is kept only if it makes steps faster; one that costs less, if it does not make them slower.
-A difference within the noise of the steps is tried for longer before it is judged.
+What seems good enough, but within the noise of the steps, is tried for longer; what does not is given up at once.
 Pure: no clock, no threads. `pytorch` measures, and applies the decisions.
 """
 
@@ -37,7 +37,7 @@ _CHANGED = 1.25
 _PATIENCE = 2
 """Consecutive stretches that must differ before a resting job is tuned again."""
 _SURE = 2.0
-"""A ratio this many standard errors from its threshold would hardly be judged differently after more steps."""
+"""A ratio this many standard errors above its threshold is not luck."""
 _MOST_TRIALS = 4
 """Stretches that a setting is tried for at most, however noisy the steps."""
 _MARGIN = 1.2
@@ -167,13 +167,14 @@ class OnlineTuner:
         return stretch
 
     def _judge(self, before: Setting, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
-        """Keep what is being tried, go back, or go on trying."""
+        """Keep what is being tried, go back, or go on trying, which costs nothing as long as it looks good."""
         base = self._known[before]
         assert base is not None, "a setting is measured before it is changed"
         self._num_trials += 1
         ratio = stretch.rate / max(base.rate, 1e-9)
         enough = _NO_LOSS if _price(self.setting) < _price(before) else _GAIN
-        if abs(ratio - enough) < _SURE * math.hypot(base.error, stretch.error) and self._num_trials < _MOST_TRIALS:
+        is_sure = ratio - enough >= _SURE * math.hypot(base.error, stretch.error)
+        if ratio >= enough and not is_sure and self._num_trials < _MOST_TRIALS:
             return None
         self._before = None
         if ratio >= enough:
