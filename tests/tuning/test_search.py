@@ -24,6 +24,7 @@ from penstock.tuning import (
     search,
 )
 
+WIDTHS = ((2, 1), (2, 8), (3, 4))
 GRID = {"num_workers": (1, 2, 3, 4, 6), "prefetch_factor": (1, 2, 4, 8, 16)}
 
 
@@ -136,6 +137,18 @@ def test_an_arm_that_seems_to_lose_nearly_as_much_as_is_worth_it_is_not_taken_ho
         ]
         assert compare(turns, cheap, best).width > 0.1
         assert cheapest_within_noise(turns, best) == chosen
+
+
+def test_a_queue_that_seems_faster_than_a_deeper_one_was_lucky():
+    shallow, deep, best = ({"num_workers": workers, "prefetch_factor": 2 * depth} for workers, depth in WIDTHS)
+    rates = ((99, 92, 100), (96, 94, 99), (101, 93, 101), (96, 93, 100))
+    turns = [
+        Turn(arm, number, rate)
+        for number, all_ in enumerate(rates)
+        for arm, rate in zip((shallow, deep, best), all_, strict=True)
+    ]
+    assert cheapest_within_noise([turn for turn in turns if turn.arm != deep], best) == shallow
+    assert cheapest_within_noise(turns, best) == best
 
 
 def test_the_first_racer_is_not_at_the_edge_when_a_few_uneven_batches_leave_much_open():

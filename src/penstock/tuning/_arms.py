@@ -80,6 +80,13 @@ def num_ahead_of(options: Options) -> int:
     return workers * (factor if isinstance(factor, int) else _TORCHS_PREFETCH_FACTOR)
 
 
+def is_deeper(options: Options, than: Options) -> bool:
+    """Whether two arms differ only in the queue, and this one has more batches ahead."""
+    queues = ("prefetch", "prefetch_factor")
+    rest, others = ({name: each[name] for name in each if name not in queues} for each in (options, than))
+    return rest == others and num_ahead_of(options) > num_ahead_of(than)
+
+
 def price_of(options: Options) -> tuple[int, int, int]:
     """What an arm costs besides time: first its workers, then batches in memory, then costly options."""
     special = sum(options.get(name, not costly) is costly for name, costly in _COSTS.items())

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.tuning._arms import Options, cheapest_of, key_of
+from penstock.tuning._arms import Options, cheapest_of, is_deeper, key_of
 
 ROUNDS = 4
 _STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
@@ -106,8 +106,16 @@ def leader_of(turns: Sequence[Turn]) -> Options:
 
 def cheapest_within_noise(turns: Sequence[Turn], best: Options) -> Options:
     """The arm to use: as fast as the best, as far as can be told, at the lowest price."""
-    arms = {key_of(turn.arm): turn.arm for turn in turns}.values()
-    return cheapest_of([best, *(arm for arm in arms if compare(turns, arm, best).is_within_noise)])
+    arms = list({key_of(turn.arm): turn.arm for turn in turns}.values())
+    return cheapest_of([best, *(arm for arm in arms if _without_luck(turns, arm, best, arms).is_within_noise)])
+
+
+def _without_luck(turns: Sequence[Turn], arm: Options, best: Options, arms: Sequence[Options]) -> Comparison:
+    """An arm against the best. A deeper queue slows nobody down: where turns say so, both count as the same arm."""
+    found = compare(turns, arm, best)
+    deeper = [compare(turns, other, best) for other in arms if is_deeper(other, arm)]
+    slower = [each.mean for each in deeper if each.num_rounds > 1 and each.mean < found.mean]
+    return found._replace(mean=statistics.fmean([found.mean, *slower]))
 
 
 def race(
