@@ -84,9 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
         authority=arguments.authority,
     )
     ended = threading.Event()
+    _end_on_signals(ended)
+    return (_serve_here if arguments.ray is None else _serve_on_ray)(arguments, plan, security, ended)
+
+
+def _end_on_signals(ended: threading.Event) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    return (_serve_here if arguments.ray is None else _serve_on_ray)(arguments, plan, security, ended)
 
 
 def _allow_many_connections() -> None:
@@ -130,6 +134,7 @@ def _serve_on_ray(arguments: argparse.Namespace, plan: Plan, security: Security,
         window_bytes=arguments.share_mb << 20,
         cluster=arguments.address,
     ) as servers:
+        _end_on_signals(ended)  # Ray has put its own in their place, which exits with an error
         said = {"servers_file": str(arguments.servers_file), "fingerprint": plan.fingerprint, "servers": arguments.ray}
         place = f"{arguments.ray} servers with {servers.num_workers} workers each; {arguments.servers_file} says where."
         _say(arguments, said, f"Serving {plan.fingerprint} from {place}")
