@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 import penstock
+from penstock.loader import Bundle
 from penstock.workers import _silence
 from pytorch.examples import NUM_ROWS, children, numbers
 from pytorch.functions import close_all_at_8, stop_at_8, time_out
@@ -97,9 +98,11 @@ def test_the_timeout_of_a_plan_in_threads_ends_a_wait_for_bundles() -> None:
     with penstock.DataLoader(plan, workers="thread", num_workers=1, timeout=1) as loader:
         work = loader._run._workers.start(1)._work
         compute = work.compute
-        work.compute = lambda item, arena: (is_open.wait(), compute(item, arena))[1]
-        with pytest.raises(RuntimeError, match=r"timed out after 1 seconds: worker thread 0 .* batches from row 0"):
-            next(iter(loader))
+        work.compute = lambda item, arena: (isinstance(item, Bundle) and is_open.wait(), compute(item, arena))[1]
+        batches = iter(loader)
+        next(batches)  # a single step: no loop's first batch waits for a bundle
+        with pytest.raises(RuntimeError, match=r"timed out after 1 seconds: worker thread 0 .* batches from row 4"):
+            next(batches)
         is_open.set()
 
 
