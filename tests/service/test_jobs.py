@@ -14,6 +14,7 @@ from penstock.service import serve
 from penstock.service._addresses import Address
 from penstock.service._health import Health
 from penstock.service._jobs import Job, Jobs
+from penstock.service._requests import Requests
 
 A, B, C = (Address("127.0.0.1", port, "localhost") for port in (1, 2, 3))
 
@@ -78,3 +79,13 @@ def test_a_trainer_that_pauses_longer_than_the_timeout_finds_its_servers_again()
             next(batches)
             time.sleep(3.5)
             assert len(list(itertools.islice(batches, 4))) == 4
+
+
+def test_a_new_loop_asks_a_server_that_was_down_at_once() -> None:
+    requests = Requests()
+    (link,), _ = requests.replace_links([A])
+    for _ in range(10):
+        requests.not_met(link, ConnectionRefusedError())
+    assert not link.health.may_be_asked(time.monotonic(), 0)
+    requests.forget()
+    assert link.health.may_be_asked(time.monotonic(), 0)

@@ -66,3 +66,7 @@ class Health:
         self.state, self.reason, self.is_refusal = "down", reason, is_refusal
         self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
         self.asks_again_at = now + (_LONGEST_PAUSE_SECONDS if is_refusal else self._pause_seconds)
+
+    def ask_at_once(self) -> None:
+        """Whoever begins anew does not wait out a pause of before: the server may be back."""
+        self._pause_seconds, self.asks_again_at = _FIRST_PAUSE_SECONDS, 0.0

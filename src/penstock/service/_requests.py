@@ -124,9 +124,11 @@ class Requests:
             return None if job is None else (job.ticket, job.item)
 
     def forget(self) -> None:
-        """Throw away everything asked for; what servers still send frees its slot when it comes."""
+        """Throw away everything asked for, and begin anew; what servers still send frees its slot when it comes."""
         with self.lock:
             self._jobs.clear()
+            for link in self.links.values():
+                link.health.ask_at_once()
             for arrived in self.done.values():
                 if isinstance(arrived, Arrived):
                     self.pool.give_back(arrived.slot)
