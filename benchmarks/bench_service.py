@@ -185,7 +185,12 @@ def main() -> None:
         default=1024,
         help="size of one burst; what is prefetched between bursts should be little of it",
     )
-    parser.add_argument("--batches", type=int, default=24, help="batches of one burst of images")
+    parser.add_argument(
+        "--batches",
+        type=int,
+        default=120,
+        help="batches of one burst of images; what is computed ahead should be little of it",
+    )
     parser.add_argument("--serve", choices=["flight", *PLANS], help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--keys", help=argparse.SUPPRESS)
