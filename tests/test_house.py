@@ -38,7 +38,7 @@ def room_of(module: str) -> str:
 
 @cache
 def rooms() -> list[str]:
-    return sorted({room_of(module) for module in modules()} - {"", "_version"})
+    return sorted({room_of(module) for module in modules()} - {"", "_version", "__main__"})
 
 
 def imports_of(tree: ast.AST) -> Iterator[str]:

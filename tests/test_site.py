@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 import penstock
-from penstock.cli._verbs import VERBS
+from penstock.cli._main import VERBS
 
 ROOT = Path(__file__).parent.parent
 

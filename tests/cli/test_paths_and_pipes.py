@@ -189,3 +189,8 @@ def test_one_of_a_thing_is_not_many(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert shown.count("1 sample in 1 shard, ") == 2
     assert ": 1 sample; " in repr(penstock.open(tmp_path / "data"))
+
+
+def test_the_command_is_also_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"penstock {penstock.__version__}\n"

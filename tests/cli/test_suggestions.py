@@ -33,6 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("line", "meant"),
     [
         ("inspcet corpus", "inspect"),
+        ("--verison", "--version"),
         ("inspect corpsu", "corpus"),
         ("verify Corpus", "corpus"),
         ("trace plan.tolm --step 0", "plan.toml"),
@@ -71,3 +72,21 @@ def test_what_is_like_nothing_is_not_guessed(folder: Path) -> None:
     assert did_you_mean("zebra", ["text", "label"]) == ""
     assert similar_path(folder / "zebra") == similar_path("*.jsonl") == similar_path("corpus") == ""
     assert similar_path(folder / "train.py" / "inside") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("inspect table.csv", "a dataset is a folder, and this is a file"),
+        ("prepare empty out", "empty: the folder has no files to read"),
+        ("serve corpus", "corpus is a folder; a plan is a file with the text that plan.to_toml() gives"),
+        ("bench corpus", "corpus is a folder; give a plan file (.toml), or a job"),
+        ("top nowhere.invalid:1 --json", "nowhere.invalid:1: no name service knows an address for that"),
+    ],
+)
+def test_a_thing_of_the_wrong_kind_is_called_what_it_is(
+    folder: Path, line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "empty").mkdir()
+    assert main(line.split()) in (1, 2)
+    assert said in "".join(capsys.readouterr())

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 
 import penstock
 from penstock.cli import main
-from penstock.cli._verbs import CONTENTS, VERBS
+from penstock.cli._main import CONTENTS, VERBS
 
 
 @pytest.fixture
@@ -109,10 +109,24 @@ def test_inspect_shows_a_batch_of_a_plan_as_text(dataset, tmp_path, capsys):
     assert ".pad(length=4)" in shown
     assert "step 1: 2 rows of 3 places" in shown
     assert "document 3: 3 tokens, 2 predicted\n  │ a b c" in shown
+    assert "--full" not in shown
     assert main(["inspect", str(plan), "--json"]) == 0
     assert "│ 0" in json.loads(capsys.readouterr().out)["batch"]
     assert main(["inspect", str(plan), "--decode", str(plan)]) == 1
     assert "not a tokenizer.json" in capsys.readouterr().err
+
+
+def test_inspect_shows_as_much_of_a_batch_as_fits_on_a_screen(tmp_path, capsys):
+    with penstock.DatasetWriter(tmp_path / "data", {"tokens": "uint16[*]"}) as writer:
+        writer.write_batch({"tokens": [range(300)] * 40})
+    plan = tmp_path / "plan.toml"
+    plan.write_text(penstock.open(tmp_path / "data").pad(400).batch(20).to_toml())
+    assert main(["inspect", str(plan)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "… and 37 more lines; --full shows all"
+    assert max(map(len, lines[1:])) < 170
+    assert main(["inspect", str(plan), "--full"]) == 0
+    assert "row 19\n" in capsys.readouterr().out
 
 
 def test_inspect_says_when_tokens_were_made_with_another_tokenizer(tmp_path, capsys):
@@ -207,6 +221,13 @@ def test_a_failure_is_one_line_on_standard_error_and_exit_code_1(tmp_path, capsy
     assert captured.out == ""
     assert captured.err.startswith("penstock: ")
     assert "the folder does not exist" in captured.err
+
+
+@pytest.mark.parametrize("line", ["tune nowhere.py --json", "bench nowhere.py --json", "doctor --json -- nowhere.py"])
+def test_a_file_that_is_not_there_is_json_for_machines_as_well(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    assert json.loads(capsys.readouterr().out)["error"] == "FileNotFoundError"
 
 
 def test_a_failure_as_json_names_the_error(tmp_path, capsys):

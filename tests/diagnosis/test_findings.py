@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.diagnosis._case import Case
-from penstock.diagnosis._diagnosis import verdict_of
-from penstock.diagnosis._findings import find
+from penstock.diagnosis._diagnosis import find, verdict_of
 from penstock.diagnosis._recording import Recording
 from penstock.diagnosis._remedies import choose_trials
 from penstock.metrics import EventKind, no_events

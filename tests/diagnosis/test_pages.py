@@ -12,8 +12,7 @@ from rich.console import Console
 from penstock.diagnosis import diagnose, make_page
 from penstock.diagnosis._page import long_waits
 from penstock.diagnosis._recording import Recording
-from penstock.diagnosis._run import ScriptRun
-from penstock.diagnosis._usage import Usage
+from penstock.diagnosis._run import ScriptRun, Usage
 from penstock.errors import printable
 from penstock.metrics import describe_machine
 from penstock.report import StepTimes, render_html, render_terminal, to_perfetto

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.diagnosis import make_excerpt, read_excerpt
 from penstock.diagnosis._case import Case
-from penstock.diagnosis._findings import find
+from penstock.diagnosis._diagnosis import find
 
 from .test_gallery import HEALTHY, ILL
 

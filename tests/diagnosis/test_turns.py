@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from penstock.diagnosis._board import Board
-from penstock.diagnosis._ranks import Ranks
-from penstock.diagnosis._recorder import Recorder
+from penstock.diagnosis._board import Board, Ranks
+from penstock.diagnosis._conductor import Conductor
+from penstock.diagnosis._experiment import Trial
+from penstock.diagnosis._recorder import SETTINGS, Recorder
 from penstock.diagnosis._recording import read_recording
 from penstock.diagnosis._sources import Grouped, IteratorSource
 from penstock.diagnosis._training_loop import TrainingLoop
@@ -112,3 +114,11 @@ def test_who_is_only_observed_never_pauses(tmp_path: Path, monkeypatch: pytest.M
         turns.count(loop, 4, now, now, is_disturbed=False)
     assert len(list(read_recording(tmp_path).of("turn"))) > 10
     assert pauses == []
+
+
+def test_a_trial_of_fewer_threads_is_served_by_the_scripts_own_loader(tmp_path: Path) -> None:
+    (tmp_path / SETTINGS).write_text(json.dumps({**NEVER_ENDING, "observe": False, "doctor": None}))
+    loader = DataLoader(torch.arange(8), batch_size=4)  # type: ignore[arg-type]
+    loop = Conductor(Recorder(tmp_path)).start_loop(Watched(loader, 1, "train.py:9"), lambda: iter(loader))
+    loop.use(Trial(number=2, name="torch.set_num_threads(1)", kind="threads", changes={"num_threads": 1}))
+    assert [batch.tolist() for batch in loop] == [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -51,7 +51,7 @@ def run(plan: Plan, items: Any, kind: Any = "thread", batches_per_item: int = 1)
     world_size=st.sampled_from([1, 2]),
     num_parts=st.sampled_from([1, 2]),
     num_steps=st.integers(2, 8),
-    num_single=st.integers(0, 3),
+    num_growing=st.integers(0, 3),
 )
 def test_bundles_hold_the_items_that_would_have_been_there_without_them(
     count: int,
@@ -62,19 +62,19 @@ def test_bundles_hold_the_items_that_would_have_been_there_without_them(
     world_size: int,
     num_parts: int,
     num_steps: int,
-    num_single: int,
+    num_growing: int,
 ) -> None:
     plan = numbers(count, size, tail)
     row = plan.steps.settle(first * size if tail == "carry" else first * count)
     options: Any = {"rank": 0, "world_size": world_size, "num_parts": num_parts}
     single = list(plan_items(plan, row, row + length, **options))
-    joined = list(plan_items(plan, row, row + length, **options, num_steps=num_steps, num_single=num_single))
+    joined = list(plan_items(plan, row, row + length, **options, num_steps=num_steps, num_growing=num_growing))
     assert [piece for item in joined for piece in (item.items() if isinstance(item, Bundle) else [item])] == single
 
 
-def test_the_first_batches_of_a_loop_wait_for_no_others() -> None:
-    items = plan_items(numbers(100, 4), 0, 100, rank=0, world_size=1, num_parts=1, num_steps=8, num_single=2)
-    assert [getattr(item, "num_steps", 1) for item in items] == [1, 1, 8, 8, 7]
+def test_bundles_grow_so_that_the_first_batches_of_a_loop_wait_for_few_others() -> None:
+    items = plan_items(numbers(100, 4), 0, 100, rank=0, world_size=1, num_parts=1, num_steps=8, num_growing=2)
+    assert [getattr(item, "num_steps", 1) for item in items] == [1, 1, 2, 2, 4, 4, 8, 3]
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
@@ -97,7 +97,7 @@ def test_only_batches_that_are_nothing_but_rows_are_joined() -> None:
     assert steps_per_bundle(tokens.pack(8).batch(2), 1) == 1
     assert steps_per_bundle(tokens.batch(2), 1) == 1
     assert steps_per_bundle(numbers(50, 8, "pad"), 1) == 1
-    large = penstock.from_arrays({"x": np.zeros((4, 1 << 20), np.uint8)}).batch(4)
+    large = penstock.from_arrays({"x": np.zeros((4, 4 << 20), np.uint8)}).batch(4)
     assert steps_per_bundle(large, 1) == 1
     assert steps_per_bundle(large, 4) == 2
 

@@ -135,15 +135,22 @@ def test_a_dead_worker_costs_nothing_but_time(processes: Engine, tmp_path: Path)
     assert values == [0, 1, 3, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(("kind", "said"), [("kill", "was killed by SIGKILL"), ("exit", "exited with code 7")])
+@pytest.mark.parametrize(
+    ("kind", "said", "advice"),
+    [
+        ("kill", "was killed by SIGKILL", "Lower num_workers"),
+        ("crash", "was killed by SIGSEGV", "Compiled code broke down"),
+        ("exit", "exited with code 7", "See what computes this batch"),
+    ],
+)
 def test_an_item_that_always_kills_its_worker_is_named_and_hurts_no_other(
-    processes: Engine, kind: str, said: str
+    processes: Engine, kind: str, said: str, advice: str
 ) -> None:
     for ticket in range(12):
         processes.submit(ticket, (kind, ticket) if ticket == 5 else ticket)
     for ticket in range(12):
         if ticket == 5:
-            with pytest.raises(WorkerDied, match=rf"\(pid \d+\) {said} while computing \('{kind}', 5\)"):
+            with pytest.raises(WorkerDied, match=rf"\(pid \d+\) {said} while computing \('{kind}', 5\).*{advice}"):
                 processes.wait(ticket)
         else:
             assert processes.wait(ticket).batch["number"] == ticket

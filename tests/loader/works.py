@@ -67,6 +67,8 @@ def trouble(kind: str, value: Any = 0) -> int:
         raise ValueError("x" * (1 << 20))
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
     if kind == "exit":
         os._exit(7)
     if kind == "kill once" and not os.path.exists(value):

@@ -28,7 +28,7 @@ def test_a_packed_batch_is_shown_document_by_document() -> None:
     assert shown.startswith("3 rows of 8 places\nrow 0\n")
     for document in ("abcde", "fgh", "ijklmnop"):
         assert f"  │ {document}\n" in shown + "\n"
-    assert "├ document 2 from token 8 on: 1 tokens, 0 predicted\n  │ q\n  ┆ 7 places of padding" in shown
+    assert "├ document 2 from token 8 on: 1 token, 0 predicted\n  │ q\n  ┆ 7 places of padding" in shown
     assert plan.show(0, letters) == shown
     assert "│ 1 2 3 4 5" in plan.show(0)
 

@@ -102,7 +102,7 @@ def test_a_thousand_held_batches_grow_the_pool_and_it_shrinks_when_they_die(opti
         held = [next(batches) for _ in range(1000)]
         assert resident_bytes() - before < 100 << 20  # 2 KB each: a huge page for each would be 2 GB
         stats = loader.stats()
-        limit = min(1000 // 8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32)  # up to 8 small ones share one
+        limit = min(1000 // 16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32)  # up to 16 share one
         assert stats.num_buffers_in_use >= limit
         for step, batch in enumerate(held):
             expected = plan.read_at(step * 8)

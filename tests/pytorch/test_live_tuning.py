@@ -143,6 +143,8 @@ def test_bounds_follow_the_memory_that_is_free(monkeypatch):
     monkeypatch.setattr(_live_tuning, "usable_cpus", lambda: 2)
     monkeypatch.setattr(_live_tuning, "available_memory", lambda: 4_000_000_000)
     assert live._bounds() == Bounds(most_workers=8, most_depth=4)
+    live.begin(2 * 2 * 4)
+    assert live._bounds().most_depth == 1, "of items of four batches"
     monkeypatch.setattr(_live_tuning, "available_memory", lambda: None)
     assert live._bounds() == Bounds(most_workers=8, most_depth=16)
     processes = LiveTuning(STEADY, OnlineTuner(Setting(2, 2), 2), statistics, "process")

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import penstock
 from penstock.masks import context_slice
-from penstock.pytorch._mesh import find_data_rank
+from penstock.pytorch._ranks import find_data_rank
 from pytorch.examples import documents, numbers
 
 

@@ -185,10 +185,8 @@ def test_set_workers_changes_how_many_there_are_and_how_many_batches_are_ahead()
         loader.set_workers(3)
         next(batches)
         assert len(set(workers()) - others) == 3
-        assert (loader.stats().num_workers, loader.stats().prefetch) == (
-            3,
-            2 * 3 * 8,
-        )  # a worker has 8 small batches at a time
+        stats = loader.stats()
+        assert (stats.num_workers, stats.prefetch) == (3, 2 * 3 * 16)  # a worker has 16 small batches at a time
     for wrong in (0, -1, 1.5, "2"):
         with pytest.raises(ValueError, match="at least 1"):
             loader.set_workers(wrong)

@@ -13,6 +13,7 @@ import pytest
 
 import penstock
 from penstock.loader import Bundle
+from penstock.loader._threads import _describe_place
 from penstock.workers import _silence
 from pytorch.examples import NUM_ROWS, children, numbers
 from pytorch.functions import close_all_at_8, stop_at_8, time_out
@@ -82,6 +83,13 @@ def test_a_stuck_thread_is_named_with_its_batch_and_line(caplog: pytest.LogCaptu
     helper.join()
     told = caplog.messages[-1]
     assert "worker thread 0 has been computing the batch at row 8 (rank 0 of 1), now at " in told
+
+
+def test_a_thread_that_compiles_is_said_to_compile() -> None:
+    frames = {}
+    path = "/site-packages/llvmlite/binding/ffi.py"
+    exec(compile("import sys\nframes['here'] = sys._getframe()", path, "exec"), {"frames": frames})
+    assert _describe_place(frames["here"]) == "compiling (Penstock's loops are compiled once, and kept)"
 
 
 def test_the_timeout_of_a_plan_names_the_worker_and_its_batch() -> None:

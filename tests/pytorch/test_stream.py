@@ -4,10 +4,14 @@ import itertools
 import json
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -265,3 +269,15 @@ def test_nothing_is_left_open(numbers: Path) -> None:
         pickle.loads(pickle.dumps(stream))
     del stream
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
+def test_a_stream_that_is_open_when_python_ends_says_nothing(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"n": range(9)}), path)
+    else:
+        path.write_text("n\n1\n2\n")
+    code = "import penstock, sys; records = iter(penstock.stream(sys.argv[1])); next(records)"
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -95,9 +95,9 @@ def test_sources_of_different_names_are_told_apart_and_numbered_parts_of_one_are
 
 
 def test_a_loader_says_so_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    from penstock.pytorch import _mixing
+    from penstock.pytorch import _warnings
 
-    _mixing._told.clear()
+    _warnings._said.clear()
     plan = images("sorted").shuffle(1, group=2).batch(64)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -108,7 +108,7 @@ def test_a_loader_says_so_once_in_the_log(caplog: pytest.LogCaptureFixture) -> N
     assert "times as much as under a full shuffle" in message
     assert "shuffle=0 (--shuffle 0)" in message
     caplog.clear()
-    _mixing._told.clear()
+    _warnings._said.clear()
     penstock.DataLoader(images("mixed").shuffle(1, group=2).batch(64), workers="inline").close()
     penstock.DataLoader(plan, workers="inline", rank=1, world_size=2).close()
     assert not caplog.records

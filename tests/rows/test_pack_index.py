@@ -36,9 +36,9 @@ def reader(lengths: np.ndarray) -> Any:
     return lambda begin, end: lengths[begin:end]
 
 
-def cut(lengths: Any, length: int = 4, **options: Any) -> PackIndex:
+def cut(lengths: Any, length: int = 4) -> PackIndex:
     lengths = np.array(lengths, np.int64)
-    return build_pack_index(reader(lengths), len(lengths), PackingSettings(length=length), **options)
+    return build_pack_index(reader(lengths), len(lengths), PackingSettings(length=length))
 
 
 @settings(max_examples=50, deadline=None)
@@ -83,13 +83,6 @@ def test_windows_hold_16384_rows_worth_of_tokens() -> None:
     assert len(tokens) == lengths.sum() // (16_384 * 512)
     assert (tokens >= 16_384 * 512).all()
     assert (tokens[:-1] < 16_384 * 512 + 900).all()
-
-
-def test_progress_is_told_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 2)
-    told: list[tuple[int, int]] = []
-    cut([4] * 10, on_progress=lambda done, total: told.append((done, total)))
-    assert told == [(16, 80), (32, 80), (48, 80), (64, 80), (80, 80)]
 
 
 @pytest.fixture

@@ -131,3 +131,22 @@ def test_servers_that_hang_are_named_with_what_they_owe(plan_file: Path) -> None
             owed = "(is connected and owes answers to . requests|does not answer)"
             with pytest.raises(ServiceError, match="(?s)" + ".*".join(f"{s.address}: {owed}" for s in servers)):
                 deque(batches, maxlen=0)
+
+
+def test_a_server_that_is_back_takes_over_from_one_that_hangs(plan_file: Path) -> None:
+    plan = penstock.load_plan(plan_file)
+    with serving(plan_file, 2) as servers:
+        remote = penstock.Remote(servers=[server.address for server in servers], timeout_seconds=10)
+        with penstock.DataLoader(plan, remote=remote, prefetch=2, epochs=None) as loader:
+            batches = iter(loader)
+            servers[0].kill()
+            count = 0
+            until = time.monotonic() + 3  # so that it is asked rarely whether it is back
+            while time.monotonic() < until:
+                assert_is_next(next(batches), plan, count)
+                count += 1
+            servers[0].start()
+            servers[1].send(signal.SIGSTOP)
+            for batch in itertools.islice(batches, 20):
+                assert_is_next(batch, plan, count)
+                count += 1

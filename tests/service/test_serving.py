@@ -112,7 +112,7 @@ def test_small_batches_travel_several_at_a_time() -> None:
         assert len(list(loader)) == 512
         while server.statistics.num_waiting:  # the last is counted when it is gone
             time.sleep(0.01)
-        assert server.statistics.num_answers < 10
+        assert server.statistics.num_answers < 20  # 1, 2, 4, … steps at a time
         assert server.statistics.num_steps >= 512
 
 

@@ -286,7 +286,31 @@ def test_types_come_from_the_first_rows_and_hold_for_all_files(tmp_path: Path) -
     rows, [error] = gather(tmp_path, types=settled.types)
     assert rows[0] == {"n": 1, "x": 2.0, "zip": "02134", "good": True, "text": "a"}
     assert rows[-1] == {"text": "b", "good": True, "zip": "1", "x": 1.0, "n": 1}
-    assert "'1.5'; int64 was expected (types=, --types)" in error.message
+    assert "'1.5'; int64 was expected (types=, --types). Is it right?" in error.message
+    assert error.message.endswith("Then the column needs another type: types={'n': 'float64'}.")
+
+
+def test_whole_numbers_are_never_rounded_by_the_type_inferred(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.csv",
+        b"id,least,hash,large,minus\n"
+        b"9007199254740993,-9223372036854775808,18446744073709551615,18446744073709551616,-1\n"
+        b"9223372036854775807,0,0,0,18446744073709551615\n",
+    )
+    options = SourceOptions(types="infer")
+    settled = resolve_types(list_files(path, options), options)
+    assert settled.types == {"id": "int64", "least": "int64", "hash": "uint64"}
+    rows, errors = gather(path, types=settled.types)
+    assert not errors
+    assert [row["id"] for row in rows] == [2**53 + 1, 2**63 - 1]
+    assert rows[0]["hash"] == 2**64 - 1
+    assert rows[0]["large"] == str(2**64)
+
+
+def test_large_numbers_some_of_which_are_missing_stay_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"id,age\n9007199254740993,9007199254740992\n,\n")
+    options = SourceOptions(types="infer", missing="nan")
+    assert resolve_types(list_files(path, options), options).types == {"age": "float64"}
 
 
 def test_missing_numbers_make_no_column_text(tmp_path: Path) -> None:

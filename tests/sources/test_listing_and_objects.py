@@ -109,7 +109,7 @@ def test_a_folder_of_files_that_nobody_reads_says_what_they_are(tmp_path: Path) 
 @pytest.mark.parametrize("source", ["nothing.jsonl", "*.parquet", "folder"])
 def test_a_source_that_matches_nothing_is_an_error(tmp_path: Path, source: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(FileNotFoundError, match="no file matches"):
+    with pytest.raises(FileNotFoundError, match=r"no file matches|the folder has no files"):
         names(str(tmp_path / source), tmp_path)
 
 

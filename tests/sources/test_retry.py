@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import FormatError, StorageError
 from penstock.sources import SourceOptions
-from penstock.sources._retry import retry
+from penstock.sources._remote import retry
 
 QUICK = SourceOptions(max_attempts=3)
 
@@ -32,7 +32,7 @@ class Flaky:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     pauses: list[float] = []
-    monkeypatch.setattr("penstock.sources._retry.time.sleep", pauses.append)
+    monkeypatch.setattr("penstock.sources._remote.time.sleep", pauses.append)
     return pauses
 
 

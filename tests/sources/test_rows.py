@@ -11,7 +11,7 @@ from pyarrow import csv
 
 from penstock.errors import FormatError
 from penstock.sources import SourceOptions, Split, list_files, plan_splits, read_rows, read_split
-from penstock.sources._borders import ends_in_quotes, last_quoted_border
+from penstock.sources._borders import Quoted
 
 from .gathering import as_dicts
 
@@ -93,8 +93,9 @@ def borders_by_character(text: str) -> tuple[list[int], bool]:
 @given(st.text(st.sampled_from('a,"\n\r'), max_size=30))
 def test_records_end_where_going_through_the_characters_says(text: str) -> None:
     borders, is_open = borders_by_character(text)
-    assert last_quoted_border(text.encode(), b'"', b",") == borders[-1]
-    assert ends_in_quotes(text.encode(), b'"', b",") is is_open
+    quotes = Quoted(b'"', b",")
+    assert quotes.last(text.encode()) == borders[-1]
+    assert quotes.are_open_after(text.encode()) is is_open
 
 
 @settings(max_examples=80, deadline=None)

@@ -7,6 +7,8 @@ import itertools
 import logging
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,6 +99,14 @@ def test_a_truncated_gzip_file_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"line\n" * 10_000)[:-20])
     with pytest.raises(FormatError, match="truncated or damaged"):
         read_all(recipe_of(path))
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_a_parquet_file_without_a_byte_is_an_error(tmp_path: Path, num_parts: int) -> None:
+    pq.write_table(pa.table({"n": range(9)}), tmp_path / "a.parquet", row_group_size=3)
+    (tmp_path / "b.parquet").touch()
+    with pytest.raises(FormatError, match=r"b\.parquet: the parquet file is truncated or damaged"):
+        read_all(recipe_of(tmp_path), num_parts)
 
 
 def test_a_column_that_is_missing_is_an_error(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import transformers
 
+import penstock
 from penstock.errors import MissingExtra, SchemaError
 from penstock.transforms._tokenize import Tokenize
 from penstock.transforms._transform import Output
@@ -206,6 +207,29 @@ def test_arguments_of_tools_lose_the_fields_that_arrow_filled_with_nulls() -> No
     assert [bytes(tokens).decode() for tokens in token_lists(output)] == expected
 
 
+def test_objects_stay_in_the_order_and_with_the_numbers_of_their_own_row(tmp_path: Path) -> None:
+    calls = [{"b": 1, "a": "x"}, {"a": "y", "b": 2.5}, {"a": 3, "c": [1, 2.5]}]
+    rows = [
+        {"data": {"messages": [{"role": "assistant", "content": "", "calls": [call]}]}, "tools": [call]}
+        for call in calls
+    ]
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    template = "{{ messages[0].calls | tojson }}{{ tools | tojson }}"
+    transform = Tokenize("bytes", "data.messages", chat_template=template, tools_column="tools", loss_mask=False)
+    for name, source in (("lines", path), ("rows", rows)):
+        penstock.prepare(source, tmp_path / name, transform=transform, workers=1)
+        texts = [bytes(sample["tokens"].astype(np.uint8)).decode() for sample in penstock.open(tmp_path / name)]
+        assert texts == [json.dumps([call]) * 2 for call in calls]
+
+
+def test_python_rows_that_json_cannot_hold_are_read_as_arrow_reads_them(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": "Hi", "number": np.int64(number)}]} for number in range(2)]
+    transform = Tokenize("bytes", chat_template="{{ messages[0].number + 1 }}", loss_mask=False)
+    penstock.prepare(rows, tmp_path / "rows", transform=transform)
+    assert [bytes(sample["tokens"].astype(np.uint8)) for sample in penstock.open(tmp_path / "rows")] == [b"1", b"2"]
+
+
 def test_messages_may_be_json_text() -> None:
     assert token_lists(run([json.dumps(TALK)])) == token_lists(run([TALK]))
 
@@ -285,6 +309,51 @@ def test_the_template_comes_from_a_folder_a_file_or_text(tmp_path: Path) -> None
     ]
     assert all(transform.identity == transforms[0].identity for transform in transforms)
     assert transforms[0].column == "messages"
+
+
+VARIABLES = (
+    "{{ bos_token }}{{ pad_token }}{{ unk_token }}{{ documents is none }}"
+    "{% for message in messages %}{{ message.role }}"
+    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{% endfor %}"
+)
+
+
+def test_templates_have_the_variables_that_transformers_gives_them(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "model", eos_token=EOS, pad_token="<|im_end|>", chat_template=VARIABLES)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"unk_token": {"content": "<|im_start|>"}}))
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    expected = theirs.apply_chat_template(talk, return_dict=True, return_assistant_tokens_mask=True)
+    for tokenizer in (folder, theirs):
+        output = run([talk], None, tokenizer, chat_format="messages")
+        assert token_lists(output) == [expected["input_ids"]]
+        assert np.asarray(output.columns["loss_mask"][0]).tolist() == list(map(bool, expected["assistant_masks"]))
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_has_every_name_that_templates_read(name: str) -> None:
+    template = "{% for m in messages %}{{ m.content }}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}"
+    talk = [{"role": "user", "content": "a", name: None}, {"role": "assistant", "content": "b", name: "c"}]
+    assert bytes(token_lists(run([talk], template, "bytes", loss_mask=False))[0]) == b"abcc"
+
+
+def test_a_tokenizer_may_have_another_template_for_tools(tmp_path: Path) -> None:
+    templates = {"default": "plain", "tool_use": "{{ tools | tojson }}{% generation %}x{% endgeneration %}"}
+    listed = [{"name": name, "template": text} for name, text in templates.items()]
+    folder = write_hf_folder(tmp_path / "listed", eos_token=EOS, chat_template=listed)
+    files = write_hf_folder(tmp_path / "files")
+    (files / "chat_template.jinja").write_text(templates["default"])
+    (files / "additional_chat_templates").mkdir()
+    (files / "additional_chat_templates" / "tool_use.jinja").write_text(templates["tool_use"])
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    talk, tools = [{"role": "assistant", "content": "Hi"}], [None, [{"name": "f"}]]
+    records = make_records({"messages": [talk, talk], "tools": tools})
+    expected = [theirs.apply_chat_template(talk, each, return_dict=True)["input_ids"] for each in tools]
+    for tokenizer in (folder, files, theirs):
+        transform = Tokenize(tokenizer, chat_format="messages", tools_column="tools", loss_mask=False)
+        assert token_lists(transform.before_run([records]).open()(records)) == expected
+        assert "tool_template" in transform.identity["chat"]
+        assert "tool_template" not in Tokenize(tokenizer, chat_format="messages").identity["chat"]
 
 
 def test_a_template_that_is_missing_or_broken_is_refused_at_once(tmp_path: Path) -> None:

@@ -59,9 +59,10 @@ def test_an_error_whose_type_cannot_travel_either_is_told_in_words() -> None:
             -signal.SIGKILL,
             r"was killed by SIGKILL while at it \(out of memory\?\)\. (System|The control group's) memory is",
         ),
-        (-signal.SIGRTMIN - 1, r"was killed by signal \d+ while at it\. "),
-        (7, r"exited with code 7 while at it\. "),
-        (None, r"ended while at it\. "),
+        (-signal.SIGRTMIN - 1, r"was killed by signal \d+ while at it\. $"),
+        (-signal.SIGSEGV, r"was killed by SIGSEGV while at it\. $"),
+        (7, r"exited with code 7 while at it\. $"),
+        (None, r"ended while at it\. (System|The control group's) memory is"),
     ],
 )
 def test_a_death_is_told_with_how_where_and_what_is_likely(code: int | None, told: str) -> None:

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from penstock.cli import _values
+from penstock.cli._failures import tell_failure
 from penstock.report import console, print_json
 
 
@@ -38,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.trials import bench_job, bench_plan, load_job
 
     if arguments.steps < 2 or any(step <= 0 for step in arguments.step_ms):
-        sys.stderr.write("penstock: --steps must be at least 2, and --step-ms more than 0\n")
+        problem = ValueError("--steps must be at least 2, and --step-ms more than 0")
+        tell_failure(problem, as_json=arguments.json)
         return 2
     given = {"workers": arguments.workers, "num_workers": arguments.num_workers}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -51,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             job = load_job(arguments.what)
         except (ValueError, TypeError, FileNotFoundError) as error:
-            sys.stderr.write(f"penstock: {error}\n")
+            tell_failure(error, as_json=arguments.json)
             return 2
         found = bench_job(job, options=options, **common)
     if arguments.html is not None:

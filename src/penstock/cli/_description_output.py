@@ -1,12 +1,16 @@
-"""How `penstock inspect` prints what it gathered: what fits on a screen, or with `--full` all of it."""
+"""How `penstock inspect` prints what it gathered: what fits on a screen, or with `--full` all of it.
+
+Attributes of a manifest are JSON that anybody may have written, so a value may have any type: one that `prepare` would
+not write is shown as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from penstock.cli._description import Description
-from penstock.cli._facts import in_short, in_words, sources_of
 from penstock.errors import counted, printable
 from penstock.preparation import part_of_recipe
 from penstock.report import console, format_bytes
@@ -15,6 +19,8 @@ from penstock.shards import Manifest
 
 _SHOWN_COLUMNS, _SHOWN_ATTRIBUTES, _SHOWN_BINS = 8, 8, 10
 _SHOWN_ATTRIBUTE = 200
+_SHOWN_OF_TRANSFORM = ("column", "function", "size", "mode", "store", "keep")
+_HASH = re.compile("[0-9a-f]{32,}")
 Thing = TypeVar("Thing")
 
 
@@ -49,7 +55,7 @@ def _currency(description: Description) -> Iterator[str]:
         yield f"Sources: {description.staleness}"
     elif description.unfinished is not None:
         yield f"A preparation can be continued: {description.unfinished}"
-    elif (sources := sources_of(description.manifest.attributes)) is not None:
+    elif (sources := _sources_of(description.manifest.attributes)) is not None:
         yield f"From {printable(sources)}"
         yield "Sources: not checked; --sources says whether they have changed."
 
@@ -64,7 +70,7 @@ def _columns(manifest: Manifest, is_full: bool) -> Iterator[str]:
 
 def _facts(manifest: Manifest, is_full: bool) -> Iterator[str]:
     told = {
-        key: in_words(value) if is_full else in_short(key, manifest.attributes)
+        key: _in_words(value) if is_full else _in_short(key, manifest.attributes)
         for key, value in manifest.attributes.items()
     }
     facts, left = _cut([(key, words) for key, words in told.items() if words], None if is_full else _SHOWN_ATTRIBUTES)
@@ -100,7 +106,7 @@ def _samples(description: Description, is_full: bool) -> Iterator[str]:
             yield f"  … and {counted(left, 'more column')}; --full shows all"
     made_with = description.manifest.attributes.get("tokenizer")
     if description.samples and not description.is_decoded and isinstance(made_with, Mapping):
-        name = printable(in_words(made_with.get("name")))
+        name = printable(_in_words(made_with.get("name")))
         yield f"  --decode TOKENIZER shows tokens as text; the tokenizer was {name}"
 
 
@@ -143,3 +149,82 @@ def _size(manifest: Manifest, column: Column) -> str:
         return format_bytes(column.item_bytes * manifest.num_samples)
     count = sum(shard.num_values[column.name] for shard in manifest.shards)
     return f"{format_bytes(count * column.item_bytes)}, {counted(count, 'value')}"
+
+
+def _in_words(value: Any) -> str:
+    """JSON on one line for people: empty values are left out, hashes are shortened."""
+    if isinstance(value, Mapping):
+        present = {key: part for key, part in value.items() if part not in (None, {}, [], "")}
+        parts = [
+            f"{key} ({_in_words(part)})" if isinstance(part, Mapping) else f"{key} {_in_words(part)}"
+            for key, part in present.items()
+        ]
+        return ", ".join(parts) if parts else "nothing"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_in_words, value))}]"
+    if isinstance(value, str):
+        return f"{value[:12]}…" if _HASH.fullmatch(value) else value
+    return f"{value:,}" if type(value) is int else str(value)
+
+
+def _in_short(key: str, attributes: Mapping[str, Any]) -> str | None:
+    """An attribute for the screen; None for one that is shown elsewhere, or is for machines."""
+    value = attributes[key]
+    if key == "preparation" or (key == "images" and "transform" in attributes):
+        return None
+    tell, needs = _TELLERS.get(key, (_in_words, ()))
+    return tell(value) if isinstance(value, Mapping) and all(each in value for each in needs) else _in_words(value)
+
+
+def _sources_of(attributes: Mapping[str, Any]) -> str | None:
+    """From how many files, found by which patterns, a dataset was prepared; None if it does not say."""
+    preparation = attributes.get("preparation")
+    if not isinstance(preparation, Mapping):
+        return None
+    files, patterns = preparation.get("files"), preparation.get("patterns")
+    if type(files) is not int or not isinstance(patterns, list) or not patterns:
+        return "unknown"
+    more = f" and {len(patterns) - 1} more" if len(patterns) > 1 else ""
+    return f"{counted(files, 'file')}: {_in_words(patterns[0])}{more}"
+
+
+def _tokenizer(value: Mapping[str, Any]) -> str:
+    ends = {"bos": "begins each document", "eos": "ends each document"}
+    added = [
+        f"{_in_words(value.get(f'{end}_token'))} ({_in_words(value.get(f'{end}_id'))}) {what}"
+        for end, what in ends.items()
+        if value.get(f"{end}_added") is True
+    ]
+    words = [_in_words(value["name"]), f"{_in_words(value['vocab_size'])} tokens", *added]
+    policy = value.get("special_tokens")
+    return ", ".join(
+        [*words, f"special tokens in texts: {policy}"] if policy in ("allow", "refuse", "count") else words
+    )
+
+
+def _transform(value: Mapping[str, Any]) -> str:
+    shown = {key: value[key] for key in _SHOWN_OF_TRANSFORM if key in value}
+    chat = ["chat template"] if value.get("chat") else []
+    rest = _in_words(shown)
+    return ", ".join([_in_words(value["transform"]), *chat, *([rest] if rest != "nothing" else [])])
+
+
+def _skipped(value: Mapping[str, Any]) -> str:
+    rows, reasons = value["rows"], value.get("by_reason")
+    if type(rows) is not int:
+        return _in_words(value)
+    return "nothing" if rows == 0 else f"{counted(rows, 'row')} ({_in_words(reasons)})"
+
+
+def _packing(value: Mapping[str, Any]) -> str:
+    indexes = value["indexes"]
+    return f"rows are counted for {', '.join(indexes)}" if isinstance(indexes, Mapping) else _in_words(value)
+
+
+# How an attribute is shown, and which fields it must have for that.
+_TELLERS: Mapping[str, tuple[Callable[[Mapping[str, Any]], str], tuple[str, ...]]] = {
+    "tokenizer": (_tokenizer, ("name", "vocab_size")),
+    "transform": (_transform, ("transform",)),
+    "skipped": (_skipped, ("rows",)),
+    "packing": (_packing, ("indexes",)),
+}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from penstock.cli import _values
+from penstock.cli._failures import tell_failure
 from penstock.report import console, print_json
 
 
@@ -35,20 +35,21 @@ def run(arguments: argparse.Namespace) -> int:
 
     words = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not words:
-        sys.stderr.write("penstock: doctor needs a script to run: penstock doctor -- train.py ARGS…\n")
+        problem = ValueError("doctor needs a script to run: penstock doctor -- train.py ARGS…")
+        tell_failure(problem, as_json=arguments.json)
         return 2
     try:
         settings = DoctorSettings(
             seconds=arguments.seconds, steps=arguments.steps, full=arguments.full, observe=arguments.observe
         )
     except ValueError as error:
-        sys.stderr.write(f"penstock: {error}\n")
+        tell_failure(error, as_json=arguments.json)
         return 2
     with recording_folder() as folder:
         try:
             recording = run_script(words, settings, folder=folder, output_to_stderr=arguments.json)
         except FileNotFoundError as error:  # the script, or the program that runs it
-            sys.stderr.write(f"penstock: {error}\n")
+            tell_failure(error, as_json=arguments.json)
             return 2
         diagnosis = diagnose(recording)
     page = make_page(diagnosis)

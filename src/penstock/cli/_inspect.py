@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from penstock.errors import counted
 from penstock.report import print_json
+
+_WIDTH, _SHOWN_LINES = 160, 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,5 +62,17 @@ def _show_batch(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"plan": repr(plan), "fingerprint": plan.fingerprint, "step": arguments.step, "batch": text})
     else:
-        console().print(f"{plan!r}\n\nstep {arguments.step}: {text}", markup=False, highlight=False, soft_wrap=True)
+        shown = text if arguments.full else _on_a_screen(text)
+        console().print(f"{plan!r}\n\nstep {arguments.step}: {shown}", markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _on_a_screen(text: str) -> str:
+    """The first lines, each as long as a line of a terminal; what is left out is counted."""
+    lines = text.split("\n")
+    shown = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …" for line in lines[:_SHOWN_LINES]]
+    if len(lines) > _SHOWN_LINES:
+        shown.append(f"… and {counted(len(lines) - _SHOWN_LINES, 'more line')}; --full shows all")
+    elif any(len(line) > _WIDTH for line in lines):
+        shown.append("Long lines are cut; --full shows all")
+    return "\n".join(shown)

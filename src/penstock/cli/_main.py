@@ -7,16 +7,72 @@ packages when it runs, so that `penstock --help` answers at once.
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NoReturn
 
 from penstock._version import __version__
-from penstock.cli._verbs import VERBS, Verb, table_of_contents
-from penstock.errors import PenstockError, did_you_mean, printable
+from penstock.cli._failures import tell_failure
+from penstock.errors import PenstockError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb: its name, what it does in a line, and a command line to start from."""
+
+    name: str
+    help: str
+    example: str
+
+    def load(self) -> ModuleType:
+        """Import the module that has the verb's arguments (`add_arguments`) and its work (`run`)."""
+        return importlib.import_module(f"penstock.cli._{self.name}")
+
+
+CONTENTS: dict[str, tuple[Verb, ...]] = {
+    "Datasets": (
+        Verb("prepare", "turn raw data into a dataset", "penstock prepare 'text/*.jsonl' corpus --tokenizer tok.json"),
+        Verb("inspect", "show what is in a dataset", "penstock inspect corpus"),
+        Verb(
+            "trace",
+            'show which documents are in a batch, for "my loss jumped"',
+            "penstock trace plan.toml --step 4711 --decode tok.json",
+        ),
+        Verb("verify", "check every byte of a dataset against its checksums", "penstock verify corpus"),
+    ),
+    "Speed": (
+        Verb(
+            "doctor",
+            "run a training script and find out why it waits for data",
+            "penstock doctor --html report.html -- train.py --epochs 1",
+        ),
+        Verb("bench", "measure a loader by itself and with a training step", "penstock bench plan.toml"),
+        Verb("tune", "find the loader options with which a job trains fastest", "penstock tune job.py"),
+    ),
+    "Where data is": (
+        Verb("advise", "say how best to read a dataset on this machine", "penstock advise corpus --measure"),
+        Verb("stage", "copy a dataset to this node's own storage", "penstock stage corpus $SCRATCH"),
+    ),
+    "Preprocessing on other machines": (
+        Verb("serve", "serve the batches of a plan to training machines", "penstock serve plan.toml"),
+        Verb("top", "show what servers are doing, live", "penstock top cpu1:8815 cpu2:8815"),
+        Verb(
+            "certificates",
+            "make certificates for `penstock serve` and its clients",
+            "penstock certificates tls cpu1 cpu2",
+        ),
+    ),
+    "A first look": (
+        Verb("demo", "show Penstock at work on this machine", "penstock demo"),
+        Verb("completion", "have your shell complete this command", 'eval "$(penstock completion bash)"'),
+    ),
+}
+VERBS = {verb.name: verb for verbs in CONTENTS.values() for verb in verbs}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,13 +90,13 @@ class _Parser(argparse.ArgumentParser):
         typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
         if "invalid choice" in message:
             return typed, list(VERBS)
-        unknown = next((word for word in message.split() if word.startswith("--")), "")
-        options = [] if typed not in self.verb_parsers else [*self.verb_parsers[typed]._option_string_actions]
+        unknown = next((word for word in [*message.split(), *sys.argv[1:]] if word.startswith("--")), "")
+        options = self.verb_parsers.get(typed, self)._option_string_actions
         return unknown.partition("=")[0], [option for option in options if option.startswith("--")]
 
     def format_help(self) -> str:
         return (
-            f"{self.format_usage()}\n{self.description}\n\n{table_of_contents()}\n\n"
+            f"{self.format_usage()}\n{self.description}\n\n{_table_of_contents()}\n\n"
             "`penstock VERB --help` describes a verb; `penstock --version` prints the version.\n"
         )
 
@@ -107,10 +163,10 @@ def _run(parsed: argparse.Namespace) -> int:
     try:
         return int(parsed.run(parsed))
     except (PenstockError, ValueError, OSError) as error:
-        _report(error, as_json=parsed.json)
+        tell_failure(error, as_json=parsed.json)
         return 1
     except MemoryError as error:  # the arguments, or a file, ask for too much
-        _report(error, as_json=parsed.json)
+        tell_failure(error, as_json=parsed.json)
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("penstock: interrupted\n")
@@ -137,21 +193,15 @@ def _parser() -> _Parser:
     return parser
 
 
-def _report(error: Exception, *, as_json: bool) -> None:
-    text = printable(_message(error), keep="\n\t")
-    if as_json:
-        sys.stdout.write(json.dumps({"error": type(error).__name__, "message": text}) + "\n")
-    else:
-        sys.stderr.write(f"penstock: {text}\n")
-
-
-def _message(error: Exception) -> str:
-    """What went wrong; an OSError's own text begins with its number."""
-    if isinstance(error, MemoryError):
-        return f"out of memory{f': {error}' if str(error) else ''}"
-    if not isinstance(error, OSError) or not error.strerror:
-        return str(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+def _table_of_contents() -> str:
+    """Every verb under its heading, with what it does and an example."""
+    width = 2 + max(map(len, VERBS))
+    indent = " " * (width + 2)
+    sections = []
+    for heading, verbs in CONTENTS.items():
+        lines = [f"  {verb.name:<{width}}{verb.help}\n{indent}$ {verb.example}" for verb in verbs]
+        sections.append("\n".join([f"{heading}:", *lines]))
+    return "\n\n".join(sections)
 
 
 def _never_fail_to_print() -> None:

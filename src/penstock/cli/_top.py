@@ -40,6 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
         authority=arguments.authority,
     )
     readings = read_servers(arguments.servers, security)
+    if not readings:
+        raise ValueError(
+            f"{', '.join(arguments.servers)}: no name service knows an address for that. Check the spelling."
+        )
     if arguments.json or not console().is_terminal:
         if arguments.json:
             print_json([{**each.metrics, "server": each.server, "problem": each.problem} for each in readings])

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from penstock.cli import _values
+from penstock.cli._failures import tell_failure
 from penstock.report import console, print_json
 
 _INTERRUPTED = 130
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         TuneSettings(steps=arguments.steps, rounds=arguments.rounds, seconds=arguments.seconds)
         job = load_job(arguments.job)
     except (ValueError, TypeError, FileNotFoundError) as error:
-        sys.stderr.write(f"penstock: {error}\n")
+        tell_failure(error, as_json=arguments.json)
         return 2
     try:
         found = tune(
@@ -57,8 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
             name=job.name,
         )
     except RuntimeError as error:
-        cause = error.__cause__
-        sys.stderr.write(f"penstock: {error}\n" + (f"{job_traceback(cause)}\n" if cause is not None else ""))
+        tell_failure(error, as_json=arguments.json)
+        if (cause := error.__cause__) is not None:
+            sys.stderr.write(f"{job_traceback(cause)}\n")
         return 1
     found.write(arguments.settings)
     if arguments.html is not None:

@@ -1,19 +1,23 @@
 """Why training waits, and what would help: found by experiment, not by prediction.
 
     penstock doctor -- train.py
-      run        the script in processes of its own, watched from outside            _run, _usage
-      hooks      in every process of it: clocks around stages, loops that can be swapped    _injected, _hooks, _probes
-      conductor  look, turns, stop: effects                          _conductor, _turns, _trials, _sources, _board
-      experiment whose turn is next, gains and errors; what to try: pure             _experiment, _remedies
-      recording  what is left in a folder after any death -> figures -> findings -> page    _recording, _findings, _page
+      run_script   the script in processes of its own, watched from outside                _run
+        entered    a Python process that imports torch's DataLoader, which is hooked       _injected, _hooks
+        timed      sample, collate, pack, unpack: events and facts, in files of one folder _probes, _recorder
+        served     the script iterates over our loop, over the source that has its turn    _training_loop, _sources
+        conducted  some steps as it is, then turns of trials, then a stop                  _conductor, _turns, _trials
+          decided  what to try, whose turn is next, when it is over: pure                  _remedies, _experiment
+          agreed   with the other ranks: a turn begins, and all stop, at the same step     _board, _stopping
+      diagnose     the folder, readable after any death -> figures -> findings             _recording, _case, _diagnosis
+      make_page    for `report` to draw                                                    _page
 
-May import: `filesystem`, `metrics`, `pytorch`, `report`, `watching`, `workers`. Imported by: `cli`. Holds state: in a
-script under the doctor, the loaders that it made.
+May import: `filesystem`, `metrics`, `pytorch`, `report`, `tuning`, `watching`, `workers`. Imported by: `cli`. Holds
+state: in a script under the doctor, the loaders that it made.
 """
 
 from penstock.diagnosis._diagnosis import Diagnosis, diagnose
-from penstock.diagnosis._excerpt import make_excerpt, read_excerpt
 from penstock.diagnosis._page import make_page
+from penstock.diagnosis._recording import make_excerpt, read_excerpt
 from penstock.diagnosis._run import DoctorSettings, ScriptRun, recording_folder, run_script
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Findings about what batches are made of: where samples come from, what they cost, and their shape.
 
-Each is a pure function from a case to one finding, or to none; `_findings` says which of them is told first.
+Each is a pure function from a case to one finding, or to none; `_diagnosis.FINDINGS` says which is told first.
 """
 
 from __future__ import annotations
@@ -9,16 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from penstock.diagnosis._advice import (
-    advise,
-    is_about_workers,
-    is_smoothing,
-    percent,
-    price_of_prefetch,
-    price_of_workers,
-    written_call,
-)
-from penstock.diagnosis._case import Case
+from penstock.diagnosis._case import Case, is_about_workers, is_smoothing, percent
 from penstock.diagnosis._experiment import FEWEST_ROUNDS
 from penstock.metrics import EventKind
 from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
@@ -33,8 +24,7 @@ def cold_reads(case: Case) -> Finding | None:
     if found is None or not case.waits_for_data or case.stages.faults < 1:
         return None
     warm = found.trial.kind == "warm"
-    return advise(
-        case,
+    return case.advise(
         found,
         id="cold-reads",
         title="Samples wait for the disk",
@@ -46,8 +36,8 @@ def cold_reads(case: Case) -> Finding | None:
         change="keep the data in memory (read it once at the start), or read it in the order in which it is stored: "
         "penstock.open(...).shuffle()"
         if warm
-        else written_call(found.trial),
-        price="the data's size in memory" if warm else price_of_workers(case, found.trial),
+        else "",
+        price="the data's size in memory" if warm else case.price_of_workers(found.trial),
         link="docs/plans.md",
     )
 
@@ -62,8 +52,7 @@ def slow_samples(case: Case) -> Finding | None:
         return None
     slowest = samples[np.argsort(samples["duration"])[-5:]][::-1]
     named = ", ".join(str(index) for index in slowest["value"] if index >= 0)
-    return advise(
-        case,
+    return case.advise(
         found,
         id="slow-samples",
         title="A few slow samples hold up the batches behind them",
@@ -73,8 +62,7 @@ def slow_samples(case: Case) -> Finding | None:
             f"{format_seconds(float(np.median(samples['duration'])))}." + (f" Slowest: {named}." if named else ""),
             f"{percent(case.stages.waits_share)} of making a batch is waiting, not computing.",
         ),
-        change=written_call(found.trial),
-        price=price_of_prefetch(case, found.trial),
+        price=case.price_of_prefetch(found.trial),
     )
 
 
@@ -86,8 +74,7 @@ def small_prefetch(case: Case) -> Finding | None:
     if found is None or not case.waits_for_data or not is_uneven or case.options["num_workers"] == 0:
         return None
     ahead = case.loader["prefetched"]
-    return advise(
-        case,
+    return case.advise(
         found,
         id="small-prefetch",
         title="Prefetch is too small for how uneven the batches are",
@@ -96,8 +83,7 @@ def small_prefetch(case: Case) -> Finding | None:
             f"{format_seconds(stages.slowest_tenth)}.",
             f"At most {ahead} batches are ready, {format_seconds(ahead * stages.step)} of training.",
         ),
-        change=written_call(found.trial),
-        price=price_of_prefetch(case, found.trial),
+        price=case.price_of_prefetch(found.trial),
     )
 
 
@@ -106,8 +92,7 @@ def heavy_collate(case: Case) -> Finding | None:
     found, stages = case.best(is_about_workers), case.stages
     if found is None or not case.waits_for_data or stages.collate < _MOSTLY * stages.fetch:
         return None
-    return advise(
-        case,
+    return case.advise(
         found,
         id="heavy-collate",
         title="Collating takes most of a batch's time",
@@ -115,8 +100,7 @@ def heavy_collate(case: Case) -> Finding | None:
             f"collate_fn takes {format_seconds(stages.collate)} of a batch's {format_seconds(stages.fetch)}.",
             "More workers hide it; a collate_fn without a loop over samples removes it.",
         ),
-        change=written_call(found.trial),
-        price=price_of_workers(case, found.trial),
+        price=case.price_of_workers(found.trial),
     )
 
 
@@ -125,8 +109,7 @@ def costly_hand_over(case: Case) -> Finding | None:
     found = case.best(lambda trial: trial.kind == "penstock")
     if found is None or not case.waits_for_data:
         return None
-    return advise(
-        case,
+    return case.advise(
         found,
         id="hand-over",
         title="Large batches cost much on their way from the workers",
@@ -168,8 +151,7 @@ def odd_batch_size(case: Case) -> Finding | None:
     if found is None:
         return None
     size = case.options["batch_size"]
-    return advise(
-        case,
+    return case.advise(
         found,
         id="odd-batch-size",
         title=f"A batch of {size} computes slower per sample than one of {found.trial.changes['batch_size']}",
@@ -177,7 +159,6 @@ def odd_batch_size(case: Case) -> Finding | None:
             f"Kernels work in blocks of 8, 16 or 32 rows, and {size} rows leave the last block nearly empty.",
             "The gain is in samples per second.",
         ),
-        change=written_call(found.trial),
         price="another batch size: look at the learning rate",
     )
 

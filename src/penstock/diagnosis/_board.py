@@ -1,4 +1,5 @@
-"""Where ranks read whose turn it is: ranks that train together must change together, or each would wait for the other.
+"""Ranks that train together, and where they read whose turn it is: they must change together, or each would wait for
+the other.
 
 Rank 0 writes that a turn begins at a step that no rank can have reached; every rank counts its own steps. The board
 is a mapped file of five numbers; one rank writes it, and each step looks whether there is a new notice: under 1 µs.
@@ -9,11 +10,38 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 _NUMBERS, _TURN = struct.Struct("<qqqqq"), struct.Struct("<q")
 NEVER = 1 << 62
+_MARGIN = 4
+
+
+class Ranks(NamedTuple):
+    """Who this is, of how many."""
+
+    rank: int
+    world_size: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process decides for all."""
+        return self.rank == 0
+
+    @property
+    def margin(self) -> int:
+        """Steps between an announcement and what it announces, so that all hear of it in time."""
+        return _MARGIN if self.world_size > 1 else 0
+
+
+def find_ranks() -> Ranks:
+    """From torch.distributed, or from what launchers set."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return Ranks(int(distributed.get_rank()), int(distributed.get_world_size()))
+    return Ranks(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 class Notice(NamedTuple):

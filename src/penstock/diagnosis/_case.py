@@ -1,4 +1,4 @@
-"""What findings are made from: a recording, its figures, and what was tried."""
+"""What findings are made from: a recording, its figures, and what was tried; a change that helped becomes one here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.diagnosis._experiment import FEWEST_ROUNDS, HEALTHY_BELOW, LEAST_GAIN, Estimate, Trial
+from penstock.diagnosis._experiment import AS_IS, FEWEST_ROUNDS, HEALTHY_BELOW, LEAST_GAIN, REPLAY, Estimate, Trial
 from penstock.diagnosis._recording import Recording
 from penstock.diagnosis._stages import Stages, measure_stages
 from penstock.metrics import EventKind
+from penstock.report import Finding, format_bytes
+from penstock.tuning import name_of as written_options
 
 _WIDE = 1.5
 """An interval that ends above this is no sign of health."""
@@ -64,10 +66,8 @@ class Case:
     @cached_property
     def was_enough_tried(self) -> bool:
         """Whether the experiment came to its end, or so far that a change had the turns that are evidence."""
-        found = [self.recording.estimate(trial.number) for trial in self.recording.trials[2:]]
-        most_rounds = max((each.num_rounds for each in found if each is not None), default=0)
-        was_cut_short = any(True for _ in self.recording.of("out-of-time"))
-        return not was_cut_short or most_rounds >= FEWEST_ROUNDS
+        most_rounds = max((each.estimate.num_rounds for each in self.tried), default=0)
+        return not self.recording.has("out-of-time") or most_rounds >= FEWEST_ROUNDS
 
     @cached_property
     def waits_for_data(self) -> bool:
@@ -123,19 +123,56 @@ class Case:
         return ceiling.ratio >= HEALTHY_BELOW or ceiling.ratio + ceiling.gain.error > _WIDE
 
     @cached_property
+    def tried(self) -> list[Tried]:
+        """Every change that had a turn."""
+        changes = (trial for trial in self.recording.trials if trial not in (AS_IS, REPLAY))
+        estimates = ((trial, self.recording.estimate(trial.number)) for trial in changes)
+        return [Tried(trial, found) for trial, found in estimates if found is not None]
+
+    @cached_property
     def helped(self) -> list[Tried]:
         """Changes that make it faster beyond their error, the best first."""
-        tried = [
-            Tried(trial, found)
-            for trial in self.recording.trials[2:]
-            if (found := self.recording.estimate(trial.number)) is not None
-        ]
-        good = [each for each in tried if each.estimate.ratio >= LEAST_GAIN and each.estimate.is_above(1.0)]
+        good = [each for each in self.tried if each.estimate.ratio >= LEAST_GAIN and each.estimate.is_above(1.0)]
         return sorted(good, key=lambda each: -each.estimate.ratio)
 
     def best(self, is_meant: Callable[[Trial], bool]) -> Tried | None:
         """The best of the changes that are meant."""
         return next((each for each in self.helped if is_meant(each.trial)), None)
+
+    def advise(
+        self,
+        found: Tried,
+        *,
+        id: str,
+        title: str,
+        evidence: tuple[str, ...],
+        price: str,
+        change: str = "",
+        link: str = "",
+    ) -> Finding:
+        """A finding whose change was tried; without other words for it, the change is the call with its options."""
+        return Finding(
+            id=id,
+            title=title,
+            evidence=evidence,
+            change=change or f"DataLoader(..., {written_options(found.trial.changes)})",
+            where=self.loader["where"],
+            price=price,
+            gain=found.estimate.gain,
+            link=link,
+        )
+
+    def price_of_prefetch(self, trial: Trial) -> str:
+        """What more batches that are ready cost."""
+        workers = trial.changes.get("num_workers", self.options["num_workers"])
+        depth = trial.changes.get("prefetch_factor", self.options["prefetch_factor"] or 2)
+        more = max(0, workers * depth - self.loader["prefetched"]) * self.stages.bytes
+        return f"up to {format_bytes(more)} of memory for batches" if more else "batches come in another order"
+
+    def price_of_workers(self, trial: Trial) -> str:
+        """What more workers cost."""
+        more = trial.changes["num_workers"] - self.options["num_workers"]
+        return f"memory of {more} more process{'es' if more != 1 else ''}"
 
     @cached_property
     def worker_growth(self) -> float:
@@ -161,3 +198,18 @@ class Case:
             return 0.0, 0.0
         per_worker = [events[events["worker"] == worker]["value"] for worker in np.unique(events["worker"])]
         return float(np.mean([each[0] for each in per_worker])), float(np.mean([each.max() for each in per_worker]))
+
+
+def is_smoothing(trial: Trial) -> bool:
+    """Whether a trial evens out batches of uneven cost."""
+    return any(name in trial.changes for name in ("prefetch_factor", "prefetch", "in_order", "num_workers"))
+
+
+def is_about_workers(trial: Trial) -> bool:
+    """Whether a trial has another number of workers."""
+    return "num_workers" in trial.changes and trial.kind == "options"
+
+
+def percent(share: float) -> str:
+    """A share as people write it."""
+    return f"{100 * share:.0f} %"

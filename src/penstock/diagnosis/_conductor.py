@@ -17,15 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.diagnosis._batches import bytes_of, can_regroup, padding_share, rows_of
-from penstock.diagnosis._board import Board
+from penstock.diagnosis._board import Board, find_ranks
 from penstock.diagnosis._experiment import AS_IS, REPLAY
-from penstock.diagnosis._ranks import find_ranks
-from penstock.diagnosis._recorder import SETTINGS, Recorder, name_process
+from penstock.diagnosis._recorder import SETTINGS, Recorder, RunSettings, name_process
 from penstock.diagnosis._sources import Grouped
-from penstock.diagnosis._stopping import Stop, protect_checkpoints
+from penstock.diagnosis._stopping import Stop, UnfedTraining, protect_checkpoints
 from penstock.diagnosis._training_loop import TrainingLoop
 from penstock.diagnosis._turns import Turns
-from penstock.diagnosis._unfed import UnfedTraining
 from penstock.diagnosis._watched import Watched
 from penstock.metrics import EventKind, ThreadMeter
 
@@ -41,7 +39,7 @@ class Conductor:
 
     def __init__(self, log: Recorder) -> None:
         self._log = log
-        self._settings = json.loads((log.folder / SETTINGS).read_text())
+        self._settings: RunSettings = json.loads((log.folder / SETTINGS).read_text())
         self._ranks = find_ranks()
         name = "board" if self._ranks.world_size > 1 else f"board-{os.getpid()}"
         self._board = Board(log.folder / name)
@@ -58,7 +56,7 @@ class Conductor:
         self._doctor_seen_at = time.monotonic()
         self._clocks = time.perf_counter(), time.process_time()
 
-    def optimized(self) -> None:
+    def optimizer_stepped(self) -> None:
         """An optimizer made a step."""
         if self._watched:
             return
@@ -110,7 +108,7 @@ class Conductor:
         loop.rows += rows
         loop.waited += waited
         if turns is not None:
-            turns.pass_over(end - begin - waited)
+            turns.exclude(end - begin - waited)
             is_disturbed, self._num_foreign = self._num_foreign > 0, 0
             turns.count(loop, rows, begin, end, is_disturbed=is_disturbed)
         else:
@@ -133,7 +131,7 @@ class Conductor:
         if isinstance(source, Grouped) and not source.is_ready:
             begin = time.perf_counter_ns()
             source.deal()
-            self._expected_turns.pass_over(time.perf_counter_ns() - begin)
+            self._expected_turns.exclude(time.perf_counter_ns() - begin)
         return source.take()
 
     def ran_out(self, loop: TrainingLoop) -> None:
@@ -174,7 +172,7 @@ class Conductor:
     def _look(self, watched: Watched, batch: Any, begin: int, end: int) -> None:
         torch = sys.modules.get("torch")
         watched.trains = watched.trains or (torch is not None and torch.is_grad_enabled())
-        watched.seen(begin, end)
+        watched.count_step(begin, end)
         if self._turns is not None:
             self._num_foreign += not _go_together(watched, self._turns.primary)
             return
@@ -202,7 +200,7 @@ class Conductor:
             rank=self._ranks.rank,
             step_seconds=primary.step_seconds,
             whole_epochs=turns.whole_epochs,
-            told=primary.told(),
+            told=primary.own_statistics(),
             **self._describe_trainer(),
         )
         self._turns = turns
@@ -250,7 +248,7 @@ class Conductor:
 
     def _find_doctor(self) -> list[int] | None:
         """The doctor's process, if it can be seen from here."""
-        doctor: list[int] | None = self._settings["doctor"]
+        doctor = self._settings["doctor"]
         return doctor if doctor is not None and name_process(doctor[0]) == doctor else None
 
     def _is_doctor_gone(self) -> bool:

@@ -1,19 +1,41 @@
-"""The diagnosis of a run: the verdict in a sentence, the ceiling, and findings."""
+"""The diagnosis of a run: the verdict in a sentence, the ceiling, and findings.
+
+A finding has a cause, which the recorded times show, and a change. Its gain is what trying the change gave; no
+change that did not help is ever advised. To add one, write a function in `_worker_findings` or `_batch_findings`, and
+give it its place in `FINDINGS`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.diagnosis._advice import percent
-from penstock.diagnosis._case import Case
-from penstock.diagnosis._findings import find
+from penstock.diagnosis import _batch_findings, _worker_findings
+from penstock.diagnosis._case import Case, percent
 from penstock.diagnosis._run import ScriptRun
 from penstock.metrics import EventKind
 from penstock.report import Finding, Gain, format_seconds
 
-_BUSY = 0.75
+FINDINGS: tuple[Callable[[Case], Finding | None], ...] = (
+    _batch_findings.cold_reads,
+    _worker_findings.workers_restart,
+    _worker_findings.threads_share_one_lock,
+    _worker_findings.too_many_workers,
+    _batch_findings.costly_hand_over,
+    _batch_findings.slow_samples,
+    _batch_findings.heavy_collate,
+    _batch_findings.small_prefetch,
+    _worker_findings.no_workers,
+    _worker_findings.few_workers,
+    _batch_findings.padded_batches,
+    _batch_findings.odd_batch_size,
+    _worker_findings.torch_threads,
+    _worker_findings.growing_workers,
+)
+"""The most specific causes first: of two that advise the same change, the first is told."""
+_NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "growing-workers"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +81,7 @@ def diagnose(run: ScriptRun) -> Diagnosis:
     """Say what is wrong with a run, if anything is."""
     recording, notes = run.recording, list(_notes(run))
     if recording.loader is None or not (recording.events["kind"] == EventKind.NEXT).any():
-        return _blind(run, notes)
+        return _without_batches(run, notes)
     case = Case(recording=recording, cores=run.usage.machine.usable_processors)
     findings = tuple(find(case))
     ceiling = recording.ceiling
@@ -74,7 +96,20 @@ def diagnose(run: ScriptRun) -> Diagnosis:
     )
 
 
-def _blind(run: ScriptRun, notes: list[str]) -> Diagnosis:
+def find(case: Case) -> list[Finding]:
+    """All findings, by measured gain; those without one last. Whoever waits for data is told something about it."""
+    told: dict[str, Finding] = {}
+    for function in FINDINGS:
+        finding = function(case)
+        if finding is not None:
+            told.setdefault(finding.change, finding)
+    fallback = _batch_findings.costly_samples(case) or _batch_findings.nothing_tried(case)
+    if fallback is not None and all(each.id in _NOT_ABOUT_LOADING for each in told.values()):
+        told[fallback.change] = fallback
+    return sorted(told.values(), key=lambda each: -(each.gain.ratio if each.gain is not None else 0.0))
+
+
+def _without_batches(run: ScriptRun, notes: list[str]) -> Diagnosis:
     failed = run.exit_code and not run.was_stopped
     unfed = next(run.recording.of("unfed"), None)
     if unfed is not None:
@@ -110,16 +145,16 @@ def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
             f"{case.cores} cores. With a core whenever it was ready for one, a worker would make a batch in "
             f"{format_seconds(stages.making)}, and a step would take {format_seconds(stages.training)}."
         )
-        return start if best is None else f"{start} {_told(best)}"
+        return start if best is None else f"{start} {_tell_best(best)}"
     if not case.waits_for_data:
         limit = recording.ceiling.gain
         told = "Cannot tell whether it waits for data" if case.is_unclear else "Not waiting for data"
         start = f"{told}: a loader that costs nothing would give × {limit.ratio:.2f} ± {limit.error:.2f}."
-        return start if best is None else f"{start} {_told(best)}"
-    return waits if best is None else f"{waits} {_told(best)}"
+        return start if best is None else f"{start} {_tell_best(best)}"
+    return waits if best is None else f"{waits} {_tell_best(best)}"
 
 
-def _told(best: Finding) -> str:
+def _tell_best(best: Finding) -> str:
     if best.gain is not None:
         return f"{best.title}: changing it makes training {best.gain.ratio:.2f} × faster, measured on your job."
     if best.limit is not None:
@@ -137,9 +172,9 @@ def _notes(run: ScriptRun) -> list[str]:
         notes.append("Interrupted: this is what was seen until then.")
     elif run.exit_code and not run.was_stopped:
         notes.append(f"The script itself ended with exit code {run.exit_code}; this is what was seen until then.")
-    elif recording.leader is not None and not any(True for _ in recording.of("done")):
+    elif recording.leader is not None and not recording.has("done"):
         notes.append("The script ended before all was tried.")
-    if not run.is_observed and any(True for _ in recording.of("out-of-time")):
+    if not run.is_observed and recording.has("out-of-time"):
         notes.append("Time ran out before all was tried: more with --seconds narrows the intervals.")
     for each in recording.of("failed"):
         name = next((trial.name for trial in recording.trials if trial.number == each["trial"]), "a change")

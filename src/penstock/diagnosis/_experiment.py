@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from penstock.report import Gain
+from penstock.tuning import student_quantile
 
 TrialKind = Literal["as-is", "replay", "options", "penstock", "warm", "grouped", "threads"]
-_STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Two-sided 95 % quantiles by degrees of freedom."""
 CEILING_ROUNDS, MOST_CEILING_ROUNDS, RACE_ROUNDS, MOST_RACE_ROUNDS = 3, 6, 5, 10
 FEWEST_ROUNDS = 3
 """Fewer are no evidence."""
@@ -42,6 +41,11 @@ class Trial:
     kind: TrialKind
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Options of the loader that differ."""
+
+    @property
+    def uses_own_loader(self) -> bool:
+        """Whether the batches are those of the script's own loader, as it is."""
+        return self.kind in ("as-is", "threads")
 
 
 AS_IS = Trial(number=0, name="as it is", kind="as-is")
@@ -80,7 +84,7 @@ class Estimate(NamedTuple):
 
     @property
     def _log_width(self) -> float:
-        return self.error * _STUDENT[min(self.num_rounds - 1, len(_STUDENT) - 1)]
+        return self.error * student_quantile(self.num_rounds)
 
     def is_above(self, ratio: float) -> bool:
         """Whether the whole interval is."""

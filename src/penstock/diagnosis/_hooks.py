@@ -10,21 +10,19 @@ import functools
 import itertools
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from penstock.diagnosis._conductor import Conductor
-from penstock.diagnosis._probes import time_fetchers, time_unpacking, time_workers, timed_worker_loop
+from penstock.diagnosis._probes import PLAIN_ITERS, iterate_plainly, time_fetchers, time_unpacking, time_workers
 from penstock.diagnosis._recorder import recorder
-from penstock.diagnosis._sources import is_rebuilding
+from penstock.diagnosis._trials import is_rebuilding
 from penstock.diagnosis._watched import Watched, place_of_caller
 
 _watched: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
 _by_place: dict[str, Watched] = {}
-_plain_iters: dict[type, Callable[[Any], Iterator[Any]]] = {}
 _numbers = itertools.count(1)
 
 
@@ -46,27 +44,12 @@ def watch_penstock(dataloader: ModuleType) -> None:
 
 def watch_optimizers(optimizer: ModuleType) -> None:
     """Notice training that gets its batches from no loader. `optimizer` is torch's module."""
-    optimizer.register_optimizer_step_post_hook(_optimized)
+    optimizer.register_optimizer_step_post_hook(_after_optimizer_step)
 
 
-def _optimized(*_: Any) -> None:
+def _after_optimizer_step(*_: Any) -> None:
     if recorder().worker < 0 and recorder().is_wanted and (conductor := _conductor()) is not None:
-        conductor.optimized()
-
-
-def iterate_plainly(loader: Any, number: int, trial: int) -> Iterator[Any]:
-    """The loader's own iterator, whose workers know for whom they work."""
-    plain = next(_plain_iters[each] for each in type(loader).__mro__ if each in _plain_iters)
-    worker = sys.modules["torch.utils.data._utils.worker"]
-    worker._worker_loop = functools.partial(timed_worker_loop, number, trial)  # type: ignore[attr-defined]
-    try:
-        if trial == 0:
-            return plain(loader)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return plain(loader)
-    finally:
-        worker._worker_loop = worker._plain_worker_loop  # type: ignore[attr-defined]
+        conductor.optimizer_stepped()
 
 
 @functools.cache
@@ -104,7 +87,7 @@ def _same_as_before(loader: Any, place: str) -> Watched | None:
 
 def _watch_iter(loader_class: Any) -> None:
     plain: Callable[[Any], Iterator[Any]] = loader_class.__iter__
-    _plain_iters[loader_class] = plain
+    PLAIN_ITERS[loader_class] = plain
 
     @functools.wraps(plain)
     def iterate(self: Any) -> Iterator[Any]:

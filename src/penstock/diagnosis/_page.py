@@ -188,18 +188,17 @@ def long_waits(times: StepTimes) -> tuple[tuple[int, int], ...]:
 def _charts(history: UsageHistory | None, origin: float) -> tuple[Chart, ...]:
     if history is None or len(history.time_seconds) < 3:
         return ()
-    seconds = history.time_seconds
-    lengths = np.maximum(np.diff(seconds), 1e-6)
-    times = tuple((seconds[1:] - origin).tolist())
-    job = np.diff(history.root_cpu_seconds + history.children_cpu_seconds) / lengths
-    others = np.maximum(0, np.diff(history.machine_busy_seconds) / lengths - job)
-    trainer = np.diff(history.root_cpu_seconds) / lengths
+    times, rates = tuple((history.time_seconds[1:] - origin).tolist()), history.rates()
     cores = tuple(
         Line(name=name, values=tuple(values.tolist()))
-        for name, values in (("this job", job), ("its first process", trainer), ("other programs", others))
+        for name, values in (
+            ("this job", rates.root_cores + rates.children_cores),
+            ("its first process", rates.root_cores),
+            ("other programs", rates.other_cores),
+        )
     )
     memory = Line(name="resident", values=tuple((history.rss_bytes[1:] / 1e9).tolist()))
-    read = Line(name="read", values=tuple((np.diff(history.read_bytes) / lengths / 1e6).tolist()))
+    read = Line(name="read", values=tuple((rates.read_bytes / 1e6).tolist()))
     return (
         Chart(title="Processors", unit="cores", times=times, lines=cores),
         Chart(

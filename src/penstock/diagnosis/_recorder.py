@@ -12,12 +12,24 @@ import os
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from penstock.metrics import EventWriter, read_process
 
 FOLDER_VARIABLE = "PENSTOCK_DOCTOR"
 FACTS, SETTINGS = "facts.jsonl", "settings.json"
+
+
+class RunSettings(TypedDict):
+    """What the doctor leaves for the processes of a script: `DoctorSettings`, and who it is."""
+
+    seconds: float
+    steps: int | None
+    full: bool
+    observe: bool
+    turn_seconds: float
+    doctor: list[int] | None
+    """As `name_process` names it."""
 
 
 class _Nowhere:
@@ -33,9 +45,9 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder, self.pid = folder, os.getpid()
         self.worker = -1
-        """Of which number this process is a loader's worker; -1 in a trainer."""
+        """The number of this process among its loader's workers; -1 in a trainer."""
         self.loader = self.trial = self.sequence = 0
-        """Whom a worker works for, and the number of the batch that it makes."""
+        """Which loader and trial a worker makes batches for, and the number of the batch it is making."""
         self.memory_due_at = self.num_memory_looks = 0
         """When a worker looks at its memory again, and how often it did."""
         self._events: EventWriter | _Nowhere | None = None
@@ -66,7 +78,7 @@ class Recorder:
         value: int = 0,
         extra: int = 0,
     ) -> None:
-        """Write an event of what this process works on; of another batch than the current one, if so told."""
+        """Write an event of the batch that this process works on, or of the batch with the number `sequence`."""
         self.events.add(
             kind,
             start_ns,
@@ -83,9 +95,7 @@ class Recorder:
     def note(self, fact: str, **fields: Any) -> None:
         """Write a fact."""
         line = json.dumps({"fact": fact, "pid": self.pid, "time": time.perf_counter(), **fields}, default=repr) + "\n"
-        with contextlib.suppress(
-            OSError
-        ):  # a disk that is full, or a folder that is gone, is no matter of the script's
+        with contextlib.suppress(OSError):  # a full disk, or a folder that is gone, is no matter of the script's
             descriptor = os.open(self.folder / FACTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.write(descriptor, line.encode())

@@ -1,21 +1,30 @@
-"""What a run under the doctor left in its folder, as data: facts, turns and events. Readable after any death."""
+"""What a run under the doctor left in its folder, as data: facts, turns and events. Readable after any death.
+
+An excerpt of it is one small JSON file, without the machine's paths, from which the same findings are made:
+
+    {"facts": [{"fact": "loader", …}, …], "machine": {"other_cores": 0.1, …}, "events": "<deflated, in base64>"}
+"""
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.diagnosis._experiment import AS_IS, REPLAY, Estimate, Trial, TurnResult, estimate
 from penstock.diagnosis._recorder import FACTS
 from penstock.metrics import EventKind, no_events, read_events
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+_MOST_OF_A_KIND = 400
+_LEFT_OUT = ("process", "not-saved")
 
 Fact = Mapping[str, Any]
 
@@ -33,6 +42,10 @@ class Recording:
     def of(self, fact: str) -> Iterator[Fact]:
         """The facts of one kind, in order."""
         return (each for each in self.facts if each["fact"] == fact)
+
+    def has(self, fact: str) -> bool:
+        """Whether there is a fact of this kind."""
+        return next(self.of(fact), None) is not None
 
     @cached_property
     def leader(self) -> Fact | None:
@@ -82,8 +95,7 @@ class Recording:
     @cached_property
     def whole_epochs(self) -> bool:
         """Whether turns were whole epochs."""
-        restarted = any(True for _ in self.of("restart"))
-        return restarted or bool(self.leader is not None and self.leader["whole_epochs"])
+        return self.has("restart") or bool(self.leader is not None and self.leader["whole_epochs"])
 
     def estimate(self, trial: int) -> Estimate | None:
         """The gain of a trial."""
@@ -104,12 +116,29 @@ class Recording:
 
 def read_recording(folder: Path, machine: Fact | None = None) -> Recording:
     """Everything in a folder. Lines and records that a dying process left in pieces are left out."""
-    import numpy as np
-
     parts = [read_events(path) for path in sorted(folder.glob("*.events"))]
     events = np.concatenate(parts) if parts else no_events()
     events = events[np.argsort(events["start"], kind="stable")]
     return Recording(facts=list(_facts(folder / FACTS)), events=events, machine=machine or {})
+
+
+def make_excerpt(recording: Recording) -> str:
+    """The facts, and the first events of each kind of the loader as it is."""
+    events, loader = recording.events, recording.loader
+    mine = events[(events["trial"] == 0) & (events["loader"] == (0 if loader is None else loader["loader"]))]
+    kept = [mine[mine["kind"] == kind][:_MOST_OF_A_KIND] for kind in np.unique(mine["kind"])]
+    chosen = np.concatenate(kept) if kept else no_events()
+    facts = [fact for fact in recording.facts if fact["fact"] not in _LEFT_OUT]
+    packed = zlib.compress(chosen[np.argsort(chosen["start"], kind="stable")].tobytes(), 9)
+    text = base64.b64encode(packed).decode()
+    return json.dumps({"facts": facts, "machine": dict(recording.machine), "events": text}) + "\n"
+
+
+def read_excerpt(text: str) -> Recording:
+    """The recording that an excerpt was made from, as far as it was kept."""
+    saved = json.loads(text)
+    events = np.frombuffer(zlib.decompress(base64.b64decode(saved["events"])), no_events().dtype)
+    return Recording(facts=saved["facts"], events=events, machine=saved["machine"])
 
 
 def _facts(path: Path) -> Iterator[Fact]:
@@ -124,7 +153,5 @@ def _facts(path: Path) -> Iterator[Fact]:
 
 
 def _most_common(values: Any) -> Any:
-    import numpy as np
-
     found, counts = np.unique(values, return_counts=True)
     return found[counts.argmax()]

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.diagnosis._experiment import HEALTHY_BELOW, REPLAY, Trial, TrialKind, TurnResult, estimate
 from penstock.diagnosis._recording import Recording
 from penstock.diagnosis._stages import Stages, measure_stages
+from penstock.tuning import name_of as written_options
 
 _MOST_TRIALS = 6
 _LARGE_BYTES = 2 << 20
@@ -39,17 +40,16 @@ def choose_trials(recording: Recording, turns: Sequence[TurnResult], *, whole_ep
 
 def name_of(kind: TrialKind, changes: Mapping[str, Any]) -> str:
     """A trial as people write it."""
-    written = ", ".join(f"{name}={value!r}" for name, value in changes.items())
     match kind:
         case "penstock":
-            return f"penstock.DataLoader({written})" if written else "penstock.DataLoader"
+            return f"penstock.DataLoader({written_options(changes)})" if changes else "penstock.DataLoader"
         case "warm":
             return "data in memory"
         case "grouped":
             return "batches of similar lengths"
         case "threads":
             return f"torch.set_num_threads({changes['num_threads']})"
-    return written
+    return written_options(changes)
 
 
 def _about_steps(recording: Recording, stages: Stages) -> Iterator[Proposal]:

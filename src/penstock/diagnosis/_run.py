@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import json
+import math
 import os
 import shutil
 import signal
@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.diagnosis._recorder import FACTS, FOLDER_VARIABLE, SETTINGS, name_process
+from penstock.diagnosis._recorder import FACTS, FOLDER_VARIABLE, SETTINGS, RunSettings, name_process
 from penstock.diagnosis._recording import Recording, read_recording
-from penstock.diagnosis._usage import Usage, summarise_usage
 from penstock.filesystem import similar_path
-from penstock.metrics import Sampler
+from penstock.metrics import MachineFacts, Sampler, UsageHistory, describe_machine, read_process
 
 _INJECTED = Path(__file__).parent / "_injected"
 _GRACE_SECONDS = 15.0
@@ -58,6 +57,22 @@ class DoctorSettings:
     def turn_seconds(self) -> float:
         """How long a turn should take."""
         return min(1.5, max(0.3, self.seconds / _TURNS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What was seen from outside, over the whole run; 0 where nothing could be read."""
+
+    machine: MachineFacts
+    history: UsageHistory | None
+    job_cores: float
+    """Mean processors' worth of time that the script and its workers used."""
+    other_cores: float
+    """And everything else on the machine."""
+
+    def cores(self) -> dict[str, float]:
+        """Who used how many, for a recording."""
+        return {"job_cores": self.job_cores, "other_cores": self.other_cores}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +111,15 @@ def run_script(
     """
     command = command_of(words)
     _check_exists(command)
-    (folder / SETTINGS).write_text(
-        json.dumps(
-            {
-                "seconds": settings.seconds,
-                "steps": settings.steps,
-                "full": settings.full,
-                "observe": settings.observe,
-                "turn_seconds": settings.turn_seconds,
-                "doctor": name_process(os.getpid()),
-            }
-        )
-    )
+    for_script: RunSettings = {
+        "seconds": settings.seconds,
+        "steps": settings.steps,
+        "full": settings.full,
+        "observe": settings.observe,
+        "turn_seconds": settings.turn_seconds,
+        "doctor": name_process(os.getpid()),
+    }
+    (folder / SETTINGS).write_text(json.dumps(for_script))
     begin = time.perf_counter()
     with _orphans_adopted(), _interrupts_left_to_script() as interrupts:
         process = subprocess.Popen(  # noqa: S603 - what the user asked to run
@@ -120,15 +132,16 @@ def run_script(
             _wait(process, folder)
         _end_leftovers(folder)
     code = process.returncode
-    recording, usage = read_recording(folder), summarise_usage(sampler)
+    usage = _summarise_usage(sampler)
+    recording = read_recording(folder, usage.cores())
     return ScriptRun(
         command=command,
         exit_code=128 - code if code < 0 else code,
-        was_stopped=any(True for _ in recording.of("stopped")),
+        was_stopped=recording.has("stopped"),
         was_interrupted=bool(interrupts),
         is_observed=settings.observe,
         seconds=time.perf_counter() - begin,
-        recording=dataclasses.replace(recording, machine=usage.cores()),
+        recording=recording,
         usage=usage,
     )
 
@@ -175,6 +188,17 @@ def _wait(process: subprocess.Popen[Any], folder: Path) -> None:
             process.kill()
 
 
+def _summarise_usage(sampler: Sampler) -> Usage:
+    history = sampler.history()
+    root, children, others, _ = (float(column[0]) if len(column) else 0.0 for column in history.rates(overall=True))
+    return Usage(
+        machine=describe_machine(),
+        history=history,
+        job_cores=root + children,
+        other_cores=others if math.isfinite(others) else 0.0,
+    )
+
+
 @contextlib.contextmanager
 def _interrupts_left_to_script() -> Iterator[list[int]]:
     """Ctrl-C reaches the script, which shares the terminal; the doctor only notes it, and reports what it has."""
@@ -215,7 +239,8 @@ def _end_with_doctor(c_library: ctypes.CDLL) -> None:
 def _end_leftovers(folder: Path) -> None:
     """End workers that outlived their trainer. Other processes that the script started and left are its own."""
     workers = {int(path.name.split("-")[0]) for path in folder.glob("*.events")}
-    children = {each for each in workers if _parent_of(each) == os.getpid()}
+    found = {pid: read_process(pid) for pid in workers}
+    children = {pid for pid, usage in found.items() if usage is not None and usage.parent == os.getpid()}
     for pid in children:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
@@ -227,14 +252,6 @@ def _end_leftovers(folder: Path) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-
-
-def _parent_of(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(stat[stat.rindex(b")") + 2 :].split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _is_reaped(pid: int) -> bool:

@@ -1,31 +1,23 @@
 """Where batches come from during a turn: the script's own iterator, memory, or a loader rebuilt with a change.
 
-A source that others have turns between goes idle once it has prefetched all it may; whoever has the next turn waits
-for that, so that nobody computes in another's turn.
+When its turn is over, a source goes idle once it has prefetched all it may. The next turn begins only then, so that no
+source computes during the turn of another.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import itertools
 import math
-import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 from penstock.diagnosis._batches import bytes_of, copy_batch, group_by_length, rows_of
-from penstock.diagnosis._experiment import Trial
 from penstock.watching import gauge_of
 
 _MOST_REPLAYED, _MOST_REPLAYED_BYTES = 8, 256 << 20
 _MOST_REMEMBERED = 512
 _MOST_GATHERED_BYTES = 1 << 29
-_PATIENCE_SECONDS = 60
 _SETTLING_SECONDS = 0.5
 """How long an iterator that cannot be asked is given to prefetch all it may."""
 
@@ -70,7 +62,7 @@ class IteratorSource:
         return math.nan if self._gauge is None else self._gauge()[0]
 
     def is_idle(self) -> bool:
-        """Whether its queue holds all that was asked for; others are taken to after some time."""
+        """Whether its queue holds all that was asked for; one that cannot be asked counts as idle after a while."""
         iterator: Any = self.iterator
         if getattr(iterator, "_num_workers", None) == 0:
             return True
@@ -200,28 +192,6 @@ class IndexTap:
         return index
 
 
-class _Again:
-    """A sampler of indices that were read already, so that their pages are in memory."""
-
-    def __init__(self, remembered: deque[Any]) -> None:
-        self._indices = list(remembered)
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.cycle(self._indices)
-
-
-class _Resized:
-    """A batch sampler that cuts the samples of another into batches of another size."""
-
-    def __init__(self, batches: Any, batch_size: int) -> None:
-        self._batches, self._size = batches, batch_size
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        samples = itertools.chain.from_iterable(self._batches)
-        while batch := list(itertools.islice(samples, self._size)):
-            yield batch
-
-
 def new_memory() -> deque[Any]:
     """For an `IndexTap`."""
     return deque(maxlen=_MOST_REMEMBERED)
@@ -232,86 +202,18 @@ def is_plans(loader: Any) -> bool:
     return getattr(loader, "_source", None) is not None
 
 
+def is_ours(loader: Any) -> bool:
+    """Whether it is Penstock's, or inherits from Penstock's."""
+    return any(each.__module__.startswith("penstock.") for each in type(loader).__mro__)
+
+
 def num_workers_of(loader: Any) -> int:
     """Its own workers; what a plan's loader shows are torch's, of which it has none."""
     return int(loader._run.num_workers if is_plans(loader) else loader.num_workers)
 
 
-def rebuild(loader: Any, trial: Trial, *, remaining: IndexTap | None, remembered: deque[Any]) -> Any:
-    """A loader as `loader`, with the trial's changes.
-
-    It draws the indices that remain of this epoch, where torch shows them; otherwise it begins an epoch of its own.
-    """
-    if is_plans(loader):
-        return _rebuild_plan_loader(loader, dict(trial.changes))
-    changes = dict(trial.changes)
-    indices = _Again(remembered) if trial.kind == "warm" else remaining
-    arguments = _arguments_of(loader) | _indices_of(loader, indices, changes.pop("batch_size", None)) | changes
-    if not arguments["num_workers"]:
-        arguments |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None}
-    elif not arguments["timeout"]:
-        arguments["timeout"] = _PATIENCE_SECONDS
-    torch = sys.modules["torch"]
-    arguments["generator"] = torch.Generator().manual_seed(0) if remaining is not None else loader.generator
-    return _make(_class_for(loader, trial), loader.dataset, arguments)
-
-
-_rebuilding: ContextVar[bool] = ContextVar("rebuilding", default=False)
-
-
-def is_rebuilding() -> bool:
-    """Whether a loader that is being made is the doctor's own, not the script's."""
-    return _rebuilding.get()
-
-
-def _make(loader_class: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
-    token = _rebuilding.set(True)
-    try:
-        with warnings.catch_warnings():  # of too many workers, of an odd batch size: asked for on purpose
-            warnings.simplefilter("ignore")
-            return loader_class(dataset, **arguments)
-    finally:
-        _rebuilding.reset(token)
-
-
-def _class_for(loader: Any, trial: Trial) -> Any:
-    """Penstock's for its own loaders and where that is the change; torch's for torch's and all that inherit from it."""
-    is_ours = any(each.__module__.startswith("penstock.") for each in type(loader).__mro__)
-    if is_ours or trial.kind == "penstock":
-        from penstock.pytorch import DataLoader
-
-        return DataLoader
-    return sys.modules["torch.utils.data"].DataLoader
-
-
-def _arguments_of(loader: Any) -> dict[str, Any]:
-    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-    more = ("prefetch_factor", "persistent_workers", "in_order")
-    return {name: getattr(loader, name) for name in (*names, *more) if hasattr(loader, name)}
-
-
-def _indices_of(loader: Any, indices: Any, batch_size: int | None) -> dict[str, Any]:
-    """The arguments that say which samples are in which batch."""
-    if loader._dataset_kind == 1:  # _DatasetKind.Iterable
-        size = loader.batch_size if batch_size is None else batch_size
-        return {"batch_size": size, "drop_last": loader.drop_last}
-    if loader.batch_sampler is None:
-        return {"batch_size": None, "sampler": loader.sampler if indices is None else indices}
-    batches = loader.batch_sampler if indices is None else indices
-    return {"batch_sampler": batches if batch_size is None else _Resized(batches, batch_size)}
-
-
-def _rebuild_plan_loader(loader: Any, changes: dict[str, Any]) -> Any:
-    names = ("workers", "prefetch", "rank", "world_size", "micro_batch", "start_method", "device")
-    arguments = {name: getattr(loader, name) for name in names} | {"num_workers": num_workers_of(loader)} | changes
-    rebuilt = _make(type(loader), loader.dataset, arguments)
-    with contextlib.suppress(Exception):  # out of order there is no state; then it begins at the beginning
-        rebuilt.load_state_dict(copy.deepcopy(loader.state_dict()))
-    return rebuilt
-
-
 def wait_until_idle(is_idle: Callable[[], bool], *, seconds: float) -> None:
-    """Wait a bounded time."""
+    """Wait until that is so, at most this long."""
     end = time.monotonic() + seconds
     while not is_idle() and time.monotonic() < end:
         time.sleep(0.005)

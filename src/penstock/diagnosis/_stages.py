@@ -37,8 +37,6 @@ class Stages:
     median_fetch: float
     """Likewise."""
     collate: float
-    pickle: float
-    """Packing and unpacking."""
     pack_cpu: float
     """Packing, on a processor."""
     start: float
@@ -111,8 +109,6 @@ def measure_stages(recording: Recording) -> Stages:
         slowest_tenth=_mean(np.sort(undelayed)[-max(1, len(undelayed) // 10) :]),
         median_fetch=float(np.median(undelayed)) if len(undelayed) else 0.0,
         collate=_mean(recording.events_as_is(EventKind.COLLATE)["duration"]),
-        pickle=_mean(recording.events_as_is(EventKind.PICKLE)["duration"])
-        + _mean(recording.events_as_is(EventKind.UNPICKLE)["duration"]),
         pack_cpu=_mean(recording.events_as_is(EventKind.PICKLE)["cpu"]),
         start=_start_seconds(recording, nexts),
         sample=_mean(samples["duration"]),

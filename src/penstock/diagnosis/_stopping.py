@@ -1,16 +1,24 @@
-"""The end of a run that was looked at long enough.
+"""How a script is left: at a step at which all ranks stop, without an error, and without a checkpoint of such a run.
 
 `Stop` leaves the script from `next()`, as `SystemExit` does: nothing is printed, `except Exception` does not catch it,
 `finally` and `atexit` run, and the process ends with 0. What a script saves on its way out would be a model that saw
 some batches twice, so from then on the usual functions that save checkpoints write nothing, and say so to the doctor.
+
+`UnfedTraining` is why a script is left that would never end otherwise: its optimizer steps, and no loader is there to
+look at. Whoever writes `get_batch()` by hand would wait for a report until training ends.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
-from penstock.diagnosis._recorder import recorder
+from penstock.diagnosis._board import Board, Notice, Ranks
+from penstock.diagnosis._experiment import AS_IS
+from penstock.diagnosis._recorder import Recorder, RunSettings, recorder
+
+_PATIENCE_SECONDS = 30.0
 
 _SAVERS = (
     ("torch", "save", 1),
@@ -44,3 +52,33 @@ def _refuser(name: str, place: int | None) -> Any:
         recorder().note("not-saved", function=name, target=str(target))
 
     return save_nothing
+
+
+class UnfedTraining:
+    """Counts an optimizer's steps; when they go on for long without a loader, all ranks stop at the same one."""
+
+    def __init__(self, *, log: Recorder, board: Board, ranks: Ranks, settings: RunSettings) -> None:
+        self._log, self._board, self._ranks, self._settings = log, board, ranks, settings
+        self._began_at = time.monotonic()
+        self._was_announced = False
+        self.num_steps = 0
+
+    def count(self) -> None:
+        """An optimizer made a step."""
+        self.num_steps += 1
+        if self._ranks.is_first and not self._was_announced and self._is_long():
+            self._was_announced = True
+            self._log.note("unfed", steps=self.num_steps)
+            if not self._settings["full"]:
+                stops_at = self.num_steps + self._ranks.margin
+                self._board.write(Notice(AS_IS.number, stops_at, False, stops_at, 1))
+
+    def is_time_to_stop(self) -> bool:
+        """Whether the step is reached at which all ranks stop."""
+        return self.num_steps >= self._board.read().stops_at
+
+    def _is_long(self) -> bool:
+        most_steps = self._settings["steps"]
+        seconds = min(_PATIENCE_SECONDS, self._settings["seconds"])
+        out_of_steps = most_steps is not None and self.num_steps >= most_steps
+        return out_of_steps or time.monotonic() - self._began_at > seconds

@@ -99,7 +99,7 @@ class TrainingLoop:
         length = self.watched.length
         if self.was_experimented_on and length is not None and self.num_handed_over >= length:
             raise StopIteration
-        if self.trial.number != AS_IS.number:
+        if not self.trial.uses_own_loader:
             try:
                 return self._keeper.take(self)
             except StopIteration:

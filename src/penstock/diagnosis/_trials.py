@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import itertools
 import sys
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from penstock.diagnosis._experiment import AS_IS, REPLAY, Trial
+from penstock.diagnosis._probes import iterate_plainly
 from penstock.diagnosis._recorder import Recorder
 from penstock.diagnosis._recording import read_recording
-from penstock.diagnosis._sources import Grouped, IteratorSource, Source, num_workers_of, rebuild, wait_until_idle
+from penstock.diagnosis._sources import (
+    Grouped,
+    IndexTap,
+    IteratorSource,
+    Source,
+    is_ours,
+    is_plans,
+    num_workers_of,
+    wait_until_idle,
+)
 from penstock.diagnosis._training_loop import TrainingLoop
 from penstock.diagnosis._watched import Watched
 
@@ -16,6 +33,8 @@ _IDLE_SECONDS, _START_SECONDS = 3.0, 10.0
 """How long to wait until a queue is full, and until workers have started and filled it."""
 _GROUPED = 32
 """Batches whose rows are dealt anew by length."""
+_PATIENCE_SECONDS = 60
+_rebuilding: ContextVar[bool] = ContextVar("rebuilding", default=False)
 
 
 class Trials:
@@ -51,7 +70,7 @@ class Trials:
         Raises:
             Exception: whatever a loader raises that cannot be built with the change.
         """
-        if trial.kind not in ("as-is", "replay", "threads"):
+        if not trial.uses_own_loader and trial.kind != "replay":
             is_new = trial.number not in loop.sources
             if is_new:
                 loop.sources[trial.number] = self._open(loop, trial, whole_epochs=whole_epochs)
@@ -70,7 +89,7 @@ class Trials:
         """Its turn is over: wait until it has nothing more to do."""
         self.leave(trial)
         if not whole_epochs and trial.kind != "replay":
-            source = loop.own() if trial.kind in ("as-is", "threads") else loop.sources.get(trial.number)
+            source = loop.own() if trial.uses_own_loader else loop.sources.get(trial.number)
             if source is not None:
                 wait_until_idle(source.is_idle, seconds=_IDLE_SECONDS)
 
@@ -104,8 +123,7 @@ class Trials:
             loader = rebuild(watched.loader, trial, remaining=remaining, remembered=watched.remembered)
         if whole_epochs:
             self._kept_loaders[trial.number] = loader
-        iterate = sys.modules["penstock.diagnosis._hooks"].iterate_plainly
-        return IteratorSource(iterate(loader, watched.number, trial.number), loader)
+        return IteratorSource(iterate_plainly(loader, watched.number, trial.number), loader)
 
 
 def prefetched_by(trial: Trial, watched: Watched) -> int:
@@ -117,5 +135,96 @@ def prefetched_by(trial: Trial, watched: Watched) -> int:
 
 
 def group_size(trial: Trial) -> int:
-    """Of how many batches none stands for the others: those that are dealt by length together."""
+    """How many batches must be measured together: those whose rows were dealt by length as one group."""
     return _GROUPED if trial.kind == "grouped" else 1
+
+
+def rebuild(loader: Any, trial: Trial, *, remaining: IndexTap | None, remembered: deque[Any]) -> Any:
+    """A loader as `loader`, with the trial's changes.
+
+    It draws the indices that remain of this epoch, where torch shows them; otherwise it begins an epoch of its own.
+    """
+    if is_plans(loader):
+        return _rebuild_plan_loader(loader, dict(trial.changes))
+    changes = dict(trial.changes)
+    indices = _RememberedIndices(remembered) if trial.kind == "warm" else remaining
+    arguments = _arguments_of(loader) | _indices_of(loader, indices, changes.pop("batch_size", None)) | changes
+    if not arguments["num_workers"]:
+        arguments |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None}
+    elif not arguments["timeout"]:
+        arguments["timeout"] = _PATIENCE_SECONDS
+    torch = sys.modules["torch"]
+    arguments["generator"] = torch.Generator().manual_seed(0) if remaining is not None else loader.generator
+    return _make(_class_for(loader, trial), loader.dataset, arguments)
+
+
+def is_rebuilding() -> bool:
+    """Whether a loader that is being made is the doctor's own, not the script's."""
+    return _rebuilding.get()
+
+
+def _make(loader_class: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
+    token = _rebuilding.set(True)
+    try:
+        with warnings.catch_warnings():  # of too many workers, of an odd batch size: asked for on purpose
+            warnings.simplefilter("ignore")
+            return loader_class(dataset, **arguments)
+    finally:
+        _rebuilding.reset(token)
+
+
+def _class_for(loader: Any, trial: Trial) -> Any:
+    """Penstock's for its own loaders and where that is the change; torch's for torch's and all that inherit from it."""
+    if is_ours(loader) or trial.kind == "penstock":
+        from penstock.pytorch import DataLoader
+
+        return DataLoader
+    return sys.modules["torch.utils.data"].DataLoader
+
+
+def _arguments_of(loader: Any) -> dict[str, Any]:
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+    more = ("prefetch_factor", "persistent_workers", "in_order")
+    return {name: getattr(loader, name) for name in (*names, *more) if hasattr(loader, name)}
+
+
+def _indices_of(loader: Any, indices: Any, batch_size: int | None) -> dict[str, Any]:
+    """The arguments that say which samples are in which batch."""
+    if loader._dataset_kind == 1:  # _DatasetKind.Iterable
+        size = loader.batch_size if batch_size is None else batch_size
+        return {"batch_size": size, "drop_last": loader.drop_last}
+    if loader.batch_sampler is None:
+        return {"batch_size": None, "sampler": loader.sampler if indices is None else indices}
+    batches = loader.batch_sampler if indices is None else indices
+    return {"batch_sampler": batches if batch_size is None else _ResizedBatches(batches, batch_size)}
+
+
+def _rebuild_plan_loader(loader: Any, changes: dict[str, Any]) -> Any:
+    names = ("workers", "prefetch", "rank", "world_size", "micro_batch", "start_method", "device")
+    arguments = {name: getattr(loader, name) for name in names} | {"num_workers": num_workers_of(loader)} | changes
+    rebuilt = _make(type(loader), loader.dataset, arguments)
+    with contextlib.suppress(Exception):  # out of order there is no state; then it begins at the beginning
+        rebuilt.load_state_dict(copy.deepcopy(loader.state_dict()))
+    return rebuilt
+
+
+class _RememberedIndices:
+    """A sampler of indices that were read already, so that their pages are in memory."""
+
+    def __init__(self, remembered: deque[Any]) -> None:
+        self._indices = list(remembered)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.cycle(self._indices)
+
+
+class _ResizedBatches:
+    """A batch sampler that cuts the samples of another into batches of another size."""
+
+    def __init__(self, batches: Any, batch_size: int) -> None:
+        self._batches, self._size = batches, batch_size
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        samples = itertools.chain.from_iterable(self._batches)
+        while batch := list(itertools.islice(samples, self._size)):
+            yield batch

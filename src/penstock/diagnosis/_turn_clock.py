@@ -1,8 +1,8 @@
 """How fast the script is during a turn: time from one batch handed over to the next, and samples trained on.
 
-How many steps a turn has, and how many go before that are not counted, is settled before it begins. A turn that ended
-when its time is up would mostly end within a long step, as waiting for one of the slow batches is, and the next one
-would begin behind it: jobs whose batches differ seemed a fifth slower than they are.
+How many steps a turn has, and how many before them are not counted, is fixed before it begins. A turn that ended when
+its time is up would mostly end during a long step, such as the wait for a slow batch, and the next one would begin
+behind it: jobs whose batches differ seemed a fifth slower than they are.
 
 Between turns workers fill their queue. A loader that is slower than training then lives on the queue for a while, and
 seems to keep up: as long as the queue runs down, steps count as settling, not as measured.
@@ -32,16 +32,14 @@ class TurnClock:
         self.trial = trial
         self._settle, self._steps, self._longest_seconds = settle, steps, longest_seconds
         self._look_every = max(1, steps // _MOST_LOOKS)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again: what was measured cannot be compared."""
         self._settled = self._num_repeats = self._num_empty = 0
         self._left_at: int | None = None
         self._rows_in_hand = 0
         self._clear()
-
-    def restart(self) -> None:
-        """Begin again: what was measured cannot be compared."""
-        self.__init__(  # type: ignore[misc]
-            self.trial, settle=self._settle, steps=self._steps, longest_seconds=self._longest_seconds
-        )
 
     def handed_over(
         self, asked_at: int, now: int, rows: int, *, is_disturbed: bool, num_ready: Callable[[], float]

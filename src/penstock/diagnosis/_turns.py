@@ -2,6 +2,10 @@
 
 Rank 0 asks `experiment` whose turn is next and puts it on the board; every rank follows at the same step. A turn is
 some steps in the middle of an epoch, or whole epochs where these are short.
+
+    count, end_epoch            the clock of a turn is over ── result ──► experiment ── next trial ──► the board
+                                                                                                         │ some steps
+    before_step, begin_epoch    pause the trial that had its turn, enter the next, start a clock ◄───────┘ later
 """
 
 from __future__ import annotations
@@ -9,10 +13,9 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
 
-from penstock.diagnosis._board import NEVER, Board, Notice
+from penstock.diagnosis._board import NEVER, Board, Notice, Ranks
 from penstock.diagnosis._experiment import (
     AS_IS,
     Trial,
@@ -24,8 +27,7 @@ from penstock.diagnosis._experiment import (
     steps_within,
     turn_length,
 )
-from penstock.diagnosis._ranks import Ranks
-from penstock.diagnosis._recorder import Recorder
+from penstock.diagnosis._recorder import Recorder, RunSettings
 from penstock.diagnosis._recording import read_recording
 from penstock.diagnosis._remedies import choose_trials
 from penstock.diagnosis._stages import measure_stages
@@ -35,8 +37,6 @@ from penstock.diagnosis._turn_clock import TurnClock
 from penstock.diagnosis._watched import Watched
 from penstock.workers import usable_cpus
 
-_MARGIN = 4
-"""Steps between an announcement and what it announces, when several ranks must hear it."""
 _MOST_INTERRUPTIONS = 2
 _LONGEST_TURN = 4.0
 """Seconds that a turn may take so that several of the slowest batches are in it."""
@@ -48,9 +48,7 @@ _GONE_SECONDS = 10
 class Turns:
     """Turns of the loop over one loader, the primary one, from the step on at which this is made."""
 
-    def __init__(
-        self, primary: Watched, *, log: Recorder, board: Board, ranks: Ranks, settings: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, primary: Watched, *, log: Recorder, board: Board, ranks: Ranks, settings: RunSettings) -> None:
         self.primary = primary
         self.trials = Trials(log)
         self.is_done = False
@@ -86,8 +84,8 @@ class Turns:
         """Whose turn it is."""
         return AS_IS if self._clock is None else self.trials.find(self._clock.trial)
 
-    def pass_over(self, nanoseconds: int) -> None:
-        """The doctor itself used so much time, which no turn is to pay for."""
+    def exclude(self, nanoseconds: int) -> None:
+        """Leave out time that the doctor itself used: no turn is to pay for it."""
         self._off_clock += nanoseconds
 
     def before_step(self, loop: TrainingLoop) -> None:
@@ -95,7 +93,7 @@ class Turns:
         if not self.is_done:
             begin = time.perf_counter_ns()
             self._follow_board(loop, is_new_epoch=False)
-            self.pass_over(time.perf_counter_ns() - begin)
+            self.exclude(time.perf_counter_ns() - begin)
 
     def count(self, loop: TrainingLoop, rows: int, begin: int, end: int, *, is_disturbed: bool) -> None:
         """The primary loop got its batch."""
@@ -216,17 +214,17 @@ class Turns:
             self._announce(self._plan.send(result))
         except StopIteration:
             self._finish()
-        self.pass_over(time.perf_counter_ns() - begin)
+        self.exclude(time.perf_counter_ns() - begin)
 
     def _is_out_of_time(self) -> bool:
-        most_steps: int | None = self._settings["steps"]
+        most_steps = self._settings["steps"]
         out_of_steps = most_steps is not None and self.primary.num_steps >= most_steps
-        return out_of_steps or time.monotonic() - self._began_at > float(self._settings["seconds"])
+        return out_of_steps or time.monotonic() - self._began_at > self._settings["seconds"]
 
     def _announce(self, trial: Trial) -> None:
         self._num_turns += 1
         self._is_between_turns = True
-        begins_at = self.primary.num_steps + (_MARGIN if self._ranks.world_size > 1 else 0)
+        begins_at = self.primary.num_steps + self._ranks.margin
         self._board.write(Notice(trial.number, begins_at, self.whole_epochs, 0, self._num_turns))
 
     def _finish(self, *, now: bool = False) -> None:
@@ -234,7 +232,7 @@ class Turns:
         steps, is_full = self.primary.num_steps, self._settings["full"]
         self._plan = None
         self._log.note("done", step=steps, full=is_full)
-        stops_at = 0 if is_full else steps + (_MARGIN if self._ranks.world_size > 1 else 1 - now)
+        stops_at = 0 if is_full else steps + (self._ranks.margin or 1 - now)
         self._num_turns += 1
         self._board.write(Notice(AS_IS.number, steps, False, stops_at, self._num_turns))
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.diagnosis._sources import IndexTap, Replay, is_plans, new_memory, num_workers_of
+from penstock.diagnosis._sources import IndexTap, Replay, is_ours, is_plans, new_memory, num_workers_of
 
 _LIBRARIES = ("torch", "penstock", "lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata")
 _OPTIONS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
@@ -72,7 +72,7 @@ class Watched:
             self.length = None
         self.left_at = None
 
-    def seen(self, asked_at: int, now: int) -> None:
+    def count_step(self, asked_at: int, now: int) -> None:
         """A batch was handed over."""
         if self.first_at is None:
             self.first_at = now
@@ -90,7 +90,7 @@ class Watched:
         iterator._sampler_iter = tap  # type: ignore[attr-defined]
         return tap
 
-    def told(self) -> dict[str, float] | None:
+    def own_statistics(self) -> dict[str, float] | None:
         """What a plan's loader says of itself, per batch; torch's are timed from inside."""
         if not is_plans(self.loader):
             return None
@@ -109,7 +109,7 @@ class Watched:
         return {
             "loader": self.number,
             "where": self.where,
-            "kind": "penstock" if _is_ours(loader) else "torch",
+            "kind": "penstock" if is_ours(loader) else "torch",
             "is_plan": is_plans(loader),
             "workers": getattr(loader, "kind", "process" if loader.num_workers else "inline"),
             "is_iterable": loader._dataset_kind == 1,
@@ -130,22 +130,13 @@ def _likeness(loader: Any) -> tuple[Any, ...]:
     return type(loader), type(loader.dataset), length, *(getattr(loader, name, None) for name in _OPTIONS)
 
 
-def _is_ours(loader: Any) -> bool:
-    return any(each.__module__.startswith("penstock.") for each in type(loader).__mro__)
-
-
 def place_of_caller() -> str:
     """`train.py:24`: the innermost line on the stack that is the user's, not a library's."""
     frame: Any = sys._getframe(1)
-    last = None
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.split(".")[0] not in _LIBRARIES:
-            last = frame
-            break
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
         frame = frame.f_back
-    if last is None:
+    if frame is None:
         return ""
-    path = last.f_code.co_filename
+    path = frame.f_code.co_filename
     short = os.path.relpath(path) if os.path.exists(path) else path
-    return f"{path if short.startswith('..') else short}:{last.f_lineno}"
+    return f"{path if short.startswith('..') else short}:{frame.f_lineno}"

@@ -1,12 +1,11 @@
 """Findings about workers: none, too few, too many, of the wrong kind, started too often, too large.
 
-Each is a pure function from a case to one finding, or to none; `_findings` says which of them is told first.
+Each is a pure function from a case to one finding, or to none; `_diagnosis.FINDINGS` says which is told first.
 """
 
 from __future__ import annotations
 
-from penstock.diagnosis._advice import advise, is_about_workers, percent, price_of_workers, written_call
-from penstock.diagnosis._case import Case
+from penstock.diagnosis._case import Case, is_about_workers, percent
 from penstock.report import Finding, format_bytes, format_seconds
 
 
@@ -15,8 +14,7 @@ def no_workers(case: Case) -> Finding | None:
     found, stages = case.best(is_about_workers), case.stages
     if found is None or not case.waits_for_data or case.options["num_workers"] > 0 or case.loader["is_plan"]:
         return None
-    return advise(
-        case,
+    return case.advise(
         found,
         id="no-workers",
         title="The training loop makes its batches itself",
@@ -25,8 +23,7 @@ def no_workers(case: Case) -> Finding | None:
             f"{format_seconds(stages.step)}.",
             f"A sample takes {format_seconds(stages.sample)}, {percent(stages.cpu_share)} of it on a processor.",
         ),
-        change=written_call(found.trial),
-        price=price_of_workers(case, found.trial),
+        price=case.price_of_workers(found.trial),
     )
 
 
@@ -36,16 +33,14 @@ def few_workers(case: Case) -> Finding | None:
     found = case.best(lambda trial: trial.changes.get("num_workers", 0) > workers)
     if found is None or not case.waits_for_data or workers == 0:
         return None
-    return advise(
-        case,
+    return case.advise(
         found,
         id="few-workers",
         title=f"{workers} worker{'s do' if workers > 1 else ' does'} not keep up",
         evidence=(
             f"A batch takes {format_seconds(case.stages.fetch)} to make, a step {format_seconds(case.stages.step)}.",
         ),
-        change=written_call(found.trial),
-        price=price_of_workers(case, found.trial),
+        price=case.price_of_workers(found.trial),
     )
 
 
@@ -55,8 +50,7 @@ def too_many_workers(case: Case) -> Finding | None:
     found = case.best(lambda trial: 0 < trial.changes.get("num_workers", workers) < workers)
     if found is None or workers <= case.cores:
         return None
-    return advise(
-        case,
+    return case.advise(
         found,
         id="too-many-workers",
         title=f"{workers} workers are too many for {case.cores} cores",
@@ -65,7 +59,6 @@ def too_many_workers(case: Case) -> Finding | None:
             f"computing, {format_seconds(case.stages.fetch_delay)} ready to run and without a core.",
             f"The training thread was ready but had no core for {format_seconds(case.stages.delay)} of each step.",
         ),
-        change=written_call(found.trial),
         price="none; it frees memory",
     )
 
@@ -75,8 +68,7 @@ def threads_share_one_lock(case: Case) -> Finding | None:
     found = case.best(lambda trial: trial.changes.get("workers") == "process")
     if found is None or not case.waits_for_data or case.loader["workers"] not in ("thread", "inline"):
         return None
-    return advise(
-        case,
+    return case.advise(
         found,
         id="gil-threads",
         title="Python code in the trainer's threads runs one thread at a time",
@@ -86,7 +78,6 @@ def threads_share_one_lock(case: Case) -> Finding | None:
             f"A batch takes a thread {format_seconds(case.stages.fetch)}, of which "
             f"{format_seconds(case.stages.fetch_cpu)} are computing.",
         ),
-        change=written_call(found.trial),
         price="memory for each worker process",
     )
 
@@ -97,8 +88,7 @@ def workers_restart(case: Case) -> Finding | None:
     if found is None or not case.waits_for_data:
         return None
     length = case.loader["length"]
-    return advise(
-        case,
+    return case.advise(
         found,
         id="workers-restart",
         title="Workers are started anew for each short epoch",
@@ -106,7 +96,6 @@ def workers_restart(case: Case) -> Finding | None:
             f"An epoch of {length} steps takes {format_seconds(length * (case.stages.step + case.stages.wait))}"
             f" of steps, and {format_seconds(case.stages.start)} more before its first batch is there.",
         ),
-        change=written_call(found.trial),
         price="workers keep their memory between epochs",
     )
 
@@ -117,8 +106,7 @@ def torch_threads(case: Case) -> Finding | None:
     if found is None:
         return None
     threads = (case.recording.leader or {}).get("num_threads", 0)
-    return advise(
-        case,
+    return case.advise(
         found,
         id="torch-threads",
         title="Torch's threads and the workers compete for cores",

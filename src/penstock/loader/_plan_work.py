@@ -12,8 +12,8 @@ from penstock.loader._memory import Arena
 from penstock.plan import Plan
 
 _KEPT_TEMPLATES = 8
-_BUNDLE_BYTES = 2 << 20
-_MAX_STEPS = 8
+_BUNDLE_BYTES = 8 << 20
+_MAX_STEPS = 16
 
 
 class Item(NamedTuple):
@@ -62,11 +62,11 @@ class Bundle(NamedTuple):
 #   A small batch takes less to compute than everything around it: finding out what is next, taking a buffer,
 #   handing over, counting, switching threads or processes; and all that code is cold, because the batch has just
 #   gone through the caches. So if several batches side by side are one batch with more rows
-#   (`plan.is_rectangular`), they are computed as one, up to 2 MiB, and handed over one by one. They share a
+#   (`plan.is_rectangular`), they are computed as one, up to 8 MiB, and handed over one by one. They share a
 #   buffer, which is free again when the last of them is. Nothing else differs: neither the batches, nor their
 #   order, nor the state.
-#   The first items of a loop are single steps: its first batch would otherwise wait for the rest of its bundle,
-#   and while workers start, for those of all workers.
+#   At the start of a loop, bundles grow from a single step: its first batch would otherwise wait for the rest of its
+#   bundle, and while workers start, for those of all workers.
 #   Without bundles, batches of 8 x 128 tokens take five times as long in a thread, and six times in two processes
 #   (`benchmarks/bench_loader.py --only small`).
 
@@ -133,20 +133,22 @@ def plan_items(
     world_size: int,
     num_parts: int,
     num_steps: int = 1,
-    num_single: int = 0,
+    num_growing: int = 0,
 ) -> Iterator[Item | Bundle]:
     """The items of all batches that start at or after `row` and before `end`, in bundles of up to `num_steps` steps.
 
-    Without an end, for ever. A full batch has `num_parts` parts, a shorter one may have fewer. The first `num_single`
-    steps are not bundled.
+    Without an end, for ever. A full batch has `num_parts` parts, a shorter one may have fewer. The first `num_growing`
+    items are single steps, as many after them have two each, then four, up to `num_steps`.
     """
     if not has_batches(plan):
         return
     size = plan.global_size
+    most_steps, num_items = 1 if num_growing else num_steps, 0
     while end is None or row < end:
-        steps = num_steps if end is None else min(num_steps, -(-(end - row) // size))
-        if num_single > 0:
-            steps, num_single = 1, num_single - 1
+        steps = most_steps if end is None else min(most_steps, -(-(end - row) // size))
+        num_items += 1
+        if most_steps < num_steps and num_items % num_growing == 0:
+            most_steps = min(2 * most_steps, num_steps)
         if steps > 1 and plan.steps.are_regular(row, steps):
             next_row = plan.steps.settle(row + steps * size)
             yield Bundle(row, rank, world_size, num_parts, steps, size, next_row)

@@ -23,7 +23,7 @@ from penstock.loader._work import Computed, Work
 from penstock.loader._worker_process import ComputeItems, ItemWorker
 from penstock.plan import from_arrays
 from penstock.schema import Ragged
-from penstock.workers import Crew, ServerLease, StartMethod, describe_death, lease_early
+from penstock.workers import Crew, ServerLease, StartMethod, describe_death, is_crash, lease_early, may_lack_memory
 
 _MAX_DEATHS = 3
 """After this many deaths on one item, it is taken to be the cause."""
@@ -268,7 +268,16 @@ def start_early() -> ServerLease | None:
 def _explain_death(worker: ItemWorker, code: int | None, item: Any, num_before: int = 0) -> str:
     process = worker.process
     death = describe_death(f"Worker {process.number}", process.pid, code, f"computing {item}", num_before=num_before)
-    return f"{death}Lower num_workers or prefetch, or see what this batch needs."
+    return f"{death}{_advise(code)}"
+
+
+def _advise(code: int | None) -> str:
+    """The next step after a worker that ended so."""
+    if is_crash(code):
+        return "Compiled code broke down: run it again with PYTHONFAULTHANDLER=1 to see where."
+    if may_lack_memory(code):
+        return "Lower num_workers or prefetch, or see what this batch needs."
+    return "See what computes this batch, and what it printed to stderr."
 
 
 def _warm_up() -> None:

@@ -1,8 +1,8 @@
 """What threads, processes, the machine and its accelerators use: clocks and counters as small typed data.
 
     ThreadMeter().read()     the calling thread: CPU time, run-queue delay, page faults
-    process_tree(pid)        a process and its descendants: CPU time, memory, reads, faults
-    read_machine()           everything that runs here
+    process_tree(pid)        a process and its descendants: CPU time, memory, reads
+    machine_busy_seconds()   everything that runs here
     Accelerators().read()    devices, through NVML
     Sampler(pid)             all of these over time, in columns
     EventWriter(path)        what happened when, in a mapped file that outlives its process
@@ -18,14 +18,13 @@ from penstock.metrics._accelerators import Accelerators, AcceleratorUsage
 from penstock.metrics._events import EventKind, EventWriter, no_events, read_events
 from penstock.metrics._machine import (
     MachineFacts,
-    MachineUsage,
     available_memory,
     describe_machine,
     job_memory,
-    read_machine,
+    machine_busy_seconds,
 )
 from penstock.metrics._processes import ProcessUsage, process_tree, read_process
-from penstock.metrics._sampler import ProcessHistory, Sampler, UsageHistory
+from penstock.metrics._sampler import Sampler, UsageHistory
 from penstock.metrics._threads import ThreadMeter, ThreadUsage
 
 __all__ = [
@@ -34,8 +33,6 @@ __all__ = [
     "EventKind",
     "EventWriter",
     "MachineFacts",
-    "MachineUsage",
-    "ProcessHistory",
     "ProcessUsage",
     "Sampler",
     "ThreadMeter",
@@ -44,9 +41,9 @@ __all__ = [
     "available_memory",
     "describe_machine",
     "job_memory",
+    "machine_busy_seconds",
     "no_events",
     "process_tree",
     "read_events",
-    "read_machine",
     "read_process",
 ]

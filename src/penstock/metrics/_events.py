@@ -14,11 +14,9 @@ import struct
 import threading
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
 _RECORD = struct.Struct("<HHHhqqffqq")
 _FIELDS = [
@@ -141,11 +139,9 @@ def read_events(path: Path) -> NDArray[np.void]:
 
     A process that was killed leaves at most one incomplete record per thread; it has no start, and is left out.
     """
-    import numpy as np
-
     whole = path.stat().st_size // _RECORD.size
     if whole == 0:
-        return np.zeros(0, _FIELDS)
+        return no_events()
     records = np.fromfile(path, _FIELDS, whole)
     written = int(np.searchsorted(records["kind"] == 0, True)) if records["kind"][-1] == 0 else whole
     records = records[:written]
@@ -155,6 +151,4 @@ def read_events(path: Path) -> NDArray[np.void]:
 
 def no_events() -> NDArray[np.void]:
     """An empty array of records."""
-    import numpy as np
-
     return np.zeros(0, _FIELDS)

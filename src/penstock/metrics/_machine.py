@@ -6,7 +6,6 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from penstock.cgroups import cpu_quota, fullest_memory, memory_limit
 from penstock.metrics._accelerators import Accelerators
@@ -14,16 +13,6 @@ from penstock.workers import usable_cpus
 
 _PROC = Path("/proc")
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
-
-
-class MachineUsage(NamedTuple):
-    """CPU time of everything that has run on this machine since it started, summed over its processors."""
-
-    busy_seconds: float
-    disk_wait_seconds: float
-    """Time that processors had nothing to do but wait for storage."""
-    stolen_seconds: float
-    """Time that the hypervisor gave to other virtual machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +34,14 @@ class MachineFacts:
     accelerators: tuple[str, ...]
 
 
-def read_machine() -> MachineUsage | None:
-    """Usage now; None without `/proc`."""
+def machine_busy_seconds() -> float | None:
+    """CPU time of all that has run on this machine since it started, over all processors; None without `/proc`."""
     try:
         first = (_PROC / "stat").read_bytes().split(b"\n", 1)[0].split()[1:]
-        user, nice, system, _idle, disk, interrupt, soft_interrupt, stolen = (int(field) for field in first[:8])
-    except (OSError, ValueError, IndexError):
+        user, nice, system, _idle, _disk, interrupt, soft_interrupt = (int(field) for field in first[:7])
+    except (OSError, ValueError):
         return None
-    busy = user + nice + system + interrupt + soft_interrupt
-    return MachineUsage(busy * _TICK_SECONDS, disk * _TICK_SECONDS, stolen * _TICK_SECONDS)
+    return (user + nice + system + interrupt + soft_interrupt) * _TICK_SECONDS
 
 
 def available_memory() -> int | None:

@@ -22,19 +22,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.metrics._accelerators import Accelerators, AcceleratorUsage
-from penstock.metrics._machine import read_machine
+from penstock.metrics._machine import machine_busy_seconds
 from penstock.metrics._processes import ProcessUsage, process_tree
 
 _MOST_READINGS = 2048
-_MOST_ROWS = 40_000
 _MOST_PSS_SHARE = 0.002
 
 Floats = NDArray[np.float64]
 
 
+class UsageRates(NamedTuple):
+    """What was used per second of each interval. NaN: not measured."""
+
+    root_cores: Floats
+    """Processors' worth of time of the process itself."""
+    children_cores: Floats
+    other_cores: Floats
+    """And of everything else on the machine."""
+    read_bytes: Floats
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageHistory:
-    """Columns of equal length, one row per reading. NaN: not measured. `cpu`, `read`, faults and delay are totals."""
+    """Columns of equal length, one row per reading. NaN: not measured. `cpu`, `busy` and `read` are totals."""
 
     time_seconds: Floats
     """On the clock of `time.perf_counter`, which all processes of a machine share."""
@@ -47,37 +57,19 @@ class UsageHistory:
     rss_bytes: Floats
     pss_bytes: Floats
     read_bytes: Floats
-    minor_faults: Floats
-    major_faults: Floats
-    root_delay_seconds: Floats
     num_processes: Floats
     accelerator_utilization: Floats
     """Mean over devices."""
     accelerator_memory_bytes: Floats
     """Sum over devices."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessHistory:
-    """One process at each reading in which it was alive."""
-
-    pid: int
-    parent: int
-    name: str
-    time_seconds: Floats
-    cpu_seconds: Floats
-    rss_bytes: Floats
-    pss_bytes: Floats
-    read_bytes: Floats
-    minor_faults: Floats
-    major_faults: Floats
-    delay_seconds: Floats
-
-
-class _Reading(NamedTuple):
-    totals: tuple[float, ...]
-    """In the order of the fields of `UsageHistory`."""
-    processes: tuple[ProcessUsage, ...]
+    def rates(self, *, overall: bool = False) -> UsageRates:
+        """Of each interval between two readings; overall, of the one from the first to the last."""
+        rows = slice(None, None, max(1, len(self.time_seconds) - 1) if overall else 1)
+        totals = (self.root_cpu_seconds, self.children_cpu_seconds, self.machine_busy_seconds, self.read_bytes)
+        seconds = np.maximum(np.diff(self.time_seconds[rows]), 1e-9)
+        root, children, machine, read = (np.diff(column[rows]) / seconds for column in totals)
+        return UsageRates(root, children, np.maximum(0, machine - root - children), read)
 
 
 class Sampler:
@@ -96,7 +88,8 @@ class Sampler:
         self.interval_seconds = interval_seconds
         self._pss_every = pss_every
         self._accelerators = Accelerators()
-        self._readings: list[_Reading] = []
+        self._readings: list[tuple[float, ...]] = []
+        """In the order of the fields of `UsageHistory`."""
         self._last: dict[tuple[int, int], ProcessUsage] = {}
         self._num_taken = 0
         self._lock = threading.Lock()
@@ -115,27 +108,17 @@ class Sampler:
             if with_pss:
                 self._spare_pss(time.perf_counter() - begin)
             self._last.update(((each.pid, each.started_ticks), each) for each in processes)
-            self._readings.append(_Reading(self._totals(processes), processes))
+            self._readings.append(self._totals(processes))
             self._stay_bounded()
             return True
 
     def history(self, last: int | None = None) -> UsageHistory:
         """All processes together; with `last`, only that many of the latest readings."""
         with self._lock:
-            rows = [reading.totals for reading in (self._readings if last is None else self._readings[-last:])]
+            rows = self._readings[0 if last is None else -last :]
         names = UsageHistory.__dataclass_fields__
         table = np.array(rows, np.float64).reshape(len(rows), len(names))
         return UsageHistory(**dict(zip(names, np.ascontiguousarray(table.T), strict=True)))
-
-    def processes(self) -> tuple[ProcessHistory, ...]:
-        """Each process, in the order in which they were first seen."""
-        with self._lock:
-            readings = list(self._readings)
-        seen: dict[tuple[int, int], list[tuple[float, ProcessUsage]]] = {}
-        for reading in readings:
-            for usage in reading.processes:
-                seen.setdefault((usage.pid, usage.started_ticks), []).append((reading.totals[0], usage))
-        return tuple(_process_history(rows) for rows in seen.values())
 
     def start(self) -> None:
         """Sample in a thread until `close`."""
@@ -163,19 +146,16 @@ class Sampler:
             pass
 
     def _totals(self, processes: tuple[ProcessUsage, ...]) -> tuple[float, ...]:
-        root, ever, machine = processes[0], self._last.values(), read_machine()
+        root, ever, busy = processes[0], self._last.values(), machine_busy_seconds()
         accelerators = self._accelerators.read()
         return (
             time.perf_counter(),
             root.cpu_seconds,
             sum(each.cpu_seconds for each in ever if each.pid != self.pid),
-            _number(None if machine is None else machine.busy_seconds),
+            math.nan if busy is None else busy,
             sum(each.rss_bytes for each in processes),
             _sum([each.pss_bytes for each in processes]),
             _sum([each.read_bytes for each in ever]),
-            sum(each.minor_faults for each in ever),
-            sum(each.major_faults for each in ever),
-            _number(root.delay_seconds),
             len(processes),
             _mean_utilization(accelerators),
             _sum([each.memory_used_bytes for each in accelerators]),
@@ -187,31 +167,9 @@ class Sampler:
             self._pss_every = max(self._pss_every, math.ceil(seconds / (_MOST_PSS_SHARE * self.interval_seconds)))
 
     def _stay_bounded(self) -> None:
-        rows = sum(len(reading.processes) for reading in self._readings)
-        if len(self._readings) >= _MOST_READINGS or (rows >= _MOST_ROWS and len(self._readings) > 2):
+        if len(self._readings) >= _MOST_READINGS:
             del self._readings[1::2]
             self.interval_seconds *= 2
-
-
-def _process_history(rows: list[tuple[float, ProcessUsage]]) -> ProcessHistory:
-    usages = [usage for _, usage in rows]
-
-    def column(values: list[float | None] | list[int | None] | list[float] | list[int]) -> Floats:
-        return np.array([_number(value) for value in values], np.float64)
-
-    return ProcessHistory(
-        pid=usages[-1].pid,
-        parent=usages[-1].parent,
-        name=usages[-1].name,
-        time_seconds=column([moment for moment, _ in rows]),
-        cpu_seconds=column([usage.cpu_seconds for usage in usages]),
-        rss_bytes=column([usage.rss_bytes for usage in usages]),
-        pss_bytes=column([usage.pss_bytes for usage in usages]),
-        read_bytes=column([usage.read_bytes for usage in usages]),
-        minor_faults=column([usage.minor_faults for usage in usages]),
-        major_faults=column([usage.major_faults for usage in usages]),
-        delay_seconds=column([usage.delay_seconds for usage in usages]),
-    )
 
 
 def _mean_utilization(accelerators: tuple[AcceleratorUsage, ...]) -> float:
@@ -223,7 +181,3 @@ def _sum(values: list[int | None]) -> float:
     """Sum of the known values; NaN if there are none."""
     known = [value for value in values if value is not None]
     return float(sum(known)) if known else float("nan")
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value

@@ -3,7 +3,8 @@
 Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torch.
 Kernels are compiled by numba at the first call.
 
-May import: `compiled`, `splitmix`. Imported by: `plan`, `preparation`, `rows`, `samples`, `streams`. Holds no state.
+May import: `compiled`, `schema`, `splitmix`. Imported by: `plan`, `preparation`, `rows`, `samples`, `streams`.
+Holds no state.
 """
 
 from penstock.order._border import MAX_ROWS
@@ -11,11 +12,10 @@ from penstock.order._deal import ClassDeal
 from penstock.order._draw import WeightedDraw
 from penstock.order._keys import ORDER_VERSION, derive_key
 from penstock.order._mixture import BLOCK, Mixture
-from penstock.order._orders import FullOrder, Order, SequentialOrder
+from penstock.order._orders import FullOrder, Order, SequentialOrder, WindowedOrder
 from penstock.order._parts import draw_shares, share_ranges
 from penstock.order._permutation import Permutation
 from penstock.order._schedule import ScheduledMixture
-from penstock.order._windowed import WindowedOrder
 
 __all__ = [
     "BLOCK",

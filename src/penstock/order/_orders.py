@@ -5,9 +5,24 @@ by itself. There are three kinds:
 
     SequentialOrder    as stored
     FullOrder          everything permuted; reads land anywhere
-    WindowedOrder      windows permuted, rows permuted within groups of windows (`_windowed.py`)
+    WindowedOrder      windows permuted, rows permuted within groups of windows
 
 Epochs differ because the epoch is part of the key; nothing is kept from one to the next.
+
+**A shuffle that still reads storage almost in sequence.** Permuting all rows makes every read a random one.
+`WindowedOrder` permutes the storage windows (runs of consecutive rows) first; every `group` consecutive windows of that
+sequence form a group; and the rows of a group are permuted among themselves. While the epoch passes through a group,
+reads touch only its windows, and which windows come next is known: a loader can have them read in advance.
+
+    windows as stored       0    1    2    3    4
+    slots (permuted)        3    0 |  4    2 |  1        group=2: three groups
+    positions               rows of 3 and 0, mixed | rows of 4 and 2, mixed | rows of 1, mixed
+
+Names: a *slot* is a place in the permuted sequence of windows; a *place* numbers the rows slot by
+slot, before they are mixed; adding `shifts[slot]` to a place gives its row. A position and its place are in
+the same group, so a position becomes a row in three steps: find the group, permute inside it, find the window.
+
+Price: O(windows) to build (100,000 windows: 4 ms, 5 MB); two binary searches and one permutation per row.
 """
 
 from __future__ import annotations
@@ -15,11 +30,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from penstock.order._border import MAX_ROWS, Int64, checked_indices, checked_number
+from penstock.order._border import (
+    MAX_ROWS,
+    Int64,
+    as_int64,
+    checked_indices,
+    checked_number,
+    kernels,
+    map_indices,
+    out_of_range,
+)
 from penstock.order._keys import derive_key
 from penstock.order._permutation import Permutation
+from penstock.schema import offsets_of
 
 
 class Order(Protocol):
@@ -83,3 +109,113 @@ class FullOrder:
     def rows(self, positions: ArrayLike) -> Int64:
         """The row at each position."""
         return self._permutation(positions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowedOrder:
+    """One epoch in which groups of storage windows are read one after the other.
+
+    >>> order = WindowedOrder(np.array([3, 0, 2, 4]), seed=7, epoch=0, group=2)
+    >>> order.num_rows, order.num_groups, sorted(order.rows(range(9)).tolist())
+    (9, 2, [0, 1, 2, 3, 4, 5, 6, 7, 8])
+
+    Raises:
+        ValueError: a window has a negative number of rows, together they have more than 2**62,
+            `group` is less than 1, or `epoch` is negative.
+    """
+
+    rows_per_window: Int64
+    """How many rows each window holds; rows are numbered window by window."""
+    seed: int
+    epoch: int
+    group: int
+    """Windows read together. More of them mix better, but keep more of the storage in use at a time."""
+
+    _rows_key: np.uint64 = field(init=False, repr=False)
+    _sequence: Int64 = field(init=False, repr=False)  # slot -> window
+    _slot_starts: Int64 = field(init=False, repr=False)  # slot -> its first place; then num_rows
+    _shifts: Int64 = field(init=False, repr=False)  # slot -> row minus place
+    _group_starts: Int64 = field(init=False, repr=False)  # group -> its first position; then num_rows
+
+    def __post_init__(self) -> None:
+        rows_per_window = _checked_counts(self.rows_per_window)
+        epoch = checked_number("epoch", self.epoch)
+        group = checked_number("group", self.group, at_least=1, at_most=MAX_ROWS)
+        sequence = Permutation(rows_per_window.size, derive_key(self.seed, "windows", epoch))(
+            np.arange(rows_per_window.size)
+        )
+        row_starts, slot_starts = offsets_of(rows_per_window), offsets_of(rows_per_window[sequence])
+        self._set(
+            rows_per_window=rows_per_window,
+            _sequence=sequence,
+            _slot_starts=slot_starts,
+            _shifts=row_starts[sequence] - slot_starts[:-1],
+            _group_starts=np.append(slot_starts[:-1:group], slot_starts[-1]),
+        )
+        object.__setattr__(self, "_rows_key", np.uint64(derive_key(self.seed, "rows", epoch)))
+
+    def _set(self, **arrays: Int64) -> None:
+        for name, array in arrays.items():
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    def __reduce__(self) -> tuple[type[WindowedOrder], tuple[Int64, int, int, int]]:
+        return WindowedOrder, (self.rows_per_window, self.seed, self.epoch, self.group)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows, and positions, the epoch has."""
+        return int(self._slot_starts[-1])
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups the epoch passes through, one after the other."""
+        return self._group_starts.size - 1
+
+    def rows(self, positions: ArrayLike) -> Int64:
+        """The row at each position."""
+        return map_indices(
+            kernels().windowed_rows,
+            "position",
+            positions,
+            self.num_rows,
+            self._rows_key,
+            self.group,
+            self._group_starts,
+            self._slot_starts,
+            self._shifts,
+        )
+
+    def group_of(self, position: int) -> int:
+        """The group that the epoch is in at this position."""
+        if not 0 <= position < self.num_rows:
+            raise out_of_range("position", position, self.num_rows)
+        return int(np.searchsorted(self._group_starts, position, side="right")) - 1
+
+    def positions_of_group(self, group: int) -> range:
+        """The positions at which rows of this group are read; none if its windows are empty."""
+        first, last = self._group_starts[self._checked_group(group) :][:2].tolist()
+        return range(first, last)
+
+    def windows_of_group(self, group: int) -> Int64:
+        """The windows whose rows are at `positions_of_group(group)`, in no particular order."""
+        first = self._checked_group(group) * self.group
+        return self._sequence[first : first + self.group]
+
+    def _checked_group(self, group: int) -> int:
+        if not 0 <= group < self.num_groups:
+            raise out_of_range("group", group, self.num_groups)
+        return group
+
+
+def _checked_counts(rows_per_window: ArrayLike) -> Int64:
+    """A private copy, so that the caller's later writes cannot change the order."""
+    counts = as_int64("entry of rows_per_window", rows_per_window).copy()
+    if counts.ndim != 1:
+        raise ValueError(f"rows_per_window must have one dimension, got shape {counts.shape}")
+    if counts.size and counts.min() < 0:
+        worst = int(counts.argmin())
+        raise ValueError(f"rows_per_window[{worst}] is {counts[worst]}: a window cannot hold fewer than 0 rows")
+    if counts.sum(dtype=np.float64) > MAX_ROWS:  # the int64 sum may have wrapped around
+        raise ValueError(f"rows_per_window add up to more than the {MAX_ROWS:,} rows that an order can have")
+    return counts

@@ -58,20 +58,12 @@ def index_name(column: str, settings: PackingSettings) -> str:
     return f"{column} {settings.length} {settings.long} {settings.max_documents}"
 
 
-def build_pack_index(
-    read_lengths: ReadLengths,
-    num_documents: int,
-    settings: PackingSettings,
-    *,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> PackIndex:
-    """Divide documents into windows and count the rows of each; `on_progress` gets (bytes read, total bytes)."""
+def build_pack_index(read_lengths: ReadLengths, num_documents: int, settings: PackingSettings) -> PackIndex:
+    """Divide documents into windows and count the rows of each."""
     starts, rows = [0], []
     for begin, end in _cut(read_lengths, num_documents, settings.length):
         starts.append(end)
         rows.append(count_rows(read_lengths(begin, end), settings))
-        if on_progress is not None:
-            on_progress(8 * end, 8 * num_documents)
     return PackIndex(np.array(starts, np.int64), np.array(rows, np.int64))
 
 

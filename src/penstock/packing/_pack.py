@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from penstock.packing._lengths import apply_long_policy, check_lengths
 from penstock.packing._settings import PackingSettings
+from penstock.schema import offsets_of
 
 # The kernels live in `_kernels` and are imported by the functions that call them: numba takes 0.4 s
 # to import, and `import penstock` must not pay for it.
@@ -77,6 +78,18 @@ class Packing:
         """Whole documents and parts of documents."""
         return self.documents.size
 
+    def reordered(self, rows: npt.NDArray[np.int64]) -> Packing:
+        """The same rows in another order."""
+        counts = np.diff(self.row_offsets)[rows]
+        offsets = offsets_of(counts)
+        pieces = np.repeat(self.row_offsets[rows] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return Packing(
+            row_offsets=offsets,
+            documents=self.documents[pieces],
+            starts=self.starts[pieces],
+            lengths=self.lengths[pieces],
+        )
+
 
 def count_rows(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> int:
     """How many rows `pack` makes from these documents, whatever the key and the order of documents.
@@ -111,10 +124,10 @@ def pack(lengths: npt.NDArray[np.integer], settings: PackingSettings, key: int) 
     kept = apply_long_policy(check_lengths(lengths), settings)
     histogram = _kernels.count_pieces(kept, settings.length)
     slot_rows, row_sizes = _lay_out(histogram, settings)
-    row_offsets = _offsets_of(row_sizes)
+    row_offsets = offsets_of(row_sizes)
 
     documents, starts, sizes = _kernels.cut(kept, settings.length, slot_rows.size)
-    run_offsets = _offsets_of(histogram[:0:-1])  # pieces of equal length, longest first
+    run_offsets = offsets_of(histogram[:0:-1])  # pieces of equal length, longest first
     dealt = _kernels.sort_falling(sizes, run_offsets)
     _kernels.shuffle_groups(dealt, run_offsets, checked_key, _DEAL_STREAM)
     pieces = _kernels.gather_rows(dealt, slot_rows, row_offsets)
@@ -137,12 +150,6 @@ def _lay_out(
     max_documents = min(settings.max_documents or _MAX_PIECES, _MAX_PIECES)
     slot_rows, row_sizes = _kernels.lay_out(histogram, num_pieces, max_documents)
     return slot_rows, row_sizes
-
-
-def _offsets_of(sizes: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    offsets = np.zeros(sizes.size + 1, dtype=np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    return offsets
 
 
 def _check_key(key: int) -> np.uint64:

@@ -7,7 +7,7 @@ May import: `errors`, `filesystem`, `metrics`, `plan`, `shards`, `workers`. Impo
 """
 
 from penstock.placement._advise import Advice, Speed, advise
-from penstock.placement._scratch import Scratch, find_scratch, storage_kind
+from penstock.placement._scratch import storage_kind
 from penstock.placement._stage import Staged, stage
 
-__all__ = ["Advice", "Scratch", "Speed", "Staged", "advise", "find_scratch", "stage", "storage_kind"]
+__all__ = ["Advice", "Speed", "Staged", "advise", "stage", "storage_kind"]

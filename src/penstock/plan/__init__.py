@@ -1,10 +1,10 @@
 """Datasets and plans: the verbs, and every batch as a pure function of a few numbers.
 
-    Location -> Samples -> Dataset                                  _open, _dataset, _concat   (`samples`)
+    Location -> Samples -> Dataset                                  _open, _dataset            (`samples`)
     Dataset, or a Mix of plans, + stages -> Plan                    _verbs, _plan, _mix        (`stages`)
         the stages decide the RowSource: what row i of the run is   _build_rows, _plannable    (`rows`)
         batch() decides the Steps: which rows are batch k           _steps
-    plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _mapping, _row_results, _replacing
+    plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _mapping, _row_results
     plan.save() <-> file; a batch as text                           _plan_file, _toml; _show
 
 A batch depends on the plan and the arguments of `read` alone; any thread or process gives the same one.
@@ -13,14 +13,13 @@ May import: `errors`, `filesystem`, `identity`, `order`, `packing`, `rows`, `sam
 Imported by: `cli`, `integrations`, `loader`, `placement`, `pytorch`, `service`, `trials`. Holds no state.
 """
 
-from penstock.plan._concat import concat
 from penstock.plan._dataset import Dataset
 from penstock.plan._mapping import pure
 from penstock.plan._mix import mix
-from penstock.plan._open import from_arrays, open_dataset
+from penstock.plan._open import concat, from_arrays, open_dataset
 from penstock.plan._plan import Plan
 from penstock.plan._plan_file import load_plan
-from penstock.plan._whole_batch import WholeBatch
+from penstock.plan._verbs import WholeBatch
 from penstock.rows import DocumentTrace, Ledger, Mixing, SourceLedger
 
 __all__ = [

@@ -18,8 +18,7 @@ from penstock.errors import SchemaError, counted, whole_number
 from penstock.plan._build_rows import build_rows, map_seed
 from penstock.plan._plan import Plan
 from penstock.plan._plannable import Stages
-from penstock.plan._verbs import Verbs
-from penstock.plan._whole_batch import WholeBatch
+from penstock.plan._verbs import Verbs, WholeBatch
 from penstock.rows import RowSource, is_cheap_at_random
 from penstock.samples import (
     ArraysLocation,

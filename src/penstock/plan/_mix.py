@@ -1,30 +1,29 @@
-"""What `penstock.mix` was given, checked: several plans, each with its share."""
+"""`penstock.mix`: several plans, each with its share."""
 
 from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, NoReturn
 
 from penstock.errors import StageError, whole_number
 from penstock.identity import digest
 from penstock.order import derive_key
-from penstock.plan._mix_arguments import (
-    Parts,
-    Schedule,
-    Sources,
-    checked_part,
-    checked_schedule,
-    is_number,
-    schedule_unit,
-)
+from penstock.plan._dataset import Dataset
 from penstock.plan._plan import Plan
 from penstock.plan._plannable import Stages
 from penstock.rows import Deal, MixedRows, mix_rows
 from penstock.samples import check_classes
-from penstock.stages import LEGAL_ORDER, Stage, TakeRows, order_facts
+from penstock.stages import LEGAL_ORDER, Batch, Map, Stage, TakeRows, order_facts
+
+Sources = Mapping[str, Plan | Dataset | tuple[Plan | Dataset, float]]
+Schedule = Mapping[int | float, Mapping[str, float]]
+Parts = tuple[tuple[str, Plan, float], ...]
+"""(name, plan, weight) of each source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +42,6 @@ class Mix:
     """(row, weights from there on)"""
     source_ids: bool = False
     """Whether a batch says which source each row is from."""
-
-    @classmethod
-    def of(
-        cls,
-        sources: Sources,
-        *,
-        seed: int,
-        rows: int | None,
-        epoch: str | None,
-        schedule: Schedule | None,
-        schedule_in: Literal["rows", "tokens"],
-        **options: Any,
-    ) -> Mix:
-        """A mixture from what `penstock.mix` was given."""
-        if not isinstance(sources, Mapping):
-            raise TypeError(f"mix(): the sources are {{name: (stages, weight)}}, not {type(sources).__name__}.")
-        if not sources:
-            raise ValueError("mix() needs at least one source.")
-        if (rows is None) == (epoch is None):
-            raise ValueError("mix(): give rows=, the rows in an epoch, or epoch=, the source whose pass is one.")
-        if epoch is not None and epoch not in sources:
-            raise ValueError(f"mix(epoch={epoch!r}): the sources are {', '.join(map(repr, sources))}.")
-        length = epoch if epoch is not None else whole_number("mix", "rows", rows, at_least=1, at_most=2**62)
-        parts = tuple(checked_part(name, source) for name, source in sources.items())
-        changes = checked_schedule(schedule or {}, parts, schedule_unit(parts, schedule_in))
-        mixture = cls(parts, whole_number("mix", "seed", seed), length, schedule=changes, **options)
-        mixture.check_temperature()
-        mixture.check_tokenizers()
-        check_classes("mix", (plan.source.classes for _, plan, _ in parts))
-        mixture.build_rows()  # weights and columns that do not fit are an error here
-        return mixture
 
     @property
     def tokenizers(self) -> dict[str, str]:
@@ -98,11 +66,6 @@ class Mix:
             f"mix(): the sources were made with different tokenizers, so one token id means different things: {made}. "
             "Prepare them with one tokenizer, or pass different_tokenizers=True if that is what you want."
         )
-
-    def check_temperature(self) -> None:
-        """Refuse one that is no positive number."""
-        if not is_number(self.temperature) or not 0 < self.temperature < math.inf:
-            raise ValueError(f"mix(temperature={self.temperature!r}): a positive, finite number is needed.")
 
     def build_rows(self, stages: Stages = ()) -> MixedRows:
         """What the mixture reads from; the stages that may follow change no row."""
@@ -211,9 +174,29 @@ def mix(
     >>> int(plan.read(0)["x"].sum())
     24
     """
-    options: dict[str, Any] = {"temperature": temperature, "source_ids": source_ids}
-    options["different_tokenizers"] = different_tokenizers
-    mixture = Mix.of(sources, seed=seed, rows=rows, epoch=epoch, schedule=schedule, schedule_in=schedule_in, **options)
+    if not isinstance(sources, Mapping):
+        raise TypeError(f"mix(): the sources are {{name: (stages, weight)}}, not {type(sources).__name__}.")
+    if not sources:
+        raise ValueError("mix() needs at least one source.")
+    if (rows is None) == (epoch is None):
+        raise ValueError("mix(): give rows=, the rows in an epoch, or epoch=, the source whose pass is one.")
+    if epoch is not None and epoch not in sources:
+        raise ValueError(f"mix(epoch={epoch!r}): the sources are {', '.join(map(repr, sources))}.")
+    if not _is_number(temperature) or not 0 < temperature < math.inf:
+        raise ValueError(f"mix(temperature={temperature!r}): a positive, finite number is needed.")
+    parts = tuple(_checked_part(name, source) for name, source in sources.items())
+    mixture = Mix(
+        sources=parts,
+        seed=whole_number("mix", "seed", seed),
+        epoch=epoch if epoch is not None else whole_number("mix", "rows", rows, at_least=1, at_most=2**62),
+        different_tokenizers=different_tokenizers,
+        temperature=temperature,
+        schedule=_checked_schedule(schedule or {}, parts, _schedule_unit(parts, schedule_in)),
+        source_ids=source_ids,
+    )
+    mixture.check_tokenizers()
+    check_classes("mix", (plan.source.classes for _, plan, _ in parts))
+    mixture.build_rows()  # weights and columns that do not fit are an error here
     return Plan(mixture)
 
 
@@ -223,3 +206,72 @@ def _from_row(row: int) -> str:
 
 def _told(quotas: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {quota}/65536" for name, quota in quotas.items())
+
+
+def _is_number(value: object) -> bool:
+    """Whether what somebody gave can be compared with numbers."""
+    return isinstance(value, Real)
+
+
+def _schedule_unit(parts: Parts, unit: str) -> int:
+    """How many of the schedule's units a row is."""
+    if unit == "rows":
+        return 1
+    if unit != "tokens":
+        raise ValueError(f"mix(schedule_in={unit!r}): the choices are 'rows' and 'tokens'.")
+    length = parts[0][1].row_source.row_length
+    if length is None:
+        raise StageError("mix(schedule_in='tokens') needs rows of a fixed number of tokens: window() or pack().")
+    return length
+
+
+def _checked_schedule(schedule: Schedule, parts: Parts, unit: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    """(row, weights of all sources from there on), in order.
+
+    Raises:
+        TypeError: it is no mapping from whole numbers.
+        ValueError: a number, a name or a weight that makes no sense.
+    """
+    if not isinstance(schedule, Mapping):
+        raise TypeError(f"mix(schedule=...): {{row: {{name: weight}}}} is needed, not {type(schedule).__name__}.")
+    names = [name for name, _, _ in parts]
+    changes = []
+    for at, weights in sorted(((_place(at), weights) for at, weights in schedule.items()), key=operator.itemgetter(0)):
+        if not isinstance(weights, Mapping) or (wrong := set(weights) - set(names)):
+            told = ", ".join(map(repr, wrong)) if isinstance(weights, Mapping) else repr(weights)
+            raise ValueError(f"mix(schedule={{{at}: ...}}): {told}; expected weights of {', '.join(map(repr, names))}.")
+        for name, weight in weights.items():
+            if not _is_number(weight) or not 0 <= weight < math.inf:
+                raise ValueError(f"mix(): from {at} on {name!r} weighs {weight!r}; weights are finite, and at least 0.")
+        if not any(weights.values()):
+            raise ValueError(f"mix(): from {at} on no source has a weight.")
+        changes.append((max(1, at // unit), tuple(float(weights.get(name, 0.0)) for name in names)))
+    return tuple(changes)
+
+
+def _place(at: object) -> int:
+    """A row or a token of a schedule; 1e12 is how people write it."""
+    whole = int(at) if isinstance(at, float) and at.is_integer() else at
+    return whole_number("mix", "row or token of a schedule", whole, at_least=1, at_most=2**60)
+
+
+def _checked_part(name: object, source: object) -> tuple[str, Plan, float]:
+    """(name, plan, weight) of a source."""
+    if not isinstance(name, str):
+        raise TypeError(f"mix(): {name!r} cannot name a source; names are text.")
+    if isinstance(source, Dataset | Plan):
+        source = (source, float(source.as_plan().num_rows) or 1.0)
+    if not isinstance(source, tuple | list) or len(source) != 2:
+        raise TypeError(f"mix(): {name!r} must be (stages, weight), as in (ds.shuffle(seed=1).pack(4096), 0.7).")
+    stages, weight = source
+    if not isinstance(stages, Dataset | Plan):
+        raise TypeError(f"mix(): {name!r} is {type(stages).__name__}; a source is a Penstock dataset or plan.")
+    if not _is_number(weight) or not 0 < weight < math.inf:
+        raise ValueError(f"mix(): the weight of {name!r} is {weight!r}; weights are positive, finite numbers.")
+    plan = stages.as_plan()
+    for stage in plan.stages:
+        if isinstance(stage, (Map, Batch)):
+            raise StageError(
+                f"mix(): {name!r} ends with {stage.verb}(), which comes after mix. The order is {LEGAL_ORDER}."
+            )
+    return name, plan, float(weight)

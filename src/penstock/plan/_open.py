@@ -1,4 +1,4 @@
-"""The two ways to get a dataset: `penstock.open` and `penstock.from_arrays`."""
+"""Where datasets come from: `penstock.open`, `penstock.from_arrays` and `penstock.concat`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from numpy.typing import DTypeLike
 from penstock.errors import FormatError, whole_number
 from penstock.filesystem import local_path
 from penstock.plan._dataset import Dataset
-from penstock.samples import ArraysLocation, FolderLocation, ForeignLocation, find_earlier
+from penstock.samples import (
+    ArraysLocation,
+    FolderLocation,
+    ForeignLocation,
+    JoinedLocation,
+    check_concat,
+    find_earlier,
+)
 from penstock.schema import name_of_dtype
 from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
 
@@ -93,6 +100,32 @@ def from_arrays(arrays: Mapping[str, Any]) -> Dataset:
     b'two'
     """
     return Dataset(ArraysLocation(dict(arrays)))
+
+
+def concat(*datasets: Dataset, different_tokenizers: bool = False) -> Dataset:
+    """The samples of several datasets with the same columns, one dataset after the other. Nothing is copied.
+
+    Args:
+        datasets: In the order of their samples. For fixed shares of each, use `mix`.
+        different_tokenizers: Take datasets whose token ids mean different things, which is refused otherwise.
+
+    Raises:
+        SchemaError: they have different columns.
+        ValueError: tokens or labels mean different things in them.
+
+    >>> import numpy as np, penstock
+    >>> a, b = (penstock.from_arrays({"x": np.arange(size)}) for size in (3, 2))
+    >>> penstock.concat(a, b)[:]["x"].tolist()
+    [0, 1, 2, 0, 1]
+    """
+    for number, dataset in enumerate(datasets):
+        if not isinstance(dataset, Dataset):
+            raise TypeError(
+                f"concat(): argument {number} is {type(dataset).__name__}; give datasets, as in concat(a, b) or "
+                "concat(*datasets)."
+            )
+    check_concat(datasets, different_tokenizers)
+    return Dataset(JoinedLocation("concat", datasets))
 
 
 def _resolve_format(path: Path, format: Format | None) -> Literal["penstock"] | ForeignFormat:

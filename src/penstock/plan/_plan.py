@@ -29,8 +29,7 @@ from penstock.plan._reading import BatchReader
 from penstock.plan._show import Decode, Tokenizer, show_batch
 from penstock.plan._steps import Steps, checked_epoch
 from penstock.plan._toml import write_toml
-from penstock.plan._verbs import Verbs
-from penstock.plan._whole_batch import WholeBatch
+from penstock.plan._verbs import Verbs, WholeBatch
 from penstock.rows import COUNTED_BATCH, BatchArrays, DocumentTrace, Ledger, Mixing, OutputArrays, RowSource, stretch
 from penstock.stages import (
     LEGAL_ORDER,
@@ -75,6 +74,7 @@ class Plan(Verbs["Plan"]):
     def __init__(self, source: Plannable, stages: Stages = ()) -> None:
         self.source = source
         self.stages = stages
+        self._output_arrays: dict[int, OutputArrays] = {}
 
     @functools.cached_property
     def row_source(self) -> RowSource:
@@ -365,10 +365,6 @@ class Plan(Verbs["Plan"]):
     @functools.cached_property
     def _maps(self) -> tuple[Map, ...]:
         return tuple(stage for stage in self.stages if isinstance(stage, Map))
-
-    @functools.cached_property
-    def _output_arrays(self) -> dict[int, OutputArrays]:
-        return {}
 
     @functools.cached_property
     def _batch(self) -> Batch | None:

@@ -16,10 +16,9 @@ from typing import Any
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
 from penstock.filesystem import local_path, read_small, similar_path
 from penstock.identity import import_function
-from penstock.plan._concat import concat
 from penstock.plan._dataset import Dataset
 from penstock.plan._mix import mix
-from penstock.plan._open import open_dataset
+from penstock.plan._open import concat, open_dataset
 from penstock.plan._plan import FILE_VERSION, Plan
 from penstock.samples import SplitPart
 
@@ -45,6 +44,8 @@ def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ())
     where = local_path(path, "a plan file")
     if isinstance(allow_code, str):
         raise TypeError(f"allow_code={allow_code!r}: give a list of packages, as in [{allow_code!r}].")
+    if where.is_dir():
+        raise FormatError(f"{where} is a folder; a plan is a file with the text that plan.to_toml() gives.")
     try:
         fields = tomllib.loads(read_small(where, _MAX_BYTES).decode())
     except FileNotFoundError:

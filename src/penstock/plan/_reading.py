@@ -1,26 +1,34 @@
 """One batch, from the number of its first row to the arrays that a rank gets.
 
 row -> rows of the batch -> rows of this rank and part -> arrays -> targets counted over all ranks -> maps
+
+Where a mapped function fails and `map(fn, on_error="skip")` says so, another row stands in. A batch must stay full, and
+stay a pure function of the plan, so the row in place of a failed one is a function of its number alone: a chain of rows
+of the same epoch is drawn from the seed and the number, and the first at which no function fails is taken, as it would
+come in its own place. Wherever the batch is computed, it is the same row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order import derive_key
-from penstock.plan._mapping import run_map
-from penstock.plan._replacing import Replacing
+from penstock.plan._mapping import first_row, run_map
 from penstock.plan._steps import Steps
 from penstock.rows import ROW_TARGETS, BatchArrays, Rows, RowSource
 from penstock.stages import IGNORED, Map
 
 IS_REPEATED = "is_repeated"
 IS_REPLACED, NUM_REPLACED = "is_replaced", "num_replaced"
+
+_log = logging.getLogger(__name__)
+_MOST_TRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class BatchReader:
 
     def _map(self, batch: BatchArrays, rows: Rows) -> BatchArrays:
         """The rows after all maps; where one may skip, with what was replaced."""
-        replacing = Replacing(self.seed, self.rows.num_rows)
+        replacing = _Replacing(self.seed, self.rows.num_rows)
         for number in range(len(self.maps)):
             batch = self._run_stage(number, batch, rows, replacing)
         if any(stage.on_error == "skip" for stage in self.maps):
@@ -71,7 +79,7 @@ class BatchReader:
             counted += self._map(batch, rows)[NUM_REPLACED]
         return counted
 
-    def _run_stage(self, number: int, batch: BatchArrays, rows: Rows, replacing: Replacing | None) -> BatchArrays:
+    def _run_stage(self, number: int, batch: BatchArrays, rows: Rows, replacing: _Replacing | None) -> BatchArrays:
         """The rows after one map; nothing is replaced without a place to count it."""
         stage = self.maps[number]
 
@@ -105,3 +113,34 @@ class BatchReader:
         packed = self.rows.as_pieces
         assert packed is not None  # only packed rows have targets to count
         return int(packed.count_targets(rows).sum()) if len(rows) else 0
+
+
+@dataclass(slots=True)
+class _Replacing:
+    """The replaced rows of one batch."""
+
+    seed: int
+    num_rows: int
+    """Rows in an epoch."""
+    places: set[int] = field(default_factory=set)
+    """Of the replaced rows in the batch."""
+
+    def stand_in(self, place: int, row: int, error: Exception, compute: Callable[[int], BatchArrays]) -> dict[str, Any]:
+        """What stands in place of a row that failed; `compute` gives a batch of one row alone, with the maps so far.
+
+        Raises:
+            Exception: the row's own error, when every row that was tried instead failed, too.
+        """
+        first = row // self.num_rows * self.num_rows
+        for attempt in range(_MOST_TRIES):
+            instead = first + derive_key(self.seed, "instead", row, attempt) % self.num_rows
+            try:
+                found = first_row(compute(instead))
+            except Exception as other:  # noqa: BLE001 - whatever a user's function raises
+                _log.debug("Row %d cannot stand in for row %d: %r", instead, row, other)
+                continue
+            _log.info("Row %d is replaced by row %d: %s: %s", row, instead, type(error).__name__, error)
+            self.places.add(place)
+            return found
+        error.add_note(f"and {_MOST_TRIES} other rows that were tried in its place failed as well")
+        raise error

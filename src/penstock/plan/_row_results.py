@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.schema import Ragged, dtype_from_name
+from penstock.schema import Ragged, array_of_tensor
 
 Row = Mapping[str, Any]
 
@@ -32,12 +32,7 @@ def without_torch(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
-    value = value.detach().cpu()
-    try:
-        return value.numpy()
-    except TypeError:  # torch does not know that numpy can have it: bfloat16
-        dtype = dtype_from_name(str(value.dtype).removeprefix("torch."))
-        return value.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
+    return array_of_tensor(value)
 
 
 class RowResults:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import StageError, printable
+from penstock.errors import StageError, counted, printable
 from penstock.rows import DocumentTrace
 from penstock.stages import IGNORED
 
@@ -34,7 +34,7 @@ def show_batch(batch: Mapping[str, Any], traces: Sequence[DocumentTrace], tokeni
         raise StageError("show() prints rows of tokens: window(), pack() or pad() makes them.")
     decode: Decode = getattr(tokenizer, "decode", None) or tokenizer or _as_numbers  # type: ignore[assignment]
     input_ids = batch["input_ids"]
-    lines = [f"{len(input_ids):,} rows of {input_ids.shape[1]:,} places"]
+    lines = [f"{counted(len(input_ids), 'row')} of {counted(input_ids.shape[1], 'place')}"]
     for row, ids in enumerate(input_ids):
         own = [trace for trace in traces if trace.row == row]
         left = _left_padding(batch, row)
@@ -43,7 +43,7 @@ def show_batch(batch: Mapping[str, Any], traces: Sequence[DocumentTrace], tokeni
             here = slice(left + trace.column, left + trace.column + trace.size)
             lines += _lines_of(trace, ids[here], batch["labels"][row, here], decode)
         if padding := input_ids.shape[1] - sum(trace.size for trace in own):
-            lines.append(f"  ┆ {padding:,} places of padding{' before it' if left else ''}")
+            lines.append(f"  ┆ {counted(padding, 'place')} of padding{' before it' if left else ''}")
     return "\n".join(lines)
 
 
@@ -52,7 +52,8 @@ def _lines_of(trace: DocumentTrace, ids: NDArray[Any], labels: NDArray[Any], dec
     part = f" from token {trace.start:,} on" if trace.start else ""
     origin = f", {printable(trace.origin)}" if trace.origin else ""
     targets = int(np.count_nonzero(labels != IGNORED))
-    yield f"  ├ {source}document {trace.document:,}{part}: {trace.size:,} tokens, {targets:,} predicted{origin}"
+    size = counted(trace.size, "token")
+    yield f"  ├ {source}document {trace.document:,}{part}: {size}, {targets:,} predicted{origin}"
     for line in decode(ids.tolist()).split("\n"):
         yield f"  │ {printable(line)}"
 

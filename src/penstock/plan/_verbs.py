@@ -1,4 +1,4 @@
-"""The verbs that add a stage, shared by datasets and plans."""
+"""What datasets and plans share: the verbs that add a stage, and how they give torch a whole batch."""
 
 from __future__ import annotations
 
@@ -185,6 +185,19 @@ class Verbs(ABC, Generic[PlanType]):
                 "even" gives every rank as many of them, one at least, for evaluation; see docs/plans.md for the rest.
         """
         return self.with_stage(Batch(global_size=global_size, tail=tail))
+
+
+class WholeBatch(ABC):
+    """Stands where torch's own `DataLoader` has the indices of a batch.
+
+    Torch's loader asks a dataset for the samples that its batch sampler names. A plan has no samples to give, and a
+    batch is more than its samples: packed rows, batched maps, targets counted over all ranks. So a batch sampler made
+    for a plan names whole batches, and plans and datasets answer such a name with what it stands for.
+    """
+
+    @abstractmethod
+    def take(self) -> dict[str, Any]:
+        """The batch."""
 
 
 def _names(columns: str | Sequence[str]) -> tuple[str, ...]:

@@ -7,13 +7,16 @@ a task skipped or noticed follows these numbers. The number of splits is negativ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from penstock.preparation._task_record import Example
+from penstock.preparation._skipping import merge_examples, sum_counts
+from penstock.preparation._task_record import Example, TaskRecord
+from penstock.preparation._tasks import Task, paths_of
 from penstock.shapes import COUNT, Either
-from penstock.shards import ShardEntry, SplitOrigin
+from penstock.shards import Runs, ShardEntry, SplitOrigin
+from penstock.sources import Split
 
 _COUNTS = {str: COUNT}
 _SKIPPED = (int, COUNT, _COUNTS, [(str, int, str, str)])
@@ -33,6 +36,29 @@ class CommittedTask:
     is_dropped: bool = False
     """Its samples were removed; it stays in the list because samples refer to their splits by number."""
 
+    @classmethod
+    def of(cls, task: Task, record: TaskRecord) -> Self:
+        """A task that was just finished."""
+        pairs = zip(task.splits, record.splits, strict=True)
+        return cls(
+            splits=tuple(_origin_of(split, num_samples, rows) for split, (num_samples, rows) in pairs),
+            shards=record.shards,
+            skipped=record.skipped,
+            examples=record.examples,
+            noticed=record.noticed,
+        )
+
+    @classmethod
+    def merge(cls, dealt: Sequence[CommittedTask], gathered: Iterable[TaskRecord]) -> Self:
+        """A shuffled dataset as one task: every shard holds something of every split."""
+        return cls(
+            splits=tuple(split for task in dealt for split in task.splits),
+            shards=tuple(shard for record in gathered for shard in record.shards),
+            skipped=sum_counts(task.skipped for task in dealt),
+            examples=tuple(merge_examples(example for task in dealt for example in task.examples)),
+            noticed=sum_counts(task.noticed for task in dealt),
+        )
+
     @property
     def paths(self) -> set[str]:
         """Every file it read."""
@@ -50,6 +76,10 @@ class CommittedTask:
         if not self.skipped and not noticed:
             return counts
         return [*counts, dict(self.skipped), [list(each) for each in self.examples], *noticed]
+
+
+def _origin_of(split: Split, num_samples: int, rows: Runs) -> SplitOrigin:
+    return SplitOrigin(paths_of(split), bool(split.paths), split.begin, split.end, num_samples, rows)
 
 
 def read_tasks(

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError, SchemaError
 from penstock.preparation._attempt import Attempt
 from penstock.preparation._jobs import Runner, Tally, Tell
-from penstock.preparation._outlets import MadeSamples, Outlet, Target, TargetWriter, take_samples
+from penstock.preparation._outlets import MadeSamples, Outlet, Target, TargetWriter
 from penstock.preparation._settings import OnError
 from penstock.preparation._skipping import Skipped, locate, name_file_in_schema_errors, sum_counts
 from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import Task
-from penstock.schema import Ragged
+from penstock.schema import Ragged, take_samples
 from penstock.shards import ORIGIN_COLUMN, convert_columns
 from penstock.sources import Records, SourceOptions, Split, read_split
 from penstock.transforms import OpenTransform, Output, Transform

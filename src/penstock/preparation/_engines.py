@@ -7,7 +7,6 @@ Workforce.execute -> LocalEngine          worker processes on this machine
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import logging
@@ -19,7 +18,7 @@ from penstock.preparation._local import LocalEngine
 from penstock.preparation._progress import Counts, Meter, OnProgress
 from penstock.preparation._ray import RayEngine
 from penstock.preparation._settings import Settings
-from penstock.preparation._skipping import check_skipped
+from penstock.preparation._skipping import check_skipped, sum_counts
 from penstock.preparation._summary import RunLedger
 from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._work_folder import WorkFolder
@@ -90,7 +89,7 @@ class Workforce:
 
     def execute(
         self,
-        stage: str,
+        pass_name: str,
         job: AnyJob,
         tasks: Sequence[Keyed],
         finished: dict[str, TaskRecord],
@@ -99,11 +98,12 @@ class Workforce:
         """Do the tasks that are not in `finished`, and add their records to it.
 
         Args:
+            pass_name: "prepare"; with a shuffle first "deal", then "gather".
             skipped: Rows, by reason, that the kept tasks of the dataset skipped earlier.
         """
-        self._work.note_tasks(stage, {task.key: task.num_bytes for task in tasks})
+        self._work.note_tasks(pass_name, {task.key: task.num_bytes for task in tasks})
         left = [task for task in tasks if task.key not in finished]
-        meter = Meter(stage, sum(task.num_bytes for task in tasks), len(tasks), self._on_progress)
+        meter = Meter(pass_name, sum(task.num_bytes for task in tasks), len(tasks), self._on_progress)
         meter.kept_bytes = sum(task.num_bytes for task in tasks if task.key in finished)
         meter.tasks = len(finished)
         meter.tell(now=True)
@@ -128,7 +128,5 @@ class Workforce:
         self._ledger.failures.update(meter.failures)
 
     def _check_skipped(self, finished: Mapping[str, TaskRecord], skipped: Mapping[str, int]) -> None:
-        by_reason = collections.Counter(skipped)
-        for record in finished.values():
-            by_reason.update(record.skipped)
+        by_reason = sum_counts([skipped, *(record.skipped for record in finished.values())])
         check_skipped(by_reason, self._settings.most_skipped_rows)

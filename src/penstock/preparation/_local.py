@@ -1,6 +1,6 @@
 """Tasks on worker processes of this machine.
 
-    LocalEngine (here)                         RunTasks (worker process, `_local_worker.py`)
+    LocalEngine (here)                         RunTasks (in a worker process)
     Packed(job), once for each job ------->    opens it; imports the user's script only if it needs a function from it
                                      <-----    Opened
     a task ------------------------------->    reads, transforms, writes
@@ -22,12 +22,16 @@ import collections
 import contextlib
 import logging
 import os
+import queue
 import signal
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from penstock.errors import PenstockError, WorkerDied
+from penstock.preparation._attempt import Attempt
 from penstock.preparation._jobs import (
     MAX_DEATHS,
     AnyJob,
@@ -36,18 +40,25 @@ from penstock.preparation._jobs import (
     Listen,
     Lost,
     Opened,
+    Runner,
     TaskFailed,
+    Tell,
+    Told,
 )
-from penstock.preparation._local_worker import Freed, RunTasks
+from penstock.preparation._progress import Counts
 from penstock.preparation._work_folder import WorkFolder
 from penstock.workers import (
+    Channel,
     Crew,
     Packed,
+    PackedError,
     Patience,
     WorkerProcess,
     describe_death,
     describe_ending,
     describe_silence,
+    guard_life_line,
+    is_crash,
     thread_settings,
     usable_cpus,
 )
@@ -69,6 +80,71 @@ def worker_settings(num_threads: int) -> dict[str, str]:
     memory = {name: os.environ.get(name, value) for name, value in _MEMORY_SETTINGS.items()}
     parallelism = {"TOKENIZERS_PARALLELISM": "true" if num_threads > 1 else "false"}
     return {**memory, **thread_settings(num_threads, _THREAD_SETTINGS), **parallelism}
+
+
+@dataclass(frozen=True, slots=True)
+class _Freed:
+    """From a worker: the task's shards are written, and while they are synced it can do another."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTasks:
+    """The worker's program."""
+
+    def run(self, channel: Channel, life_line: int) -> None:
+        """Open the jobs and do the tasks that it is sent, until the channel ends."""
+        guard_life_line(life_line)
+        runner: Runner[Any] | None = None
+        finisher = _Finisher(channel)
+        while True:
+            message, _ = channel.receive()
+            answer: Opened | _Freed | TaskFailed
+            try:
+                if isinstance(message, Packed):
+                    runner = message.load().open()
+                    answer = Opened()
+                else:
+                    assert runner is not None
+                    finisher.take(runner.run(message, _teller(channel, message.key)))
+                    answer = _Freed()
+            except BaseException as error:  # noqa: BLE001 whatever it is, the parent raises it
+                answer = TaskFailed(PackedError.pack(error))
+            channel.send(answer)
+
+
+class _Finisher:
+    """Syncs finished tasks, one at a time, while the next one is running."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._waiting: queue.Queue[Attempt] = queue.Queue(maxsize=1)
+        threading.Thread(target=self._work, name="penstock-finisher", daemon=True).start()
+
+    def take(self, attempt: Attempt) -> None:
+        """Take over a task; waiting for a disk that cannot keep up counts as writing time."""
+        begin = time.perf_counter()
+        self._waiting.join()
+        attempt.record.counts.write_seconds += time.perf_counter() - begin
+        self._waiting.put(attempt)
+
+    def _work(self) -> None:
+        while True:
+            attempt = self._waiting.get()
+            answer: Done | TaskFailed
+            try:
+                answer = Done(attempt.finish())
+            except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
+                answer = TaskFailed(PackedError.pack(error))
+            with contextlib.suppress(ConnectionError):  # the parent is gone, and this process soon will be
+                self._channel.send(answer)
+            self._waiting.task_done()
+
+
+def _teller(channel: Channel, key: str) -> Tell:
+    def tell(counts: Counts) -> None:
+        channel.send(Told(key, counts))
+
+    return tell
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +230,7 @@ class LocalEngine:
                 worker.patience.restart()
                 num_left -= isinstance(message, Done)
                 self._take(message, worker, waiting)
-                if not isinstance(message, Freed):
+                if not isinstance(message, _Freed):
                     listen(message)
             self._say_who_is_silent()
 
@@ -162,7 +238,7 @@ class LocalEngine:
         """React to a worker's message; raise the error that it reports."""
         if isinstance(message, TaskFailed):
             raise message.error.rebuild(f"in {worker.name}, process {worker.process.pid}")
-        if isinstance(message, (Opened, Freed)):
+        if isinstance(message, (Opened, _Freed)):
             worker.has_opened = True
             self._give_task(worker, waiting)
         elif isinstance(message, Done):
@@ -207,7 +283,9 @@ def _explain_death(worker: _TaskWorker, code: int | None, doing: str, num_before
     """Why a run stops after workers died, and what to do."""
     death = describe_death(worker.name.capitalize(), worker.process.pid, code, doing, num_before=num_before)
     advice = "fix the error it printed to stderr, and run it again."
-    if code == -signal.SIGKILL:
+    if is_crash(code):
+        advice = "compiled code broke down; run it again with PYTHONFAULTHANDLER=1 to see where."
+    elif code == -signal.SIGKILL:
         advice = "run it again with fewer workers, or with a smaller shard_bytes after --overwrite."
     return f"{death}Finished tasks are kept: {advice}"
 

@@ -26,7 +26,7 @@ from penstock.preparation._specification import Specification
 from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import Task
 from penstock.preparation._work_folder import WorkFolder
-from penstock.schema import Ragged, Schema
+from penstock.schema import Ragged, Schema, take_samples
 from penstock.shards import OriginRuns, ShardEntry, ShardWriter, convert_columns
 from penstock.sources import Split
 
@@ -124,11 +124,6 @@ class MadeSamples:
             self._keys = part.keys(schema, self._converted, paths)
         places = part.places(self._keys)
         return {name: take_samples(column, places) for name, column in self._converted.items()}, self.rows[places]
-
-
-def take_samples(column: Ragged | NDArray[Any], places: NDArray[np.int64]) -> Ragged | NDArray[Any]:
-    """The samples at these places of a column."""
-    return column.take(places) if isinstance(column, Ragged) else column[places]
 
 
 def _stored_schema(specification: Specification) -> Schema:

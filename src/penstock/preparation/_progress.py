@@ -38,15 +38,6 @@ class Counts:
         for each in fields(Counts):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Counts:
-        """The inverse of `to_json`."""
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -85,7 +76,7 @@ OnProgress = Callable[[Progress], None]
 class Meter:
     """Adds up the counts of all workers, and reports them with the rates of the last few seconds."""
 
-    stage: str
+    pass_name: str
     total_bytes: int
     total_tasks: int
     on_progress: OnProgress | None = None
@@ -141,7 +132,7 @@ class Meter:
         done = min(self.total_bytes, self.kept_bytes + counts.raw_bytes)
         documents, raw, tokens = self._rates(moment, counts)
         return Progress(
-            stage=self.stage,
+            stage=self.pass_name,
             seconds=moment - self._begin,
             documents=counts.documents,
             raw_bytes=done,

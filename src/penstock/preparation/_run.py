@@ -16,13 +16,17 @@ from typing import Self
 from penstock.errors import PenstockError
 from penstock.preparation._commit import stage_dataset
 from penstock.preparation._committed import CommittedTask
+from penstock.preparation._conversion import ConversionJob
 from penstock.preparation._engines import Workforce
-from penstock.preparation._passes import run_tasks
+from penstock.preparation._outlets import Target
 from penstock.preparation._plan import RunPlan, plan_run
 from penstock.preparation._progress import OnProgress
+from penstock.preparation._shuffle import GatherJob, plan_gathering
 from penstock.preparation._skipping import check_share_skipped, sum_counts
 from penstock.preparation._summary import Prepared, RunLedger, describe_run, note_changes
 from penstock.preparation._survey import Group, Request, SourcePreview, survey
+from penstock.preparation._task_record import TaskRecord
+from penstock.preparation._tasks import Task
 from penstock.preparation._work_folder import WORK_NAME, WorkFolder
 from penstock.shards import Manifest, Workspace
 
@@ -68,12 +72,11 @@ class Preparation:
         finally:
             self._workspace.close()
 
-    def decide(self, *, starts_workers: bool) -> RunPlan:
+    def decide(self, *, starts_workers: bool) -> None:
         """Survey the sources and the destination, and plan what to do; `starts_workers` during the survey."""
         self._work.refuse_links()
         on_groups = self._start_workers if starts_workers else _ignore
         self._plan = plan_run(survey(self._request, self._preview, self._workspace.previous, self._work, on_groups))
-        return self._plan
 
     def begin(self) -> None:
         """Make the work folder, so that another run's tasks can leave this one's results there."""
@@ -87,7 +90,7 @@ class Preparation:
         if not self.plan.is_up_to_date:
             self.begin()
             plans = [other.plan for other in others if not other.plan.is_up_to_date]
-            self._fresh = run_tasks(self.plan, self._work, self._workforce, plans)
+            self._fresh = _run_tasks(self.plan, self._work, self._workforce, plans)
             self._workforce.close()  # before the commit, because it can fail
             _check_share_skipped(self.plan, self._fresh)
             self._ledger.mark_worked()
@@ -150,6 +153,65 @@ class Preparation:
         return self._ledger.summarise(
             plan.destination, manifest, num_files=len(plan.files), skipped=skipped, notes=notes
         )
+
+
+def _run_tasks(
+    plan: RunPlan, work: WorkFolder, workforce: Workforce, others: Sequence[RunPlan] = ()
+) -> list[CommittedTask]:
+    """Do the tasks that are left, and return all new tasks with what they made.
+
+    If the dataset is split, `others` are the plans of the other parts: tasks that they share make their samples, too.
+    """
+    if not plan.tasks:
+        return []
+    _sweep(plan, work)
+    is_shuffled = plan.specification.shuffle is not None
+    records = _convert(plan, others, workforce, "deal" if is_shuffled else "prepare")
+    made = [CommittedTask.of(task, record) for task, record in zip(plan.tasks, records, strict=True)]
+    return [CommittedTask.merge(made, _gather(plan, work, workforce, records))] if is_shuffled else made
+
+
+def _sweep(plan: RunPlan, work: WorkFolder) -> None:
+    """Remove the results of tasks that are not part of this run, of either pass."""
+    kept = list(plan.finished.values())
+    if plan.specification.shuffle is not None and not plan.left:
+        dealt = [plan.finished[task.key] for task in plan.tasks]
+        buckets = plan_gathering(work, plan.specification, dealt)
+        kept += work.records(bucket.key for bucket in buckets).values()
+    work.sweep(kept)
+
+
+def _convert(plan: RunPlan, others: Sequence[RunPlan], workforce: Workforce, pass_name: str) -> list[TaskRecord]:
+    """Read, transform and write what is left of the plan."""
+    job = ConversionJob(
+        target=Target(destination=plan.destination, specification=plan.specification),
+        others=tuple(Target(destination=each.destination, specification=each.specification) for each in others),
+        transform=plan.transform,
+        reading=plan.reading,
+        on_error=plan.settings.on_error,
+        max_skipped=plan.settings.most_skipped_rows,
+    )
+    finished = dict(plan.finished)
+    workforce.execute(pass_name, job, _with_keys_of(others, plan.tasks), finished, plan.skipped)
+    return [finished[task.key] for task in plan.tasks]
+
+
+def _with_keys_of(others: Sequence[RunPlan], tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, each with the keys of the tasks of other plans that read the same."""
+    keys = [{(task.splits, task.first_split): task.key for task in plan.left} for plan in others]
+    return [
+        dataclasses.replace(task, keys_of_others=tuple(known.get((task.splits, task.first_split)) for known in keys))
+        for task in tasks
+    ]
+
+
+def _gather(plan: RunPlan, work: WorkFolder, workforce: Workforce, dealt: Sequence[TaskRecord]) -> list[TaskRecord]:
+    """The second pass of a shuffle."""
+    buckets = plan_gathering(work, plan.specification, dealt)
+    finished = work.records(bucket.key for bucket in buckets)
+    job = GatherJob(destination=plan.destination, specification=plan.specification)
+    workforce.execute("gather", job, buckets, finished, {})
+    return [finished[bucket.key] for bucket in buckets]
 
 
 def _ignore(groups: Sequence[Group]) -> None:

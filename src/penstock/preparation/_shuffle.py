@@ -30,7 +30,7 @@ from penstock.preparation._specification import Specification
 from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import choose_task_bytes
 from penstock.preparation._work_folder import WorkFolder
-from penstock.schema import Ragged, Schema
+from penstock.schema import Ragged, Schema, join_samples
 from penstock.shards import (
     Manifest,
     ShardEntry,
@@ -39,6 +39,7 @@ from penstock.shards import (
     Storage,
     convert_columns,
     read_samples,
+    samples_per_chunk,
     storage_of_arrays,
 )
 
@@ -88,7 +89,7 @@ class Dealer:
         """Write what has been collected as one sorted shard."""
         if not self._batches:
             return
-        columns = {name: _join([batch[name] for batch in self._batches]) for name in self._writer.schema}
+        columns = {name: join_samples([batch[name] for batch in self._batches]) for name in self._writer.schema}
         self._batches, self._waiting_bytes = [], 0
         keys = columns[SHUFFLE_KEY]
         assert isinstance(keys, np.ndarray)
@@ -203,8 +204,7 @@ def _order_of_bucket(folder: ShardFolder, low: int, high: int) -> Int64:
 
 def _read_in_order(storage: Storage, order: Int64, schema: Schema) -> Iterator[dict[str, Ragged | NDArray[Any]]]:
     """Samples `order` of a storage, a few megabytes at a time."""
-    num_bytes = sum(storage.num_elements(column) * column.item_bytes for column in storage.schema.columns)
-    step = max(1, math.ceil(_CHUNK_BYTES * storage.num_samples / max(1, num_bytes)))
+    step = samples_per_chunk(storage, storage.schema.columns, _CHUNK_BYTES)
     for begin in range(0, len(order), step):
         indices = np.ascontiguousarray(order[begin : begin + step])
         yield {column.name: read_samples(storage, column, indices) for column in schema.columns}
@@ -221,13 +221,6 @@ def _find_key(folder: ShardFolder, key: int) -> Int64:
         low = np.where(is_open & (found < key), middle + 1, low)
         high = np.where(is_open & (found >= key), middle, high)
     return low
-
-
-def _join(parts: list[Ragged | NDArray[Any]]) -> Ragged | NDArray[Any]:
-    ragged = [part for part in parts if isinstance(part, Ragged)]
-    if not ragged:
-        return np.concatenate(parts)  # type: ignore[arg-type]
-    return Ragged.concatenate(ragged)
 
 
 def _num_bytes(column: Ragged | NDArray[Any]) -> int:

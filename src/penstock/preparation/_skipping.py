@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -142,19 +143,18 @@ def name_file_in_schema_errors(path: str) -> Iterator[None]:
 
 def sum_counts(by_reasons: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Counts added up, sorted by reason."""
-    total: dict[str, int] = {}
+    total: collections.Counter[str] = collections.Counter()
     for by_reason in by_reasons:
-        for reason, count in by_reason.items():
-            total[reason] = total.get(reason, 0) + count
+        total.update(by_reason)
     return dict(sorted(total.items()))
 
 
 def merge_examples(examples: Iterable[Example]) -> list[Example]:
     """The first few of each reason, in order."""
     kept: list[Example] = []
-    seen: dict[str, int] = {}
+    seen: collections.Counter[str] = collections.Counter()
     for example in examples:
-        seen[example[2]] = seen.get(example[2], 0) + 1
+        seen[example[2]] += 1
         if seen[example[2]] <= MAX_EXAMPLES:
             kept.append(example)
     return kept

@@ -55,10 +55,10 @@ def find_unfinished(destination: str | os.PathLike[str]) -> Unfinished | None:
     noted = work.noted_tasks()
     if noted is None:
         return None
-    stage, tasks = noted
+    pass_name, tasks = noted
     finished = work.records(tasks)
     return Unfinished(
-        stage=stage,
+        stage=pass_name,
         tasks=len(finished),
         total_tasks=len(tasks),
         raw_bytes=sum(tasks[key] for key in finished),

@@ -78,7 +78,7 @@ class TaskRecord:
             "skipped": dict(self.skipped),
             "examples": [list(example) for example in self.examples],
             "noticed": dict(self.noticed),
-            "counts": self.counts.to_json(),
+            "counts": dataclasses.asdict(self.counts),
             "peak_bytes": self.peak_bytes,
         }
 
@@ -95,6 +95,6 @@ class TaskRecord:
             skipped=fields["skipped"],
             examples=tuple((path, row, reason, message) for path, row, reason, message in fields["examples"]),
             noticed=fields.get("noticed", {}),
-            counts=Counts.from_json(fields["counts"]),
+            counts=Counts(**fields["counts"]),
             peak_bytes=fields["peak_bytes"],
         )

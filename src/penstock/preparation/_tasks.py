@@ -65,6 +65,7 @@ def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[So
     needed = getattr(transform, "input_columns", None)
     if reading.columns is None and needed is not None:
         reading = dataclasses.replace(reading, columns=tuple(needed))
+    reading = dataclasses.replace(reading, exact=getattr(transform, "exact_columns", reading.exact))
     return resolve_types(files, reading)
 
 

@@ -35,7 +35,7 @@ _SPECIFICATION_NAME = "recipe.json"
 _TASKS_NAME = "tasks.json"
 _FOLDERS = ("attempts", "records", *SHELVES)
 _MAX_JSON_BYTES = 256 << 20
-_STAGES = frozenset({"prepare", "deal", "gather"})
+_PASSES = frozenset({"prepare", "deal", "gather"})
 
 
 class WorkFolder:
@@ -86,15 +86,15 @@ class WorkFolder:
                 self._write(work, _SPECIFICATION_NAME, wanted)
         self.remove_attempts("")
 
-    def note_tasks(self, stage: str, tasks: Mapping[str, int]) -> None:
+    def note_tasks(self, pass_name: str, tasks: Mapping[str, int]) -> None:
         """Write down the tasks of this pass and how many bytes each reads."""
         with self.open() as work:
-            self._write(work, _TASKS_NAME, {"stage": stage, "tasks": dict(tasks)})
+            self._write(work, _TASKS_NAME, {"stage": pass_name, "tasks": dict(tasks)})
 
     def noted_tasks(self) -> tuple[str, dict[str, int]] | None:
         """The unfinished pass, and its tasks with their bytes; None if no task was started."""
         noted = self._read(_TASKS_NAME)
-        if misfit(noted, {"stage": _STAGES, "tasks": {str: COUNT}}) or not all(map(KEY.fullmatch, noted["tasks"])):
+        if misfit(noted, {"stage": _PASSES, "tasks": {str: COUNT}}) or not all(map(KEY.fullmatch, noted["tasks"])):
             return None
         return noted["stage"], noted["tasks"]
 

@@ -28,14 +28,13 @@ from penstock.pytorch._arguments import (
     with_settings,
 )
 from penstock.pytorch._device import find_device
-from penstock.pytorch._mesh import find_data_rank
-from penstock.pytorch._mixing import tell_of_runs
 from penstock.pytorch._pinning import wants_pinning
 from penstock.pytorch._plan_run import PlanRun
 from penstock.pytorch._plan_view import PlanBatchSampler, PlanSampler, find_plan, find_run, shown_arguments
+from penstock.pytorch._ranks import find_data_rank
 from penstock.pytorch._stream import Stream
 from penstock.pytorch._torch_run import TorchRun
-from penstock.pytorch._warnings import log_odd_batch_size, warn_too_many_workers
+from penstock.pytorch._warnings import log_odd_batch_size, log_runs, warn_too_many_workers
 from penstock.service import Remote, Servers
 from penstock.workers import StartMethod
 
@@ -156,7 +155,7 @@ class DataLoader(TorchDataLoader[BatchType]):
             self._show_run(self._run)
             if self.kind == "process":
                 self._check_num_workers(self._run.num_workers)
-            tell_of_runs(self._run.plan, rank)
+            log_runs(self._run.plan, rank)
             self._run.start_early()
         if self.batch_size is not None:
             log_odd_batch_size(self.batch_size)

@@ -13,8 +13,8 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 
+from penstock.metrics import read_process
 from penstock.pytorch._warnings import warn_of_separate_epochs
 from penstock.workers import create_shared_memory
 
@@ -91,8 +91,8 @@ def _restore(owner: int, descriptor: int, name: str, epoch: int) -> SharedEpochs
 def _is_ancestor(process: int) -> bool:
     parent = os.getppid()
     while parent > 1 and parent != process:
-        try:
-            parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
+        usage = read_process(parent)
+        if usage is None:
             return False
+        parent = usage.parent
     return parent == process

@@ -174,14 +174,15 @@ class LiveTuning:
         )
 
     def _bounds(self) -> Bounds:
-        workers = max(1, self._tuner.setting.num_workers)
+        workers, depth = max(1, self._tuner.setting.num_workers), self._tuner.setting.depth
         most_workers = min(_MOST_WORKERS, _MOST_WORKERS_PER_CPU * usable_cpus())
         free = available_memory()
         if free is None:
             return Bounds(most_workers, _MOST_DEPTH)
         if self._kind == "process":
             most_workers = min(most_workers, workers + int(_WORKERS_SHARE * free / _worker_bytes()))
-        item_bytes = self._statistics.num_bytes / max(1, self._statistics.num_batches)
+        batch_bytes = self._statistics.num_bytes / max(1, self._statistics.num_batches)
+        item_bytes = batch_bytes * max(1.0, self._num_ahead / (workers * depth))  # an item may be a bundle of batches
         return Bounds(most_workers, min(_MOST_DEPTH, int(_QUEUE_SHARE * free / max(1.0, item_bytes * workers))))
 
     def _tell(self, decision: Decision) -> None:

@@ -7,22 +7,54 @@ PlanProgress ── row, loop ──► PlanWorkers ── batches ──► fee
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from penstock.errors import StateError
 from penstock.loader import Item, LoaderStatistics, Pipeline, has_batches
-from penstock.plan import Plan
+from penstock.plan import Dataset, Plan
 from penstock.pytorch._arguments import LoaderSettings
 from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._feed import take
-from penstock.pytorch._loops import Loop
-from penstock.pytorch._plan_progress import PlanProgress
-from penstock.pytorch._plan_source import PlanSource
+from penstock.pytorch._plan_progress import Loop, PlanProgress
 from penstock.pytorch._plan_workers import PlanWorkers
 from penstock.pytorch._ranks import check_rank, find_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSource:
+    """What a loader's plan is made from: a plan, or a Penstock dataset with torch's arguments.
+
+    A dataset gives each rank `batch_size` samples, so its plan depends on the number of ranks, which is often
+    not known yet when the loader is made: the plan is made again when a loop begins.
+    """
+
+    dataset: Plan | Dataset
+    batch_size: int = 1
+    seed: int | None = None
+    drop_last: bool = False
+    world_size: int | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the plan is the same for any number of ranks."""
+        return isinstance(self.dataset, Plan) or self.world_size is not None
+
+    def make(self) -> Plan:
+        """The plan, for as many ranks as there are now."""
+        if isinstance(self.dataset, Plan):
+            return self.dataset
+        plan = self.dataset.as_plan() if self.seed is None else self._shuffled(self.dataset, self.seed)
+        world_size = find_rank()[1] if self.world_size is None else self.world_size
+        return plan.batch(self.batch_size * world_size, tail="drop" if self.drop_last else "short")
+
+    def _shuffled(self, dataset: Dataset, seed: int) -> Plan:
+        """Everything permuted, as torch does it, unless small samples would have to be read one by one from a disk."""
+        return dataset.shuffle(seed=seed, mode="full" if dataset.is_cheap_at_random else "windows")
 
 
 class PlanRun:
@@ -60,7 +92,7 @@ class PlanRun:
         return self._workers.num_workers
 
     def start_early(self) -> None:
-        """Have what takes longest before the first batch begin now, beside what the program does until then."""
+        """Start what the first batch would wait for longest now, while the program does other things."""
         self._workers.start_early()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -158,7 +190,8 @@ class PlanRun:
 
     def __reduce__(self) -> tuple[Callable[..., PlanRun], tuple[Any, ...]]:
         """A copy, in this process or another, has not begun."""
-        return _make_run, (self.source, self.settings, self._given_rank, self._device, self._pin_memory)
+        make = functools.partial(PlanRun, device=self._device, pin_memory=self._pin_memory)
+        return make, (self.source, self.settings, self._given_rank)
 
     def _iterate(self, pipeline: Pipeline, loop: Loop) -> Iterator[dict[str, Any]]:
         feed = make_feed(pipeline, device=self._device, pin_memory=self._pin_memory)
@@ -201,13 +234,3 @@ class PlanRun:
         if plan.global_size != self.plan.global_size:
             self._workers.change_plan(plan)
             self._progress.change_plan(plan)
-
-
-def _make_run(
-    source: PlanSource,
-    settings: LoaderSettings,
-    given_rank: tuple[int, int] | None,
-    device: torch.device | None,
-    pin_memory: bool,
-) -> PlanRun:
-    return PlanRun(source, settings, given_rank, device=device, pin_memory=pin_memory)

@@ -28,8 +28,7 @@ from penstock.loader import Item
 from penstock.plan import Dataset, Plan, WholeBatch
 from penstock.pytorch._arguments import check_plan_arguments
 from penstock.pytorch._batches import as_tensors
-from penstock.pytorch._plan_run import PlanRun
-from penstock.pytorch._plan_source import PlanSource
+from penstock.pytorch._plan_run import PlanRun, PlanSource
 from penstock.pytorch._ranks import check_rank
 
 

@@ -23,7 +23,7 @@ from penstock.plan import Plan
 from penstock.pytorch._arguments import LoaderSettings
 from penstock.pytorch._batches import as_tensors
 from penstock.pytorch._live_tuning import LiveTuning
-from penstock.pytorch._loops import Loop
+from penstock.pytorch._plan_progress import Loop
 from penstock.service import RemoteEngine, requests_in_flight
 from penstock.tuning import OnlineTuner, Setting
 from penstock.workers import ServerLease, usable_cpus
@@ -50,7 +50,7 @@ class PlanWorkers:
         """The one that workers will come from, until they do."""
 
     def start_early(self) -> None:
-        """Have what takes longest before the first batch begin now, beside what the program does until then."""
+        """Start what the first batch would wait for longest now, while the program does other things."""
         if self.kind == "process" and self._settings.start_method == "forkserver":
             self._fork_server = start_early()
 
@@ -82,7 +82,7 @@ class PlanWorkers:
             world_size=world_size,
             num_parts=loop.num_parts,
             num_steps=self._num_steps,
-            num_single=self.num_workers,
+            num_growing=self.num_workers,
         )
         pipeline.prefetch = self._num_ahead
         pipeline.start(items, self._num_steps * loop.num_parts)

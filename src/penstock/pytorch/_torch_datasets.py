@@ -37,6 +37,17 @@ class Fetching:
     collate_fn: Callable[[Any], Any]
     drop_last: bool
 
+    @classmethod
+    def of(cls, loader: Any) -> Fetching:
+        """What this loader fetches."""
+        return cls(
+            dataset=loader.dataset,
+            is_iterable=is_iterable(loader),
+            auto_collation=loader._auto_collation,
+            collate_fn=loader.collate_fn,
+            drop_last=loader.drop_last,
+        )
+
     @property
     def may_have_state(self) -> bool:
         """Whether workers are asked where they stand; what an iterator can say is known once there is one."""
@@ -83,6 +94,11 @@ def skip_batch(fetcher: Any, index: Any) -> bool:
     except Exception:  # noqa: BLE001 - it was raised when the batch should have been handed over
         return True
     return True
+
+
+def is_iterable(loader: Any) -> bool:
+    """Whether the loader's dataset is an iterable one."""
+    return bool(loader._dataset_kind == torch_dataloader._DatasetKind.Iterable)
 
 
 def has_state(value: Any) -> bool:

@@ -31,6 +31,7 @@ from penstock.pytorch._samplers import (
 from penstock.pytorch._torch_datasets import (
     Fetching,
     WorkerState,
+    is_iterable,
     is_iterable_pipe,
     is_pipe,
     reseed_pipe,
@@ -38,7 +39,7 @@ from penstock.pytorch._torch_datasets import (
     with_sharding,
 )
 from penstock.pytorch._torch_loop import InlineBatches, LoopProgress, TorchBatches, TorchLoop
-from penstock.pytorch._torch_state import check_state, describe_loader, is_iterable, worker_states
+from penstock.pytorch._torch_state import check_state, describe_loader, worker_states
 from penstock.pytorch._torch_work import TorchWork
 from penstock.pytorch._warnings import warn_reading_again, warn_slow_pickling
 from penstock.pytorch._worker_batches import WorkerBatches
@@ -84,7 +85,7 @@ class TorchRun:
             assert self._base_seed is not None
             self._base_seed = later_seed(self._base_seed, 1)
         self._workers_lived_on = False
-        fetching, self._progress = _fetching_of(loader), self._start_progress(indices, saved or {})
+        fetching, self._progress = Fetching.of(loader), self._start_progress(indices, saved or {})
         if running is not None:
             running.restart(fetching, indices, self._progress)
             return running
@@ -102,7 +103,7 @@ class TorchRun:
         state = describe_loader(loader)
         if progress is None or progress.is_finished:
             return state | self._state_at_rest(progress)
-        batches = None if self._find_batches is None else self._find_batches()
+        batches = self._batches
         if batches is not None and batches.progress is progress:
             batches.begin()
         state |= {
@@ -113,7 +114,7 @@ class TorchRun:
             "dataset_epoch": progress.dataset_epoch,
             "sampler_state": copy.deepcopy(progress.sampler_state),
         }
-        if _fetching_of(loader).may_have_state:
+        if Fetching.of(loader).may_have_state:
             state |= {"workers": _plain(progress.worker_states), "next_worker": progress.next_worker}
         if is_iterable(loader):
             state["ended"] = sorted(progress.ended)
@@ -127,7 +128,7 @@ class TorchRun:
         live_on = self._workers_lived_on if progress is None else loader._iterator is not None
         state: dict[str, Any] = {"position": None, "base_seed": self._base_seed, "dataset_epoch": dataset_epoch(loader)}
         state["draws"] = current_draws(loader, at_rest=True) | {"seed": not live_on}
-        if progress is not None and _fetching_of(loader).may_have_state and (live_on or not loader.num_workers):
+        if progress is not None and Fetching.of(loader).may_have_state and (live_on or not loader.num_workers):
             state["workers"] = [one if isinstance(one, dict) else None for one in _plain(progress.worker_states)]
         return state
 
@@ -173,7 +174,7 @@ class TorchRun:
     def stats(self) -> LoaderStatistics:
         """What was measured so far."""
         statistics, loader = self._statistics, self._loader
-        batches = None if self._find_batches is None else self._find_batches()
+        batches = self._batches
         if isinstance(batches, WorkerBatches):
             statistics.num_buffers, statistics.num_buffers_in_use = batches.num_buffers
             statistics.num_queued = batches.num_queued()
@@ -185,7 +186,7 @@ class TorchRun:
 
     def close(self) -> None:
         """Stop the workers of the last loop."""
-        batches = None if self._find_batches is None else self._find_batches()
+        batches = self._batches
         self._find_batches = None
         self._loader._iterator = None
         if batches is not None:
@@ -197,17 +198,17 @@ class TorchRun:
         """Go on with another setting; returns how many batches are ahead then."""
         loader = self._loader
         loader.num_workers, loader.prefetch_factor = setting.num_workers, setting.depth  # also of the next epoch
-        batches = None if self._find_batches is None else self._find_batches()
+        batches = self._batches
         return batches.change(setting) if isinstance(batches, WorkerBatches) else 0
 
     def has_started(self) -> bool:
         """Whether all workers there are to be compute."""
-        batches = None if self._find_batches is None else self._find_batches()
+        batches = self._batches
         return not isinstance(batches, WorkerBatches) or batches.has_started()
 
     def _make_tuning(self, loader: Any) -> LiveTuning:
         """What finds the settings while it runs; not for datasets that keep something from batch to batch."""
-        fetching = _fetching_of(loader)
+        fetching = Fetching.of(loader)
         if fetching.may_have_state or is_pipe(fetching.dataset):
             what = "an iterable dataset" if fetching.is_iterable else "a dataset that has a state"
             raise ValueError(f"num_workers='auto' with {what}: what comes next depends on its workers. Give a number.")
@@ -219,6 +220,11 @@ class TorchRun:
         loader = self._find_loader()
         assert loader is not None
         return loader
+
+    @property
+    def _batches(self) -> TorchBatches | None:
+        """Those of the last loop, while someone has them."""
+        return None if self._find_batches is None else self._find_batches()
 
     def _living_batches(self) -> WorkerBatches | None:
         """Those of persistent workers, which run another epoch; if any worker died, all are restarted."""
@@ -233,7 +239,7 @@ class TorchRun:
     def _leave_epoch(self, saved: dict[str, Any]) -> None:
         """Without workers: bring the dataset to where an epoch that is over left it, before the next one draws."""
         if saved["position"] is None:
-            fetching, (state,) = _fetching_of(self._loader), worker_states(saved, 1)
+            fetching, (state,) = Fetching.of(self._loader), worker_states(saved, 1)
             fetching.make_fetcher(fetching.collate_fn, state)
             saved.pop("workers", None)
 
@@ -289,16 +295,6 @@ class TorchRun:
 def _plain(states: Sequence[WorkerState]) -> list[Any]:
     """States of workers as plain data, as far as their datasets' are."""
     return [pickle.loads(one) if isinstance(one, bytes) else one for one in states]  # noqa: S301 - of our workers
-
-
-def _fetching_of(loader: Any) -> Fetching:
-    return Fetching(
-        dataset=loader.dataset,
-        is_iterable=is_iterable(loader),
-        auto_collation=loader._auto_collation,
-        collate_fn=loader.collate_fn,
-        drop_last=loader.drop_last,
-    )
 
 
 def _start_method(loader: Any) -> StartMethod:

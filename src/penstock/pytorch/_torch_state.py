@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import DistributedSampler
-from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.errors import StateError
 from penstock.pytorch._samplers import check_draws, innermost_sampler
-from penstock.pytorch._torch_datasets import WorkerState
+from penstock.pytorch._torch_datasets import WorkerState, is_iterable
 from penstock.shapes import COUNT, Either, misfit
 
 STATE_VERSION = 2
@@ -86,11 +85,6 @@ def _parts_of(state: dict[str, Any], loader: Any) -> dict[str, Any]:
 def _is_same(found: Any, here: Any) -> bool:
     """Whether two facts are equal; what a store gives back as numpy's number still is one, an array is not."""
     return isinstance(found, str | int | float | np.number | None) and bool(found == here)
-
-
-def is_iterable(loader: Any) -> bool:
-    """Whether the loader's dataset is an iterable one."""
-    return bool(loader._dataset_kind == _DatasetKind.Iterable)
 
 
 def describe_loader(loader: Any) -> dict[str, Any]:

@@ -214,12 +214,9 @@ class TorchWork:
         except RuntimeError:
             return self._wrap_error()
 
-    def __getstate__(self) -> dict[str, Any]:
-        names = ("fetching", "base_seed", "worker_init_fn", "seeds_batches")
-        return {name: getattr(self, name) for name in names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[TorchWork], tuple[Any, ...]]:
+        """A copy has not begun."""
+        return TorchWork, (self.fetching, self.base_seed, self.worker_init_fn, self.seeds_batches)
 
 
 def _failure(error: ExceptionWrapper) -> TorchAnswer:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import torch
 
+from penstock.errors import PenstockError
+from penstock.plan import Plan
+from penstock.pytorch._ranks import find_rank
 from penstock.workers import usable_cpus
 
 _log = logging.getLogger(__name__)
@@ -54,6 +57,24 @@ def log_odd_batch_size(batch_size: int) -> None:
             lower,
             lower + _FAST_MULTIPLE,
         )
+
+
+def log_runs(plan: Plan, rank: int | None) -> None:
+    """A hint, once and on the first rank, that a plan's shuffle leaves together what is stored together."""
+    if (find_rank()[0] if rank is None else rank) != 0:
+        return
+    try:
+        found = [mixing for mixing in plan.mixing() if mixing.is_far]
+    except (PenstockError, OSError):  # the first batch that needs what is damaged says so
+        return
+    for mixing in found:
+        message = (
+            f"{mixing}. Prepare the data with shuffle=0 (--shuffle 0), mix more at a time with shuffle(seed, group=…), "
+            "or, where random reads are cheap, use shuffle(seed, mode='full')."
+        )
+        if message not in _said:
+            _said.add(message)
+            _log.warning("%s", message)
 
 
 def warn_slow_pickling(seconds: float, name: str) -> None:

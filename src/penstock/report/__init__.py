@@ -29,10 +29,14 @@ from penstock.report._page import (
     Tone,
 )
 from penstock.report._perfetto import to_perfetto
-from penstock.report._table import TextTable
-from penstock.report._terminal import console, format_bytes, print_json, progress_bar, stop_printing
+from penstock.report._terminal import console, print_json, progress_bar, stop_printing
 from penstock.report._terminal_page import render_terminal
-from penstock.report._words import describe_gain, format_gain, format_number, format_seconds
+from penstock.report._words import (
+    TextTable,
+    format_bytes,
+    format_number,
+    format_seconds,
+)
 
 __all__ = [
     "Arm",
@@ -53,9 +57,7 @@ __all__ = [
     "TextTable",
     "Tone",
     "console",
-    "describe_gain",
     "format_bytes",
-    "format_gain",
     "format_number",
     "format_seconds",
     "histogram",

@@ -13,9 +13,8 @@ from string import Template
 from typing import NamedTuple
 
 from penstock.errors import printable
-from penstock.report._fitting import fit_page
+from penstock.report._html_data import KINDS, LONGEST_TEXT, fit_page, script_data
 from penstock.report._page import Arm, Chart, Fact, FigureTable, Finding, Gain, Headline, Page, SlowSample
-from penstock.report._script_data import KINDS, LONGEST_TEXT, script_data
 from penstock.report._words import describe_gain, format_number, format_seconds
 
 _HOW_TO_MOVE = "Drag to move, pinch or ctrl-wheel to zoom, click a span to follow its batch through the lanes."

@@ -1,4 +1,4 @@
-"""The terminal: one console for text, one kind of progress bar, JSON on demand, and readable numbers.
+"""The terminal: one console for text, one kind of progress bar, and JSON on demand.
 
 Bars go to standard error, so that piped output stays clean; without a terminal they are silent.
 """
@@ -17,8 +17,6 @@ from penstock.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
 @functools.cache
@@ -72,15 +70,3 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def format_bytes(count: float) -> str:
-    """Bytes with a decimal unit: 1 GB is 10^9, as disks and networks count.
-
-    >>> format_bytes(2_530_000_000)
-    '2.53 GB'
-    """
-    for unit, size in _UNITS:
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} bytes"

@@ -1,12 +1,15 @@
-"""Readable numbers, the same in every medium."""
+"""Readable numbers, the same in every medium; and a table of them as text."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from penstock.report._page import Finding, Gain
 
-_UNITS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "µs", 1e6))
+_BYTE_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+_SECOND_UNITS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "µs", 1e6))
 
 
 def format_seconds(seconds: float) -> str:
@@ -21,8 +24,20 @@ def format_seconds(seconds: float) -> str:
         minutes, rest = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-    factor, unit = next(((factor, unit) for least, unit, factor in _UNITS if seconds >= least), (1e6, "µs"))
+    factor, unit = next(((factor, unit) for least, unit, factor in _SECOND_UNITS if seconds >= least), (1e6, "µs"))
     return f"{format_number(seconds * factor)} {unit}"
+
+
+def format_bytes(count: float) -> str:
+    """Bytes with a decimal unit: 1 GB is 10^9, as disks and networks count.
+
+    >>> format_bytes(2_530_000_000)
+    '2.53 GB'
+    """
+    for unit, size in _BYTE_UNITS:
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} bytes"
 
 
 def format_number(number: float) -> str:
@@ -54,3 +69,23 @@ def describe_gain(finding: Finding) -> str:
     if finding.gain is not None:
         return f"{format_gain(finding.gain)} measured"
     return "" if finding.limit is None else f"at most × {finding.limit.ratio:.2f}"
+
+
+class TextTable(NamedTuple):
+    """Names of the columns, and rows of as many cells. Never folded, even if wider than the terminal.
+
+    >>> print(TextTable(("num_workers", "steps/s"), [("0", "41.3"), ("2", "133")]))
+    num_workers  steps/s
+              0     41.3
+              2      133
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        lines = [self.header, *self.rows]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(self.header))]
+        return "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        )

@@ -1,21 +1,18 @@
 """What row i of an endless run holds: samples, token windows, padded or packed documents, or a mixture of these.
 
     RowSource          any rows by absolute number: read, trace, account, read-ahead        _rows, _accounts
-      which is next    order of an epoch, draws by weight and class, like lengths together  _epochs, _sample_orders,
-                                                                                            _bucketed
+      which is next    order of an epoch, draws by weight and class                         _epochs, _sample_orders
       SampleRows       each sample                                                          _sample_rows
       TokenWindowRows  fixed windows of all tokens                                          _token_window_rows
-      PackedRows       whole documents side by side                                         _packed_rows:
-                                                                                            _packed_blocks, _pack_cache
-      PaddedRows       one document each                                                    _padded_rows
+      PackedRows       whole documents side by side                                         _packed_rows, _pack_cache
+      PaddedRows       one document each, those of like length together                     _padded_rows
       over any of them: several sources, other epochs                                       _mixed_rows, _mixed_pieces,
                                                                                             _stretched_rows
-    pieces -> arrays   tokens, labels, positions, columns beside them                       _compose, _compose_padded,
-                                                                                            _beside, _kernels
+    pieces -> arrays   tokens, labels, positions, columns beside them                       _compose, _beside, _kernels
     mixing             how far batches are from a full shuffle                              _mixing
 
 May import: `compiled`, `errors`, `identity`, `order`, `packing`, `samples`, `schema`, `shards`, `stages`. Imported by:
-`plan`. Holds state: a packed source keeps the windows it packed last in memory (`_packed_blocks`), and row counts of
+`plan`. Holds state: a packed source keeps the windows it packed last in memory (`_packed_rows`), and row counts of
 large datasets are kept in the user's cache folder (`_pack_cache`). Neither changes a batch.
 """
 

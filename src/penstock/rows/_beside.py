@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
 from penstock.rows._rows import Filling, offered
-from penstock.schema import Column, Ragged, Schema
+from penstock.schema import Column, Ragged, Schema, join_samples, take_samples
 from penstock.shards import Spans, read_samples
 from penstock.stages import Pack, Pad
 
@@ -87,9 +87,5 @@ def _per_document(name: str, fillings: Sequence[Filling], order: NDArray[np.int6
     found = [
         read_samples(columns.samples.storage, columns.kept[name], pieces.stored) for columns, _, pieces in fillings
     ]
-    texts = [part for part in found if isinstance(part, Ragged)]
-    if texts:
-        joined = Ragged.concatenate(texts)
-        return joined if order is None else joined.take(order)
-    values: NDArray[Any] = np.concatenate([part for part in found if not isinstance(part, Ragged)])
-    return values if order is None else values[order]
+    joined = join_samples(found)
+    return joined if order is None else take_samples(joined, order)

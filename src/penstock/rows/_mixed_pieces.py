@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.rows._compose import compose
-from penstock.rows._compose_padded import compose_padded
 from penstock.rows._mixed_rows import Deal, MixedRows
 from penstock.rows._rows import BatchArrays, Filling, OutputArrays, PieceSource, Rows, RowSource
 from penstock.schema import Column
-from penstock.stages import Pack, Pad
+from penstock.stages import Pack
 
 
 class MixedPieceRows(MixedRows, PieceSource):
@@ -28,8 +27,6 @@ class MixedPieceRows(MixedRows, PieceSource):
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
         """A batch of these rows, packed or padded."""
         fillings = self.fill(rows, np.arange(len(rows)))
-        if isinstance(self.stage, Pad):
-            return compose_padded(fillings, len(rows), self.stage, out) | self._source_ids(rows, None)
         return compose(fillings, len(rows), self.stage, out) | self._source_ids(rows, None)
 
     def output_arrays(self, num_rows: int) -> OutputArrays:

@@ -1,85 +1,104 @@
 """Padded rows: one document each, as long as the longest of the batch. For fine-tuning and evaluation without packing.
 
 Which document is row i is decided as for samples; only how many tokens a row has depends on the batch that it is in.
+
+With `bucket`, rows of like length come together, so that padding wastes little, in an order that any row number opens.
+Rows of an epoch are taken `bucket` at a time, sorted by length, cut into runs, and the runs are put in an order drawn
+from the seed. A batch of as many rows as a run then holds rows of like length, and batches still come long and short by
+turns. Which rows share a bucket is the order's own business: under a shuffle, other ones in each epoch. Price: the
+lengths of a bucket are looked up and sorted when its first row is read; a few buckets are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.order import Permutation, derive_key
 from penstock.rows._accounts import DocumentTrace, Drawn, Ledger, Mixing, trace_document
-from penstock.rows._beside import kept_columns
-from penstock.rows._bucketed import BucketedOrder
-from penstock.rows._compose import count_targets
-from penstock.rows._compose_padded import compose_padded
-from penstock.rows._rows import BatchArrays, Filling, Pieces, PieceSource, Rows, TokenColumns
+from penstock.rows._compose import DocumentRows
+from penstock.rows._rows import Pieces, Rows
 from penstock.rows._sample_orders import SampleOrder
-from penstock.samples import Samples, mask_column, packed_column
-from penstock.schema import Column
+from penstock.rows._sample_rows import OrderedRows
+from penstock.samples import Samples
+from penstock.schema import Column, offsets_of
 from penstock.stages import Pad
 
+_KEPT_BUCKETS = 16
 
-class PaddedRows(PieceSource):
+
+class BucketedOrder(SampleOrder):
+    """Another order with the rows of each bucket put in runs of like length."""
+
+    def __init__(self, inner: SampleOrder, samples: Samples, column: Column, stage: Pad) -> None:
+        assert stage.bucket is not None
+        self._inner, self._samples, self._column = inner, samples, column
+        self._bucket, self._run = stage.bucket, stage.run
+        self.num_rows, self.num_samples, self.seed = inner.num_rows, inner.num_samples, inner.seed
+        self.is_once = inner.is_once
+        self._sorted = functools.lru_cache(_KEPT_BUCKETS)(self._sort)
+
+    @property
+    def identity(self) -> Any:
+        """Of the inner order, and how it is bucketed."""
+        return ["bucket", self._column.name, self._bucket, self._run, self._inner.identity]
+
+    def find(self, rows: Rows) -> NDArray[np.int64]:
+        """By bucket."""
+        found = np.empty(len(rows), np.int64)
+        epochs, places = np.divmod(rows, max(1, self.num_rows))
+        buckets = places // self._bucket
+        firsts = epochs * self.num_rows + buckets * self._bucket
+        for first in np.unique(firsts).tolist():
+            here = np.flatnonzero(firsts == first)
+            found[here] = self._sorted(first)[rows[here] - first]
+        return found
+
+    def announce(self, row: int) -> None:
+        """What the inner order needs."""
+        self._inner.announce(row)
+
+    def release(self, row: int) -> None:
+        """What is behind the bucket."""
+        self._inner.release(row - row % max(1, self.num_rows) % self._bucket)
+
+    def mixing(self) -> list[Mixing]:
+        """Of the inner order."""
+        return self._inner.mixing()
+
+    def _sort(self, first: int) -> NDArray[np.int64]:
+        """The samples of the bucket that begins at a row."""
+        epoch, place = divmod(first, self.num_rows)
+        size = min(self._bucket, self.num_rows - place)
+        samples = self._inner.find(np.arange(first, first + size))
+        lengths = self._samples.storage.lengths_of(self._column, self._samples.locate(samples))
+        by_length = np.argsort(lengths, kind="stable")
+        num_runs = -(-size // self._run)
+        key = derive_key(self.seed or 0, "bucket", epoch if self.seed is not None else 0, place)
+        runs = Permutation(num_runs, key)(np.arange(num_runs))
+        starts = offsets_of(np.minimum(self._run, size - runs * self._run))
+        places = np.repeat(runs * self._run - starts[:-1], np.diff(starts)) + np.arange(size)
+        return samples[by_length[places]]
+
+
+class PaddedRows(OrderedRows, DocumentRows):
     """Each document is a row."""
 
     stage: Pad
 
     def __init__(self, samples: Samples, stage: Pad, order: SampleOrder) -> None:
-        self.samples, self.stage = samples, stage
-        self.column = packed_column(samples.schema, stage.column, verb="pad")
-        mask = mask_column(samples.schema, self.column)
-        kept = kept_columns(samples.schema, stage, self.column)
-        self._columns = TokenColumns(samples, self.column, mask, kept)
-        self.order = order if stage.bucket is None else BucketedOrder(order, samples, self.column, stage)
-        self.num_rows = self.order.num_rows
-
-    @property
-    def order_identity(self) -> Any:
-        """That of samples: the same documents in the same order."""
-        return ["samples", self.samples.fingerprint, self.order.identity]
-
-    @property
-    def kept(self) -> Mapping[str, Column]:
-        """As the stage says."""
-        return self._columns.kept
-
-    def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
-        """A padded batch of these rows."""
-        return compose_padded(self.fill(rows, np.arange(len(rows))), len(rows), self.stage, out)
-
-    def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
-        """One piece a row."""
-        return [Filling(self._columns, batch_rows, self._pieces(rows))]
-
-    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
-        """Targets in each row: tokens that the loss is taken over."""
-        return count_targets(self._columns, self._pieces(rows), len(rows))
-
-    def announce(self, row: int) -> None:
-        """What the order knows."""
-        self.order.announce(row)
-
-    def release(self, row: int) -> None:
-        """What the order knows."""
-        self.order.release(row)
-
-    def mixing(self) -> list[Mixing]:
-        """Of documents."""
-        return self.order.mixing()
+        DocumentRows.__init__(self, samples, stage)
+        is_bucketed = stage.bucket is not None
+        OrderedRows.__init__(self, samples, BucketedOrder(order, samples, self.column, stage) if is_bucketed else order)
 
     def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
         """The document of each row; where padding is on the left, its place depends on the batch, and 0 is said."""
         pieces = self._pieces(rows)
         found = zip(pieces.documents.tolist(), pieces.sizes.tolist(), strict=True)
         return [trace_document(self.samples, source, row, 0, one, 0, size) for row, (one, size) in enumerate(found)]
-
-    def describe(self, row: int) -> str:
-        """Which sample a row is, and what it was prepared from."""
-        return self.samples.describe(row, int(self.order.find(np.array([row]))[0]))
 
     def ledger(self, epoch: int) -> Ledger:
         """What is cut off, and how often documents come where that is not once."""

@@ -3,7 +3,7 @@
 StoredOrder     each sample once in an epoch, as stored or shuffled
 WeightedOrder   each as often as its weight says (`penstock.order.WeightedDraw`), then shuffled like stored ones
 BalancedOrder   every class in turn, its samples in passes of their own (`penstock.order.ClassDeal`)
-BucketedOrder   any of these, rows of like length together (`_bucketed.py`)
+BucketedOrder   any of these, rows of like length together (`_padded_rows.py`)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.rows._mixing import measure_mixing
 from penstock.rows._rows import Rows
 from penstock.samples import Samples
 from penstock.schema import Column
-from penstock.shards import Storage
+from penstock.shards import Storage, column_bytes
 from penstock.stages import Balanced, SampleWeights, Shuffle, Stage, Weighted
 
 
@@ -197,7 +197,7 @@ def sample_bytes(storage: Storage) -> int:
     """Mean size of a sample, from the data alone: files hold padding that depends on how it was cut into shards."""
     columns = storage.schema.shown.columns
     fixed = sum(column.item_bytes for column in columns if not column.is_ragged)
-    ragged = sum(storage.num_elements(column) * column.item_bytes for column in columns if column.is_ragged)
+    ragged = column_bytes(storage, (column for column in columns if column.is_ragged))
     return max(1, fixed + ragged // max(1, storage.num_samples))
 
 

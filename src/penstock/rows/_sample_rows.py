@@ -21,23 +21,45 @@ _LARGE_SAMPLE_BYTES = 64 << 10
 _SMALL_BYTES = 16 << 30
 
 
-class SampleRows(RowSource):
-    """Each sample is a row; keys and dtypes are the columns'."""
+class OrderedRows(RowSource):
+    """Rows of one sample each: which one is row i, and which data comes next, the order knows."""
 
-    makes_labels = False
-
-    def __init__(self, samples: Samples, casts: tuple[Cast, ...], order: SampleOrder) -> None:
-        self.samples, self.order = samples, order
-        dtypes = _cast_dtypes(samples.schema, casts)
-        columns = samples.schema.columns
-        self._columns = [(column, dtypes.get(column.name, column.dtype)) for column in columns]
-        self.num_rows = order.num_rows
-        self.is_rectangular = not any(column.is_ragged for column in columns)
+    def __init__(self, samples: Samples, order: SampleOrder) -> None:
+        self.samples, self.order, self.num_rows = samples, order, order.num_rows
 
     @property
     def order_identity(self) -> Any:
         """Samples of this dataset in this order."""
         return ["samples", self.samples.fingerprint, self.order.identity]
+
+    def announce(self, row: int) -> None:
+        """What the order knows."""
+        self.order.announce(row)
+
+    def release(self, row: int) -> None:
+        """What the order knows."""
+        self.order.release(row)
+
+    def mixing(self) -> list[Mixing]:
+        """Of samples."""
+        return self.order.mixing()
+
+    def describe(self, row: int) -> str:
+        """Which sample a row is, and what it was prepared from."""
+        return self.samples.describe(row, int(self.order.find(np.array([row]))[0]))
+
+
+class SampleRows(OrderedRows):
+    """Each sample is a row; keys and dtypes are the columns'."""
+
+    makes_labels = False
+
+    def __init__(self, samples: Samples, casts: tuple[Cast, ...], order: SampleOrder) -> None:
+        super().__init__(samples, order)
+        dtypes = _cast_dtypes(samples.schema, casts)
+        columns = samples.schema.columns
+        self._columns = [(column, dtypes.get(column.name, column.dtype)) for column in columns]
+        self.is_rectangular = not any(column.is_ragged for column in columns)
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
         """Samples by one gather per column."""
@@ -59,18 +81,6 @@ class SampleRows(RowSource):
         fixed = [(column, dtype) for column, dtype in self._columns if not column.is_ragged]
         return {column.name: ((num_rows, *column.shape), dtype_name(dtype)) for column, dtype in fixed}
 
-    def announce(self, row: int) -> None:
-        """What the order knows."""
-        self.order.announce(row)
-
-    def release(self, row: int) -> None:
-        """What the order knows."""
-        self.order.release(row)
-
-    def mixing(self) -> list[Mixing]:
-        """Of samples."""
-        return self.order.mixing()
-
     def ledger(self, epoch: int) -> Ledger:
         """How often samples come, where that is not once."""
         drawn = None if self.order.is_once else Drawn.of(self.order.count(epoch))
@@ -80,10 +90,6 @@ class SampleRows(RowSource):
         """The sample behind each row."""
         found = self.order.find(rows).tolist()
         return [trace_document(self.samples, source, row, 0, sample, 0, 1) for row, sample in enumerate(found)]
-
-    def describe(self, row: int) -> str:
-        """Which sample a row is, and what it was prepared from."""
-        return self.samples.describe(row, int(self.order.find(np.array([row]))[0]))
 
 
 def is_cheap_at_random(storage: Storage) -> bool:

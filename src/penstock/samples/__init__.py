@@ -1,9 +1,9 @@
 """Which samples there are, wherever they are stored: locations, selections, and datasets joined without a copy.
 
-    Location      a folder of shards, a foreign file, arrays in memory, or several joined        _location
-        joined    one after the other, or column beside column; windows of series as samples    _join (_joined),
-                                                                                                 _concatenated, _zipped,
-                                                                                                 _unfolded
+    Location      a folder of shards, a foreign file, arrays in memory, or other datasets:       _location
+        joined    one after the other, or column beside column                                   _concatenated, _zipped
+                                                                                                 (_joined)
+        cut       into windows of series                                                         _unfolded
     Samples       a storage, and the selections that say which of its samples are meant          _samples
         chosen by position, by a column's values, or by a key that follows the sample            _filters, _splits,
                                                                                                  _keys
@@ -15,12 +15,18 @@ May import: `errors`, `identity`, `order`, `schema`, `shards`, `splitmix`. Impor
 
 from penstock.samples._as_of import find_earlier
 from penstock.samples._columns import Columns, Sample, read_columns, read_sample
-from penstock.samples._concatenated import ConcatStorage
+from penstock.samples._concatenated import ConcatStorage, check_classes, check_concat
 from penstock.samples._filters import Condition, find_samples, find_true
-from penstock.samples._join import JoinedLocation, check_classes, check_concat, check_zip
 from penstock.samples._joined import lasting_attributes
 from penstock.samples._keys import SampleKeys
-from penstock.samples._location import ArraysLocation, FolderLocation, ForeignLocation, Location
+from penstock.samples._location import (
+    ArraysLocation,
+    FolderLocation,
+    ForeignLocation,
+    JoinedLocation,
+    Location,
+    UnfoldedLocation,
+)
 from penstock.samples._samples import Samples, Selection, Take, as_indices
 from penstock.samples._splits import SplitPart, split_parts
 from penstock.samples._tokens import (
@@ -32,7 +38,7 @@ from penstock.samples._tokens import (
     token_stream,
     windowed_column,
 )
-from penstock.samples._unfolded import UnfoldedLocation
+from penstock.samples._zipped import check_zip
 
 __all__ = [
     "ArraysLocation",

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.samples._joined import Int64, JoinedStorage, count_elements
+from penstock.errors import SchemaError
+from penstock.samples._joined import AnyDataset, Int64, JoinedStorage, count_elements
 from penstock.samples._keys import By, SampleKeys
 from penstock.samples._samples import Samples
 from penstock.samples._tokens import token_stream
 from penstock.schema import HASH_COLUMN, Column, Ragged, offsets_of
-from penstock.shards import Spans
+from penstock.shards import Spans, from_front
 
 
 class ConcatStorage(JoinedStorage):
@@ -25,6 +25,7 @@ class ConcatStorage(JoinedStorage):
         are_hashed = all(HASH_COLUMN in part.storage.schema for part in parts)
         schema = parts[0].schema.with_hashes() if are_hashed else parts[0].schema
         self._starts = offsets_of([len(part) for part in parts])
+        self._elements: dict[str, Int64] = {}
         super().__init__(parts, schema, int(self._starts[-1]))
 
     def sample_keys(self) -> SampleKeys:
@@ -46,7 +47,7 @@ class ConcatStorage(JoinedStorage):
 
     def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
         """Copy samples of a fixed column into `out`, converting to its dtype."""
-        for part, places, own in self.shares(self._checked(indices)):
+        for part, places, own in self.shares(from_front(indices, self.num_samples)):
             if len(places) == len(indices):
                 part.storage.read_fixed(column, part.locate(own), out)
             else:
@@ -56,7 +57,7 @@ class ConcatStorage(JoinedStorage):
 
     def read_ragged(self, column: Column, indices: Int64) -> Ragged:
         """Samples of a ragged column, side by side."""
-        shares = list(self.shares(self._checked(indices)))
+        shares = list(self.shares(from_front(indices, self.num_samples)))
         if not shares:
             return self.parts[0].storage.read_ragged(column, indices)
         found = Ragged.concatenate([part.storage.read_ragged(column, part.locate(own)) for part, _, own in shares])
@@ -109,7 +110,7 @@ class ConcatStorage(JoinedStorage):
 
     def value(self, column: Column, index: int) -> NDArray[Any]:
         """One sample of a column, read-only, without a copy where that is possible."""
-        [(part, _, own)] = self.shares(self._checked(np.array([index])))
+        [(part, _, own)] = self.shares(from_front(np.array([index]), self.num_samples))
         return part.storage.value(column, part.locate_one(int(own[0])))
 
     def announce(self, column: Column, begin: int, end: int) -> None:
@@ -140,10 +141,6 @@ class ConcatStorage(JoinedStorage):
             self._elements[column.name] = offsets_of(counts)
         return self._elements[column.name]
 
-    @functools.cached_property
-    def _elements(self) -> dict[str, Int64]:
-        return {}
-
 
 class _ConcatKeys(SampleKeys):
     """Keys that each part has for its own samples: the same as before they were joined."""
@@ -168,3 +165,40 @@ class _ConcatKeys(SampleKeys):
         """File and row that a stored sample was prepared from."""
         [(part, _, own)] = self._joined.shares(np.array([index]))
         return part.origin(int(own[0]))
+
+
+def check_concat(parts: Sequence[AnyDataset], different_tokenizers: bool) -> None:
+    """Refuse datasets whose samples do not mean the same.
+
+    Raises:
+        SchemaError: they have different columns.
+        ValueError: there is none, or their tokens or labels mean different things.
+    """
+    if not parts:
+        raise ValueError("concat() needs at least one dataset.")
+    first = parts[0].schema.to_json()
+    for number, part in enumerate(parts):
+        if part.schema.to_json() != first:
+            raise SchemaError(
+                f"concat(): dataset 0 has the columns {parts[0].schema}; dataset {number} has {part.schema}. Choose "
+                "the same columns in the same order with select_columns(), or prepare them with the same types."
+            )
+    tokenizers = {key: name for part in parts for key, name in part.tokenizers.items()}
+    if len(tokenizers) > 1 and not different_tokenizers:
+        made = ", ".join(f"{name} ({key[:8]})" for key, name in tokenizers.items())
+        raise ValueError(
+            "concat(): the datasets were made with different tokenizers, so one token id means different things: "
+            f"{made}. Prepare them with one tokenizer, or pass different_tokenizers=True if that is what you want."
+        )
+    check_classes("concat", (part.classes for part in parts))
+
+
+def check_classes(verb: str, lists: Iterable[tuple[str, ...]]) -> None:
+    """Refuse datasets whose labels mean different classes; an empty list says nothing about them."""
+    classes = {names for names in lists if names}
+    if len(classes) > 1:
+        one, other, *_ = sorted(classes)
+        raise ValueError(
+            f"{verb}(): labels mean different classes: {list(one)[:5]} in one dataset, {list(other)[:5]} in another. "
+            "Prepare them with one list of classes: classes=, --classes."
+        )

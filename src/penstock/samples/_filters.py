@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.errors import SchemaError
 from penstock.samples._samples import Samples
 from penstock.schema import Column, Ragged
-from penstock.shards import read_samples
+from penstock.shards import read_samples, samples_per_chunk
 
 _CHUNK_BYTES = 16 << 20
 Condition = Callable[[Any], Any] | Any
@@ -44,8 +44,7 @@ def find_true(mask: Any, num_samples: int) -> NDArray[np.int64]:
 
 
 def _fulfil(samples: Samples, column: Column, condition: Condition, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-    num_bytes = samples.storage.num_elements(column) * column.item_bytes
-    step = max(1, _CHUNK_BYTES * samples.storage.num_samples // max(1, num_bytes))
+    step = samples_per_chunk(samples.storage, [column], _CHUNK_BYTES)
     kept = np.zeros(len(indices), bool)
     for begin in range(0, len(indices), step):
         chunk = indices[begin : begin + step]

@@ -101,16 +101,6 @@ class JoinedStorage(ABC):
     def sample_keys(self) -> SampleKeys:
         """What tells samples apart: what their parts say."""
 
-    def _checked(self, indices: Int64) -> Int64:
-        """Indices from the front."""
-        if not indices.size or (indices.min() >= 0 and indices.max() < self.num_samples):
-            return indices
-        found = np.where(indices < 0, indices + self.num_samples, indices)
-        wrong = (found < 0) | (found >= self.num_samples)
-        if wrong.any():
-            raise IndexError(f"Index {indices[wrong][0]} is out of range for {self.num_samples:,} samples.")
-        return found
-
 
 def count_elements(part: Samples, column: Column) -> int:
     """Elements of a column in all samples of a part."""

@@ -17,8 +17,17 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schema import HASH_COLUMN, Column
-from penstock.shards import Provenance, Storage, content_columns, hash_samples, hash_texts, read_samples
+from penstock.schema import HASH_COLUMN
+from penstock.shards import (
+    Provenance,
+    Storage,
+    column_bytes,
+    content_columns,
+    hash_samples,
+    hash_texts,
+    read_samples,
+    samples_per_chunk,
+)
 
 By = Literal["content", "index", "file"] | tuple[str, ...]
 """What a split goes by; names are columns, and an index is no key."""
@@ -94,18 +103,16 @@ class SampleKeys:
 
     @property
     def _content_bytes(self) -> int:
-        return sum(self._num_bytes(self._storage.schema[name]) for name in content_columns(self._storage.schema))
-
-    def _num_bytes(self, column: Column) -> int:
-        return self._storage.num_elements(column) * column.item_bytes
+        schema = self._storage.schema
+        return column_bytes(self._storage, [schema[name] for name in content_columns(schema)])
 
     def _hash(self, names: tuple[str, ...]) -> NDArray[np.uint64]:
         """Hashes of all samples, some megabytes at a time."""
         storage, columns = self._storage, [self._storage.schema[name] for name in names]
-        num_bytes = sum(map(self._num_bytes, columns))
+        num_bytes = column_bytes(storage, columns)
         if num_bytes > _WORTH_TELLING:
             _log.info("Hashing %d MB of %s to tell samples apart", num_bytes >> 20, ", ".join(names))
-        step = max(1, _CHUNK_BYTES * storage.num_samples // max(1, num_bytes))
+        step = samples_per_chunk(storage, columns, _CHUNK_BYTES)
         hashes = np.empty(storage.num_samples, np.uint64)
         for begin in range(0, len(hashes), step):
             indices = np.arange(begin, min(begin + step, len(hashes)))

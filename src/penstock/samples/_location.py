@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from penstock.errors import DatasetChanged
+from penstock.samples._concatenated import ConcatStorage
+from penstock.samples._joined import AnyDataset
+from penstock.samples._unfolded import UnfoldedStorage
+from penstock.samples._zipped import ZipStorage
 from penstock.shards import (
     ArrayStorage,
     Check,
@@ -115,3 +119,48 @@ class ArraysLocation:
 
     def __str__(self) -> str:
         return "in memory"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedLocation:
+    """The datasets that are joined, each with its own location."""
+
+    kind: Literal["concat", "zip"]
+    parts: tuple[AnyDataset, ...]
+
+    def open(self, fingerprint: str | None = None) -> ConcatStorage | ZipStorage:
+        """The parts as one storage."""
+        storage = (ConcatStorage if self.kind == "concat" else ZipStorage)([part.samples for part in self.parts])
+        if fingerprint is not None and storage.fingerprint != fingerprint:
+            raise DatasetChanged(f"{self}: a part changed since it was opened. Open it again.")
+        return storage
+
+    def to_json(self) -> dict[str, Any]:
+        """The parts as tables of a plan file."""
+        return {self.kind: {f"part {number}": part.to_json() for number, part in enumerate(self.parts)}}
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {len(self.parts)} datasets"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnfoldedLocation:
+    """The dataset that is cut into windows."""
+
+    steps: AnyDataset
+    length: int
+    stride: int
+
+    def open(self, fingerprint: str | None = None) -> UnfoldedStorage:
+        """The windows as a storage."""
+        storage = UnfoldedStorage(self.steps.samples, self.length, self.stride)
+        if fingerprint is not None and storage.fingerprint != fingerprint:
+            raise DatasetChanged(f"{self}: the data changed since it was opened. Open it again.")
+        return storage
+
+    def to_json(self) -> dict[str, Any]:
+        """The steps as a table of a plan file."""
+        return {"unfold": {"length": self.length, "stride": self.stride, "steps": self.steps.to_json()}}
+
+    def __str__(self) -> str:
+        return f"windows of {self.length} every {self.stride} of {self.steps!r}"

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.identity import digest
 from penstock.samples._keys import SampleKeys, keys_of
 from penstock.schema import Column, Schema
-from penstock.shards import Storage
+from penstock.shards import Storage, from_front
 
 
 class Selection(Protocol):
@@ -48,12 +48,7 @@ class Take:
 
     def indices(self, before: Samples) -> NDArray[np.int64]:
         """The samples, counted from the front."""
-        num_samples = len(before)
-        chosen = np.where(self.chosen < 0, self.chosen + num_samples, self.chosen)
-        wrong = (chosen < 0) | (chosen >= num_samples)
-        if wrong.any():
-            raise IndexError(f"Index {self.chosen[wrong][0]} is out of range for {num_samples:,} samples.")
-        return chosen
+        return from_front(self.chosen, len(before))
 
     @property
     def identity(self) -> str:

@@ -11,19 +11,18 @@ overlap, so a split that dealt them out one by one would put the same steps into
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import DatasetChanged, SchemaError
+from penstock.errors import SchemaError
 from penstock.identity import digest
-from penstock.samples._joined import AnyDataset, count_elements
+from penstock.samples._joined import count_elements
 from penstock.samples._keys import By, SampleKeys
 from penstock.samples._samples import Samples
 from penstock.schema import Column, Ragged, Schema, offsets_of
-from penstock.shards import Spans
+from penstock.shards import Spans, from_front
 
 Int64 = NDArray[np.int64]
 
@@ -92,15 +91,9 @@ class UnfoldedStorage:
         """The series that each window is of."""
         return np.searchsorted(self._starts, windows, side="right") - 1
 
-    def _checked(self, indices: Int64) -> Int64:
-        found = np.where(indices < 0, indices + self.num_samples, indices)
-        if ((found < 0) | (found >= self.num_samples)).any():
-            raise IndexError(f"An index is out of range for {self.num_samples:,} windows.")
-        return found
-
     def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
         """Copy windows, or values of their series, into `out`, converting to its dtype."""
-        windows, steps = self._checked(indices), self.steps
+        windows, steps = from_front(indices, self.num_samples), self.steps
         if column.name not in self._cut:
             steps.storage.read_fixed(column, steps.locate(self.series(windows)), out)
             return
@@ -128,7 +121,9 @@ class UnfoldedStorage:
 
     def read_ragged(self, column: Column, indices: Int64) -> Ragged:
         """Byte strings of the series that windows are of."""
-        return self.steps.storage.read_ragged(column, self.steps.locate(self.series(self._checked(indices))))
+        return self.steps.storage.read_ragged(
+            column, self.steps.locate(self.series(from_front(indices, self.num_samples)))
+        )
 
     def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
         """Parts of byte strings of series."""
@@ -155,7 +150,7 @@ class UnfoldedStorage:
 
     def value(self, column: Column, index: int) -> NDArray[Any]:
         """One window, or a value of its series."""
-        (window,) = self._checked(np.array([index]))
+        (window,) = from_front(np.array([index]), self.num_samples)
         if column.name not in self._cut:
             return self.steps.storage.value(column, self.steps.locate_one(int(self.series(window))))
         out = np.empty((1, *column.shape), column.dtype)
@@ -199,26 +194,3 @@ class _SeriesKeys(SampleKeys):
         unfolded = self._unfolded
         steps = unfolded.series(np.array(index)) if unfolded.is_of_series else index * unfolded.stride
         return unfolded.steps.origin(int(steps))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UnfoldedLocation:
-    """The dataset that is cut into windows."""
-
-    steps: AnyDataset
-    length: int
-    stride: int
-
-    def open(self, fingerprint: str | None = None) -> UnfoldedStorage:
-        """The windows as a storage."""
-        storage = UnfoldedStorage(self.steps.samples, self.length, self.stride)
-        if fingerprint is not None and storage.fingerprint != fingerprint:
-            raise DatasetChanged(f"{self}: the data changed since it was opened. Open it again.")
-        return storage
-
-    def to_json(self) -> dict[str, Any]:
-        """The steps as a table of a plan file."""
-        return {"unfold": {"length": self.length, "stride": self.stride, "steps": self.steps.to_json()}}
-
-    def __str__(self) -> str:
-        return f"windows of {self.length} every {self.stride} of {self.steps!r}"

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.samples._joined import Int64, JoinedStorage, count_elements
+from penstock.errors import SchemaError
+from penstock.samples._joined import AnyDataset, Int64, JoinedStorage, count_elements
 from penstock.samples._keys import By, SampleKeys
 from penstock.samples._samples import Samples
 from penstock.samples._tokens import token_stream
 from penstock.schema import Column, Ragged, Schema
-from penstock.shards import Spans
+from penstock.shards import Spans, from_front, read_samples
+
+_CHUNK = 1 << 16
 
 
 class ZipStorage(JoinedStorage):
@@ -33,12 +36,12 @@ class ZipStorage(JoinedStorage):
     def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
         """Copy samples of a fixed column into `out`, converting to its dtype."""
         part = self.owners[column.name]
-        part.storage.read_fixed(column, part.locate(self._checked(indices)), out)
+        part.storage.read_fixed(column, part.locate(from_front(indices, self.num_samples)), out)
 
     def read_ragged(self, column: Column, indices: Int64) -> Ragged:
         """Samples of a ragged column, side by side."""
         part = self.owners[column.name]
-        return part.storage.read_ragged(column, part.locate(self._checked(indices)))
+        return part.storage.read_ragged(column, part.locate(from_front(indices, self.num_samples)))
 
     def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
         """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
@@ -107,3 +110,45 @@ class _ZipKeys(SampleKeys):
 
     def _is_first(self, by: By) -> bool:
         return isinstance(by, str) or all(name in self._first.schema for name in by)
+
+
+def check_zip(one: AnyDataset, other: AnyDataset, on: Sequence[str]) -> None:
+    """Refuse datasets that cannot have the same samples.
+
+    Raises:
+        SchemaError: a column is in both, and not among those to be compared; or one of these is not in both.
+        ValueError: they have different numbers of samples, or values differ in the columns `on`.
+    """
+    if len(one) != len(other):
+        raise ValueError(f"zip(): one dataset has {len(one):,} samples, the other {len(other):,}; they must match.")
+    twice = [name for name in one.schema if name in other.schema and name not in on]
+    if twice:
+        raise SchemaError(
+            f"zip(): both have a column {twice[0]!r}. Leave it out of one with select_columns(), or compare it: "
+            f"on={twice[0]!r}."
+        )
+    for name in on:
+        _compare(one, other, name)
+
+
+def _compare(one: AnyDataset, other: AnyDataset, name: str) -> None:
+    for begin in range(0, len(one), _CHUNK):
+        indices = np.arange(begin, min(begin + _CHUNK, len(one)))
+        left_values, right_values = (
+            read_samples(each.samples.storage, each.schema[name], each.samples.locate(indices)) for each in (one, other)
+        )
+        if _are_equal(left_values, right_values):
+            continue
+        for number, (left, right) in enumerate(zip(left_values, right_values, strict=True)):
+            if not np.array_equal(left, right):
+                raise ValueError(
+                    f"zip(on={name!r}): sample {begin + number:,} has {left!r:.60} in one dataset and {right!r:.60} in "
+                    "the other. They do not hold the same samples in the same order."
+                )
+
+
+def _are_equal(one: Ragged | NDArray[Any], other: Ragged | NDArray[Any]) -> bool:
+    """Whether all samples are, looked at at once."""
+    if isinstance(one, Ragged) and isinstance(other, Ragged):
+        return np.array_equal(one.offsets, other.offsets) and np.array_equal(one.values, other.values)
+    return not isinstance(one, Ragged) and not isinstance(other, Ragged) and np.array_equal(one, other)

@@ -2,13 +2,20 @@
 
 Knows nothing of files.
 
-May import: `errors`. Imported by: `cli`, `loader`, `plan`, `preparation`, `pytorch`, `rows`, `samples`, `service`,
-`shards`, `transforms`. Holds no state.
+May import: `errors`. Imported by: `cli`, `loader`, `order`, `packing`, `plan`, `preparation`, `pytorch`, `rows`,
+`samples`, `service`, `shards`, `transforms`. Holds no state.
 """
 
 from penstock.schema._columns import HASH_COLUMN, LABEL_COLUMNS, Column, Schema
-from penstock.schema._dtypes import dtype_from_name, dtype_from_tag, dtype_name, dtype_tag, name_of_dtype
-from penstock.schema._ragged import Ragged, offsets_of
+from penstock.schema._dtypes import (
+    array_of_tensor,
+    dtype_from_name,
+    dtype_from_tag,
+    dtype_name,
+    dtype_tag,
+    name_of_dtype,
+)
+from penstock.schema._ragged import Ragged, join_samples, offsets_of, take_samples
 
 __all__ = [
     "HASH_COLUMN",
@@ -16,10 +23,13 @@ __all__ = [
     "Column",
     "Ragged",
     "Schema",
+    "array_of_tensor",
     "dtype_from_name",
     "dtype_from_tag",
     "dtype_name",
     "dtype_tag",
+    "join_samples",
     "name_of_dtype",
     "offsets_of",
+    "take_samples",
 ]

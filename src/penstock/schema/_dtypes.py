@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from penstock.errors import SchemaError
 
@@ -47,7 +47,7 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
     """The little-endian dtype called `name`."""
     if name not in _TAG_OF_NAME:
         raise SchemaError(f"{name!r} is not a dtype that a shard can hold. Known: {', '.join(_TAG_OF_NAME)}.")
-    if name == "bfloat16" or name.startswith("float8"):
+    if _is_extended(name):
         import ml_dtypes  # 40 ms to import, and most datasets have neither
 
         extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
@@ -55,6 +55,11 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
     dtype = np.dtype(name)
     # numpy prints an explicit byte order ('<u2'), even if it is the machine's own.
     return dtype if sys.byteorder == "little" else dtype.newbyteorder("<")
+
+
+def _is_extended(name: str) -> bool:
+    """Whether numpy itself does not know the dtype, nor torch how to hand it to numpy."""
+    return name == "bfloat16" or name.startswith("float8")
 
 
 @functools.cache  # numpy rebuilds a dtype's name each time, in 9 us
@@ -80,3 +85,14 @@ def dtype_from_tag(tag: str) -> np.dtype[Any]:
 def name_of_dtype(dtype: DTypeLike) -> str:
     """Name of a dtype given as text, which may be one that numpy itself does not know, or as numpy's own."""
     return dtype_name(dtype_from_name(dtype) if isinstance(dtype, str) else np.dtype(dtype))
+
+
+def array_of_tensor(tensor: Any) -> NDArray[Any]:
+    """A torch tensor as an array, of any dtype and from any device; it shares the memory of one on the CPU."""
+    tensor, name = tensor.detach().cpu(), str(tensor.dtype).removeprefix("torch.")
+    if not _is_extended(name):
+        plain: NDArray[Any] = tensor.numpy()
+        return plain
+    torch = sys.modules["torch"]
+    bits: NDArray[Any] = tensor.view(torch.int16 if name == "bfloat16" else torch.uint8).numpy()
+    return bits.view(dtype_from_name(name))

@@ -141,3 +141,16 @@ def offsets_of(lengths: NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def take_samples(column: Ragged | NDArray[Any], places: NDArray[np.int64]) -> Ragged | NDArray[Any]:
+    """The samples at these places of a column."""
+    return column.take(places) if isinstance(column, Ragged) else column[places]
+
+
+def join_samples(parts: Sequence[Ragged | NDArray[Any]]) -> Ragged | NDArray[Any]:
+    """The samples of all parts of a column; there must be at least one part."""
+    ragged = [part for part in parts if isinstance(part, Ragged)]
+    if ragged:
+        return Ragged.concatenate(ragged)
+    return np.concatenate([part for part in parts if not isinstance(part, Ragged)])

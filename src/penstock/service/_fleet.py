@@ -3,8 +3,8 @@
     Requests ◄── take the oldest ── connections, a thread each ── GET ──► servers
              ◄── arrived, or failed ◄── body, checked ──────────────────┘
 
-One more thread looks after the rest: which server takes too long, which came or left. Nothing here waits for a result:
-that is for the engine.
+A thread for each server meets it, at first and when it was down. One more looks after the rest: which server takes too
+long, which came or left. Nothing here waits for a result: that is for the engine.
 """
 
 from __future__ import annotations
@@ -115,24 +115,25 @@ class Fleet:
         thread.start()
 
     def _meet(self, link: Link) -> None:
-        """Ask a server what it has; when it is this plan, open as many connections as it should have requests."""
+        """Ask a server what it has, at first and whenever it was down; when it is this plan, connections ask for it."""
         connection = self._connect(link)
-        while not self.requests.are_over(link):
+        while self.requests.wait_for_outage(link):
             try:
                 said = connection.get_json("/v1/plan")
                 self._check(said)
-                break
             except (OSError, Refused) as error:
-                time.sleep(min(self.requests.not_met(link, error), 1.0))
-        else:
-            return
+                self.requests.not_met(link, error)
+            else:
+                self._welcome(link, said)
+
+    def _welcome(self, link: Link, said: dict[str, Any]) -> None:
+        """Open as many connections as a server should have requests, unless they are there."""
         self.requests.met(
             link, num_workers=said["workers"], step_bytes=said["step_bytes"], step_seconds=said["step_seconds"]
         )
-        for number in range(min(requests_in_flight(link.num_workers), _MAX_CONNECTIONS) - 1):
-            other = self._connect(link)
-            self._start(functools.partial(self._work, link, other), f"penstock-remote-{link.address}-{number + 1}")
-        self._work(link, connection)
+        for number in range(len(link.connections), 1 + min(requests_in_flight(link.num_workers), _MAX_CONNECTIONS)):
+            work = functools.partial(self._work, link, self._connect(link))
+            self._start(work, f"penstock-remote-{link.address}-{number}")
 
     def _connect(self, link: Link) -> Connection:
         seconds = self._remote.timeout_seconds

@@ -3,10 +3,10 @@
     up ── another overtook it, ────► suspect ──── it answers ────► up
      │    or would by far
      │                                  │
-     └──── it refuses, breaks off ──────┴────► down ──── a request after a pause that doubles ────► up, or down again
+     └──── it refuses, breaks off ──────┴────► down ──── met again, after a pause that doubles ────► up
 
-A suspect server keeps what it was asked, is asked nothing new, and all of it is asked elsewhere. One request at a time
-finds out about a server that is down.
+A suspect server keeps what it was asked, is asked nothing new, and all of it is asked elsewhere. A server that is down
+is asked what it serves, never for a batch: a batch would wait for it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 _FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 2.0
+_LONGEST_PAUSE_SECONDS = 0.5
+_REFUSED_PAUSE_SECONDS = 2.0
 _MEMORY = 0.1
 """Weight of the newest answer in the mean."""
-_LEAST_PATIENCE_SECONDS = 0.25
 _PATIENCE = 4.0
 """How many mean answers a server may take for one before another is asked as well."""
+_LEAST_PATIENCE_SECONDS, _MOST_DELAY_SECONDS = 0.25, 0.5
+"""But at least so long, and so much longer than a mean answer at most: waits stay bounded where answers take long."""
 
 
 @dataclass(slots=True)
@@ -34,25 +36,24 @@ class Health:
     """Whether it is there but will not serve us: another plan, a wrong token. Asking again soon is of no use."""
     mean_seconds: float | None = None
     """What answers took."""
-    num_answers: int = 0
     asks_again_at: float = 0.0
     _pause_seconds: float = field(default=_FIRST_PAUSE_SECONDS)
 
-    def may_be_asked(self, now: float, num_asked: int) -> bool:
-        """Whether it gets a request, when it has `num_asked` unanswered."""
-        if self.state == "up":
-            return True
-        return self.state == "down" and num_asked == 0 and now >= self.asks_again_at
-
     def patience_seconds(self) -> float:
         """How long one answer may take before somebody else is asked."""
-        return max(_LEAST_PATIENCE_SECONDS, _PATIENCE * (self.mean_seconds or 0.0))
+        mean = self.mean_seconds or 0.0
+        return max(_LEAST_PATIENCE_SECONDS, min(_PATIENCE * mean, mean + _MOST_DELAY_SECONDS))
+
+    def met(self, expected_seconds: float) -> None:
+        """It says that it serves the plan, and about how long an answer takes."""
+        self.state, self.reason, self.is_refusal = "up", "answers", False
+        if self.mean_seconds is None:
+            self.mean_seconds = expected_seconds
 
     def answered(self, seconds: float) -> None:
         """It gave what it was asked for."""
         self.state, self.reason, self.is_refusal = "up", "answers", False
         self._pause_seconds = _FIRST_PAUSE_SECONDS
-        self.num_answers += 1
         mean = seconds if self.mean_seconds is None else self.mean_seconds
         self.mean_seconds = mean + _MEMORY * (seconds - mean)
 
@@ -65,7 +66,7 @@ class Health:
         """It cannot be reached, broke off, or refuses."""
         self.state, self.reason, self.is_refusal = "down", reason, is_refusal
         self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
-        self.asks_again_at = now + (_LONGEST_PAUSE_SECONDS if is_refusal else self._pause_seconds)
+        self.asks_again_at = now + (_REFUSED_PAUSE_SECONDS if is_refusal else self._pause_seconds)
 
     def ask_at_once(self) -> None:
         """Whoever begins anew does not wait out a pause of before: the server may be back."""

@@ -7,8 +7,8 @@
                   └── it takes too long ─┘  at most one request in twenty
 
 Connections pull, so a server that is twice as fast gets twice as much. Whatever is asked twice is done when the first
-answer comes; the other is thrown away: both have the same bytes. A server that is late by a second more hangs, share or
-no share: it is suspect, as one that another overtook.
+answer comes; the other is thrown away: both have the same bytes. A server that is late by half a second more hangs,
+share or no share: it is suspect, as one that another overtook.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.service._addresses import Address
 from penstock.service._health import Health
 
 _MAX_HEDGED_SHARE = 0.05
-_OVERDUE_SECONDS = 1.0
+_OVERDUE_SECONDS = 0.5
 """Who is late by so much is suspect."""
 
 

@@ -22,10 +22,11 @@ from penstock.service._arrivals import Arrived
 from penstock.service._fetch import Connection, Refused
 from penstock.service._health import Health
 from penstock.service._jobs import Job, Jobs
+from penstock.service._remote import requests_in_flight
 
 logger = logging.getLogger(__name__)
 
-_TICK_SECONDS = 0.05
+_TICK_SECONDS = 1.0
 _MAX_FAILURES = 2
 """Servers on which computing a batch may fail until the batch is at fault."""
 _MAX_DAMAGED = 5
@@ -38,7 +39,9 @@ class Link:
         self.address = address
         self.work = threading.Condition(lock)
         """That there may be something to ask this server for."""
-        self.health = Health()
+        self.outage = threading.Condition(lock)
+        """That it may be down."""
+        self.health = Health(state="down")
         self.connections: list[Connection] = []
         self.num_asked = 0
         self.num_workers = 0
@@ -93,7 +96,7 @@ class Requests:
     @property
     def has_answered(self) -> bool:
         """Whether a server has said that it serves this plan."""
-        return any(link.health.num_answers for link in self.links.values())
+        return any(link.num_workers for link in self.links.values())
 
     @property
     def silent_seconds(self) -> float:
@@ -129,6 +132,7 @@ class Requests:
             self._jobs.clear()
             for link in self.links.values():
                 link.health.ask_at_once()
+                link.outage.notify()
             for arrived in self.done.values():
                 if isinstance(arrived, Arrived):
                     self.pool.give_back(arrived.slot)
@@ -156,28 +160,34 @@ class Requests:
         """A server says that it serves the plan."""
         with self.lock:
             link.num_workers, self.step_bytes, self.step_seconds = num_workers, step_bytes, step_seconds
-            link.health.answered(0.0)
-            self._heard_at = time.monotonic()
+            link.health.met(step_seconds * requests_in_flight(num_workers) / num_workers)
             self._wake_all()
 
-    def not_met(self, link: Link, error: Exception) -> float:
-        """A server refuses or cannot be reached; returns for how many seconds to leave it alone."""
+    def not_met(self, link: Link, error: Exception) -> None:
+        """A server refuses or cannot be reached."""
         with self.lock:
             link.health.failed(time.monotonic(), _reason(error), is_refusal=isinstance(error, Refused))
             self._wake_all()
-            return max(0.0, link.health.asks_again_at - time.monotonic())
+
+    def wait_for_outage(self, link: Link) -> bool:
+        """Wait until a server is down and may be back; False when it will be asked for nothing more."""
+        with self.lock:
+            while not self.are_over(link):
+                pause = link.health.asks_again_at - time.monotonic() if link.health.state == "down" else _TICK_SECONDS
+                if pause <= 0:
+                    return True
+                link.outage.wait(pause)
+        return False
 
     def take(self, link: Link) -> tuple[Job, Any] | None:
         """The next item for a server, and a slot for it; None when there will be none."""
         with self.lock:
             while not self.are_over(link):
-                now = time.monotonic()
-                if link.health.may_be_asked(now, link.num_asked):
-                    job = self._jobs.take(link.address, now)
-                    if job is not None:
-                        link.num_asked += 1
-                        return job, self.pool.take()
-                link.work.wait(_TICK_SECONDS if link.health.state == "down" else 1.0)
+                job = self._jobs.take(link.address, time.monotonic()) if link.health.state == "up" else None
+                if job is not None:
+                    link.num_asked += 1
+                    return job, self.pool.take()
+                link.work.wait(_TICK_SECONDS)
         return None
 
     def answered(self, link: Link, job: Job, arrived: Arrived) -> None:
@@ -211,7 +221,7 @@ class Requests:
                 error.add_note(f"This is what {link.address} sent.")
             elif isinstance(error, RemoteFailed):
                 job.failures[link.address] = error
-            elif not self.are_over(link):
+            elif not self.are_over(link) and link.health.state != "down":  # one outage, however many connections
                 link.health.failed(time.monotonic(), _reason(error), is_refusal=isinstance(error, Refused))
                 self._jobs.give_up_on(link.address)
             if job.num_damaged > _MAX_DAMAGED or self._is_at_fault(job):
@@ -256,6 +266,7 @@ class Requests:
         self._news.notify_all()
         for link in [*self.links.values(), *gone]:
             link.work.notify_all()
+            link.outage.notify()
 
     def _is_up(self, server: Address) -> bool:
         link = self.links.get(server)

@@ -40,6 +40,7 @@ _MAX_STEPS = 4096
 _HELD_BYTES, _HELD_BYTES_PER_WORKER = 8 << 20, 16 << 20
 """What answers may hold until they are sent: enough that no worker waits for a reader that keeps up."""
 _FIRST_BATCH_SECONDS = 600.0
+_LEAVING = "The server is shutting down."
 
 
 class Server:
@@ -171,6 +172,8 @@ class Server:
         if request.path.startswith("/v1/batch/"):
             return await self._batch(request)
         pages: dict[str, Callable[[], web.Response]] = {"/v1/plan": self._describe, "/metrics": self._metrics}
+        if request.path == "/v1/plan" and self._is_leaving:
+            return _refuse(request, 503, _LEAVING)
         page = pages.get(request.path)
         return page() if page else _refuse(request, 404, "There is /v1/plan, /v1/batch/…, /metrics and /healthz.")
 
@@ -182,7 +185,7 @@ class Server:
         if wanted.fingerprint != self.plan.fingerprint:
             return _refuse(request, 409, f"This server has the plan {self.plan.fingerprint}.")
         if self._is_leaving:
-            return _refuse(request, 503, "The server is shutting down.")
+            return _refuse(request, 503, _LEAVING)
         self.statistics.num_waiting += 1
         try:
             async with self._held.hold(self._expected_bytes(wanted)):

@@ -32,7 +32,7 @@ from penstock.shards._provenance import (
 )
 from penstock.shards._shard import Io, read_lengths
 from penstock.shards._shard_writer import ShardWriter, convert_columns
-from penstock.shards._storage import Spans, Storage, read_samples
+from penstock.shards._storage import Spans, Storage, column_bytes, from_front, read_samples, samples_per_chunk
 from penstock.shards._verify import Verification, verify
 from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter
@@ -59,8 +59,10 @@ __all__ = [
     "Workspace",
     "checksum",
     "classes_of",
+    "column_bytes",
     "content_columns",
     "convert_columns",
+    "from_front",
     "guess_format",
     "hash_samples",
     "hash_texts",
@@ -75,6 +77,7 @@ __all__ = [
     "read_manifest",
     "read_provenance",
     "read_samples",
+    "samples_per_chunk",
     "storage_of_arrays",
     "verify",
 ]

@@ -6,20 +6,38 @@
                          check it, and the rest of its window if blocks are read in order
                           | the two windows before it were checked, too
                           v
-                         a second thread checks the next blocks meanwhile (`_look_ahead`)
+                         a second thread checks the next blocks meanwhile (`LookAhead`)
 
 A block is checked once, before its first use, outside the gather. If blocks are read in order, a window of eight
 (4 MiB) is checked by one call; if they are read at random, only the block itself is, so that a sample pulls half a
 megabyte from disk and not a whole shard.
+
+**Ahead of the reader.** Checking waits for memory, copying for its own writes. The bare copy and the bare checksums of
+1 GB in two threads on two idle cores took 1.1 times as long as the copy alone; `benchmarks/bench_read.py` prints how
+much of that a reader gains. It saves no CPU time: without an idle core nothing is gained.
+
+At most one job runs in the whole process: a second reader checks for itself, which scales with the readers,
+while a queue would not. A process with one CPU never starts the thread.
 
 # NOTE [nothing is lost ahead]
 #   A window that is damaged or cannot be read simply stays unchecked. The reader that gets to it checks it again and
 #   raises there, so the error names file and block, and comes only with their first use. A reader that gets there
 #   before the thread checks for itself. The last block of a tensor is always left to a reader, which then records
 #   that all of the tensor was checked.
+
+# NOTE [fork and exit]
+#   The thread takes no lock, is ended before a fork and forgotten in the child, and is joined by the
+#   interpreter at exit, after which `start` does nothing. Its job refers to the shard, so a map that is dropped
+#   meanwhile stays until the job is done. Like a reader, it checks the size of the file and faults the pages in
+#   window by window; a file truncated at that very moment is as bad for it as for a reader.
 """
 
 from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +46,54 @@ from penstock.errors import CorruptionError, PenstockError
 from penstock.filesystem import FileReader
 from penstock.shards._checksums import BLOCK_BYTES, checksum, join_checksums, num_blocks
 from penstock.shards._layout import CHECKSUMS, Layout, Tensor
-from penstock.shards._look_ahead import LOOK_AHEAD
 
 WINDOW_BYTES = 4 << 20
 _WINDOW = WINDOW_BYTES // BLOCK_BYTES
 _AHEAD = 16 * _WINDOW  # a reader checks one window in 17; if it stops, at most 64 MiB of checking were wasted
+
+
+class LookAhead:
+    """One background thread for the whole process, started by its first job."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the thread (in a forked child)."""
+        self._lock = threading.Lock()
+        self.is_stopping = False
+        """Jobs check this now and then, and end when it is set."""
+        self._executor: ThreadPoolExecutor | None = None
+        self._job: Future[object] | None = None
+
+    def start(self, job: Callable[[], object]) -> bool:
+        """Run `job` in the background; False if the thread is busy, has no CPU of its own, or cannot be started."""
+        with self._lock:
+            if self._job is not None and not self._job.done():
+                return False
+            if self._executor is None:
+                if len(os.sched_getaffinity(0)) < 2:
+                    return False
+                self._executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-look-ahead")
+            try:
+                self._job = self._executor.submit(job)
+            except RuntimeError:  # no more threads, or the interpreter is shutting down
+                return False
+            return True
+
+    def stop(self) -> None:
+        """End the thread as soon as its job allows; the next `start` makes another."""
+        with self._lock:
+            executor, self._executor = self._executor, None
+            if executor is not None:
+                self.is_stopping = True
+                executor.shutdown()
+                self.is_stopping = False
+
+
+LOOK_AHEAD = LookAhead()
+
+os.register_at_fork(before=LOOK_AHEAD.stop, after_in_child=LOOK_AHEAD.reset)
 
 
 class Checks:

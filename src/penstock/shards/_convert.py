@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.schema import Column, Ragged, dtype_from_name
+from penstock.schema import Column, Ragged, array_of_tensor
 
 
 def convert_sample(column: Column, value: Any) -> NDArray[Any]:
@@ -82,7 +82,7 @@ def _convert_dtype(column: Column, value: Any) -> NDArray[Any]:
 
 def _as_array(column: Column, value: Any) -> NDArray[Any]:
     try:
-        array = np.asarray(_from_tensor(value) if _is_tensor(value) else value)
+        array = np.asarray(array_of_tensor(value) if _is_tensor(value) else value)
     except (ValueError, TypeError, RuntimeError) as error:  # torch raises the latter two
         raise SchemaError(f"Column {column.name!r}: this value cannot be converted to an array: {error}") from None
     if array.dtype.kind not in "biufcV" or array.dtype.type is np.void:
@@ -96,17 +96,6 @@ def _as_array(column: Column, value: Any) -> NDArray[Any]:
 def _is_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")  # imported by anyone who has a tensor
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _from_tensor(tensor: Any) -> NDArray[Any]:
-    """A torch tensor as an array: from any device, even with a dtype that torch does not convert to numpy."""
-    tensor = tensor.detach().cpu()
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name == "bfloat16" or name.startswith("float8"):
-        raw: NDArray[Any] = tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()
-        return raw.view(dtype_from_name(name)).reshape(tuple(tensor.shape))
-    array: NDArray[Any] = tensor.numpy()
-    return array
 
 
 def _check_range(column: Column, array: NDArray[Any]) -> None:

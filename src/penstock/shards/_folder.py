@@ -45,7 +45,7 @@ class ShardFolder:
         self.check: Check = check
         self.shards = OpenShards(path, self.manifest, io=self.io, is_trusted=check == "never")
         self.starts = self.shards.starts
-        self.num_samples = self.shards.places.num_samples
+        self.num_samples = self.shards.num_samples
         if check == "open":
             for column in self.schema.columns:
                 self.check_samples(column, 0, self.num_samples)
@@ -115,7 +115,7 @@ class ShardFolder:
 
     def value(self, column: Column, index: int) -> NDArray[Any]:
         """One sample of a column, read-only: a view of the map, or a private copy."""
-        number, sample = self.shards.places.place(index)
+        number, sample = self.shards.find(index)
         shard = self.shards.open_shard(number)
         self.shards.check_shard(shard, column, sample, sample + 1)
         if not column.is_ragged:
@@ -129,14 +129,14 @@ class ShardFolder:
 
     def announce(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
-        for number, first, last in self.shards.places.spans(begin, end):
+        for number, first, last in self.shards.ranges(begin, end):
             shard = self.shards.open_shard(number)
             shard.file.check_size()
             shard.announce_samples(column, first, last)
 
     def release(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
-        for number, first, last in self.shards.places.spans(begin, end):
+        for number, first, last in self.shards.ranges(begin, end):
             shard = self.shards.open_shard(number)
             shard.file.check_size()
             shard.release_samples(column, first, last)

@@ -205,7 +205,7 @@ def _check_manifest(fields: Any, where: str) -> Manifest:
     if type(version) is not int or version != VERSION:
         raise FormatError(
             f"{where}: format version {reprlib.repr(version)}; this Penstock reads version {VERSION}. "
-            "Install a newer Penstock: pip install --upgrade penstock."
+            "Install a newer Penstock."
         )
     columns, shards, attributes = fields.get("columns"), fields.get("shards"), fields.get("attributes")
     if not isinstance(columns, dict) or not isinstance(shards, list) or not isinstance(attributes, dict):
@@ -289,6 +289,8 @@ def _checksum(value: object) -> int:
 
 
 def _why_incomplete(directory: Path) -> str:
+    if directory.is_file():
+        return f"{directory}: no dataset is there (a dataset is a folder, and this is a file)."
     if not directory.is_dir():
         return f"{directory}: no dataset is there (the folder does not exist).{similar_path(directory)}"
     holder = lock_holder(directory)

@@ -1,6 +1,6 @@
 """The shards of a folder: which one holds a sample, which are open, and what must be checked before a read.
 
-    sample -> Places: shard and place in it -> open_shard -> check its blocks -> the table says READY
+    sample -> find: shard and sample in it -> open_shard -> check its blocks -> the table says READY
 
 The table is shared by all threads and only ever gains shards. To close some, a new table without them
 replaces the old one; readers that still use the old one keep it alive, and with it the maps it points
@@ -22,7 +22,7 @@ import resource
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -34,39 +34,8 @@ from penstock.schema import Column, offsets_of
 from penstock.shards._blocks import Checks
 from penstock.shards._manifest import Manifest
 from penstock.shards._shard import Shard, fill_row, open_file
+from penstock.shards._storage import from_front
 from penstock.shards._table import READY, STATE, Table, column_slots
-
-
-class Places:
-    """Where the samples of a dataset lie."""
-
-    def __init__(self, counts: Sequence[int]) -> None:
-        self.starts = offsets_of(counts)
-        self.num_samples = int(self.starts[-1])
-
-    def place(self, index: int) -> tuple[int, int]:
-        """(shard, sample within the shard) of one index."""
-        number = bisect.bisect_right(self.starts, index) - 1
-        return number, index - int(self.starts[number])
-
-    def spans(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(shard, first sample, last sample) of each shard that holds samples `begin` to `end`."""
-        number = int(np.searchsorted(self.starts, begin, side="right")) - 1
-        while begin < end:
-            start, stop = self.starts[number : number + 2].tolist()
-            if stop > begin:
-                yield number, begin - start, min(end, stop) - start
-                begin = min(end, stop)
-            number += 1
-
-    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(shard, sample within the shard) of each index; negative ones count from the end."""
-        indices = np.where(indices < 0, indices + self.num_samples, indices)
-        if len(indices) and not (indices.min() >= 0 and indices.max() < self.num_samples):
-            wrong = indices[(indices < 0) | (indices >= self.num_samples)][0]
-            raise IndexError(f"Index {wrong} is out of range for {self.num_samples:,} samples.")
-        shard_of = np.searchsorted(self.starts, indices, side="right") - 1
-        return shard_of, indices - self.starts[shard_of]
 
 
 class OpenShards:
@@ -76,8 +45,9 @@ class OpenShards:
         self._path = path
         self._manifest = manifest
         self.slots = column_slots(manifest.schema)
-        self.places = Places([shard.num_samples for shard in manifest.shards])
-        self.starts = self.places.starts
+        self.starts = offsets_of([shard.num_samples for shard in manifest.shards])
+        """Index of the first sample of each shard, and finally the number of samples."""
+        self.num_samples = int(self.starts[-1])
         self.value_starts = {column.name: self._value_starts(column) for column in manifest.schema.columns}
         self._fingerprint = manifest.fingerprint
         self._io = io
@@ -91,6 +61,27 @@ class OpenShards:
         self._lock = threading.Lock()
         self._shards: dict[int, Shard] = {}
         self.table = Table.empty(len(self._manifest.shards), len(self._manifest.schema))
+
+    def find(self, index: int) -> tuple[int, int]:
+        """(shard, sample within the shard) of one index."""
+        number = bisect.bisect_right(self.starts, index) - 1
+        return number, index - int(self.starts[number])
+
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(shard, sample within the shard) of each index; negative ones count from the end."""
+        indices = from_front(indices, self.num_samples)
+        shard_of = np.searchsorted(self.starts, indices, side="right") - 1
+        return shard_of, indices - self.starts[shard_of]
+
+    def ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(shard, first sample, last sample) of each shard that holds samples `begin` to `end`."""
+        number = int(np.searchsorted(self.starts, begin, side="right")) - 1
+        while begin < end:
+            start, stop = self.starts[number : number + 2].tolist()
+            if stop > begin:
+                yield number, begin - start, min(end, stop) - start
+                begin = min(end, stop)
+            number += 1
 
     def open_shard(self, number: int) -> Shard:
         """Shard `number`, opened if it is not open yet.
@@ -123,10 +114,10 @@ class OpenShards:
 
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
-        for number, _, _ in self.places.spans(begin, end):
+        for number, _, _ in self.ranges(begin, end):
             self.open_shard(number)  # verify the manifest's counts against the files before allocating by them
         lengths = np.empty(end - begin, np.int64)
-        for number, first, last in self.places.spans(begin, end):
+        for number, first, last in self.ranges(begin, end):
             shard = self.open_shard(number)
             shard.file.check_size()
             if not self.is_trusted:
@@ -139,14 +130,14 @@ class OpenShards:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
         if self.is_trusted:
             return
-        for number, first, last in self.places.spans(begin, end):
+        for number, first, last in self.ranges(begin, end):
             shard = self.open_shard(number)
             self.check_shard(shard, column, first, last)
             self._note_checked(column, number, shard)
 
     def prepare(self, column: Column, index: int) -> None:
         """Open and check what one sample needs, or raise if something is wrong with it."""
-        number, sample = self.places.place(index)
+        number, sample = self.find(index)
         shard = self.open_shard(number)
         self.check_shard(shard, column, sample, sample + 1)
         if not self.is_trusted:

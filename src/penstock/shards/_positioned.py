@@ -45,7 +45,7 @@ def read_ragged(shards: OpenShards, column: Column, indices: NDArray[np.int64]) 
 
 def read_spans(shards: OpenShards, column: Column, spans: Spans, out: NDArray[Any]) -> None:
     """Copy parts of samples of a ragged column into the flat array `out`."""
-    shard_of, samples = shards.places.locate(spans.indices)
+    shard_of, samples = shards.locate(spans.indices)
     for place in np.lexsort((samples, shard_of)).tolist():
         shard, sample = shards.open_shard(int(shard_of[place])), int(samples[place])
         shards.check_shard(shard, column, sample, sample + 1)
@@ -74,7 +74,7 @@ def _by_shard(
     shards: OpenShards, indices: NDArray[np.int64]
 ) -> Iterator[tuple[Shard, NDArray[np.int64], NDArray[np.int64]]]:
     """(shard, places in the result, samples in the shard) of each shard, in file order."""
-    shard_of, samples = shards.places.locate(indices)
+    shard_of, samples = shards.locate(indices)
     order = np.lexsort((samples, shard_of))
     edges = np.flatnonzero(np.diff(shard_of[order])) + 1
     for places in np.split(order, edges) if len(order) else []:

@@ -34,19 +34,23 @@ class ShardWriter:
         schema: Columns of every sample.
         shard_bytes: A shard is closed before it grows past this.
         store: Called with the name and the bytes of each finished shard.
-        first_number: Number in the name of the first shard.
     """
 
-    def __init__(self, schema: Schema, shard_bytes: int, store: Store, *, first_number: int = 0) -> None:
+    def __init__(self, schema: Schema, shard_bytes: int, store: Store) -> None:
         self.schema = schema
         self.shards: list[ShardEntry] = []
         self._shard_bytes = shard_bytes
         self._store = store
-        self._number = first_number
+        self._number = 0
         self._buffer = _ShardBuffer(schema, shard_bytes)
 
     def restart(self, store: Store, *, first_number: int) -> None:
-        """Start over with new shards in the same memory: fresh pages would cost as much as the copy."""
+        """Start over with new shards in the same memory: fresh pages would cost as much as the copy.
+
+        Args:
+            store: As for the constructor.
+            first_number: Number in the name of the first shard.
+        """
         self.shards = []
         self._store = store
         self._number = first_number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +29,21 @@ def check_span(first: int, size: int, length: int) -> None:
     """Refuse a span that exceeds its sample."""
     if first < 0 or size < 0 or first + size > length:
         raise IndexError(f"Elements {first:,} to {first + size:,} were requested of a sample that has {length:,}.")
+
+
+def from_front(indices: NDArray[np.int64], num_samples: int) -> NDArray[np.int64]:
+    """Indices as non-negative ones; negative ones count from the end.
+
+    Raises:
+        IndexError: naming the first that is out of range.
+    """
+    if not indices.size or (indices.min() >= 0 and indices.max() < num_samples):
+        return indices
+    found = np.where(indices < 0, indices + num_samples, indices)
+    is_wrong = (found < 0) | (found >= num_samples)
+    if is_wrong.any():
+        raise IndexError(f"Index {indices[is_wrong][0]} is out of range for {num_samples:,} samples.")
+    return found
 
 
 class Storage(Protocol):
@@ -108,3 +123,13 @@ def read_samples(storage: Storage, column: Column, indices: NDArray[np.int64]) -
     out = np.empty((len(indices), *column.shape), column.dtype)
     storage.read_fixed(column, indices, out)
     return out
+
+
+def column_bytes(storage: Storage, columns: Iterable[Column]) -> int:
+    """Bytes of all samples of these columns."""
+    return sum(storage.num_elements(column) * column.item_bytes for column in columns)
+
+
+def samples_per_chunk(storage: Storage, columns: Iterable[Column], chunk_bytes: int) -> int:
+    """How many samples of these columns take about so many bytes, on average; at least one."""
+    return max(1, chunk_bytes * storage.num_samples // max(1, column_bytes(storage, columns)))

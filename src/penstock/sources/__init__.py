@@ -19,9 +19,8 @@ from penstock.sources._reading import (
     read_split,
     resolve_types,
     types_in_first_rows,
-    why_unsplittable,
 )
-from penstock.sources._splitting import class_names, plan_splits
+from penstock.sources._splitting import class_names, plan_splits, why_unsplittable
 from penstock.sources._urls import PLAIN_SCHEMES, refused_url, without_secrets
 
 __all__ = [

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError, MissingExtra, PenstockError, SchemaError, did_you_mean
-from penstock.sources._model import Records, RowError
+from penstock.sources._model import Records, RowError, rows_around
 
 _OUT_OF_MEMORY = "out of memory while reading"
 _MEMORY_MESSAGES = ("Cannot allocate memory", "not enough memory")  # mmap's, and zstd's
@@ -41,7 +41,7 @@ def records_of_batch(
 
     With `errors`, those rows are not in the batch, and the numbers of the others skip them.
     """
-    rows = _rows_around(first_row, batch.num_rows, errors)
+    rows = rows_around(first_row, batch.num_rows, errors)
     columns = {name: plain_array(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     size = stored_bytes(batch) if num_bytes is None else num_bytes
     keep, found = _find_invalid(columns, rows, path)
@@ -185,11 +185,13 @@ def explain_damage(path: str, kind: str) -> Iterator[None]:
     Raises:
         MemoryError: there was too little memory. That is not the file's fault, so it must not be skipped for it.
     """
+    # Named before they are needed: a reader that is still open when Python ends can import nothing any more.
+    damage = (arrow().ArrowException, OSError, EOFError, MemoryError)
     try:
         yield
     except (PenstockError, FileNotFoundError, PermissionError):
         raise
-    except (arrow().ArrowException, OSError, EOFError, MemoryError) as error:
+    except damage as error:
         check_memory(error, path)
         raise FormatError(
             f"{path}: the {kind} file is truncated or damaged ({error}). Fetch or write it again."
@@ -298,8 +300,3 @@ def _invalid_text(path: str, row: int, name: str) -> RowError:
         "invalid_utf8",
         f"column {name!r} of row {row} of the split is not valid text (UTF-8, or the encoding given).",
     )
-
-
-def _rows_around(first_row: int, num_rows: int, errors: tuple[RowError, ...]) -> NDArray[np.int64]:
-    rows = np.arange(first_row, first_row + num_rows + len(errors), dtype=np.int64)
-    return rows if not errors else np.delete(rows, [error.row - first_row for error in errors])

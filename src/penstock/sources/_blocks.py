@@ -19,7 +19,7 @@ from typing import Literal
 from penstock.errors import DatasetChanged, FormatError, StorageError
 from penstock.sources._borders import RecordEnds, Separated, first_border, safe_point
 from penstock.sources._files import ByteStream, SeekableBytes, as_seekable, open_stream, read_exactly, skip_to
-from penstock.sources._model import RowError, Split
+from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
 from penstock.sources._urls import is_remote
 
@@ -43,10 +43,10 @@ class Block:
     dropped_bytes: int = 0
     """Not 0 if the block stands for one record that was too long to keep; `data` is empty then."""
 
-    def too_long(self, path: str, row: int, noun: str) -> RowError:
-        """Why the one record of this block was dropped."""
+    def too_long(self, path: str, row: int, noun: str) -> Records:
+        """What stands for the one record of this block: why it was dropped."""
         message = f"the {noun} at byte {self.offset:,} has {self.dropped_bytes:,} bytes, more than max_record_bytes."
-        return RowError(path, row, "too_long", message)
+        return Records({}, row, 0, (RowError(path, row, "too_long", message),), num_bytes=self.dropped_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,14 @@ class Separated:
         return self.separator in data
 
     def last(self, data: bytes) -> int:
-        return last_border(data, self.separator)
+        place = data.rfind(self.separator)
+        if place < 0 or len(self.separator) == 1:
+            return place + 1
+        border = 0
+        place = safe_point(data, self.separator, place)
+        while (place := data.find(self.separator, place)) >= 0:
+            place = border = place + len(self.separator)
+        return border
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +80,16 @@ class Quoted:
         return True
 
     def last(self, data: bytes) -> int:
-        return last_quoted_border(data, self.quote, self.delimiter)
+        if self.quote not in data:
+            return data.rfind(b"\n") + 1
+        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
+        outside = newlines[np.searchsorted(_edges(data, self.quote, self.delimiter), newlines) % 2 == 0]
+        return int(outside[-1]) + 1 if len(outside) else 0
 
     def are_open_after(self, data: bytes) -> bool:
         """Whether a quote is still open at the end of `data`, in a record that has swallowed newlines."""
-        return ends_in_quotes(data, self.quote, self.delimiter)
+        is_open = len(_edges(data, self.quote, self.delimiter)) % 2 == 1
+        return is_open and b"\n" in data[self.last(data) :]
 
 
 def safe_point(data: bytes, separator: bytes, place: int) -> int:
@@ -98,33 +110,6 @@ def first_border(data: bytes, separator: bytes, minimum: int) -> int | None:
         border = found + len(separator)
         if border >= minimum:
             return border
-
-
-def last_border(data: bytes, separator: bytes) -> int:
-    """The last border, or 0 if there is none; `data` begins at a safe point."""
-    place = data.rfind(separator)
-    if place < 0 or len(separator) == 1:
-        return place + 1
-    border = 0
-    place = safe_point(data, separator, place)
-    while (place := data.find(separator, place)) >= 0:
-        place = border = place + len(separator)
-    return border
-
-
-def last_quoted_border(data: bytes, quote: bytes, delimiter: bytes) -> int:
-    """Where the last whole record of `data` ends, which begins with a record; 0 if none does."""
-    if quote not in data:
-        return data.rfind(b"\n") + 1
-    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
-    outside = newlines[np.searchsorted(_edges(data, quote, delimiter), newlines) % 2 == 0]
-    return int(outside[-1]) + 1 if len(outside) else 0
-
-
-def ends_in_quotes(data: bytes, quote: bytes, delimiter: bytes) -> bool:
-    """Whether a quote is still open at the end of `data`, in a record that has swallowed newlines."""
-    is_open = len(_edges(data, quote, delimiter)) % 2 == 1
-    return is_open and b"\n" in data[last_quoted_border(data, quote, delimiter) :]
 
 
 def _edges(data: bytes, quote: bytes, delimiter: bytes) -> NDArray[np.int64]:

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from penstock.errors import FormatError
 from penstock.sources._arrow import arrow, as_text, cut_batch, dicts_of, records_of_batch
 from penstock.sources._blocks import Block, ByteRange, Entry, OnLong, blocks_to_end
@@ -139,12 +137,13 @@ def _read_quoted(path: str, options: SourceOptions) -> Iterator[Records]:
     """
     numbering = _Numbering(path)
     block_bytes = max(options.batch_bytes, _SMALLEST_BLOCK_BYTES)
+    invalid = arrow().ArrowInvalid  # named before it is needed, as in `explain_damage`
     while True:
         try:
             with open_stream(path, options) as stream:
                 yield from _read_stream(stream, path, options, numbering, block_bytes)
             return
-        except arrow().ArrowInvalid as error:
+        except invalid as error:
             if "straddl" not in str(error) or block_bytes >= options.max_record_bytes:
                 raise _unreadable(path, numbering.next_row, error, options) from error
         block_bytes = min(block_bytes * _BLOCK_GROWTH, options.max_record_bytes)
@@ -258,14 +257,13 @@ class _Numbering:
         if self._pending:
             errors = tuple(self._pending)
             self._pending = []
-            yield Records({}, self.next_row, 0, errors, np.empty(0, np.int64))
+            yield Records({}, self.next_row, 0, errors)
             self.next_row += len(errors)
 
     def too_long(self, block: Block) -> Records:
         """A row that was dropped while it was being read."""
-        error = block.too_long(self.path, self.next_row, "line")
         self.next_row += 1
-        return Records({}, error.row, 0, (error,), np.empty(0, np.int64), block.dropped_bytes)
+        return block.too_long(self.path, self.next_row - 1, "line")
 
     def _errors_among(self, num_rows: int) -> tuple[RowError, ...]:
         """Bad rows before the last of the next `num_rows` good ones."""

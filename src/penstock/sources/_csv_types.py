@@ -2,13 +2,14 @@
 
 A type holds for a whole column, in every file and block: it is given, or inferred once from the first rows, and a later
 field that does not fit is a bad row. Text is inferred to be a number only if it is written like one: "007" is an
-identifier.
+identifier. Whole numbers are never inferred to be floats that would round them: identifiers of 20 digits stay text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,13 @@ from penstock.sources._arrow import arrow
 from penstock.sources._model import Records, RowError
 from penstock.sources._options import FieldType, SourceOptions
 
-_WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})")
-_NUMBER = re.compile(r"-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
+_NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _NO_NUMBER = re.compile(r"[+-]?(nan|inf)", re.IGNORECASE)
 _TRUTH_VALUE = re.compile("true|false", re.IGNORECASE)
+_LARGEST_EXACT_FLOAT = 1 << 53
+_MOST_DIGITS = 20
+"""Of a 64-bit integer; Python refuses to read a number of thousands of digits."""
 
 
 def infer_types(records: Records, options: SourceOptions) -> dict[str, FieldType]:
@@ -36,11 +40,24 @@ def _infer(values: Sequence[str], options: SourceOptions) -> FieldType | None:
         return None
     is_filled = options.missing == "nan" and len(known) < len(values)
     if all(map(_WHOLE_NUMBER.fullmatch, known)):
-        return "float64" if is_filled else "int64"
+        return _infer_whole(known, is_filled=is_filled)
     if all(map(_TRUTH_VALUE.fullmatch, known)):
         return "bool"
     numbers = [value for value in known if not _NO_NUMBER.fullmatch(value)]
     return "float64" if numbers and all(map(_NUMBER.fullmatch, numbers)) else None
+
+
+def _infer_whole(values: Sequence[str], *, is_filled: bool) -> FieldType | None:
+    """Type that holds each of these whole numbers exactly, and NaN beside them if some are missing."""
+    if max(map(len, values)) > _MOST_DIGITS:
+        return None
+    numbers = [int(value) for value in values]
+    low, high = min(numbers), max(numbers)
+    if is_filled:
+        return "float64" if max(-low, high) <= _LARGEST_EXACT_FLOAT else None
+    if low >= -(1 << 63) and high < 1 << 63:
+        return "int64"
+    return "uint64" if low >= 0 and high < 1 << 64 else None
 
 
 def with_types(records: Records, path: str, options: SourceOptions) -> Records:
@@ -57,12 +74,12 @@ def with_types(records: Records, path: str, options: SourceOptions) -> Records:
         for place, value in misfits.items():
             errors.setdefault(place, _misfit(path, int(rows[place]), name, kind, value))
     if not errors:
-        return Records(columns, records.first_row, records.num_rows, records.errors, records.rows, records.num_bytes)
+        return replace(records, columns=columns)
     keep = np.ones(records.num_rows, np.bool_)
     keep[list(errors)] = False
     columns = {name: column.filter(arrow().array(keep)) for name, column in columns.items()}
     both = tuple(sorted((*records.errors, *errors.values()), key=lambda error: error.row))
-    return Records(columns, records.first_row, int(keep.sum()), both, rows[keep], records.num_bytes)
+    return replace(records, columns=columns, num_rows=int(keep.sum()), errors=both, rows=rows[keep])
 
 
 def _convert(column: Any, kind: str, options: SourceOptions) -> tuple[Any, dict[int, str]]:
@@ -94,6 +111,12 @@ def _fits(value: str | None, target: Any) -> bool:
 
 
 def _misfit(path: str, row: int, name: str, kind: str, value: str) -> RowError:
-    known = " Is it missing? Then name it in null_values (--null-values)." if len(value) < 10 else ""
     message = f"column {name!r} of row {row} of the split holds {value!r:.60}; {kind} was expected (types=, --types)."
-    return RowError(path, row, "wrong_type", message + known)
+    return RowError(path, row, "wrong_type", message + _guess_cause(name, value))
+
+
+def _guess_cause(name: str, value: str) -> str:
+    if _NUMBER.fullmatch(value):
+        better = "text" if _WHOLE_NUMBER.fullmatch(value) else "float64"
+        return f" Is it right? Then the column needs another type: types={{{name!r}: {better!r}}}."
+    return " Is it missing? Then name it in null_values (--null-values)." if len(value) < 10 else ""

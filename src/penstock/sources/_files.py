@@ -132,8 +132,6 @@ def open_stream(path: str, options: SourceOptions) -> Iterator[ByteStream]:
 
 def arrow_file(file: Any) -> Any:
     """One of our files as one of pyarrow's."""
-    if isinstance(file, RangeFile):
-        return arrow().PythonFile(file, "r")
     if isinstance(file, LocalFile):
         with _disk_errors(file.path):
             return arrow().OSFile(file.path, "rb")
@@ -154,9 +152,7 @@ class _Decompressed:
         self._compression = compression
         if file.size == 0:
             raise FormatError(f"{path}: the file is empty, not {compression} data. Fetch or write it again.")
-        pa = arrow()
-        source = pa.OSFile(path, "rb") if isinstance(file, LocalFile) else pa.PythonFile(file, "r")
-        self._stream = pa.CompressedInputStream(source, compression)
+        self._stream = arrow().CompressedInputStream(arrow_file(file), compression)
 
     def read(self, num_bytes: int, /) -> bytes:
         """At most `num_bytes`, and none only at the end."""

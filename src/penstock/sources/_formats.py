@@ -10,42 +10,17 @@ from typing import cast
 
 from penstock.sources._options import Format, SourceOptions
 
-_FORMAT_OF_SUFFIX: dict[str, Format] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".jpg": "images",
-    ".jpeg": "images",
-    ".jfif": "images",
-    ".png": "images",
-    ".webp": "images",
-    ".avif": "images",
-    ".jp2": "images",
-    ".ppm": "images",
-    ".pgm": "images",
-    ".gif": "images",
-    ".bmp": "images",
-    ".tif": "images",
-    ".tiff": "images",
-    ".wav": "audio",
-    ".flac": "audio",
-    ".mp3": "audio",
-    ".ogg": "audio",
-    ".opus": "audio",
-    ".m4a": "audio",
-    ".tar": "webdataset",
-    ".tgz": "webdataset",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
+_SUFFIXES: dict[Format, str] = {
+    "parquet": ".parquet .pq",
+    "jsonl": ".jsonl .ndjson .json",
+    "csv": ".csv .tsv",
+    "text": ".txt .text .md",
+    "images": ".jpg .jpeg .jfif .png .webp .avif .jp2 .ppm .pgm .gif .bmp .tif .tiff",
+    "audio": ".wav .flac .mp3 .ogg .opus .m4a",
+    "webdataset": ".tar .tgz",
+    "arrow": ".arrow .feather .ipc",
 }
+_FORMAT_OF_SUFFIX = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes.split()}
 COLUMN_OF_FILES = {"images": "image", "audio": "audio"}
 """Formats in which each file is one record and its folder may be its class; and the column it becomes."""
 _COMPRESSION_OF_SUFFIX = {

@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from penstock.errors import SchemaError
 from penstock.sources._arrow import arrow
-from penstock.sources._model import Records, RowError
+from penstock.sources._model import Records, RowError, rows_around
 from penstock.sources._nested import dig, top_level, value_at
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _scan = json.JSONDecoder().raw_decode
 
 
-def parse_lines(data: bytes, offset: int, path: str, first_row: int) -> Records:
+def parse_lines(data: bytes, offset: int, path: str, first_row: int, exact: Collection[str] = ()) -> Records:
     """Records of lines that begin at byte `offset` of the file; blank lines are not rows."""
     objects, errors = parse_objects(data, offset, path, first_row)
-    rows = None
-    if errors:
-        numbers = np.arange(first_row, first_row + len(objects) + len(errors), dtype=np.int64)
-        rows = np.delete(numbers, [error.row - first_row for error in errors])
-    return Records(columns_of(objects), first_row, len(objects), errors, rows, len(data))
+    rows = rows_around(first_row, len(objects), errors) if errors else None
+    return Records(columns_of(objects, exact), first_row, len(objects), errors, rows, len(data))
 
 
 def parse_objects(
@@ -96,30 +91,37 @@ def _scan_lines(text: str) -> list[Any]:
     return values
 
 
-def columns_of(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Columns from dicts: Arrow arrays where the values have one type, otherwise Python lists."""
+def columns_of(objects: Sequence[Mapping[str, Any]], exact: Collection[str]) -> dict[str, Any]:
+    """Columns from dicts: Arrow arrays where the values have one type, otherwise Python lists, as are `exact` ones."""
     names = dict.fromkeys(name for each in objects for name in each)
-    return {name: array_or_list([each.get(name) for each in objects]) for name in names}
+    return {name: _column_of([each.get(name) for each in objects], name in exact) for name in names}
 
 
-def select_columns(columns: Mapping[str, Any], num_rows: int, names: Sequence[str] | None) -> Mapping[str, Any]:
+def select_columns(
+    columns: Mapping[str, Any], num_rows: int, names: Sequence[str] | None, exact: Collection[str]
+) -> Mapping[str, Any]:
     """These columns; one that no row has is null."""
     if names is None:
         return columns
-    return {name: _find(columns, name, num_rows) for name in names}
+    return {name: _find(columns, name, num_rows, name in exact) for name in names}
 
 
-def _find(columns: Mapping[str, Any], name: str, num_rows: int) -> Any:
+def _find(columns: Mapping[str, Any], name: str, num_rows: int, is_exact: bool) -> Any:
     root = top_level(name, columns)
     column = columns.get(root)
     if column is None:
         return arrow().nulls(num_rows)
     if isinstance(column, list) and root != name:
-        return array_or_list([value_at({root: value}, name) for value in column])
+        return _column_of([value_at({root: value}, name) for value in column], is_exact)
     try:
         return column if root == name else dig(column, name, "", columns)
     except SchemaError:  # a field that no row of this block has
         return arrow().nulls(num_rows)
+
+
+def _column_of(values: list[Any], is_exact: bool) -> Any:
+    """The values as they are if they must stay so; a column without any is an Arrow one of nulls all the same."""
+    return values if is_exact and any(value is not None for value in values) else array_or_list(values)
 
 
 def array_or_list(values: list[Any]) -> Any:

@@ -23,7 +23,7 @@ from penstock.sources._blocks import Block, record_blocks
 from penstock.sources._files import without_mark
 from penstock.sources._json_lines import parse_lines, read_objects, select_columns
 from penstock.sources._model import Records, Rows, Split
-from penstock.sources._nested import names_within, top_level
+from penstock.sources._nested import names_within, top_level, with_roots
 from penstock.sources._options import SourceOptions
 
 _SAMPLE_BYTES = 64 << 10
@@ -33,7 +33,7 @@ _LARGEST_EXACT_FLOAT = 2.0**53
 
 def read_jsonl(split: Split, options: SourceOptions) -> Iterator[Records]:
     """Records of lines, with row numbers that count lines that are not blank."""
-    reader = _FastReader(options.columns)
+    reader = _FastReader(options.columns, with_roots(options.exact))
     row = 0
     for block in record_blocks(split, options, b"\n", None, on_long="drop"):
         records = _read_block(block, split.path, row, reader)
@@ -57,7 +57,7 @@ def _lines_of(block: Block, path: str) -> tuple[bytes, int]:
 
 def _read_block(block: Block, path: str, row: int, reader: _FastReader) -> Records:
     if block.dropped_bytes:
-        return Records({}, row, 0, (block.too_long(path, row, "line"),), None, block.dropped_bytes)
+        return block.too_long(path, row, "line")
     data, offset = _lines_of(block, path)
     if not reader.has_types:
         reader.learn(parse_lines(data[: data.rfind(b"\n", 0, _SAMPLE_BYTES) + 1], 0, path, row))
@@ -65,9 +65,9 @@ def _read_block(block: Block, path: str, row: int, reader: _FastReader) -> Recor
     if arrays is not None:
         num_rows = len(next(iter(arrays.values())))
         return Records(arrays, row, num_rows, num_bytes=len(block.data), known=reader.known_if_absent(arrays))
-    records = parse_lines(data, offset, path, row)
+    records = parse_lines(data, offset, path, row, reader.exact)
     reader.learn(records)
-    chosen = select_columns(records.columns, records.num_rows, reader.columns)
+    chosen = select_columns(records.columns, records.num_rows, reader.columns, reader.exact)
     known = reader.known_if_absent(chosen)
     return Records(chosen, row, records.num_rows, records.errors, records.rows, len(block.data), known)
 
@@ -75,8 +75,9 @@ def _read_block(block: Block, path: str, row: int, reader: _FastReader) -> Recor
 class _FastReader:
     """pyarrow's reader, with the types seen in earlier blocks."""
 
-    def __init__(self, columns: Sequence[str] | None) -> None:
+    def __init__(self, columns: Sequence[str] | None, exact: Sequence[str]) -> None:
         self.columns = None if columns is None else tuple(columns)
+        self.exact = tuple(exact)
         self._types: dict[str, Any] = {}
         self._mixed: set[str] = set()  # names of columns without one type
 
@@ -89,8 +90,9 @@ class _FastReader:
         """Remember the types of columns that have one."""
         for name, column in records.columns.items():
             if isinstance(column, list):
-                self._types.pop(name, None)
                 self._mixed.add(name)
+                if name not in self.exact:
+                    self._types.pop(name, None)
             else:
                 self._types[name] = _widest(self._types.get(name), column.type)
 
@@ -102,7 +104,7 @@ class _FastReader:
 
     def read(self, data: bytes) -> dict[str, Any] | None:
         """Columns with a row per line, or None if this block needs `json.loads`."""
-        if not self._types or not self._types.keys() >= self._needed:
+        if self.exact or not self._types or not self._types.keys() >= self._needed:
             return None
         num_lines = _count_plain_lines(data)
         if num_lines is None or not _is_utf8(data):
@@ -111,7 +113,7 @@ class _FastReader:
         if table is None or table.num_rows != num_lines or _is_doubtful(table, data):
             return None
         arrays = {name: plain_array(table[name]) for name in self._needed or table.column_names}
-        return dict(select_columns(arrays, num_lines, self.columns))
+        return dict(select_columns(arrays, num_lines, self.columns, ()))
 
     @property
     def _needed(self) -> set[str]:

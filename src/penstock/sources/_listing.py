@@ -104,6 +104,8 @@ def _expand(source: str, options: SourceOptions) -> list[SourceFile]:
     files = _expand_remote(source, options) if is_remote(source) else expand_local(source, options)
     if not files and not is_remote(source):
         _check_unread(source, options)
+    if not files and os.path.isdir(os.path.expanduser(source)):
+        raise FileNotFoundError(f"{source}: the folder has no files to read.")
     if not files:
         brackets = " In a glob, write [[] for a bracket in a name." if "[" in source else ""
         guess = "" if is_remote(source) else similar_path(os.path.expanduser(source))

@@ -143,6 +143,12 @@ class Rows:
         return self.values[: min(error.row for error in self.errors) - self.first_row]
 
 
+def rows_around(first_row: int, num_rows: int, errors: Sequence[RowError]) -> NDArray[np.int64]:
+    """Row numbers of `num_rows` good rows, from `first_row` on, when those of the errors are among them."""
+    rows = np.arange(first_row, first_row + num_rows + len(errors), dtype=np.int64)
+    return rows if not errors else np.delete(rows, [error.row - first_row for error in errors])
+
+
 def runs(sizes: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
     """Consecutive ranges [begin, end), each with as many sizes as fit in `target`, and at least one.
 

@@ -8,6 +8,7 @@ its Arrow files is listed as those files instead, which any worker can read.
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -209,15 +210,26 @@ def _records_of_items(items: list[Any], row: int, num_bytes: int, path: str, opt
     good = [item for place, item in enumerate(items) if place not in bad]
     rows = np.array([row + place for place in range(len(items)) if place not in bad], np.int64) if bad else None
     names = options.columns or tuple(dict.fromkeys(name for item in good for name in item))
-    columns = {name: _column(good, name) for name in names}
+    columns = {name: _column(good, name, name in options.exact) for name in names}
     return Records(columns, row, len(good), tuple(errors), rows, num_bytes)
 
 
-def _column(items: list[Mapping[str, Any]], name: str) -> Any:
+def _column(items: list[Mapping[str, Any]], name: str, is_exact: bool) -> Any:
     values = [value_at(item, name) for item in items]
+    if is_exact and any(value is not None for value in values) and (copies := _copies(values)) is not None:
+        return copies
     if all(isinstance(value, _PLAIN) for value in values):
         return array_or_list(values)
     return values
+
+
+def _copies(values: list[Any]) -> list[Any] | None:
+    """The values if they are what JSON can hold, with lists in place of tuples; None if they are not."""
+    try:
+        copies: list[Any] = json.loads(json.dumps(values))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return copies
 
 
 def _find_fault(item: Any, path: str, row: int) -> RowError | None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from penstock.errors import check_choice
+
 Format = Literal["parquet", "jsonl", "csv", "text", "images", "audio", "webdataset", "arrow"]
 TextUnit = Literal["file", "line", "separator"]
 FieldType = Literal[
@@ -42,6 +44,9 @@ class SourceOptions:
     """Format of all files; None goes by each file's name."""
     columns: tuple[str, ...] | None = None
     """Columns to read; None reads all. Fewer is faster in every format."""
+    exact: tuple[str, ...] = ()
+    """Columns of JSON lines and Python rows whose objects stay what their own row says. Arrow gives the fields of all
+    rows one order, and makes an integer a float if another row has a float there."""
     text_unit: TextUnit = "file"
     """What one document of a text file is: the file, a line, or the text between two separators."""
     separator: str | None = None
@@ -82,8 +87,8 @@ class SourceOptions:
     """Passed to fsspec: credentials, endpoint, profile. Never stored."""
 
     def __post_init__(self) -> None:
-        _check_choice("format", self.format, (None, *FORMATS))
-        _check_choice("text_unit", self.text_unit, get_args(TextUnit))
+        check_choice("format", self.format, (None, *FORMATS))
+        check_choice("text_unit", self.text_unit, get_args(TextUnit))
         _check_columns(self)
         _check_separator(self)
         object.__setattr__(self, "encoding", _check_encoding(self.encoding))
@@ -126,12 +131,6 @@ class SourceOptions:
             "missing": self.missing,
             "typed_members": self.typed_members,
         }
-
-
-def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
-        known = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name}={value!r}; the choices are {known}.")
 
 
 def _check_columns(options: SourceOptions) -> None:
@@ -180,11 +179,11 @@ def _check_csv(options: SourceOptions) -> None:
 
 
 def _check_types(options: SourceOptions) -> None:
-    _check_choice("missing", options.missing, get_args(Missing))
+    check_choice("missing", options.missing, get_args(Missing))
     if options.header not in (None, True, False):
         raise ValueError(f"header={options.header!r}; the choices are None, True and False.")
     if isinstance(options.types, Mapping):
         for name, kind in options.types.items():
-            _check_choice(f"types[{name!r}]", kind, get_args(FieldType))
+            check_choice(f"types[{name!r}]", kind, get_args(FieldType))
     else:
-        _check_choice("types", options.types, (None, "infer"))
+        check_choice("types", options.types, (None, "infer"))

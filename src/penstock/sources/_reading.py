@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from penstock.sources._arrow import check_memory
 from penstock.sources._columnar import read_ipc, read_parquet, read_parquet_rows
-from penstock.sources._csv import has_line_records, read_csv, read_csv_rows
+from penstock.sources._csv import read_csv, read_csv_rows
 from penstock.sources._csv_types import infer_types
-from penstock.sources._formats import compression_of, format_of
+from penstock.sources._formats import format_of
 from penstock.sources._jsonl import read_jsonl, read_jsonl_rows
 from penstock.sources._model import Records, Rows, SourceFile, Split
 from penstock.sources._objects import peek_object, read_object
@@ -119,15 +119,3 @@ def types_in_first_rows(files: Sequence[SourceFile], options: SourceOptions) -> 
             if records.num_rows:
                 return infer_types(records, options)
     return {}
-
-
-def why_unsplittable(file: SourceFile, options: SourceOptions) -> str:
-    """Why reading cannot start in the middle of a file, in a few words; "" if it can."""
-    kind = format_of(file.path, options)
-    if compression_of(file.path) is not None and kind != "parquet":
-        return "is compressed"
-    if not file.is_seekable or file.num_bytes < 0:
-        return "is on a server that does not support ranges"
-    if kind == "csv" and not has_line_records(options):
-        return "may have newlines in quoted fields"
-    return "is one record" if kind == "text" and options.text_unit == "file" else ""

@@ -1,9 +1,9 @@
 """Bytes from other machines, through fsspec.
 
 Each request asks for a range and has a time limit; one that fails, stalls, or returns too little is
-repeated (see `_retry`). Nothing is kept between requests, so a retry cannot deliver a byte twice. A file on a web
-server that does not support ranges is read from start to end, and after a failure from the start again, skipping
-what was already delivered.
+repeated, with growing pauses in between. Nothing is kept between requests, so a retry cannot deliver a byte twice. A
+file on a web server that does not support ranges is read from start to end, and after a failure from the start again,
+skipping what was already delivered.
 
 The time limit applies to fsspec's asynchronous file systems (HTTP, S3, GCS, Azure); others have their own.
 """
@@ -12,16 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
+import random
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from penstock.errors import MissingExtra
+from penstock.errors import MissingExtra, PenstockError, StorageError
 from penstock.sources._options import SourceOptions
-from penstock.sources._retry import retry
-from penstock.sources._urls import Url, address_of, check_plain
+from penstock.sources._urls import Url, address_of, check_plain, hide_queries
 
+_log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
 _SKIP_BYTES = 1 << 20
 _PARTIAL_CONTENT = 206
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 20.0
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, PenstockError)
 
 
 class RemoteStore:
@@ -205,3 +212,57 @@ class ForwardFile(_RemoteFile):
         """Close the connection."""
         self._hang_up()
         super().close()
+
+
+def retry(url: str, options: SourceOptions, call: Callable[[], _Answer]) -> _Answer:
+    """What `call` returns, tried up to `max_attempts` times with pauses that double.
+
+    Raises:
+        FileNotFoundError, PermissionError: at once; a retry would not help.
+        StorageError: it never worked.
+    """
+    for attempt in range(1, options.max_attempts + 1):
+        try:
+            return call()
+        except Exception as error:  # drivers raise whatever their HTTP libraries do: no common class
+            if isinstance(error, _FINAL) and not _hides_a_failure(error):
+                raise
+            if not _is_transient(error) or attempt == options.max_attempts:
+                raise _failure(url, error, attempt) from error
+            _log.info("%s: attempt %d failed (%s), trying again", url, attempt, _describe(error))
+        time.sleep(_pause_seconds(attempt))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _pause_seconds(attempt: int) -> float:
+    # Random, or workers that failed together would come back together.
+    longest = min(_FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1), _LONGEST_PAUSE_SECONDS)
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+def _is_transient(error: BaseException | None) -> bool:
+    """Whether a retry may succeed: a client error stays one, a busy server does not stay busy."""
+    status = getattr(error, "status", None)
+    return not isinstance(status, int) or status >= 500 or status in (408, 425, 429)
+
+
+def _hides_a_failure(error: Exception) -> bool:
+    """Whether "not found" hides a failed connection, as in fsspec's HTTP driver."""
+    cause = error.__cause__
+    is_connection = isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp")
+    return isinstance(error, FileNotFoundError) and is_connection and _is_transient(cause)
+
+
+def _failure(url: str, error: Exception, attempts: int) -> StorageError:
+    tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+    return StorageError(
+        f"{url}: reading failed after {tries}; the last error was: {_describe(error)}. "
+        "Check the address, the credentials and the network, then run again."
+    )
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+        return f"no answer in time ({type(error).__name__})"
+    text = hide_queries(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from penstock.errors import FormatError
 from penstock.sources._columnar import split_ipc, split_parquet
 from penstock.sources._csv import has_line_records
-from penstock.sources._formats import COLUMN_OF_FILES, compression_of, format_of
+from penstock.sources._formats import COLUMN_OF_FILES, compression_of, format_of, is_object
 from penstock.sources._model import SourceFile, Split, byte_ranges, runs
 from penstock.sources._objects import split_object
 from penstock.sources._options import SourceOptions
@@ -76,16 +76,23 @@ def _split_file(file: SourceFile, options: SourceOptions, target_bytes: int) -> 
         return split_parquet(file, options, target_bytes)
     if kind == "arrow":
         return split_ipc(file, options, target_bytes)
-    if file.path.startswith("object:"):
+    if is_object(file.path):
         return split_object(file, target_bytes)
-    if not _can_be_cut(file, kind, options):
+    if kind == "webdataset" or why_unsplittable(file, options):
         return [Split(kind, file.path, 0, file.num_bytes, _expected_bytes(file))]
     return [Split(kind, file.path, begin, end, end - begin) for begin, end in byte_ranges(file.num_bytes, target_bytes)]
 
 
-def _can_be_cut(file: SourceFile, kind: str, options: SourceOptions) -> bool:
-    is_plain = compression_of(file.path) is None and file.is_seekable and file.num_bytes >= 0
-    return is_plain and (kind in ("jsonl", "text") or (kind == "csv" and has_line_records(options)))
+def why_unsplittable(file: SourceFile, options: SourceOptions) -> str:
+    """Why reading cannot start in the middle of a file, in a few words; "" if it can."""
+    kind = format_of(file.path, options)
+    if compression_of(file.path) is not None and kind != "parquet":
+        return "is compressed"
+    if not file.is_seekable or file.num_bytes < 0:
+        return "is on a server that does not support ranges"
+    if kind == "csv" and not has_line_records(options):
+        return "may have newlines in quoted fields"
+    return "is one record" if kind == "text" and options.text_unit == "file" else ""
 
 
 def _expected_bytes(file: SourceFile) -> int:

@@ -9,6 +9,7 @@ kept as they are, except for a byte-order mark at the start of the file and the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.errors import FormatError
@@ -63,7 +64,7 @@ def _content(block: Block, path: str, separator: bytes) -> bytes:
 
 def _read_block(block: Block, row: int, path: str, options: SourceOptions) -> Records:
     if block.dropped_bytes:
-        return Records({}, row, 0, (block.too_long(path, row, "document"),), None, block.dropped_bytes)
+        return block.too_long(path, row, "document")
     separator = _separator(options)
     texts = as_text(_split(_content(block, path, separator), separator), options.encoding)
     return records_of_batch(_with_paths(texts, [path] * len(texts)), row, path, num_bytes=len(block.data))
@@ -112,8 +113,7 @@ def _records_of_files(batch: FileBatch, split: Split, options: SourceOptions) ->
     records = records_of_batch(
         table, batch.first_row, split.path, num_bytes=batch.num_bytes, errors=tuple(batch.errors)
     )
-    errors = tuple(RowError(split.paths[e.row], e.row, e.reason, e.message) for e in records.errors)
-    return Records(records.columns, records.first_row, records.num_rows, errors, records.rows, records.num_bytes)
+    return replace(records, errors=tuple(replace(error, path=split.paths[error.row]) for error in records.errors))
 
 
 def _with_paths(texts: Any, paths: list[str]) -> Any:

@@ -1,6 +1,6 @@
 """The stages a plan is made of, as settings that are checked when they are made.
 
-A stage's level is where it may come (`_stage_rules.py`):
+A stage's level is where it may come (`_rules.py`):
 
     level   0       1                    2          3                       4                     5      6
             cast -> sample or balance -> shuffle -> window, pack or pad -> take, skip, repeat -> map -> batch

@@ -9,15 +9,13 @@ May import: `errors`, `identity`, `order`, `shapes`, `sources`. Imported by: `py
 
 from penstock.streams._recipe import OnError, Recipe, make_recipe
 from penstock.streams._run import PartRun
-from penstock.streams._shares import FileRange, share_of
-from penstock.streams._state import check_part, check_state, start_state
+from penstock.streams._shares import share_of
+from penstock.streams._state import check_state, start_state
 
 __all__ = [
-    "FileRange",
     "OnError",
     "PartRun",
     "Recipe",
-    "check_part",
     "check_state",
     "make_recipe",
     "share_of",

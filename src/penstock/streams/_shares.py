@@ -32,7 +32,7 @@ class FileRange:
 def share_of(files: Sequence[SourceFile], options: SourceOptions, part: int, num_parts: int) -> list[FileRange]:
     """What part `part` of `num_parts` reads, in the order of the files."""
     assert 0 <= part < num_parts
-    is_whole = [bool(why_unsplittable(file, options)) for file in files]
+    is_whole = [bool(why_unsplittable(file, options)) or _is_void(file, options) for file in files]
     mine = set(_deal(files, is_whole, num_parts)[part])
     total = sum(file.num_bytes for file, whole in zip(files, is_whole, strict=True) if not whole)
     first, last = total * part // num_parts, total * (part + 1) // num_parts
@@ -47,6 +47,11 @@ def share_of(files: Sequence[SourceFile], options: SourceOptions, part: int, num
                 ranges.append(FileRange(file, begin, end))
             place += file.num_bytes
     return ranges
+
+
+def _is_void(file: SourceFile, options: SourceOptions) -> bool:
+    """Whether a file lacks even the footer of its format: some part must open it, and say so."""
+    return file.num_bytes == 0 and format_of(file.path, options) == "parquet"
 
 
 def splits_of(own: FileRange, options: SourceOptions, num_parts: int, chunk_bytes: int | None) -> list[Split]:

@@ -45,6 +45,8 @@ _SPEAKERS = {
     "function_response": "tool",
 }
 """Speakers in ShareGPT files, and what chat templates call them."""
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What datasets call the reasoning of a message; the first that there is counts."""
 
 
 class BadConversation(ValueError):
@@ -220,7 +222,13 @@ def parse_json(column: str, value: Any) -> Any:
 def _read_message(message: dict[str, Any], is_filled: bool) -> dict[str, Any]:
     """The message without missing fields, except its content: templates test whether that is null."""
     known = {key: each for key, each in message.items() if each is not None or key == "content"}
-    return {key: drop_missing(each) for key, each in known.items()} if is_filled else known
+    return _alias_reasoning({key: drop_missing(each) for key, each in known.items()} if is_filled else known)
+
+
+def _alias_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning under the names that templates read, as transformers gives it."""
+    reasoning = next((message[name] for name in _REASONING if name in message), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def drop_missing(value: Any) -> Any:

@@ -34,7 +34,7 @@ from penstock.filesystem import local_path, similar_path
 from penstock.transforms import _template_sandbox
 from penstock.transforms._special_tokens import Guard
 from penstock.transforms._template_sandbox import TemplateRefused, make_environment, read_message, send_message
-from penstock.transforms._tokenizer_source import TokenizerSource
+from penstock.transforms._tokenizer_source import TOKEN_ROLES, TokenizerSource
 
 _GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _OLDEST_JINJA = (3, 1, 6)
@@ -53,22 +53,28 @@ class ChatTemplate:
 
     text: str
     tokens: Mapping[str, str]
-    """`bos_token` and `eos_token`, as the tokenizer declares them."""
+    """`bos_token`, `eos_token` and others that it mentions, as the tokenizer declares them."""
     values: Mapping[str, Any] = field(default_factory=dict)
     date: str | None = None
     guard: Guard | None = None
     """Keeps special tokens that the messages spell out apart from the template's own; None if not wanted."""
+    tool_text: str | None = None
+    """Another template, for conversations with tools; None if there is only one."""
 
-    @property
-    def has_marks(self) -> bool:
-        """Whether the template marks the text that the assistant generates."""
-        return _GENERATION_TAG.search(self.text) is not None
+    def text_for(self, tools: list[Any] | None) -> str:
+        """The template for a conversation with these tools."""
+        return self.text if tools is None or self.tool_text is None else self.tool_text
+
+    def has_marks(self, tools: list[Any] | None) -> bool:
+        """Whether the template for these tools marks the text that the assistant generates."""
+        return _GENERATION_TAG.search(self.text_for(tools)) is not None
 
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that decides the rendering."""
         template = hashlib.sha256(self.text.encode()).hexdigest()
-        return {"template": template, **self.tokens, "values": dict(self.values), "date": self.date}
+        other = {"tool_template": hashlib.sha256(self.tool_text.encode()).hexdigest()} if self.tool_text else {}
+        return {"template": template, **other, **self.tokens, "values": dict(self.values), "date": self.date}
 
     def open(self) -> TemplateRenderer:
         """Start the process that renders it."""
@@ -112,7 +118,8 @@ class TemplateRenderer:
     ) -> str:
         """The conversation exactly as the template writes it; raises what `render` does."""
         given = {"messages": messages, "tools": tools, "add_generation_prompt": prompt}
-        asked = {"marked": marked, "values": {**self.template.tokens, **self.template.values, **given}}
+        values = {"documents": None, **self.template.tokens, **self.template.values, **given}
+        asked = {"text": self.template.text_for(tools), "marked": marked, "values": values}
         is_good, data = self._ask(pickle.dumps(asked))
         if not is_good:
             raise TemplateRefused(data.decode("utf-8", "replace").removeprefix("TemplateRefused: "))
@@ -144,7 +151,7 @@ class TemplateRenderer:
             env=environment,
         )
         limits = {"max_seconds": MAX_SECONDS, "max_bytes": MAX_BYTES, "max_output": MAX_OUTPUT}
-        settings = {"text": self.template.text, "date": self.template.date, "path": sys.path, **limits}
+        settings = {"date": self.template.date, "path": sys.path, **limits}
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             send_message(process.stdin, True, pickle.dumps(settings))
@@ -167,8 +174,10 @@ def load_template(
     values: Mapping[str, Any],
     date: str | None,
     guard: Guard | None,
+    *,
+    with_tools: bool,
 ) -> ChatTemplate:
-    """A template from its text, a file, or the tokenizer's folder.
+    """A template from its text, a file, or the tokenizer's folder, which may have another one for tools.
 
     Raises:
         ValueError: there is none, it is not Jinja, or the date is not an ISO date.
@@ -177,9 +186,17 @@ def load_template(
         _check_date(date)
     json.dumps(dict(values))
     text = _find_text(template, source)
-    tokens = {key: source.declared[key] for key in ("bos_token", "eos_token") if key in source.declared}
-    _check_syntax(text)
-    return ChatTemplate(text, tokens, dict(values), date, guard)
+    tool_text = source.declared.get("tool_template") if template is True and with_tools else None
+    for each in filter(None, (text, tool_text)):
+        _check_syntax(each)
+    tokens = _find_tokens(text + (tool_text or ""), source.declared)
+    return ChatTemplate(text, tokens, dict(values), date, guard, tool_text)
+
+
+def _find_tokens(text: str, declared: Mapping[str, str]) -> dict[str, str]:
+    """Tokens that a template may write. All but BOS and EOS only if it does: they are part of a dataset's identity."""
+    roles = [role for role in TOKEN_ROLES if role in ("bos_token", "eos_token") or role in text]
+    return {role: declared[role] for role in roles if role in declared}
 
 
 def _check_date(date: str) -> None:

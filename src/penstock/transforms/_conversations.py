@@ -70,6 +70,7 @@ class ChatSettings:
             **(self.template.identity if self.template is not None else {}),
             "loss_mask": self.loss_on is not None,
             "tools_column": self.tools_column,
+            **({"tools": "as their row has them"} if self.tools_column else {}),  # before, as the rows around it had
             **({"format": self.layout.format} if self.layout.format != "messages" else {}),
             **({"loss_on": self.loss_on} if self.loss_on not in (None, "assistant") else {}),
         }
@@ -191,7 +192,7 @@ def _render_dialogue(
     said = [turn for turn, message in enumerate(messages) if message.get("role") == _ASSISTANT]
     learned = [turn for turn in said if turn >= dialogue.num_given]
     learned = learned[-1:] if loss_on == "last" else learned
-    if renderer.template.has_marks:
+    if renderer.template.has_marks(tools):
         return Conversation(text, _find_marked(renderer, messages, tools, text, said, learned), ends)
     return Conversation(text, _find_by_prefixes(renderer, messages, tools, text, learned), ends)
 

@@ -4,7 +4,8 @@
     a row that fails on the way is a bad row; the others are stacked into one array, or listed         (here)
 
 Images come out as RGB, or grey with `channels=1`: transparency is dropped, palettes and CMYK are converted, and only
-the first frame of an animation is used. Pixels of more than 8 bits are refused, because no single scaling suits all.
+the first frame of an animation is used. Colours of 16 bits come as their upper 8, as Pillow and viewers give them; grey
+of more than 8 bits and floats are refused, because no single scaling suits all.
 The EXIF orientation is applied by default, so images are upright, as in a viewer; torchvision's ImageFolder
 ignores it, and so does `orientation="ignore"`.
 """

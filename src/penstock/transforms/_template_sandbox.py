@@ -11,7 +11,7 @@ for ever. So `_chat_template` runs this file as a program, and the system holds 
 The program has no environment variables, writes no files, and imports nothing but Jinja. It gets pickles from the
 process that started it, and answers with plain bytes. When that process is gone, its input ends, and it exits.
 
-    {text, date, limits, path} -> then for each rendering: {marked, values} -> (is_good, text or reason)
+    {date, limits, path} -> then for each rendering: {text, marked, values} -> (is_good, text or reason)
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     _limit(settings["max_bytes"])
 
     @functools.cache
-    def compile_template(marked: bool) -> Any:
-        return make_environment(marked, settings["date"]).from_string(settings["text"])
+    def compile_template(text: str, marked: bool) -> Any:
+        return make_environment(marked, settings["date"]).from_string(text)
 
     while request := read_message(requests):
         asked = pickle.loads(request[1])  # noqa: S301 (as above)
@@ -149,9 +149,9 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         send_message(answers, is_good, text)
 
 
-def _render(compile_template: Callable[[bool], Any], asked: dict[str, Any], max_output: int) -> tuple[bool, bytes]:
+def _render(compile_template: Callable[[str, bool], Any], asked: dict[str, Any], max_output: int) -> tuple[bool, bytes]:
     try:
-        text = compile_template(asked["marked"]).render(**asked["values"])
+        text = compile_template(asked["text"], asked["marked"]).render(**asked["values"])
         if len(text) > max_output:
             return False, f"it writes {len(text):,} characters; at most {max_output:,} are allowed here".encode()
         return True, text.encode("utf-8", "surrogatepass")

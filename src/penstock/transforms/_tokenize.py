@@ -121,7 +121,12 @@ class Tokenize:
             return None
         layout = ChatLayout.of(self.chat_format or "messages", self.column)
         loaded = template and load_template(
-            template, self._source, self.template_values, self.template_date, self._guard
+            template,
+            self._source,
+            self.template_values,
+            self.template_date,
+            self._guard,
+            with_tools=self.tools_column is not None,
         )
         return ChatSettings(
             layout, loaded or None, self._guard, self.tools_column, self.loss_on if self.loss_mask else None
@@ -241,6 +246,11 @@ class Tokenize:
         kept = [name for name, _ in check_keep(self.keep, ())]
         read = (self.column,) if self._chat is None else self._chat.layout.columns
         return tuple(dict.fromkeys([*read, *filter(None, [self.tools_column]), *kept]))
+
+    @property
+    def exact_columns(self) -> tuple[str, ...]:
+        """Conversations and tools: a template writes objects as they are, in their order and with their numbers."""
+        return () if self._chat is None else (*self._chat.layout.columns, *filter(None, [self.tools_column]))
 
     def columns(self) -> dict[str, str] | None:
         """Tokens in the smallest dtype that can hold the vocabulary, the mask, and kept columns."""

@@ -7,6 +7,7 @@ column of messages -> chat template ---> documents -> engine -> ids -> ...      
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable
@@ -72,12 +73,12 @@ class OpenChat(OpenTokenize):
         sides = {side: self._reader.read(records, side, bad) for side in self._settings.layout.sides}
         places = bad.good_places()
         columns: dict[str, Any] = {}
-        noticed: dict[str, int] = {}
+        noticed: collections.Counter[str] = collections.Counter()
         for side, rendered in sides.items():
             said = [conversation for place in places if (conversation := rendered[place]) is not None]
             columns |= self._tokenize(side, said, records, places, noticed)
         columns |= take_kept(kept, places, records.num_rows)
-        return Output(columns, places, bad.errors(), noticed)
+        return Output(columns, places, bad.errors(), +noticed)  # without those that are 0
 
     def _tokenize(
         self,
@@ -85,23 +86,18 @@ class OpenChat(OpenTokenize):
         said: list[Conversation],
         records: Records,
         places: NDArray[np.int64],
-        noticed: dict[str, int],
+        noticed: collections.Counter[str],
     ) -> dict[str, Any]:
         tokens, loss_mask = made_columns(side)
         rows = join_texts([conversation.text for conversation in said])
         ids, offsets = self._maker.encode(rows, records, places)
         columns: dict[str, Any] = {tokens: self._maker.frame(ids, offsets)}
-        _add(noticed, self._notice(said))
+        if self._guard is not None and self._guard.policy == "count":
+            noticed[SPELLED] += sum(conversation.num_spelled for conversation in said)
         if self._settings.loss_on is not None:
             columns[loss_mask] = mask = self._make_mask(said, ids, offsets)
-            num_empty = _count_empty(mask)
-            _add(noticed, {WITHOUT_TARGETS: num_empty} if num_empty else {})
+            noticed[WITHOUT_TARGETS] += _count_empty(mask)
         return columns
-
-    def _notice(self, said: list[Conversation]) -> dict[str, int]:
-        is_counted = self._guard is not None and self._guard.policy == "count"
-        num_spelled = sum(conversation.num_spelled for conversation in said) if is_counted else 0
-        return {SPELLED: num_spelled} if num_spelled else {}
 
     def _make_mask(self, said: list[Conversation], ids: NDArray[Any], offsets: NDArray[np.int64]) -> Ragged:
         masks = [
@@ -115,11 +111,6 @@ class OpenChat(OpenTokenize):
 def made_columns(side: str) -> tuple[str, str]:
     """Names of the columns of tokens and of the loss mask; `side` is "" for the only conversation of a row."""
     return (side, f"{side}_loss_mask") if side else ("tokens", "loss_mask")
-
-
-def _add(counts: dict[str, int], more: dict[str, int]) -> None:
-    for word, count in more.items():
-        counts[word] = counts.get(word, 0) + count
 
 
 class TokenMaker:

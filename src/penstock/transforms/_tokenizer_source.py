@@ -23,10 +23,13 @@ from penstock.filesystem import local_path, similar_path
 
 BYTES_EOS, BYTES_BOS = "<|eos|>", "<|bos|>"
 _BYTES_SPECIALS = {BYTES_EOS: 256, BYTES_BOS: 257}
+TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Names under which a tokenizer declares tokens, and chat templates know them."""
 _TIKTOKEN_PREFIX = "tiktoken:"
 _SENTENCEPIECE_SUFFIX = ".model"
 _CONVERT = "Convert it once with transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
 _SHOWN_TOKENS = 12
+_TOOL_TEMPLATE = "tool_use"
 _FREE_IDS = 1 << 20
 _IDS_PER_TOKEN = 8
 
@@ -62,7 +65,8 @@ class TokenizerSource:
     controls: frozenset[str] = field(default=frozenset(), repr=False)
     """Those of them that are special: the libraries would turn them into control tokens even in ordinary text."""
     declared: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What else a folder declares: "eos_token", "bos_token", "chat_template"."""
+    """What else a folder declares: "eos_token" and other `TOKEN_ROLES`, "chat_template", and "tool_template" if it has
+    another one for conversations with tools."""
 
     def find_id(self, token: str, role: str) -> int:
         """Id of one token.
@@ -193,12 +197,13 @@ def _advise_on_sentencepiece(name: str) -> str:
 
 
 def _read_declarations(folder: Path) -> dict[str, str]:
-    """EOS, BOS and chat template, from tokenizer_config.json and chat_template.jinja."""
-    path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    """EOS and other tokens, and chat templates, from tokenizer_config.json and the files beside it."""
+    path = folder / "tokenizer_config.json"
     try:
         config = json.loads(path.read_bytes()) if path.is_file() else {}
-        declared = {key: _token_text(config.get(key)) for key in ("eos_token", "bos_token")}
-        declared["chat_template"] = template.read_text("utf-8") if template.is_file() else _pick_template(config)
+        tokens = {**config, **_read_older_tokens(folder, config)}
+        declared = {key: _token_text(tokens.get(key)) for key in TOKEN_ROLES}
+        declared |= _pick_templates(config.get("chat_template")) | _read_templates(folder)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{path} does not say which tokens and template there are ({type(error).__name__}: {error}). "
@@ -212,16 +217,38 @@ def _token_text(token: Any) -> str | None:
     return token.get("content") if isinstance(token, Mapping) else token
 
 
-def _pick_template(config: Mapping[str, Any]) -> str | None:
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    return template
+def _read_older_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens in special_tokens_map.json, which count, as in transformers, unless the configuration lists all."""
+    path = folder / "special_tokens_map.json"
+    if "added_tokens_decoder" in config or not path.is_file():
+        return {}
+    tokens: dict[str, Any] = json.loads(path.read_bytes())
+    return tokens
+
+
+def _read_templates(folder: Path) -> dict[str, str]:
+    """Chat templates that are files of their own."""
+    paths = {
+        "chat_template": folder / "chat_template.jinja",
+        "tool_template": folder / "additional_chat_templates" / f"{_TOOL_TEMPLATE}.jinja",
+    }
+    return {key: path.read_text("utf-8") for key, path in paths.items() if path.is_file()}
+
+
+def _pick_templates(template: Any) -> dict[str, Any]:
+    """The template to use, and the one for conversations with tools: there may be several, by name."""
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    if isinstance(template, Mapping):
+        return {"chat_template": template.get("default"), "tool_template": template.get(_TOOL_TEMPLATE)}
+    return {"chat_template": template}
 
 
 def _load_transformers(tokenizer: Any) -> TokenizerSource:
-    names = ("eos_token", "bos_token", "chat_template")
-    declared = {key: str(value) for key in names if (value := getattr(tokenizer, key, None)) is not None}
+    # Asking for an attribute that is not set would log an error.
+    tokens = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if key in TOKEN_ROLES}
+    templates = _pick_templates(getattr(tokenizer, "chat_template", None))
+    declared = {**tokens, **{key: text for key, text in templates.items() if isinstance(text, str)}}
     return _load_json(str(tokenizer.name_or_path), tokenizer.backend_tokenizer.to_str().encode(), declared)
 
 

@@ -150,13 +150,8 @@ def bench_plan(plan: Plan, name: str, *, steps: int, step_seconds: Sequence[floa
         raise EmptyLoader(f"{name}: the plan has no rows, so there are no batches to measure.")
     make = functools.partial(DataLoader, plan, epochs=None, **options)
     batch_bytes, read_rate, copied = _num_bytes(plan.read(0)), _rate_of(_reader(plan)), _copy_rate()
-    lines = [BenchLine("loader alone", _measure(make, _nothing, steps), read_rate)]
-    for seconds in step_seconds:
-        line = _measure(make, functools.partial(_wait, seconds), steps)
-        lines.append(BenchLine(f"with a step of {format_seconds(seconds)}", line, 1 / seconds))
-    return Bench(
-        name=name, lines=tuple(lines), read_rate=read_rate, batch_bytes=batch_bytes, copy_bytes_per_second=copied
-    )
+    lines = _lines_without_job(make, read_rate, steps, step_seconds)
+    return Bench(name=name, lines=lines, read_rate=read_rate, batch_bytes=batch_bytes, copy_bytes_per_second=copied)
 
 
 def bench_job(job: TrainingJob, *, steps: int, step_seconds: Sequence[float], options: dict[str, Any]) -> Bench:
@@ -164,20 +159,27 @@ def bench_job(job: TrainingJob, *, steps: int, step_seconds: Sequence[float], op
     make = functools.partial(job.make_loader, **options)
     batch, plan = _look(make)
     read_rate = None if plan is None else _rate_of(_reader(plan))
-    alone = math.nan if read_rate is None else read_rate
-    lines = [BenchLine("loader alone", _measure(make, _nothing, steps), alone)]
-    for seconds in step_seconds:
-        line = _measure(make, functools.partial(_wait, seconds), steps)
-        lines.append(BenchLine(f"with a step of {format_seconds(seconds)}", line, 1 / seconds))
+    lines = _lines_without_job(make, math.nan if read_rate is None else read_rate, steps, step_seconds)
     limit = _rate_of(lambda: job.train_step(batch))
-    lines.append(BenchLine("with the job's step", _measure(make, job.train_step, steps), limit))
+    own = BenchLine("with the job's step", _measure(make, job.train_step, steps), limit)
     return Bench(
         name=job.name,
-        lines=tuple(lines),
+        lines=(*lines, own),
         read_rate=read_rate,
         batch_bytes=_num_bytes(batch),
         copy_bytes_per_second=_copy_rate(),
     )
+
+
+def _lines_without_job(
+    make: Callable[[], Any], limit: float, steps: int, step_seconds: Sequence[float]
+) -> tuple[BenchLine, ...]:
+    """The loader alone, whose limit is given, and with steps that wait."""
+    lines = [BenchLine("loader alone", _measure(make, _nothing, steps), limit)]
+    for seconds in step_seconds:
+        measured = _measure(make, functools.partial(_wait, seconds), steps)
+        lines.append(BenchLine(f"with a step of {format_seconds(seconds)}", measured, 1 / seconds))
+    return tuple(lines)
 
 
 def _look(make: Callable[[], Any]) -> tuple[Any, Plan | None]:

@@ -105,6 +105,8 @@ def ignores_batch(train_step: TrainStep) -> bool:
 
 
 def _import(path: Path) -> ModuleType:
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give a plan file (.toml), or a job.\n{_SHAPE}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file.{similar_path(path)} {_SHAPE}")
     spec = importlib.util.spec_from_file_location(path.stem, path)

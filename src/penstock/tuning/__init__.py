@@ -10,25 +10,31 @@
 
 `trials` runs the turns, `pytorch` measures the stretches. A rate is what should be high: batches or samples per second.
 
-May import: `errors`, `filesystem`. Imported by: `cli`, `pytorch`, `trials`. Holds no state.
+May import: `errors`, `filesystem`. Imported by: `cli`, `diagnosis`, `pytorch`, `trials`. Holds no state.
 """
 
 from penstock.tuning._arms import (
     Options,
-    Space,
     arms_of,
     check_space,
     default_space,
     key_of,
     name_of,
-    num_ahead_of,
     num_workers_of,
-    price_of,
     simplify,
 )
 from penstock.tuning._model import Look, choose_racers, predict
 from penstock.tuning._online import Bounds, Decision, OnlineTuner, Setting, Stretch
-from penstock.tuning._race import ROUNDS, Comparison, Cost, Turn, cheapest_within_noise, compare, leader_of, race
+from penstock.tuning._race import (
+    ROUNDS,
+    Cost,
+    Turn,
+    cheapest_within_noise,
+    compare,
+    leader_of,
+    race,
+    student_quantile,
+)
 from penstock.tuning._search import search
 from penstock.tuning._settings_file import FILE_NAME, SettingsFile, format_settings, read_settings
 
@@ -36,7 +42,6 @@ __all__ = [
     "FILE_NAME",
     "ROUNDS",
     "Bounds",
-    "Comparison",
     "Cost",
     "Decision",
     "Look",
@@ -44,7 +49,6 @@ __all__ = [
     "Options",
     "Setting",
     "SettingsFile",
-    "Space",
     "Stretch",
     "Turn",
     "arms_of",
@@ -57,12 +61,11 @@ __all__ = [
     "key_of",
     "leader_of",
     "name_of",
-    "num_ahead_of",
     "num_workers_of",
     "predict",
-    "price_of",
     "race",
     "read_settings",
     "search",
     "simplify",
+    "student_quantile",
 ]

@@ -6,7 +6,7 @@ Without workers nothing is computed ahead, so options of workers have no effect:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Options = Mapping[str, Any]
@@ -91,8 +91,3 @@ def price_of(options: Options) -> tuple[int, int, int]:
     """What an arm costs besides time: first its workers, then batches in memory, then costly options."""
     special = sum(options.get(name, not costly) is costly for name, costly in _COSTS.items())
     return num_workers_of(options), num_ahead_of(options), special
-
-
-def cheapest_of(arms: Iterable[Options]) -> Options:
-    """The arm with the lowest price."""
-    return min(arms, key=price_of)

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.tuning._arms import Options, cheapest_of, is_deeper, key_of
+from penstock.tuning._arms import Options, is_deeper, key_of, price_of
 
 ROUNDS = 4
 _STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
@@ -79,6 +79,11 @@ def _equal(arm: Options) -> float:
     return 1.0
 
 
+def student_quantile(num_values: int) -> float:
+    """By how many standard errors the mean of so many values may be wrong: 95 % of the time, no further than that."""
+    return _STUDENT[min(num_values - 1, len(_STUDENT) - 1)]
+
+
 def compare(turns: Iterable[Turn], arm: Options, other: Options) -> Comparison:
     """One arm against another, over the rounds in which both had a turn."""
     rates = {(key_of(turn.arm), turn.round): turn.rate for turn in turns}
@@ -89,7 +94,7 @@ def compare(turns: Iterable[Turn], arm: Options, other: Options) -> Comparison:
         return Comparison(0.0, math.inf, 0)
     if len(logs) == 1:
         return Comparison(logs[0], math.inf, 1)
-    width = _STUDENT[min(len(logs) - 1, len(_STUDENT) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    width = student_quantile(len(logs)) * statistics.stdev(logs) / math.sqrt(len(logs))
     return Comparison(statistics.fmean(logs), width, len(logs))
 
 
@@ -107,7 +112,8 @@ def leader_of(turns: Sequence[Turn]) -> Options:
 def cheapest_within_noise(turns: Sequence[Turn], best: Options) -> Options:
     """The arm to use: as fast as the best, as far as can be told, at the lowest price."""
     arms = list({key_of(turn.arm): turn.arm for turn in turns}.values())
-    return cheapest_of([best, *(arm for arm in arms if _without_luck(turns, arm, best, arms).is_within_noise)])
+    as_good = [arm for arm in arms if _without_luck(turns, arm, best, arms).is_within_noise]
+    return min([best, *as_good], key=price_of)
 
 
 def _without_luck(turns: Sequence[Turn], arm: Options, best: Options, arms: Sequence[Options]) -> Comparison:

@@ -4,18 +4,17 @@
       _watch      a row of figures for each step, and what the loader tells of itself: _gauge
       _steps      the rows, in bounded memory
       _summary    words and numbers                                               -> watched.summary()
+                  the same for TensorBoard, W&B, MLflow: one callable             -> log=
       _page       lanes, waits, processors and memory                             -> to_html, to_perfetto
-      _scalars    the same for TensorBoard, W&B, MLflow: one callable             -> log=
 
 May import: `errors`, `metrics`, `report`. Imported by: `diagnosis`. Holds no state.
 """
 
-from penstock.watching._gauge import Gauge, gauge_of
+from penstock.watching._gauge import gauge_of
 from penstock.watching._summary import WatchSummary
 from penstock.watching._watch import Watch, watch
 
 __all__ = [
-    "Gauge",
     "Watch",
     "WatchSummary",
     "gauge_of",

@@ -97,13 +97,12 @@ def _charts(history: StepHistory, usage: UsageHistory | None, begin: float) -> I
         yield _chart("Batches ready", "batches", moments, {"when one was asked for": _smooth(queued)})
     if usage is None or len(usage.time_seconds) < 3:
         return
-    times, seconds = usage.time_seconds[1:] - begin, np.diff(usage.time_seconds)
-    training, workers = (np.diff(each) / seconds for each in (usage.root_cpu_seconds, usage.children_cpu_seconds))
-    others = np.maximum(0, np.diff(usage.machine_busy_seconds) / seconds - training - workers)
-    yield _chart("Processors", "cores", times, {"training": training, "workers": workers, "other programs": others})
+    times, rates = usage.time_seconds[1:] - begin, usage.rates()
+    cores = {"training": rates.root_cores, "workers": rates.children_cores, "other programs": rates.other_cores}
+    yield _chart("Processors", "cores", times, cores)
     memory = {"resident": usage.rss_bytes[1:], "shared pages once": usage.pss_bytes[1:]}
     yield _chart("Memory", "GB", times, {name: values / _GIGABYTE for name, values in memory.items()})
-    reads = np.diff(usage.read_bytes) / seconds / 1e6
+    reads = rates.read_bytes / 1e6
     if np.nanmax(reads, initial=0) > 0.1:
         yield _chart("Read from storage", "MB/s", times, {"reads": reads})
     if np.isfinite(usage.accelerator_utilization).any():

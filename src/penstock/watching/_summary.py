@@ -1,23 +1,34 @@
-"""What a watched run came to, as numbers, and the numbers in words."""
+"""What a watched run came to, as numbers and in words; and every few steps as scalars, for TensorBoard and the like."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import counted
-from penstock.metrics import MachineFacts, UsageHistory
+from penstock.metrics import MachineFacts, Sampler, UsageHistory
 from penstock.report import format_bytes, format_number, format_seconds
-from penstock.watching._steps import StepHistory
+from penstock.watching._steps import COLUMNS, StepHistory, StepRow
 
 HEALTHY_SHARE = 0.05
 """Of the time spent waiting: below it there is little to win."""
 _NOISE = 1e-3
 """Seconds that nobody needs to be told about."""
+
+Log = Callable[[Mapping[str, float], int], object]
+
+_OF_STEPS = {
+    "wait": "data/wait_seconds",
+    "step": "data/step_seconds",
+    "transfer": "data/transfer_seconds",
+    "delay": "data/no_core_seconds",
+    "major_faults": "data/major_faults",
+    "queued": "data/batches_ready",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +172,7 @@ def summarise(
         batches_ready=_known(history.mean("queued")),
         training_cores=rates[0],
         worker_cores=rates[1],
-        other_cores=None if rates[2] is None else max(0.0, rates[2] - (rates[0] or 0) - (rates[1] or 0)),
+        other_cores=rates[2],
         read_bytes_per_second=rates[3],
         resident_bytes=_most(None if usage is None else usage.rss_bytes),
         proportional_bytes=_most(None if usage is None else usage.pss_bytes),
@@ -172,12 +183,10 @@ def summarise(
 
 
 def _rates(usage: UsageHistory | None) -> list[float | None]:
-    """Cores of training and workers, of the machine, and bytes read a second, over the whole run."""
+    """Cores of training, workers and other programs, and bytes read a second, over the whole run."""
     if usage is None or len(usage.time_seconds) < 2:
         return [None] * 4
-    seconds = usage.time_seconds[-1] - usage.time_seconds[0]
-    columns = (usage.root_cpu_seconds, usage.children_cpu_seconds, usage.machine_busy_seconds, usage.read_bytes)
-    return [_known(float((column[-1] - column[0]) / seconds)) for column in columns]
+    return [_known(float(column[0])) for column in usage.rates(overall=True)]
 
 
 def _known(value: float) -> float | None:
@@ -205,3 +214,45 @@ def format_cores(cores: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
+
+
+class Scalars:
+    """Collects steps and hands their means to `log`. What was not measured is left out."""
+
+    def __init__(self, log: Log, every: int, sampler: Sampler | None) -> None:
+        self._log, self._every, self._sampler = log, every, sampler
+        self._rows: list[StepRow] = []
+
+    def add(self, row: StepRow, num_steps: int) -> None:
+        """One more step, of so many in all."""
+        self._rows.append(row)
+        if len(self._rows) >= self._every:
+            rows, self._rows = self._rows, []
+            scalars = {**_of_steps(rows), **({} if self._sampler is None else _of_machine(self._sampler))}
+            self._log({name: value for name, value in scalars.items() if math.isfinite(value)}, num_steps)
+
+
+def _of_steps(rows: list[StepRow]) -> dict[str, float]:
+    table = np.array(rows)
+    is_known = np.isfinite(table)
+    means = np.where(is_known, table, 0).sum(axis=0) / np.where(is_known.any(axis=0), is_known.sum(axis=0), np.nan)
+    scalars = {name: float(means[COLUMNS[column]]) for column, name in _OF_STEPS.items()}
+    both = scalars["data/wait_seconds"] + scalars["data/step_seconds"]
+    return {"data/wait_share": scalars["data/wait_seconds"] / both, "data/steps_per_second": 1 / both, **scalars}
+
+
+def _of_machine(sampler: Sampler) -> dict[str, float]:
+    """Between the last two readings."""
+    usage = sampler.history(last=2)
+    if len(usage.time_seconds) < 2:
+        return {}
+    rates = usage.rates()
+    return {
+        "machine/training_cores": float(rates.root_cores[0]),
+        "machine/worker_cores": float(rates.children_cores[0]),
+        "machine/other_cores": float(rates.other_cores[0]),
+        "machine/read_bytes_per_second": float(rates.read_bytes[0]),
+        "machine/resident_bytes": float(usage.rss_bytes[-1]),
+        "accelerator/utilization": float(usage.accelerator_utilization[-1]),
+        "accelerator/memory_bytes": float(usage.accelerator_memory_bytes[-1]),
+    }

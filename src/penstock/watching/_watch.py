@@ -24,9 +24,8 @@ from penstock.metrics import Sampler, ThreadMeter, ThreadUsage, UsageHistory, de
 from penstock.report import Page, render_html, to_perfetto
 from penstock.watching._gauge import Gauge, gauge_of
 from penstock.watching._page import watch_page
-from penstock.watching._scalars import Log, Scalars
 from penstock.watching._steps import StepHistory, StepRow
-from penstock.watching._summary import WatchSummary, summarise
+from penstock.watching._summary import Log, Scalars, WatchSummary, summarise
 
 _SECONDS_BETWEEN_READINGS = 0.005
 _SECONDS_BETWEEN_LOOKS = 0.05

@@ -30,7 +30,7 @@ from penstock.workers._cluster import Cluster
 from penstock.workers._cpus import default_workers, ranks_on_node, thread_settings, usable_cpus
 from penstock.workers._crew import Crew
 from penstock.workers._entry import guard_life_line
-from penstock.workers._failures import PackedError, describe_death, describe_ending
+from penstock.workers._failures import PackedError, describe_death, describe_ending, is_crash, may_lack_memory
 from penstock.workers._forks import abandon_in_forks
 from penstock.workers._packed import Packed
 from penstock.workers._running_servers import ServerLease, lease_early
@@ -60,7 +60,9 @@ __all__ = [
     "flush_printed",
     "grow_shared_memory",
     "guard_life_line",
+    "is_crash",
     "lease_early",
+    "may_lack_memory",
     "ranks_on_node",
     "thread_settings",
     "usable_cpus",

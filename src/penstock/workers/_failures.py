@@ -11,6 +11,9 @@ from typing import NamedTuple
 from penstock.cgroups import MemoryLimit, fullest_memory
 
 _MEMORY = Path("/proc/meminfo")
+_CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE})
+_LACKS = frozenset({-signal.SIGKILL, -signal.SIGBUS, None})
+"""Exit codes of processes that may have run out of memory."""
 
 
 class RemoteTraceback(Exception):
@@ -63,11 +66,22 @@ def describe_ending(code: int | None) -> str:
 
 
 def describe_death(worker: str, pid: int | None, code: int | None, doing: str, *, num_before: int = 0) -> str:
-    """How a worker died, what it was doing, and how much memory is left; the caller adds advice."""
+    """How a worker died, what it was doing, and how much memory is left if that may be why; the caller adds advice."""
     which = "" if pid is None else f" (pid {pid})"
     guess = " (out of memory?)" if code == -signal.SIGKILL else ""
     before = f", like the {num_before} before it" if num_before else ""
-    return f"{worker}{which} {describe_ending(code)} while {doing}{guess}{before}. {_describe_memory()}"
+    memory = _describe_memory() if may_lack_memory(code) else ""
+    return f"{worker}{which} {describe_ending(code)} while {doing}{guess}{before}. {memory}"
+
+
+def is_crash(code: int | None) -> bool:
+    """Whether compiled code broke down, so that only a trace of the process tells where."""
+    return code in _CRASHES
+
+
+def may_lack_memory(code: int | None) -> bool:
+    """Whether a process that ended so may have run out of memory."""
+    return code in _LACKS
 
 
 def _signal_name(number: int) -> str:

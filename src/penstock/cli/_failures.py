@@ -1,0 +1,26 @@
+"""How a failure is told: a line on standard error, or with `--json` an object on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from penstock.errors import printable
+
+
+def tell_failure(error: Exception, *, as_json: bool) -> None:
+    """Say what went wrong, without a traceback."""
+    text = printable(_message(error), keep="\n\t")
+    if as_json:
+        sys.stdout.write(json.dumps({"error": type(error).__name__, "message": text}) + "\n")
+    else:
+        sys.stderr.write(f"penstock: {text}\n")
+
+
+def _message(error: Exception) -> str:
+    """What went wrong; an OSError's own text begins with its number."""
+    if isinstance(error, MemoryError):
+        return f"out of memory{f': {error}' if str(error) else ''}"
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
