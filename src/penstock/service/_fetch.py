@@ -71,6 +71,8 @@ class Connection:
         self._address, self._tls, self._seconds = address, tls, seconds
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http: http.client.HTTPConnection | None = None
+        self._sock: socket.socket | None = None
+        self._response: http.client.HTTPResponse | None = None
         self._is_closed = False
 
     def get_json(self, path: str) -> dict[str, Any]:
@@ -109,12 +111,19 @@ class Connection:
         self._drop()
 
     def _drop(self) -> None:
-        """Let go of the socket; the next request opens another."""
-        connection, self._http = self._http, None
-        if connection is not None:
-            with contextlib.suppress(OSError, AttributeError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
-            connection.close()
+        """Let go of the socket; the next request opens another.
+
+        An answer that ends with its connection holds the socket alone: `http.client` has forgotten both by then.
+        """
+        sock, connection, response = self._sock, self._http, self._response
+        self._sock = self._http = self._response = None
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # first: whoever reads holds what closing waits for
+            sock.close()
+        for one in (connection, response):
+            if one is not None:
+                one.close()
 
     def _get(self, path: str) -> http.client.HTTPResponse:
         """Ask; a connection that the server closed while it was idle is opened once more."""
@@ -135,9 +144,13 @@ class Connection:
             if self._is_closed:
                 raise ConnectionError("the connection was closed")
             connection.request("GET", path, headers=self._headers)
-            return connection.getresponse()
+            response = self._response = connection.getresponse()
+        if response.will_close:
+            self._http = None
+        return response
 
     def _open(self) -> http.client.HTTPConnection:
+        self._drop()  # what an answer that ended with its connection left
         if self._headers and self._tls is None and not is_loopback(self._address.host):
             raise Refused("would be shown the token for all to read; give authority=, so that it goes through TLS")
         raw = socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS)
@@ -153,7 +166,8 @@ class Connection:
             raw.close()
             raise
         connection = http.client.HTTPConnection(self._address.host, self._address.port)
-        connection.sock = sock
+        connection.sock = self._sock = sock
+        connection.auto_open = 0  # it would open a connection without TLS, and show the token to all
         return connection
 
     def _read(self, response: http.client.HTTPResponse, body: memoryview) -> int:
@@ -161,7 +175,7 @@ class Connection:
         with self._dropped_on_error():
             done = response.readinto(body[: len(response.peek())])  # what came with the header
             found = checksum(body[:done])
-            sock = None if self._http is None else self._http.sock
+            sock = self._sock
             while done < len(body):
                 piece = body[done : done + _PIECE_BYTES]
                 if isinstance(sock, _PatientSocket):
