@@ -12,6 +12,7 @@ import torch
 import penstock
 from pytorch.examples import numbers
 from pytorch.functions import be_slow
+from waiting import wait_until
 
 OPTIONS: list[Any] = [
     {"workers": "inline"},
@@ -27,8 +28,10 @@ def test_statistics_add_up(options: Any) -> None:
     with penstock.DataLoader(plan, **options) as loader:
         assert loader.stats().num_batches == 0
         assert loader.stats().ready_share == 1.0
-        for _ in loader:
+        for number, _ in enumerate(loader):
             time.sleep(0.03)
+            if options["workers"] != "inline" and number < 9:
+                assert wait_until(lambda: loader.stats().num_queued > 0)
         stats = loader.stats()
     elapsed = time.perf_counter() - begin
     assert stats.num_batches == 10
@@ -46,7 +49,7 @@ def test_statistics_add_up(options: Any) -> None:
         assert stats.num_ready == 0
         assert stats.wait_seconds >= 80 * 0.002
     else:
-        assert stats.ready_share >= 0.7  # a step takes longer than two workers need for a batch
+        assert stats.ready_share >= 0.9  # all but the first
 
 
 def test_statistics_are_a_copy_of_plain_numbers() -> None:

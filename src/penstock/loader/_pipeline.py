@@ -71,15 +71,15 @@ def count_computed(statistics: LoaderStatistics, result: Result) -> None:
     statistics.page_faults += result.page_faults
 
 
-def count_handed_over(statistics: LoaderStatistics, begin: float, waited: float, left_at: float | None) -> float:
-    """Add a batch that was requested at `begin` and ready at `waited`; the one before was handed over at `left_at`.
+def count_handed_over(statistics: LoaderStatistics, begin: float, copying: float, left_at: float | None) -> float:
+    """Add a batch that was requested at `begin`, `copying` seconds of which went into its tensors.
 
-    Returns the time now, when this one is handed over.
+    The one before it was handed over at `left_at`. Returns the time now, when this one is handed over.
     """
     now = time.perf_counter()
     statistics.num_batches += 1
-    statistics.wait_seconds += waited - begin
-    statistics.copy_seconds += now - waited
+    statistics.wait_seconds += now - begin - copying
+    statistics.copy_seconds += copying
     if left_at is not None:
         statistics.step_seconds += begin - left_at
     return now
@@ -176,8 +176,9 @@ class InFlight:
 class Pipeline:
     """Keeps `prefetch` batches in flight and hands them over, in order unless order does not matter.
 
-    `convert` is applied to a batch when it is handed over, in the training thread. One thread at a time uses the
-    engine: a thread that starts new items while another waits in `next` waits for it. Any thread may close.
+    `convert` is applied in the training thread, to all batches of an item in one go: between two training steps the
+    same code takes twice as long, because the step has emptied the caches. One thread at a time uses the engine: a
+    thread that starts new items while another waits in `next` waits for it. Any thread may close.
     """
 
     def __init__(
@@ -226,21 +227,19 @@ class Pipeline:
         if self._is_closed or os.getpid() != self._pid:
             self._refuse()
         begin = time.perf_counter()
-        was_ready = True
+        was_ready, copying = True, 0.0
         with self._lock:
             if not self._received:
                 if not self._in_flight:
                     self._fill()
                     if not self._in_flight:
                         return None
-                was_ready = self._receive()
+                was_ready, copying = self._receive()
                 self._fill()
-            item, batch = self._received.popleft()
-        waited = time.perf_counter()
-        converted = self._convert(batch)
+            handed_over = self._received.popleft()
         self._statistics.num_ready += was_ready
-        self._left_at = count_handed_over(self._statistics, begin, waited, self._left_at)
-        return item, converted
+        self._left_at = count_handed_over(self._statistics, begin, copying, self._left_at)
+        return handed_over
 
     def is_ready(self) -> bool:
         """Whether `next` would not wait for a worker."""
@@ -287,13 +286,14 @@ class Pipeline:
         self._work.announce(item)
         self._in_flight.submit(item, is_next=is_next)
 
-    def _receive(self) -> bool:
-        """Wait for the next result; return whether it was already there."""
+    def _receive(self) -> tuple[bool, float]:
+        """Wait for the next result; return whether it was already there, and how long converting it took."""
         item, result = self._take()
+        begin = time.perf_counter()
         items = item.items() if isinstance(item, Bundle) else (item,)
-        self._received.extend(zip(items, result.batches, strict=True))
+        self._received.extend(zip(items, map(self._convert, result.batches), strict=True))
         count_computed(self._statistics, result)
-        return result.was_ready
+        return result.was_ready, time.perf_counter() - begin
 
     def _take(self) -> tuple[Any, Result]:
         oldest = self._in_flight.oldest

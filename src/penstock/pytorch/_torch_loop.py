@@ -194,9 +194,8 @@ class InlineBatches:
             self.ended = {0: self._fetching.state_of(self._fetcher)}
             return None
         state = self._fetching.state_of(self._fetcher)
-        waited = time.perf_counter()
-        self._statistics.produce_seconds += waited - begin
-        self._left_at = count_handed_over(self._statistics, begin, waited, self._left_at)
+        self._statistics.produce_seconds += time.perf_counter() - begin
+        self._left_at = count_handed_over(self._statistics, begin, 0.0, self._left_at)
         return Receipt(number, 0, sampler_state, state), batch
 
     def begin(self) -> None:

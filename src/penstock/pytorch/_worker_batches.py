@@ -132,7 +132,8 @@ class WorkerBatches:
                 self._compare(item.worker, answer.first_batches)
             self._statistics.num_ready += result.was_ready
             count_computed(self._statistics, result)
-            self._left_at = count_handed_over(self._statistics, begin, waited, self._left_at)
+            unpacking = time.perf_counter() - waited
+            self._left_at = count_handed_over(self._statistics, begin, unpacking, self._left_at)
             if self._tuning is not None:
                 self._tuning.step()
             return receipt, batch
