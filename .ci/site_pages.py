@@ -63,8 +63,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Pictures as part of the page, where they take its colours; their own style is for other viewers."""
+    """Pictures as part of the page, where they take its colours; their own style is for other viewers.
+
+    Code in tables may break behind its punctuation, so that columns fit on a phone.
+    """
+    html = re.sub(r"<td[ >].*?</td>", breakable, html, flags=re.DOTALL)
     return re.sub(r'<img alt="([^"]*)" src="[^"]*images/([\w-]+\.svg)" ?/?>', picture, html)
+
+
+def breakable(cell: re.Match[str]) -> str:
+    """A table's cell whose code has places to break."""
+    place = r"([.(,=/]|(?<=[a-z])_)(?=[a-zA-Z])"
+    return re.sub(r"(?<=<code>)[^<]+(?=</code>)", lambda code: re.sub(place, r"\1<wbr>", code[0]), cell[0])
 
 
 def picture(found: re.Match[str]) -> str:

@@ -55,6 +55,13 @@ def test_a_picture_is_part_of_the_page_and_takes_its_colours() -> None:
     assert "<style>" not in drawn
 
 
+def test_code_in_tables_may_break_behind_punctuation_but_not_within_words_or_numbers() -> None:
+    html = "<p><code>a.b</code></p><table><td><code>ds.split(seed=1, by_user=0.5)</code> a.b</td></table>"
+    shown = load("site_pages").on_page_content(html, None, None, None)
+    assert "<p><code>a.b</code></p>" in shown
+    assert "<td><code>ds.<wbr>split(<wbr>seed=1, by_<wbr>user=0.5)</code> a.b</td>" in shown
+
+
 def test_every_class_that_pictures_use_has_a_style_on_the_site_and_off_it() -> None:
     styled = set(re.findall(r"\.picture \.(\w+)", (ROOT / "docs/site.css").read_text()))
     for picture in (ROOT / "docs/images").glob("*.svg"):
