@@ -6,7 +6,6 @@ python examples/csv_stream.py run/ --steps 100
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import small_data
@@ -39,9 +38,11 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    step, state = 0, arguments.folder / "data.json"
-    if state.exists():
-        saved = json.loads(state.read_text())
+    step, checkpoint = 0, arguments.folder / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["data"])
         step = saved["step"]
         print(f"going on at step {step}")
@@ -53,7 +54,8 @@ def main() -> None:
             optimizer.step()
             step += 1
             if step % 20 == 0:
-                state.write_text(json.dumps({"step": step, "data": loader.state_dict()}))  # plain data, under 1 KB
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                torch.save(state | {"data": loader.state_dict()}, checkpoint)  # the data's part is under 1 KB
                 print(f"step {step}: loss {loss.item():.3f}")
             if step >= arguments.steps:
                 break

@@ -1,7 +1,6 @@
-"""Pretrain a small GPT on packed text with FlexAttention; stop it with Ctrl-C or kill -9, start it again, it goes on.
+"""Pretrain a small GPT on packed text with FlexAttention. Stop it with Ctrl-C or kill -9; started again, it continues.
 
-python examples/gpt_pretraining.py run/ --steps 60
-torchrun --nproc_per_node 8 examples/gpt_pretraining.py run/       # the same batches, an eighth of each per rank
+python examples/gpt_pretraining.py run/ --steps 60       # for several processes, see ddp_resume.py
 """
 
 from __future__ import annotations

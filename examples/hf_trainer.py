@@ -28,8 +28,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     arguments = parser.parse_args()
 
-    data = penstock.open(prepared(arguments.folder))
-    train, validation = data.split({"train": 0.95, "validation": 0.05}, seed=7).values()
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.LlamaConfig(
@@ -45,9 +43,13 @@ def main() -> None:
         learning_rate=3e-3,
         logging_steps=10,
         save_steps=10,
-        report_to=[],  # "tensorboard", "wandb", "mlflow": what the loader measures goes there, too
+        report_to=[],  # "tensorboard", "wandb", "mlflow": what the loader measures goes there too
         use_cpu=True,
     )
+    Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
+    with settings.main_process_first(desc="preparation"):  # the other processes find the data prepared
+        data = penstock.open(prepared(arguments.folder))
+    train, validation = data.split({"train": 0.95, "validation": 0.05}, seed=7).values()
     trainer = Trainer(
         model=model,
         args=settings,

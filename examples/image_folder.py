@@ -2,8 +2,8 @@
 
     python examples/image_folder.py run/ --epochs 2
 
-`prepare` decodes and resizes once; after that an epoch reads pixels at memory speed. The augmentation draws from the
-generator it is given, so a row looks the same whoever computes it, and another way in each epoch.
+`prepare` decodes and resizes once; after that, an epoch reads pixels at memory speed. The augmentation draws from the
+generator it is given, so a row looks the same whichever worker computes it, and different in each epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZE = 32
 
 @penstock.pure
 def augment(row: dict, rng: np.random.Generator) -> dict:
-    """Mirror every other image, and turn pixels into numbers around 0."""
+    """Mirror half of the images, and turn pixels into numbers around 0."""
     pixels = row["image"][:, ::-1] if rng.random() < 0.5 else row["image"]
     return {"pixels": pixels.transpose(2, 0, 1).astype(np.float32) / 127.5 - 1, "label": row["label"]}
 

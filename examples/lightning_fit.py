@@ -35,7 +35,7 @@ class Pretraining(lightning.LightningModule):
         return loss
 
     def validation_step(self, batch: dict, index: int) -> None:
-        """The loss of a packed batch, weighed by its targets."""
+        """The loss of a packed batch, weighted by its targets."""
         self.log("validation_loss", self.model.loss(batch), batch_size=batch["num_targets"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

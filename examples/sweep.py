@@ -1,7 +1,7 @@
-"""The experiment of a course on Jean Zay: a small image model, and every combination of the loader's options.
+"""A small image model, trained with every combination of the loader's options, as courses on Jean Zay do by hand.
 
-Sweeps workers x prefetch x pinned memory x persistent workers, and prints the table that people make by hand: settings,
-loading time, training time. `penstock tune` finds the best line of it without trying them all.
+Sweeps workers x prefetch x pinned memory x persistent workers, and prints a table: settings, loading time, training
+time. `penstock tune` finds the best line of it without trying them all.
 
     python examples/sweep.py [--steps 20] [--workers 0 1 2 4] [--prefetch 2 4]
 """

@@ -2,7 +2,7 @@
 
     python examples/trl_sft.py run/ --steps 20
 
-The conversations were rendered and masked once, by `prepare`; TRL neither tokenises nor packs again.
+The conversations were rendered and masked once, by `prepare`; TRL neither tokenizes nor packs again.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ def test_the_list_names_files_that_exist() -> None:
 @pytest.mark.timeout(300)
 def test_a_stream_of_a_table_is_trained_on_and_resumed(tmp_path: Path) -> None:
     assert "step 20: loss" in run("csv_stream.py", tmp_path, "--steps", 20)
+    assert "going on at step 20" in run("csv_stream.py", tmp_path, "--steps", 40)
 
 
 @pytest.mark.stress
@@ -71,3 +72,4 @@ def test_examples_on_two_processes_go_on_with_one(tmp_path: Path) -> None:
         assert f"step {second - 1 if script == 'ddp_resume.py' else second}" in run(
             script, tmp_path, "--steps", second, num_ranks=1
         )
+    assert "eval_loss" in run("hf_trainer.py", tmp_path / "trainer", "--steps", 4, num_ranks=2)
