@@ -20,12 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", type=_values.path, metavar="PLAN.toml|JOB.py", help="a plan, or a job as for `penstock tune`"
     )
-    parser.add_argument("--steps", type=int, default=100, help="steps that count (%(default)s)")
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="steps that count (default: %(default)s)")
     parser.add_argument(
-        "--step-ms", type=float, nargs="*", default=[10.0], metavar="MS", help="lengths of the step that waits (10)"
+        "--step-ms",
+        type=float,
+        nargs="*",
+        default=[10.0],
+        metavar="MS",
+        help="lengths of a step that only waits, in milliseconds (default: 10)",
     )
-    parser.add_argument("--workers", choices=("auto", "thread", "process", "inline"), help="for a plan (auto)")
-    parser.add_argument("--num-workers", type=int, help="for a plan or a job")
+    parser.add_argument(
+        "--workers", choices=("auto", "thread", "process", "inline"), help="kind of workers, for a plan (default: auto)"
+    )
+    parser.add_argument("--num-workers", type=int, metavar="N", help="number of workers, for a plan or a job")
     parser.add_argument(
         "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
     )

@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument("folder", type=_values.path, metavar="FOLDER", help="where to write them")
     parser.add_argument("hosts", nargs="+", metavar="HOST", help="names and addresses that clients know the servers by")
-    parser.add_argument("--days", type=int, default=365, help="how long they are valid (default: %(default)s)")
+    parser.add_argument("--days", type=int, default=365, help="how many days they are valid (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Show the main job on this machine: prepare text, train on packed batches, be killed, resume, and see the doctor."""
+"""Show Penstock at work: prepare text, train on packed batches, kill the run, resume it, and run the doctor."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _show(folder: Path, *, report: Path | None, as_json: bool) -> int:
     result = _result(data, lines, resumed, padded, is_right)
     if not as_json:
         _print_table(result)
-    say("6. The doctor", "on a script that tokenises files whenever it reads them, then on one that has them prepared")
+    say("6. The doctor", "on a script that tokenizes files whenever it reads them, then on one that has them prepared")
     result["doctor"] = examine(folder, report, as_json=as_json)
     result["seconds"] = time.perf_counter() - begin
     if as_json:

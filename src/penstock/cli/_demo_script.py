@@ -1,6 +1,6 @@
 """A small, typical training script, for the doctor to examine in `penstock demo`.
 
-    python _demo_script.py texts FOLDER       files are read and tokenised every time
+    python _demo_script.py texts FOLDER       files are read and tokenized every time
     python _demo_script.py prepared FOLDER    the dataset that the demo prepared from them
 
 Steps are short, so that the doctor sees enough of them in a few seconds. It trains until the doctor stops it.

@@ -14,9 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=_values.path, metavar="FILE", help="write a report to open in a browser")
     parser.add_argument("--perfetto", type=_values.path, metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument(
-        "--seconds", type=float, default=120.0, help="stop trying changes after this time (%(default)s)"
+        "--seconds", type=float, default=120.0, help="stop trying changes after this time (default: %(default)g)"
     )
-    parser.add_argument("--steps", type=int, help="stop after this many steps of the training loop")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop after this many steps of the training loop")
     parser.add_argument("--observe", action="store_true", help="only measure the script as it is, and try nothing")
     parser.add_argument("--full", action="store_true", help="let the script run to its end")
     parser.usage = f"{parser.prog} [options] -- COMMAND"  # argparse would write three dots for COMMAND

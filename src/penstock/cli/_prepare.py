@@ -1,4 +1,4 @@
-"""Turn raw data into a dataset: tokenise, decode or copy it, in parallel. Interrupt it and run it again to resume."""
+"""Turn raw data into a dataset: tokenize, decode or copy it, in parallel. Interrupt it and run it again to resume."""
 
 from __future__ import annotations
 

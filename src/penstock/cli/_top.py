@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument("servers", nargs="+", metavar="HOST:PORT", help="the servers")
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between updates (default: %(default)s)"
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between updates (default: %(default)g)"
     )
     parser.add_argument(
         "--token-file", type=_values.path, metavar="FILE", help="file with the secret that servers require"

@@ -27,10 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_values.path,
         default=Path("penstock-settings.toml"),
         metavar="FILE",
-        help="where to write the settings (%(default)s)",
+        help="where to write the settings (default: %(default)s)",
     )
-    parser.add_argument("--steps", type=int, default=15, help="steps per turn that count (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=4, help="turns for each setting that races (%(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=15, metavar="N", help="steps per turn that count (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=4, metavar="N", help="turns for each setting that races (default: %(default)s)"
+    )
     parser.add_argument("--seconds", type=float, help="start no turn after this time")
     parser.add_argument("--html", type=_values.path, metavar="FILE", help="write a report to open in a browser")
 

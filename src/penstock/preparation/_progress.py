@@ -25,7 +25,7 @@ class Counts:
     read_seconds: float = 0.0
     """Time spent reading and parsing."""
     transform_seconds: float = 0.0
-    """Time spent tokenising, decoding, or running a function."""
+    """Time spent tokenizing, decoding, or running a function."""
     write_seconds: float = 0.0
     """Time spent copying, checksumming and writing shards."""
     read_processor_seconds: float = 0.0
