@@ -11,6 +11,7 @@ from typing import Any
 import griffe
 
 _DOCTEST = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
+_IMPORTS = re.compile(r"^May import: .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 _SHARED = re.compile(r"^ {4}(\w+(?:,\s+\w+)+): ((?:.|\n {8})*)", re.MULTILINE)
 
 
@@ -24,6 +25,7 @@ class ForSite(griffe.Extension):
 
 
 def rewritten(text: str) -> str:
-    """A docstring with fences around doctests and a line for each parameter."""
+    """A docstring with fences around doctests and a line for each parameter, without what doors say of imports."""
+    text = _IMPORTS.sub("", text)
     text = _DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
     return _SHARED.sub(lambda found: "\n".join(f"    {name}: {found[2]}" for name in re.split(r",\s+", found[1])), text)

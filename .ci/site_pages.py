@@ -28,7 +28,7 @@ ROOMS = {
     "plan": "Datasets and plans",
     "pytorch": "Loading",
     "masks": "Masks",
-    "diagnosis": "Watching",
+    "watching": "Watching",
     "trials": "Settings",
     "placement": "Where data should be",
     "service": "Servers",
@@ -38,6 +38,19 @@ ROOMS = {
 }
 
 FIRST = ("prepare", "Tokenize", "open")
+# What rooms need of each other's classes, and users do not.
+_OF_TRANSFORMS = "attributes before_run exact_columns identity input_columns notes open settings"
+INTERNAL = {
+    "DataLoader": "check_worker_number_rationality",
+    "Dataset": "as_plan build_rows check_stage is_cheap_at_random map_seed order_facts rows_fingerprint samples select "
+    "to_json with_stage",
+    "Plan": "announce as_plan goes_on_from has_maps has_own_epochs is_rectangular needs_isolation order_facts "
+    "output_arrays release replaces_rows row_source runs_python to_json widened with_stage without_maps",
+    "Schema": "parse_stored with_hashes",
+    "Security": "check_server client_context server_context",
+    "SourceOptions": "identity",
+    **dict.fromkeys(("DecodeImage", "FunctionTransform", "KeepColumns", "Tokenize"), _OF_TRANSFORMS),
+}
 FRAMEWORKS = {
     "transformers": ("Trainer", "ModelLoader"),
     "trl": ("SFTTrainer",),
@@ -106,7 +119,7 @@ def python_page() -> str:
     lines = [
         "# Python",
         "",
-        "What `import penstock` offers, and what it has for frameworks. Anything else is private and may change.",
+        "What `import penstock` offers, and what it has for frameworks. What is not here is private and may change.",
     ]
     names = public_names()
     for room in [*ROOMS, *(room for room in names if room not in ROOMS)]:
@@ -138,8 +151,22 @@ def framework_entry(module: str, name: str) -> str:
 
 def entry(name: str, home: str) -> str:
     """The directive that mkdocstrings replaces by a name's docstring."""
-    members = "\n      members: true" if home in ("penstock.masks", "penstock.errors") else ""
-    return f"::: {home}\n    options:\n      heading: penstock.{name}\n      toc_label: {name}{members}\n"
+    shown = ""
+    if home in ("penstock.masks", "penstock.errors"):
+        shown = f"\n      members: [{', '.join(members_of(name))}]"
+    elif name in INTERNAL:
+        shown = f"\n      filters: ['!^_', '!^({'|'.join(INTERNAL[name].split())})$']"
+    return f"::: {home}\n    options:\n      heading: penstock.{name}\n      toc_label: {name}{shown}\n"
+
+
+def members_of(module: str) -> list[str]:
+    """What a public module offers: the names in its `__all__`, or, without one, its classes."""
+    path = ROOT / "src/penstock" / module
+    tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
 
 
 def cli_page() -> str:

@@ -32,6 +32,18 @@ def test_the_reference_has_every_public_name_once() -> None:
     assert sorted(names) == sorted(set(penstock.__all__) - {"__version__"})
 
 
+def test_the_reference_leaves_out_only_what_there_is() -> None:
+    pages = load("site_pages")
+    there = {name: set(dir(getattr(penstock, name))) for name in pages.INTERNAL}
+    there["Dataset"] |= set(dir(penstock.from_arrays({"x": [1]})))
+    transforms = set().union(*(there[name] for name in ("DecodeImage", "Tokenize")))
+    for name, hidden in pages.INTERNAL.items():
+        assert set(hidden.split()) <= (there[name] | transforms if hidden == pages._OF_TRANSFORMS else there[name])
+    assert pages.members_of("masks") == penstock.masks.__all__
+    assert {"PenstockError", "MissingExtra"} <= set(pages.members_of("errors"))
+    assert not any(name.startswith("_") for name in pages.members_of("errors"))
+
+
 def test_the_reference_has_what_frameworks_need() -> None:
     page = load("site_pages").python_page()
     doors = re.findall(
@@ -75,6 +87,8 @@ def test_doctests_become_code_and_parameters_get_a_line_each() -> None:
     text = "Says x.\n\nArgs:\n    a, b: Both.\n    c: One.\n\n>>> f(\n...     1)\n[1]\n"
     shown = load("site_docstrings").rewritten(text)
     assert "    a: Both.\n    b: Both.\n    c: One.\n" in shown
+    door = "Says x.\n\nMay import: `a`, `b`,\n`c`. Holds no state.\n"
+    assert load("site_docstrings").rewritten(door).strip() == "Says x."
     assert "```pycon\n>>> f(\n...     1)\n[1]\n```" in shown
 
 
