@@ -44,7 +44,7 @@ def from_token(tokens: Tensor | np.ndarray, token_id: int, eos: bool = True) -> 
     With `eos` the token closes a document and belongs to it; without, it opens one. A row's start
     and end are boundaries too. Prefer `dense`: a token id is a guess about boundaries (a chat
     template that ends each turn with EOS is cut into turns, a document without EOS melts into the
-    next), and padding is not known, so it forms documents of its own.
+    next), and padding is not recognised, so it forms documents of its own.
 
     Raises:
         ValueError: tokens are not [B, T].

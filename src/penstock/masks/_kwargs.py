@@ -86,7 +86,7 @@ def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
     `attention_mask`, because its presence turns packing off. The four boundary arguments are for
     FlashAttention and work together: with one missing, boundaries are guessed from `position_ids`.
     The other backends always read them from there, but only in a model without a cache, which is
-    why `use_cache=False` travels along. A few architectures (OPT, BLOOM, Falcon, MPT, Mamba, LFM2) never look:
+    why `use_cache=False` is among them. A few architectures (OPT, BLOOM, Falcon, MPT, Mamba, LFM2) never look:
     `check_isolation` tells.
 
     transformers shifts labels itself, so pack with `labels="same"`.
@@ -109,7 +109,7 @@ def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
 
 
 def check_isolation(model: Callable[..., Any], batch: Batch) -> None:
-    """Change a document and see that no other document's logits change: once, before a long training.
+    """Change a document and check that no other document's logits change: once, before a long run.
 
     `model(**hugging_face_kwargs(batch))` runs twice, in eval mode and without gradients; compare on the
     device and with the attention you train with. This waits for the GPU.

@@ -103,7 +103,7 @@ class Dataset(Verbs[Plan]):
         """Samples `indices` as a dict of columns, by one gather per column.
 
         Args:
-            indices: In any order, repeated as you like; negative ones count from the end.
+            indices: In any order, and repeated as you like; negative ones count from the end.
             out: Arrays to fill, for some or all fixed columns. Their dtype may be wider than the stored one.
 
         Raises:
@@ -150,20 +150,21 @@ class Dataset(Verbs[Plan]):
     def split(
         self, fractions: Mapping[str, float], *, seed: int, by: str | Sequence[str] = "content"
     ) -> dict[str, Dataset]:
-        """Cut into parts by chance: about these fractions, every sample in exactly one.
+        """Split at random into parts of about these fractions; every sample is in exactly one.
 
-        A sample's part depends on `seed` and on what `by` names alone, so it stays in its part whatever is added,
-        removed, reordered or shuffled around it. Samples that are equal in it are in the same part.
+        A sample's part depends only on `seed` and on what `by` names, so it stays in its part whatever is added,
+        removed, reordered or shuffled around it. Samples that are equal in that are in the same part.
 
         Args:
             fractions: Name and share of each part.
-            seed: Another one gives another split.
-            by: "content" (its `tokens`, `image`, `audio` or `text`, the first there is, else all columns), columns,
-                "file" (the path it was prepared from), or "index", by which removing one sample moves those after it.
+            seed: A different seed gives a different split.
+            by: "content" (the first of `tokens`, `image`, `audio` and `text` that exists, or else all columns), names
+                of columns, "file" (the path it was prepared from), or "index", with which removing one sample moves
+                those after it.
 
         Raises:
             SchemaError: there is no such column.
-            ValueError: fractions that are not shares of 1; or `by` needs what the dataset does not have.
+            ValueError: the fractions do not add up to 1; or `by` needs what the dataset does not have.
         """
         parts = split_parts(fractions, seed, by, self.storage.schema)
         for part in parts.values():
@@ -198,8 +199,8 @@ class Dataset(Verbs[Plan]):
     def unfold(self, length: int, stride: int = 1) -> Dataset:
         """Windows of time series as samples: `length` consecutive steps, beginning every `stride` steps.
 
-        Where columns are ragged, each sample is a series, and no window leaves its own; else each sample is a step.
-        Splits keep the windows of a series together.
+        Where columns are ragged, each sample is a series, and no window crosses from one into another; otherwise each
+        sample is a step. Splits keep the windows of a series together.
 
         Raises:
             SchemaError: ragged columns whose steps do not belong together, or byte strings beside steps.
@@ -239,12 +240,12 @@ class Dataset(Verbs[Plan]):
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """What is known beside the data: tokenizer, packing, what was skipped."""
+        """What is known besides the data: tokenizer, packing, what was skipped."""
         return self.storage.attributes
 
     @property
     def tokenizers(self) -> dict[str, str]:
-        """The tokenizer that `prepare` used, name by digest; empty where nothing says which it was."""
+        """The tokenizer that `prepare` used, as {digest: name}; empty if nothing says which it was."""
         facts = self.attributes.get("tokenizer")
         if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
             return {}
@@ -252,11 +253,11 @@ class Dataset(Verbs[Plan]):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes in the order of their labels; empty where it was not prepared from class folders."""
+        """Names of the classes in the order of their labels; empty if it was not prepared from class folders."""
         return classes_of(self.attributes)
 
     def origin(self, index: int) -> str | None:
-        """File and row that a sample was prepared from; None when the dataset does not say."""
+        """The file and row that a sample was prepared from; None if the dataset does not say."""
         return self.samples.origin(index)
 
     def as_plan(self) -> Plan:

@@ -158,15 +158,16 @@ def mix(
     Args:
         sources: `{name: (stages, weight)}`; the stages end with shuffle, window, pack or pad. Weights are any
             positive numbers; they are rounded to 1/65,536. Stages alone weigh as much as they have rows.
-        seed: Decides whose turn it is.
+        seed: Decides which source comes next.
         rows: Rows in an epoch of the mixture.
-        epoch: Or the name of a source: an epoch is one pass over it, by the first weights.
+        epoch: Instead of `rows`, the name of a source: an epoch is one pass over it, by the first weights.
         temperature: Weights are raised to 1 / temperature: above 1 the small sources gain, below 1 the large ones.
         schedule: `{row: {name: weight}}`: other weights from a row of the run on, rounded up to a multiple of 32. A
-            source that is not named gives nothing from there on. States from before a change go on when it is added.
+            source that is not named gives nothing from there on. States from before a change still fit when it is
+            added.
         schedule_in: "tokens" if the numbers of the schedule are tokens; rows must then have a fixed number of them.
-        source_ids: Say in `batch["source_ids"]` which source each row is from, counted as in `sources`.
-        different_tokenizers: Take sources whose token ids mean different things, which is refused otherwise.
+        source_ids: Say in `batch["source_ids"]` which source each row is from, numbered as in `sources`.
+        different_tokenizers: Accept sources whose token ids mean different things, which are refused otherwise.
 
     >>> import numpy as np, penstock
     >>> a, b = (penstock.from_arrays({"x": np.full(100, value)}) for value in (0, 1))

@@ -50,7 +50,7 @@ def open_dataset(
         dtype: Type of the numbers in a raw file, as in "uint16" or np.uint16.
         shape: Shape of a raw file, as in (-1, 1024); without it every number is a sample.
         offset: Bytes of a raw file before its numbers, such as a header made with `struct`.
-        column: Name for the one column of a foreign file; "tokens" for Megatron, else "data".
+        column: Name for the one column of a foreign file; by default "tokens" for Megatron, "data" for others.
         as_of: The state of a loader, or a fingerprint, from before samples were appended: the dataset as it was then.
 
     Raises:
@@ -107,7 +107,7 @@ def concat(*datasets: Dataset, different_tokenizers: bool = False) -> Dataset:
 
     Args:
         datasets: In the order of their samples. For fixed shares of each, use `mix`.
-        different_tokenizers: Take datasets whose token ids mean different things, which is refused otherwise.
+        different_tokenizers: Accept datasets whose token ids mean different things, which are refused otherwise.
 
     Raises:
         SchemaError: they have different columns.

@@ -194,7 +194,7 @@ class Plan(Verbs["Plan"]):
 
         Args:
             rows: Rows in an epoch.
-            tokens: Or as many rows as have places for so many tokens: the budget of a run, rounded down to rows.
+            tokens: Or as many rows as hold this many tokens: the budget of a run, rounded down to whole rows.
         """
         return self.with_stage(TakeRows(rows=rows, tokens=tokens))
 
@@ -263,7 +263,7 @@ class Plan(Verbs["Plan"]):
         self.row_source.release(row)
 
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
-        """What a batch was made of: every document with its place in the batch, its file and its row in it."""
+        """What a batch was made of: every document, with its place in the batch and the file and row it came from."""
         rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch))
         return self.row_source.trace(self.steps.share(rows, rank, world_size))
 

@@ -64,9 +64,9 @@ class Verbs(ABC, Generic[PlanType]):
         return self.with_stage(Weighted(weights=held, rows=rows, replacement=replacement))
 
     def balance(self, column: str, *, rows: int | None = None, replacement: bool = True) -> PlanType:
-        """Deal the classes of a column in turn: as many consecutive rows as there are classes hold each once.
+        """Take the classes of a column in turn: with k classes, every k consecutive rows hold each of them once.
 
-        The samples of a class come in passes of their own: none again before all have come.
+        No sample of a class comes again before all of them have come.
 
         Args:
             column: Its values are the classes.
@@ -77,17 +77,17 @@ class Verbs(ABC, Generic[PlanType]):
         return self.with_stage(Balanced(column=column, rows=rows, replacement=replacement))
 
     def shuffle(self, seed: int, mode: Mode = "windows", group: int | None = None) -> PlanType:
-        """Another order in each epoch. "windows" keeps reads local, "full" permutes everything.
+        """A new order in each epoch. "windows" keeps reads local, "full" permutes everything.
 
         Args:
             seed: Decides the order; any integer.
             mode: "windows" mixes the rows of `group` stretches of data at a time, "full" all of them.
-            group: How many stretches; None is about a gigabyte of them. docs/plans.md has a table of what it mixes.
+            group: How many stretches; None is about a gigabyte of them. docs/plans.md has a table of what that mixes.
         """
         return self.with_stage(Shuffle(seed=seed, mode=mode, group=group))
 
     def window(self, length: int, *, column: str = "tokens") -> PlanType:
-        """Rows of `length` tokens, cut from all documents, one after the other."""
+        """Rows of `length` tokens, cut from all documents laid end to end."""
         return self.with_stage(Window(length=length, column=column))
 
     def pack(
@@ -111,8 +111,8 @@ class Verbs(ABC, Generic[PlanType]):
             column: The column to pack.
             labels: "next" for labels that are shifted already, "same" for models that shift, as Hugging Face's do.
             positions: Whether the later pieces of a split document start at position 0 or continue.
-            pad: Token id of the few places that hold no token.
-            keep: Columns to have beside the tokens: one value per document, one per token, or byte strings.
+            pad: Token id for the few places that hold no token.
+            keep: Columns to carry beside the tokens: one value per document, one per token, or byte strings.
         """
         settings = PackingSettings(length=length, long=long, max_documents=max_documents)
         shown: dict[str, Any] = {"labels": labels, "positions": positions, "pad": pad}

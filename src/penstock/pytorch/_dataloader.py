@@ -54,26 +54,26 @@ class DataLoader(TorchDataLoader[BatchType]):
         batch_size, shuffle, sampler, batch_sampler, collate_fn, drop_last, worker_init_fn, multiprocessing_context,
             generator: torch's; a plan has its own ways for them.
         pin_memory, timeout, prefetch_factor, persistent_workers, pin_memory_device, in_order: torch's.
-        num_workers: How many. By default none for torch datasets, and for plans "auto": begun with the processors that
-            this job may use, and found by the step rate while training runs. Map-style torch datasets take "auto", too:
-            random numbers are then seeded for each batch, whoever computes it.
+        num_workers: How many. By default none for torch datasets, and "auto" for plans: start with the processors that
+            this job may use, and adjust the number by the step rate while training runs. Map-style torch datasets take
+            "auto" too: random numbers are then seeded for each batch, whichever worker computes it.
         workers: For plans: "thread", "process", "inline", or "auto".
-        prefetch: For plans: batches computed ahead; two per worker to begin with, and with "auto" as many as help.
+        prefetch: For plans: batches computed ahead; two per worker at the start, and with "auto" as many as help.
         mesh: For plans: the device mesh of a job that is parallel in several ways; ranks that share a data-parallel
             rank get the same batch.
-        rank, world_size: For plans: this training process among all; by default from torch.distributed, torchrun
-            or Slurm.
-        micro_batch: For plans: hand a step's rows out in pieces of this many.
+        rank, world_size: For plans: which training process this is, and how many there are; by default from
+            torch.distributed, torchrun or Slurm.
+        micro_batch: For plans: hand out a step's rows in pieces of this many.
         epochs: For plans: epochs in one `for` loop; None never stops.
-        steps: For plans: steps in one `for` loop, in place of `epochs`; the next loop goes on from there.
+        steps: For plans: steps in one `for` loop, instead of `epochs`; the next loop continues from there.
         start_method: For plans: how worker processes start.
         drop_consumed: For plans: let data that was read leave the page cache.
-        remote: For plans: servers that compute the batches in place of workers (`penstock serve`): addresses, a host
+        remote: For plans: servers that compute the batches instead of workers (`penstock serve`): addresses, a host
             name or a file that stands for several, or `penstock.Remote` with timeouts, a token and TLS.
-        local_workers: For plans with `remote`: workers of this machine that take a share, and go on without servers.
-        device: Hand batches over on this device: copied from pinned memory, on a stream of their own, one batch
-            ahead of the training loop.
-        settings: A file that `penstock tune` wrote: its options stand for arguments that are not given.
+        local_workers: For plans with `remote`: workers on this machine that take a share, and continue without servers.
+        device: Hand batches over on this device: copied from pinned memory, on a separate stream, one batch ahead of
+            the training loop.
+        settings: A file that `penstock tune` wrote: its options are used for arguments that are not given.
         snapshot_every_n_steps: torchdata's, for scripts written for its `StatefulDataLoader`. A state here is
             always that of the last batch handed over, so this changes nothing.
 
@@ -170,7 +170,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         return iter(self._run)
 
     def __len__(self) -> int:
-        """Batches of an epoch; with a plan, of the epoch that runs, and outside of one, of the next."""
+        """Batches in an epoch; with a plan, in the epoch that is running, or else in the next."""
         return len(self._run) if isinstance(self._run, PlanRun) else super().__len__()
 
     def state_dict(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         self._run.load_state_dict(state)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch of a plan, unless it runs; with a torch dataset, tell it and the sampler."""
+        """Go to the start of an epoch of a plan, unless it is running. A torch dataset and its sampler are told."""
         self._run.set_epoch(epoch)
 
     def set_workers(self, num_workers: int) -> None:
@@ -206,7 +206,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         self._run.set_prefetch(prefetch)
 
     def stats(self) -> LoaderStatistics:
-        """What was measured so far."""
+        """What has been measured so far."""
         return self._run.stats()
 
     def close(self) -> None:

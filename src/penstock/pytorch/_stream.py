@@ -155,9 +155,9 @@ def stream(
 ) -> Stream:
     """An `IterableDataset` over CSV, TSV, JSONL, text or parquet files, as they are.
 
-    Nothing is read before the first record is asked for, and nothing is counted. With several ranks or workers each
-    reads its own bytes or row groups, and every record comes exactly once. Files that cannot be entered in
-    their middle (compressed ones, CSV whose quoted fields may hold newlines) are split file by file.
+    Nothing is read before the first record is asked for, and nothing is counted. With several ranks or workers, each
+    reads its own bytes or row groups, and every record comes exactly once. Files that cannot be read from the middle
+    (compressed ones, CSV whose quoted fields may hold newlines) are split file by file.
 
     Args:
         paths: A path, glob, folder or URL, or a list of them.
@@ -165,7 +165,7 @@ def stream(
         columns: Which fields a record has; None is all.
         text_unit: What is a record of text: "line" (default), "separator" (with `reading`'s), or "file".
         shuffle_buffer: Records to draw the next one from; 0 keeps the order of the files.
-        seed: Chooses the shuffle, together with the epoch.
+        seed: Decides the shuffle, together with the epoch.
         transform: Called with each record; what it returns is handed out instead.
         on_error: "raise" stops at a bad record, "skip" leaves bad records out, counts and logs them.
         rank, world_size: This training process among all; by default from torch.distributed, torchrun or Slurm.

@@ -22,15 +22,15 @@ def serve(
     security: Security | None = None,
     window_bytes: int = 256 << 20,
 ) -> Server:
-    """Serve a plan's batches from this machine, until the server that is returned is closed.
+    """Serve a plan's batches from this machine, until the returned server is closed.
 
     Args:
         plan: What to serve; it ends with `batch()`.
         bind: Host and port to listen on; port 0 takes a free one.
-        num_workers: Worker processes; by default as many as this job may use processors.
+        num_workers: Worker processes; by default as many as the processors this job may use.
         start_method: How worker processes start.
         security: TLS and tokens, without which a server listens on loopback only.
-        window_bytes: How much of what was sent is kept for other ranks and jobs that ask for the same.
+        window_bytes: How many bytes of sent answers are kept for other ranks and jobs that ask for the same.
 
     Raises:
         ValueError: the address can be reached from other machines, and nothing keeps strangers out.

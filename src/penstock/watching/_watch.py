@@ -45,10 +45,10 @@ def watch(
     """Measure a training loop: `for batch in penstock.watch(loader)`.
 
     Args:
-        loader: Anything that can be iterated over: torch's loader, Penstock's, anyone's. Everything else that it
-            offers (`len`, `state_dict`, `set_epoch`, …) is reached through the value.
+        loader: Anything that can be iterated over: torch's loader, Penstock's, any other. Everything else that it
+            offers (`len`, `state_dict`, `set_epoch`, …) is available on the returned object.
         log: Called with a dictionary of scalars and the number of steps, in the training thread.
-        log_every: Steps between two of its calls.
+        log_every: Steps between two calls of `log`.
         sample_seconds: Time between two looks at processes, machine and accelerators; 0 never looks.
         name: What reports call this run.
 
