@@ -23,7 +23,7 @@ BESIDE_README = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 # What the rooms of public names are for, in the order in which someone meets them.
 ROOMS = {
     "preparation": "Preparing data",
-    "transforms": "What becomes of a row",
+    "transforms": "Transforms",
     "sources": "Reading raw files",
     "plan": "Datasets and plans",
     "pytorch": "Loading",
