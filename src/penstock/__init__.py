@@ -16,6 +16,7 @@ __all__ = [
     "DatasetWriter",
     "DecodeImage",
     "FunctionTransform",
+    "IterableSource",
     "KeepColumns",
     "Plan",
     "Ragged",
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.schema import Ragged, Schema
     from penstock.service import Remote, Security, serve
     from penstock.shards import DatasetWriter, verify
-    from penstock.sources import SourceOptions
+    from penstock.sources import IterableSource, SourceOptions
     from penstock.transforms import DecodeImage, FunctionTransform, KeepColumns, Tokenize
     from penstock.trials import tune
     from penstock.watching import watch
@@ -67,6 +68,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "DatasetWriter": "penstock.shards",
         "DecodeImage": "penstock.transforms",
         "FunctionTransform": "penstock.transforms",
+        "IterableSource": "penstock.sources",
         "KeepColumns": "penstock.transforms",
         "Plan": "penstock.plan",
         "Ragged": "penstock.schema",

@@ -34,12 +34,11 @@ _DATA_FRAMES = ("pandas", "polars")
 class IterableSource:
     """Any Python iterable of dicts, read in order, in this process.
 
-    >>> from penstock.sources import SourceOptions, list_files, plan_splits, read_split
-    >>> options = SourceOptions()
-    >>> files = list_files(IterableSource(records=lambda: ({"n": n} for n in range(3)), name="numbers"), options)
-    >>> [split] = plan_splits(files, options, target_bytes=1 << 20)
-    >>> [records.columns["n"].to_pylist() for records in read_split(split, options)]
-    [[0, 1, 2]]
+    >>> import penstock, tempfile
+    >>> source = IterableSource(records=lambda: ({"n": n} for n in range(3)), name="numbers", identity="v1")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     penstock.prepare(source, folder).num_samples
+    3
     """
 
     records: Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
@@ -73,7 +72,7 @@ class _Once:
         if self._is_read:
             raise FormatError(
                 "This iterator was already read, and cannot be read again. "
-                "Give IterableSource(records=function), where the function returns a new one."
+                "Give penstock.IterableSource(records=function), where the function returns a new one."
             )
         self._is_read = True
         ahead, self._ahead = self._ahead, []
