@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock import diagnosis
 from penstock.diagnosis._case import Case
 from penstock.diagnosis._diagnosis import find, verdict_of
 from penstock.diagnosis._recording import Recording
@@ -233,3 +236,16 @@ def test_workers_are_proposed_to_a_loop_that_has_none_and_nothing_to_one_that_do
     ]
     fed = recorded(steps(), [], {1: 1.0}, options={"num_workers": 0})
     assert choose_trials(fed, fed.turns, whole_epochs=False, cores=2) == []
+
+
+def test_every_page_that_a_finding_names_is_there_with_its_heading() -> None:
+    sources = (Path(diagnosis.__file__).parent).glob("*_findings.py")
+    links = {link for source in sources for link in re.findall(r'link="([^"]*)"', source.read_text())}
+    assert len(links) >= 4
+    for link in links:
+        path, _, heading = link.partition("#")
+        page = Path(__file__).parents[2] / path
+        headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+        assert not heading or heading in {
+            re.sub(r"[^a-z0-9 -]", "", name.lower()).replace(" ", "-") for name in headings
+        }

@@ -38,7 +38,7 @@ def cold_reads(case: Case) -> Finding | None:
         if warm
         else "",
         price="the data's size in memory" if warm else case.price_of_workers(found.trial),
-        link="docs/plans.md",
+        link="docs/guide/pages.md#why-sequential",
     )
 
 
@@ -140,7 +140,7 @@ def padded_batches(case: Case) -> Finding | None:
         change="pack instead of pad: penstock.open(...).pack(length), or group batches by length",
         where=case.loader["where"],
         limit=Gain(ratio=1 / max(1e-3, 1 - share)),
-        link="docs/plans.md",
+        link="docs/guide/packing.md",
     )
     return finding if found is None else dataclasses.replace(finding, gain=found.estimate.gain)
 
@@ -184,7 +184,7 @@ def costly_samples(case: Case) -> Finding | None:
         change="do the costly part of the transform once, in penstock.prepare",
         where=case.loader["where"],
         limit=ceiling.gain,
-        link="docs/preparation.md",
+        link="docs/guide/ahead.md",
     )
 
 
