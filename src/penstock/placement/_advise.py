@@ -109,6 +109,9 @@ class Advice:
         if self.map_seconds is not None and self.batch_seconds:
             yield self._map_sentence(self.map_seconds, self.batch_seconds)
 
+    def __str__(self) -> str:
+        return "\n  ".join([f"{self.path}: {counted(self.num_samples, 'sample')}", *self.sentences()])
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         names = (

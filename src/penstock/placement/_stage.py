@@ -56,6 +56,18 @@ class Staged:
     is_remote: bool
     """Whether the destination is also on a network, so that nothing was gained."""
 
+    def __str__(self) -> str:
+        from penstock.report import format_bytes, format_seconds
+
+        copied = "already there, or copied by another process"
+        if self.copied_bytes:
+            rate = format_bytes(self.copied_bytes / max(self.seconds, 1e-9))
+            copied = (
+                f"copied {format_bytes(self.copied_bytes)} and verified in {format_seconds(self.seconds)}, {rate}/s"
+            )
+        nothing_gained = "\nThis folder is also on a network: reading from it is no faster." if self.is_remote else ""
+        return f"{self.path}: {format_bytes(self.num_bytes)}, {copied}.{nothing_gained}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         names = ("num_bytes", "copied_bytes", "seconds", "is_remote")
