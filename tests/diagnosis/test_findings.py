@@ -180,7 +180,11 @@ def test_a_change_that_helps_is_told_to_a_job_that_hardly_waits() -> None:
 def test_without_time_to_try_anything_nothing_is_said_about_what_helps() -> None:
     recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0})
     cut_short = Recording(facts=[*recording.facts, {"fact": "out-of-time", "pid": 1}], events=recording.events)
-    assert [each.id for each in find(Case(recording=cut_short, cores=2))] == ["nothing-tried"]
+    found = find(Case(recording=cut_short, cores=2))
+    assert [each.id for each in found] == ["nothing-tried"]
+    assert "would help; a loader that costs nothing would make it" in verdict_of(
+        Case(recording=cut_short, cores=2), found
+    )
 
 
 def test_reads_from_disk_that_more_workers_overlap_are_still_reads_from_disk() -> None:

@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(diagnosis.to_json())
     else:
+        console().print()  # the script may have left a progress bar in the middle of a line
         console().print(render_terminal(page))
     if arguments.html is not None:
         arguments.html.write_text(render_html(page), encoding="utf-8")

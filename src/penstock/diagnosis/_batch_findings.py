@@ -14,6 +14,7 @@ from penstock.diagnosis._experiment import FEWEST_ROUNDS
 from penstock.metrics import EventKind
 from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
 
+NOTHING_TRIED = "nothing-tried"
 _MOSTLY = 0.5
 
 
@@ -194,13 +195,12 @@ def nothing_tried(case: Case) -> Finding | None:
     if not case.waits_for_data or ceiling is None or case.was_enough_tried:
         return None
     return Finding(
-        id="nothing-tried",
+        id=NOTHING_TRIED,
         title="There was no time to find out what would help",
         evidence=(
             f"A batch takes {format_seconds(case.stages.fetch)} to make, a step {format_seconds(case.stages.step)}. "
             f"Changes need at least {FEWEST_ROUNDS} turns each, and time ran out before that.",
         ),
-        change="give the doctor more time: --seconds 120",
-        where=case.loader["where"],
+        change="give the doctor more time: a larger --seconds (120 by default)",
         limit=ceiling.gain,
     )
