@@ -85,8 +85,9 @@ class LoaderStatistics:
         )
         yield "steps", format_seconds(self.step_seconds), ""
         yield "copying", format_seconds(self.copy_seconds), "into tensors, to the device"
-        computing = f"of which {format_seconds(self.worker_cpu_seconds)} on a processor"
-        yield "computing", format_seconds(self.produce_seconds), f"in workers, {computing}"
+        on_processor = f", of which {format_seconds(self.worker_cpu_seconds)} on a processor"
+        note = f"in workers{on_processor if self.worker_cpu_seconds else ''}"
+        yield "computing", format_seconds(self.produce_seconds), note
         yield "workers", self.num_workers, f"{self.prefetch:,} batches ahead, {self.num_queued:,} ready now"
         yield "buffers", self.num_buffers, f"{self.num_buffers_in_use:,} in use"
         if self.page_faults:
