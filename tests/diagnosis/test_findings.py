@@ -69,6 +69,7 @@ def recorded(
             rate = (1.0 if number == 0 else rates[number]) * (1 + 0.01 * round_)
             turn = {"rows": 100 * rate, "steps": 10, "seconds": 1.0, "wait_seconds": 0.1}
             facts.append({"fact": "turn", "pid": 1, "trial": number} | turn)
+    facts.append({"fact": "done", "pid": 1})
     return Recording(facts=facts, events=events)
 
 
@@ -253,3 +254,14 @@ def test_every_page_that_a_finding_names_is_there_with_its_heading() -> None:
         assert not heading or heading in {
             re.sub(r"[^a-z0-9 -]", "", name.lower()).replace(" ", "-") for name in headings
         }
+
+
+def test_a_script_that_ends_too_soon_is_not_told_that_nothing_helps() -> None:
+    recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
+    turns = [fact for fact in recording.facts if fact["fact"] == "turn" and fact["trial"] == 2]
+    facts = [fact for fact in recording.facts if fact is not turns[-1] and fact["fact"] != "done"]
+    (finding,) = find(Case(recording=Recording(facts=facts, events=recording.events), cores=2))
+    assert finding.id == "nothing-tried"
+    assert finding.evidence[0].endswith("and the script ended before that.")
+    assert finding.evidence[1] == "x looked best: × 1.79 in 2 turns."
+    assert finding.change == "let the script run longer: more epochs or steps"

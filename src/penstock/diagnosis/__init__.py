@@ -11,8 +11,8 @@
       diagnose     the folder, readable after any death -> figures -> findings             _recording, _case, _diagnosis
       make_page    for `report` to draw                                                    _page
 
-May import: `filesystem`, `metrics`, `pytorch`, `report`, `tuning`, `watching`, `workers`. Imported by: `cli`. Holds
-state: in a script under the doctor, the loaders that it made.
+May import: `errors`, `filesystem`, `metrics`, `pytorch`, `report`, `tuning`, `watching`, `workers`. Imported by: `cli`.
+Holds state: in a script under the doctor, the loaders that it made.
 """
 
 from penstock.diagnosis._diagnosis import Diagnosis, diagnose

@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.diagnosis._case import Case, is_about_workers, is_smoothing, percent
 from penstock.diagnosis._experiment import FEWEST_ROUNDS
+from penstock.errors import counted
 from penstock.metrics import EventKind
 from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
 
@@ -194,13 +195,21 @@ def nothing_tried(case: Case) -> Finding | None:
     ceiling = case.recording.ceiling
     if not case.waits_for_data or ceiling is None or case.was_enough_tried:
         return None
+    ended = not case.recording.has("done")
+    evidence: tuple[str, ...] = (
+        f"A batch takes {format_seconds(case.stages.fetch)} to make, a step {format_seconds(case.stages.step)}. "
+        f"Changes need at least {FEWEST_ROUNDS} turns each, and {'the script' if ended else 'time'} "
+        f"{'ended' if ended else 'ran out'} before that.",
+    )
+    if case.promising is not None:
+        gain, turns = case.promising.estimate.ratio, counted(case.promising.estimate.num_rounds, "turn")
+        evidence += (f"{case.promising.trial.name} looked best: × {gain:.2f} in {turns}.",)
     return Finding(
         id=NOTHING_TRIED,
         title="There was no time to find out what would help",
-        evidence=(
-            f"A batch takes {format_seconds(case.stages.fetch)} to make, a step {format_seconds(case.stages.step)}. "
-            f"Changes need at least {FEWEST_ROUNDS} turns each, and time ran out before that.",
-        ),
-        change="give the doctor more time: a larger --seconds (120 by default)",
+        evidence=evidence,
+        change="let the script run longer: more epochs or steps"
+        if ended
+        else "give the doctor more time: a larger --seconds (120 by default)",
         limit=ceiling.gain,
     )
