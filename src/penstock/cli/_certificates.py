@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from penstock.cli import _values
 from penstock.report import console, print_json
@@ -30,10 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     (certificate, key), client = files.server, files.client
-    options = f"--certificate {certificate} --key {key} --authority {files.authority}"
+    options = shlex.join(["--certificate", str(certificate), "--key", str(key), "--authority", str(files.authority)])
     console().print(
         f"penstock serve PLAN.toml --bind {arguments.hosts[0]}:8815 {options}\n\n"
-        f"penstock.Security(certificate='{client[0]}', key='{client[1]}', authority='{files.authority}')",
+        f"penstock.Security(certificate={str(client[0])!r}, key={str(client[1])!r}, authority={str(files.authority)!r})",
         soft_wrap=True,
     )
     return 0

@@ -101,7 +101,7 @@ class Advice:
         yield (
             f"The first epoch reads {_gigabytes(self.data_bytes)} from storage ({self.storage}) at "
             f"{self.speed.bytes_per_second / 1e6:,.0f} MB/s ({how}): {_minutes(self.first_epoch_seconds)}, in about "
-            f"{self.page_faults:,} page faults. {'Later ones find it in memory.' if self.fits else 'So do later ones.'}"
+            f"{counted(self.page_faults, 'page fault')}. {'Later ones find it in memory.' if self.fits else 'So do later ones.'}"
         )
         yield (
             f"{counted(self.num_cpus, 'processor')} for this job: {counted(self.num_workers, 'worker')} to start with."

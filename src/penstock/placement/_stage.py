@@ -96,7 +96,10 @@ def stage(
     if not scratch.is_dir():
         raise IncompleteDataset(f"{scratch}: no such folder. Create it, or name an existing one ($SCRATCH).")
     final = scratch / folder.name
-    if final == folder:
+    real, real_scratch = folder.resolve(), scratch.resolve()
+    if real in (real_scratch, *real_scratch.parents):
+        raise DatasetExists(f"{scratch} is the dataset itself, or in it. Give a folder elsewhere, such as $SCRATCH.")
+    if final.resolve() == real:
         raise DatasetExists(f"{folder} is already in {scratch}: staging it there would copy it onto itself.")
     copied = 0
     while not _is_there(final, folder, manifest):
