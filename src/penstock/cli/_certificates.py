@@ -32,9 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     (certificate, key), client = files.server, files.client
     options = shlex.join(["--certificate", str(certificate), "--key", str(key), "--authority", str(files.authority)])
+    paths = {"certificate": client[0], "key": client[1], "authority": files.authority}
+    security = ", ".join(f"{name}={str(path)!r}" for name, path in paths.items())
     console().print(
-        f"penstock serve PLAN.toml --bind {arguments.hosts[0]}:8815 {options}\n\n"
-        f"penstock.Security(certificate={str(client[0])!r}, key={str(client[1])!r}, authority={str(files.authority)!r})",
+        f"penstock serve PLAN.toml --bind {arguments.hosts[0]}:8815 {options}\n\npenstock.Security({security})",
         soft_wrap=True,
     )
     return 0

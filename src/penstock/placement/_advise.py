@@ -98,10 +98,11 @@ class Advice:
         yield self._placement_sentence()
         yield self._shuffle_sentence()
         how = "measured" if self.speed.is_measured else "assumed for such storage; `--measure` reads a little"
+        later = "Later ones find it in memory." if self.fits else "So do later ones."
         yield (
             f"The first epoch reads {_gigabytes(self.data_bytes)} from storage ({self.storage}) at "
             f"{self.speed.bytes_per_second / 1e6:,.0f} MB/s ({how}): {_minutes(self.first_epoch_seconds)}, in about "
-            f"{counted(self.page_faults, 'page fault')}. {'Later ones find it in memory.' if self.fits else 'So do later ones.'}"
+            f"{counted(self.page_faults, 'page fault')}. {later}"
         )
         yield (
             f"{counted(self.num_cpus, 'processor')} for this job: {counted(self.num_workers, 'worker')} to start with."
