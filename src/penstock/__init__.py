@@ -5,8 +5,6 @@ Importing it imports nothing else: each name below arrives, with what it needs, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock._version import __version__
 
 # Written out, not computed: type checkers read it, and take nothing else for public.
@@ -45,6 +43,7 @@ __all__ = [
     "watch",
 ]
 
+TYPE_CHECKING = False  # `typing` takes longer to import than all the rest; type checkers go by the name
 if TYPE_CHECKING:
     from penstock import errors, masks
     from penstock.placement import advise, stage

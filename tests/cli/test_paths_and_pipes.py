@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -98,6 +99,24 @@ def test_a_tilde_that_the_shell_left_in_an_option_is_the_home_folder(
     assert "<html" in (tmp_path / "report.html").read_text()
     assert main(["certificates", "~/tls", "localhost"]) == 0
     assert (tmp_path / "tls").is_dir()
+
+
+def test_what_certificates_says_to_type_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["certificates", "my keys", "localhost"]) == 0
+    typed = shlex.split(capsys.readouterr().out.splitlines()[0])
+    assert typed[typed.index("--key") + 1] == "my keys/server.key"
+
+
+@pytest.mark.parametrize(("host", "said"), [("cpu1:8815", "without a port, as in cpu1."), ("", "''"), ("a b", "'a b'")])
+def test_what_is_no_host_gets_no_certificate(
+    host: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certificates", str(tmp_path / "keys"), "::1", "*.cluster", host]) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "keys").exists()
 
 
 def test_top_looks_once_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +46,35 @@ def serve(folder: Path, *arguments: str) -> str:
 def test_modules_in_the_current_folder_are_not_imported(folder: Path) -> None:
     assert "needs TLS" in serve(folder, "plan.toml")  # all that comes before a server listens was done
     assert [path.name for path in folder.glob("ran-*")] == []
+
+
+def test_what_a_server_needs_is_named_by_its_options(folder: Path) -> None:
+    said = serve(folder, "plan.toml")
+    assert "--certificate, --key" in said
+    assert "--token-file" in said
+    assert "--authority" in said
+
+
+def test_a_server_says_where_it_is_and_ends_cleanly_at_ctrl_c(folder: Path) -> None:
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "penstock.cli",
+        "serve",
+        "plan.toml",
+        "--bind",
+        "127.0.0.1:0",
+        "--workers",
+        "1",
+    ]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=60)
+    assert re.fullmatch(r"Serving [0-9a-f]{32} on 127\.0\.0\.1:\d+ with 1 worker\.\n", said)
+    assert (server.returncode, errors) == (0, "")
 
 
 def test_a_plan_that_names_code_is_refused_before_anything_is_imported(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -90,3 +91,39 @@ def test_a_thing_of_the_wrong_kind_is_called_what_it_is(
     (folder / "empty").mkdir()
     assert main(line.split()) in (1, 2)
     assert said in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["inspect", "--json"],
+            "the following arguments are required: DATASET|PLAN.toml\nTry `penstock inspect corpus`",
+        ),
+        (
+            ["inspect", "--json", "data", "--sampels"],
+            "unrecognized arguments: --sampels. Did you mean '--samples'?\nTry",
+        ),
+        (["trace", "data", "--json", "--step", "x"], "argument --step: invalid int value: 'x'\nTry"),
+        (["inspct", "--json"], "Did you mean 'inspect'?"),
+    ],
+)
+def test_wrong_usage_is_an_object_where_json_was_asked_for(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.err) == (2, "")
+    assert said in json.loads(shown.out)["message"]
+
+
+def test_words_for_the_doctors_script_do_not_ask_for_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--seconds", "x", "--", "train.py", "--json"])
+    assert capsys.readouterr().out == ""
+
+
+def test_json_may_come_before_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "verify", str(tmp_path)]) == 1
+    assert json.loads(capsys.readouterr().out)["error"] == "IncompleteDataset"

@@ -142,3 +142,13 @@ def test_a_step_that_is_not_there_and_a_batch_that_fits_nowhere_are_said_in_a_se
         path.write_text(packed.batch(size).to_toml())
         assert main([verb, str(path), "--step", step]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_samples_that_are_no_documents_are_not_called_so(tmp_path: Path, capsys) -> None:
+    with penstock.DatasetWriter(tmp_path / "data", {"image": "uint8[2,2]"}) as writer:
+        writer.write_batch({"image": [[[0, 1], [2, 3]]] * 30})
+    assert main(["trace", str(tmp_path / "data"), "--step", "0", "--batch", "25"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Step 0 of epoch 0: 25 samples\n\nrow 0\n  sample 0\n")
+    assert "… and 5 samples more" in shown
+    assert "token" not in shown

@@ -99,6 +99,17 @@ def test_inspect_shows_attributes_that_are_not_as_prepare_writes_them(tmp_path, 
     assert main(["inspect", str(tmp_path / "data")]) == 0
 
 
+def test_inspect_shows_bytes_of_a_plan_as_text_without_a_tokenizer(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("To be, or not to be")
+    assert (
+        main(["prepare", str(tmp_path / "a.txt"), str(tmp_path / "d"), "--tokenizer", "bytes", "--workers", "1"]) == 0
+    )
+    (tmp_path / "p.toml").write_text(penstock.open(tmp_path / "d").pack(32).batch(1).to_toml())
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "p.toml")]) == 0
+    assert "To be, or not to be" in capsys.readouterr().out
+
+
 def test_inspect_shows_a_batch_of_a_plan_as_text(dataset, tmp_path, capsys):
     vocabulary = {chr(97 + number): number for number in range(20)}
     Tokenizer(models.WordLevel(vocabulary, unk_token="a")).save(str(tmp_path / "tokenizer.json"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock import diagnosis
 from penstock.diagnosis._case import Case
 from penstock.diagnosis._diagnosis import find, verdict_of
 from penstock.diagnosis._recording import Recording
@@ -66,6 +69,7 @@ def recorded(
             rate = (1.0 if number == 0 else rates[number]) * (1 + 0.01 * round_)
             turn = {"rows": 100 * rate, "steps": 10, "seconds": 1.0, "wait_seconds": 0.1}
             facts.append({"fact": "turn", "pid": 1, "trial": number} | turn)
+    facts.append({"fact": "done", "pid": 1})
     return Recording(facts=facts, events=events)
 
 
@@ -177,7 +181,11 @@ def test_a_change_that_helps_is_told_to_a_job_that_hardly_waits() -> None:
 def test_without_time_to_try_anything_nothing_is_said_about_what_helps() -> None:
     recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0})
     cut_short = Recording(facts=[*recording.facts, {"fact": "out-of-time", "pid": 1}], events=recording.events)
-    assert [each.id for each in find(Case(recording=cut_short, cores=2))] == ["nothing-tried"]
+    found = find(Case(recording=cut_short, cores=2))
+    assert [each.id for each in found] == ["nothing-tried"]
+    assert "would help; a loader that costs nothing would make it" in verdict_of(
+        Case(recording=cut_short, cores=2), found
+    )
 
 
 def test_reads_from_disk_that_more_workers_overlap_are_still_reads_from_disk() -> None:
@@ -233,3 +241,27 @@ def test_workers_are_proposed_to_a_loop_that_has_none_and_nothing_to_one_that_do
     ]
     fed = recorded(steps(), [], {1: 1.0}, options={"num_workers": 0})
     assert choose_trials(fed, fed.turns, whole_epochs=False, cores=2) == []
+
+
+def test_every_page_that_a_finding_names_is_there_with_its_heading() -> None:
+    sources = (Path(diagnosis.__file__).parent).glob("*_findings.py")
+    links = {link for source in sources for link in re.findall(r'link="([^"]*)"', source.read_text())}
+    assert len(links) >= 4
+    for link in links:
+        path, _, heading = link.partition("#")
+        page = Path(__file__).parents[2] / path
+        headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+        assert not heading or heading in {
+            re.sub(r"[^a-z0-9 -]", "", name.lower()).replace(" ", "-") for name in headings
+        }
+
+
+def test_a_script_that_ends_too_soon_is_not_told_that_nothing_helps() -> None:
+    recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
+    turns = [fact for fact in recording.facts if fact["fact"] == "turn" and fact["trial"] == 2]
+    facts = [fact for fact in recording.facts if fact is not turns[-1] and fact["fact"] != "done"]
+    (finding,) = find(Case(recording=Recording(facts=facts, events=recording.events), cores=2))
+    assert finding.id == "nothing-tried"
+    assert finding.evidence[0].endswith("and the script ended before that.")
+    assert finding.evidence[1] == "x looked best: × 1.79 in 2 turns."
+    assert finding.change == "let the script run longer: more epochs or steps"

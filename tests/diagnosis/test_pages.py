@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -74,3 +75,16 @@ def test_what_a_script_is_called_and_says_is_text_on_the_page_and_in_the_termina
     told = console.file.getvalue()  # type: ignore[attr-defined]
     assert printable(told, keep="\n") == told
     json.loads(to_perfetto(page))
+
+
+@pytest.mark.parametrize(
+    ("command", "title"),
+    [
+        ((sys.executable, "code/train.py", "--lr", "1", "--json"), "penstock doctor · train.py --lr 1 --json"),
+        (("torchrun", "--nproc-per-node", "2", "train.py"), "penstock doctor · torchrun --nproc-per-node 2 train.py"),
+        (("train.py", *["--more"] * 20), f"penstock doctor · train.py{' --more' * 10} …"),
+    ],
+)
+def test_the_title_names_the_whole_command_or_says_that_it_is_cut(command: tuple[str, ...], title: str) -> None:
+    run = hostile_run(recorded(steps(), [], {0: 50}))
+    assert make_page(diagnose(replace(run, command=command))).title == title

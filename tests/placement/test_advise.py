@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -46,6 +47,8 @@ def test_data_that_fits_is_mapped_and_shuffled_in_full(corpus, on):
     assert (advice.fits, advice.placement, advice.shuffle) == (True, "memory map", "full")
     assert "fits in the" in words(advice)
     assert "Later ones find it in memory." in words(advice)
+    assert "in about 1 page fault." in words(dataclasses.replace(advice, data_bytes=1000))
+    assert str(advice).splitlines()[0] == f"{corpus}: 1,000 samples"
 
 
 def test_the_model_and_workers_are_left_out_of_the_memory(corpus, on):

@@ -132,6 +132,11 @@ def test_a_folder_that_is_not_there_and_something_else_of_that_name_are_refused(
         penstock.stage(corpus.parent / "other", scratch)
     with pytest.raises(DatasetExists, match="onto itself"):
         penstock.stage(corpus, corpus.parent)
+    with pytest.raises(DatasetExists, match="onto itself"):
+        penstock.stage(corpus, corpus / "..")
+    with pytest.raises(DatasetExists, match="is the dataset itself, or in it"):
+        penstock.stage(corpus, corpus)
+    assert not (corpus / corpus.name).exists()
     (scratch / "corpus").mkdir()
     (scratch / "corpus" / "mine.txt").write_text("x")
     with pytest.raises(DatasetExists, match="something else is there"):

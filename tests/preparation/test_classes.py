@@ -95,6 +95,12 @@ def test_what_has_no_classes_is_refused(tmp_path: Path) -> None:
         prepare(tmp_path / "a.jsonl", tmp_path / "data", classes=["a"], workers=1)
 
 
+@pytest.mark.parametrize("classes", [[1, "a"], ["a", 1.5], [None, "a"]])
+def test_a_class_that_is_no_string_is_refused(classes: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"classes: \S+ is not a string; write '"):
+        make(write_images(tmp_path / "images", "a"), tmp_path / "data", classes=classes)
+
+
 def test_a_dataset_with_other_classes_is_not_continued(train: penstock.Dataset, tmp_path: Path) -> None:
     with pytest.raises(DatasetExists, match="classes was"):
         make(tmp_path / "train", tmp_path / "data" / "train", classes=["c", "b", "a"])

@@ -111,6 +111,26 @@ def test_a_function_may_be_in_a_file_right_here(tmp_path: Path) -> None:
     assert "No module 'not_here' for the function 'not_here:ids'" in done.stderr
 
 
+UNGUARDED = """
+import penstock
+
+def ids(batch):
+    return {"id": batch["id"]}
+
+penstock.prepare("a.jsonl", "data", transform=ids, workers=1)
+"""
+
+
+def test_a_script_that_prepares_as_soon_as_it_is_imported_is_told_to_guard_itself(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 5, 1)
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.rpartition("RuntimeError: ")[2]
+    assert last.startswith("A worker imports this script to find one of its functions, and that ended with WriterBusy")
+    assert "\nPut what the script does under `if __name__ == '__main__':`" in last
+
+
 def test_skipped_rows_are_shown_by_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(tmp_path / "a.jsonl", 5, 1)
     with open(tmp_path / "a.jsonl", "a") as file:

@@ -83,6 +83,11 @@ def test_only_https_becomes_a_link(scheme: str) -> None:
     assert "<a " not in render_html(page)
 
 
+def test_a_page_of_the_docs_is_named_by_its_path() -> None:
+    page = replace(ill_page(), findings=(Finding(id="a", title="b", link="docs/guide/ahead.md"),))
+    assert '<span class="dim">how: docs/guide/ahead.md</span>' in render_html(page)
+
+
 def test_a_million_steps_and_endless_names_stay_below_half_a_megabyte() -> None:
     page = ill_page(5000)
     times = StepTimes(wait=(0.1,) * 1_000_000, step=(0.2,) * 1_000_000)

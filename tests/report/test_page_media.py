@@ -30,6 +30,7 @@ def test_the_terminal_tells_verdict_findings_arms_and_slowest_samples(monkeypatc
     assert "1. Prefetch is too small for how uneven the batches are  × 1.46 ± 0.09 measured" in text
     assert "Change: DataLoader(..., prefetch_factor=24)  # train.py:24, +0.2 MB of memory" in text
     assert "at most × 1.75" in text
+    assert "How: https://example.org/preparation" in text
     assert "──●──" in text
     assert "images/00000.jpg" in text
     assert "with a step of 10 ms        96.5   501 MB" in text

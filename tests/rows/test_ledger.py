@@ -100,3 +100,33 @@ def test_a_lost_or_doubled_token_would_be_noticed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_packed_rows, "pack", doubling)
     with pytest.raises(AssertionError):
         plan.ledger()
+
+
+def test_a_ledger_reads_as_lines_of_what_there_is_and_what_is_lost() -> None:
+    plan = tokens_dataset([3, 5, 0, 9]).pack(8).batch(2, tail="drop")
+    assert str(plan.ledger()).splitlines() == [
+        "rows              3",
+        'rows dropped      1  in no batch, by tail="drop"',
+        "documents         4  in 4 pieces, 1 document split",
+        "tokens           17",
+        "tokens placed    17  70.83 % of all places",
+        "padding           7  places without a token",
+        "documents empty   1  in no row",
+        "targets lost      1  the token before a cut predicts nothing",
+    ]
+    assert repr(plan.ledger()).startswith("Ledger(num_rows=3, rows_dropped=1,")
+
+
+def test_a_ledger_of_a_mixture_names_each_source_once() -> None:
+    sources = {"web": (tokens_dataset([4] * 10).pack(4), 3), "books": (tokens_dataset([2] * 10).pack(4), 1)}
+    ledger = penstock.mix(sources, seed=1, rows=64).ledger()
+    assert str(ledger).splitlines() == [
+        "rows           64",
+        "rows of web    48  4.80 passes over 10 rows, 100.00 % full",
+        "rows of books  16  3.20 passes over 5 rows, 100.00 % full",
+    ]
+
+
+def test_what_was_not_counted_is_a_question_mark() -> None:
+    plan = penstock.from_arrays({"x": np.arange(10)}).map(lambda row: row, on_error="skip").batch(4)
+    assert str(plan.ledger()).splitlines()[1].split()[:3] == ["rows", "replaced", "?"]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import ssl
+import threading
+from pathlib import Path
 
 import pytest
+from aiohttp import web
 
-from penstock.service import _sending
-from penstock.service._sending import Allowance
+from penstock.service import _sending, make_certificates
+from penstock.service._sending import Allowance, send_body
 
 
 async def hold(allowance: Allowance, name: str, num_bytes: int, log: list[str]) -> None:
@@ -90,3 +94,49 @@ def test_readers_that_take_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(TimeoutError):
         asyncio.run(run())
+
+
+def test_a_reader_who_leaves_a_tls_server_leaves_no_word_in_its_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio learns of it between two chunks, and warns of each that is written after that."""
+    files = make_certificates(tmp_path / "keys", ["127.0.0.1"])
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*files.server)
+    has_asked, has_left = threading.Event(), threading.Event()
+    ended: list[BaseException] = []
+
+    def ask_and_leave(port: int) -> None:
+        raw = socket.create_connection(("127.0.0.1", port))
+        with ssl.create_default_context(cafile=files.authority).wrap_socket(raw, server_hostname="127.0.0.1") as reader:
+            reader.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            has_asked.wait()
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1" + bytes(7))  # the connection is reset
+        has_left.set()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        transport = request.transport
+        assert transport is not None
+        has_asked.set()
+        has_left.wait()  # the loop does not see it before it writes
+        try:
+            await send_body(response, transport, [memoryview(bytes(8)), memoryview(bytes(32 << 20))])
+        except OSError as error:
+            ended.append(error)
+        return response
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        server = web.Server(answer, access_log=None)
+        listener = await loop.create_server(server, "127.0.0.1", 0, ssl=tls)
+        async with listener:
+            port = listener.sockets[0].getsockname()[1]
+            await asyncio.gather(asyncio.to_thread(ask_and_leave, port))
+            while not ended:
+                await asyncio.sleep(0.01)
+        await server.shutdown(1.0)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert caplog.messages == []

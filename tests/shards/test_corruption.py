@@ -366,3 +366,10 @@ def test_errors_are_what_people_already_catch() -> None:
     assert issubclass(CorruptionError, ValueError)
     assert issubclass(StorageError, OSError)
     assert issubclass(CorruptionError, PenstockError)
+
+
+def test_what_verifying_found_reads_as_sentences(small: Path) -> None:
+    assert str(penstock.verify(small)).startswith(f"{small}: sound. {len(SMALL.samples)} samples in ")
+    first = shard_paths(small)[0]
+    first.unlink()
+    assert str(penstock.verify(small)).splitlines() == [f"{first}: the shard is missing.", f"{small}: 1 fault."]

@@ -1,7 +1,5 @@
 """`python -m penstock.cli`, for a Python whose scripts are not on the path."""
 
-import sys
+from penstock.__main__ import run
 
-from penstock.cli import main
-
-sys.exit(main())
+run()

@@ -40,8 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
     advice = advise(data, measure=arguments.measure, reserve_bytes=reserve)
     if arguments.json:
         print_json(advice.to_json())
-        return 0
-    console().print(f"{advice.path}: {advice.num_samples:,} samples")
-    for sentence in advice.sentences():
-        console().print(f"  {sentence}")
+    else:
+        console().print(str(advice))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from penstock.cli import _values
 from penstock.report import console, print_json
@@ -30,10 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     (certificate, key), client = files.server, files.client
-    options = f"--certificate {certificate} --key {key} --authority {files.authority}"
+    options = shlex.join(["--certificate", str(certificate), "--key", str(key), "--authority", str(files.authority)])
+    paths = {"certificate": client[0], "key": client[1], "authority": files.authority}
+    security = ", ".join(f"{name}={str(path)!r}" for name, path in paths.items())
     console().print(
-        f"penstock serve PLAN.toml --bind {arguments.hosts[0]}:8815 {options}\n\n"
-        f"penstock.Security(certificate='{client[0]}', key='{client[1]}', authority='{files.authority}')",
+        f"penstock serve PLAN.toml --bind {arguments.hosts[0]}:8815 {options}\n\npenstock.Security({security})",
         soft_wrap=True,
     )
     return 0

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     with recording_folder() as folder:
         try:
             recording = run_script(words, settings, folder=folder, output_to_stderr=arguments.json)
-        except FileNotFoundError as error:  # the script, or the program that runs it
+        except (FileNotFoundError, ValueError) as error:  # there is no such script or program, or it cannot be run
             tell_failure(error, as_json=arguments.json)
             return 2
         diagnosis = diagnose(recording)
@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(diagnosis.to_json())
     else:
+        console().print()  # the script may have left a progress bar in the middle of a line
         console().print(render_terminal(page))
     if arguments.html is not None:
         arguments.html.write_text(render_html(page), encoding="utf-8")

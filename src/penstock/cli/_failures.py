@@ -8,7 +8,7 @@ import sys
 from penstock.errors import printable
 
 
-def tell_failure(error: Exception, *, as_json: bool) -> None:
+def tell_failure(error: BaseException, *, as_json: bool) -> None:
     """Say what went wrong, without a traceback."""
     text = printable(_message(error), keep="\n\t")
     if as_json:
@@ -17,8 +17,10 @@ def tell_failure(error: Exception, *, as_json: bool) -> None:
         sys.stderr.write(f"penstock: {text}\n")
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     """What went wrong; an OSError's own text begins with its number."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     if isinstance(error, MemoryError):
         return f"out of memory{f': {error}' if str(error) else ''}"
     if not isinstance(error, OSError) or not error.strerror:

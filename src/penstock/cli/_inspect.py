@@ -55,8 +55,9 @@ def _show_batch(arguments: argparse.Namespace) -> int:
     from penstock.transforms import find_decoder
 
     plan = load_plan(arguments.path)
+    made_with = plan.source.tokenizers if arguments.decode is None else {}
     try:
-        text = plan.show(arguments.step, find_decoder(arguments.decode, {}))
+        text = plan.show(arguments.step, find_decoder(arguments.decode, made_with))
     except IndexError as error:  # there is no such step: a mistake of the user's, not ours
         raise ValueError(str(error)) from None
     if arguments.json:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -79,18 +80,23 @@ class _Parser(argparse.ArgumentParser):
     """Parses `penstock VERB`; its help is the table of contents."""
 
     verb_parsers: Mapping[str, _VerbParser] = {}
+    words: Sequence[str] = ()
+    """What was typed."""
 
     def error(self, message: str) -> NoReturn:
-        guess = did_you_mean(*self._mistyped(message))
-        self.print_usage(sys.stderr)
-        self.exit(2, f"penstock: {message}{guess and '.'}{guess}\n")
+        typed = next((word for word in self.words if not word.startswith("-")), "")
+        guess = did_you_mean(*self._mistyped(message, typed))
+        self.verb_parsers.get(typed, self).refuse(f"{message}{guess and '.'}{guess}", self.words)
 
-    def _mistyped(self, message: str) -> tuple[str, list[str]]:
+    def refuse(self, message: str, words: Sequence[str]) -> NoReturn:
+        """End the program for wrong usage."""
+        _end_for_usage(self.format_usage(), message, words)
+
+    def _mistyped(self, message: str, typed: str) -> tuple[str, list[str]]:
         """(what the message complains about, what the user could have meant)."""
-        typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
         if "invalid choice" in message:
             return typed, list(VERBS)
-        unknown = next((word for word in [*message.split(), *sys.argv[1:]] if word.startswith("--")), "")
+        unknown = next((word for word in [*message.split(), *self.words] if word.startswith("--")), "")
         options = self.verb_parsers.get(typed, self)._option_string_actions
         return unknown.partition("=")[0], [option for option in options if option.startswith("--")]
 
@@ -106,13 +112,19 @@ class _VerbParser(argparse.ArgumentParser):
 
     verb: Verb | None = None
     example = ""
+    words: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(2, f"penstock: {message}\nTry `{self.example}`, or `{self.prog} --help`.\n")
+        self.refuse(message, self.words)
+
+    def refuse(self, message: str, words: Sequence[str]) -> NoReturn:
+        """End the program for wrong usage of the verb."""
+        hint = f"Try `{self.example}`, or `{self.prog} --help`."
+        _end_for_usage(self.format_usage(), f"{message}\n{hint}", words)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.load()
+        self.words = args or ()
         return super().parse_known_args(args, namespace)
 
     def load(self) -> None:
@@ -140,13 +152,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:
         _complete(parser)
-    if not (sys.argv[1:] if arguments is None else arguments):
+    parser.words = _verb_first(sys.argv[1:] if arguments is None else arguments)
+    if not parser.words:
         parser.print_help()
         return 2
     try:
-        return _run(parser.parse_args(arguments))
+        return _run(parser.parse_args(parser.words))
     finally:
         _flush()
+
+
+def _verb_first(words: Sequence[str]) -> Sequence[str]:
+    """`--json` is an option of every verb, and people write it before the verb, too."""
+    return [words[1], words[0], *words[2:]] if words[:1] == ["--json"] and len(words) > 1 else words
+
+
+def _end_for_usage(usage: str, message: str, words: Sequence[str]) -> NoReturn:
+    is_json = "--json" in itertools.takewhile("--".__ne__, words)  # behind `--` come words for others
+    if not is_json:
+        sys.stderr.write(usage)
+    tell_failure(argparse.ArgumentError(None, message), as_json=is_json)
+    sys.exit(2)
 
 
 def _complete(parser: _Parser) -> None:
@@ -168,8 +194,8 @@ def _run(parsed: argparse.Namespace) -> int:
     except MemoryError as error:  # the arguments, or a file, ask for too much
         tell_failure(error, as_json=parsed.json)
         return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("penstock: interrupted\n")
+    except KeyboardInterrupt as error:
+        tell_failure(error, as_json=parsed.json)
         return 130
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,6 @@ from penstock.errors import counted
 
 if TYPE_CHECKING:
     from penstock.preparation import Prepared, Progress
-
-_SHOWN_CLASSES = 12
 
 
 @contextmanager
@@ -80,52 +78,4 @@ def show_prepared(prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
         report.print_json(prepared.to_json())
         return
-    out = report.console()
-    for line in _lines(prepared):
-        out.print(line)
-
-
-def _lines(prepared: Prepared) -> Iterator[str]:
-    yield _made(prepared)
-    yield from (f"  {_made(part)}" for part in prepared.parts.values())
-    if prepared.classes:
-        yield f"  classes: {_name_classes(prepared.classes)}"
-    for reason, count in prepared.skipped.items():
-        yield f"  skipped {counted(count, 'row')}: {reason}"
-    for what, count in prepared.noticed.items():
-        yield f"  noticed {what.replace('_', ' ')}: {count:,}"
-    if prepared.tasks_run:
-        yield from _times(prepared)
-    for worker, count in prepared.failures.items():
-        yield f"  {worker} died {counted(count, 'time')}; its tasks were repeated"
-    yield from (f"  {note}" for note in prepared.notes)
-
-
-def _made(prepared: Prepared) -> str:
-    from penstock.report import format_bytes
-
-    tokens = f", {counted(prepared.num_tokens, 'token')}" if prepared.num_tokens else ""
-    return (
-        f"{prepared.path}: {counted(prepared.num_samples, 'sample')}{tokens} "
-        f"in {counted(prepared.num_shards, 'shard')}, {format_bytes(prepared.num_bytes)}, "
-        f"from {counted(prepared.num_files, 'file')}."
-    )
-
-
-def _name_classes(classes: Sequence[str]) -> str:
-    shown = [f"{label} {name}" for label, name in enumerate(classes)]
-    return ", ".join(shown if len(shown) <= _SHOWN_CLASSES else [*shown[: _SHOWN_CLASSES - 2], "…", shown[-1]])
-
-
-def _times(prepared: Prepared) -> Iterator[str]:
-    from penstock.report import format_bytes
-
-    seconds, busy = prepared.seconds, sum(prepared.worker_seconds.values())
-    rate = format_bytes(prepared.raw_bytes / max(1e-9, seconds["work"]))
-    kept = f", {prepared.tasks_kept:,} kept" if prepared.tasks_kept else ""
-    start_up = f"start-up {seconds['start_up']:.1f} s"
-    yield f"  {counted(prepared.tasks_run, 'task')} in {seconds['work']:.1f} s{kept}: {rate}/s; {start_up}"
-    shares = ", ".join(
-        f"{name} {100 * spent / max(1e-9, busy):.0f} %" for name, spent in prepared.worker_seconds.items()
-    )
-    yield f"  workers: {shares}; at most {format_bytes(prepared.peak_worker_bytes)} of memory each"
+    report.console().print(str(prepared))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import _values
+from penstock.errors import counted
 from penstock.report import console, print_json
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ def _serve_here(arguments: argparse.Namespace, plan: Plan, security: Security, e
     )
     try:
         said = {"address": server.address, "fingerprint": plan.fingerprint, "workers": server.num_workers}
-        _say(arguments, said, f"Serving {plan.fingerprint} on {server.address} with {server.num_workers} workers.")
+        workers = counted(server.num_workers, "worker")
+        _say(arguments, said, f"Serving {plan.fingerprint} on {server.address} with {workers}.")
         ended.wait()
     finally:
         server.close(_DRAIN_SECONDS)
@@ -136,7 +138,8 @@ def _serve_on_ray(arguments: argparse.Namespace, plan: Plan, security: Security,
     ) as servers:
         _end_on_signals(ended)  # Ray has put its own in their place, which exits with an error
         said = {"servers_file": str(arguments.servers_file), "fingerprint": plan.fingerprint, "servers": arguments.ray}
-        place = f"{arguments.ray} servers with {servers.num_workers} workers each; {arguments.servers_file} says where."
+        place = f"{counted(arguments.ray, 'server')} with {counted(servers.num_workers, 'worker')} each"
+        place += f"; {arguments.servers_file} says where."
         _say(arguments, said, f"Serving {plan.fingerprint} from {place}")
         servers.watch(ended.is_set)
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.report import console, format_bytes, format_seconds, print_json, progress_bar
+from penstock.report import console, print_json, progress_bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,16 +25,6 @@ def run(arguments: argparse.Namespace) -> int:
         staged = stage(arguments.source, arguments.destination, on_progress=on_progress)
     if arguments.json:
         print_json(staged.to_json())
-        return 0
-    size = format_bytes(staged.num_bytes)
-    if staged.copied_bytes:
-        rate = format_bytes(staged.copied_bytes / max(staged.seconds, 1e-9))
-        copied = (
-            f"copied {format_bytes(staged.copied_bytes)} and verified in {format_seconds(staged.seconds)}, {rate}/s"
-        )
     else:
-        copied = "already there, or copied by another process"
-    console().print(f"{staged.path}: {size}, {copied}.")
-    if staged.is_remote:
-        console().print("This folder is also on a network: reading from it is no faster.")
+        console().print(str(staged))
     return 0

@@ -106,22 +106,23 @@ def _print(
     from penstock.errors import counted
 
     out = console()
+    is_tokens = plan.labels is not None or any(trace.size > 1 for trace in traces)
+    noun = "document" if is_tokens or plan.source.tokenizers else "sample"
     rank = f", rank {arguments.rank} of {arguments.world_size}" if arguments.world_size > 1 else ""
-    out.print(f"Step {arguments.step} of epoch {arguments.epoch}{rank}: {counted(len(traces) + num_left, 'document')}")
+    out.print(f"Step {arguments.step} of epoch {arguments.epoch}{rank}: {counted(len(traces) + num_left, noun)}")
     row = -1
     for trace, text in zip(traces, texts, strict=True):
         if trace.row != row:
             row = trace.row
             out.print(f"\nrow {row}", style="bold")
         source = f"{trace.source}: " if trace.source else ""
-        where = f"{trace.column}:{trace.column + trace.size}"
-        out.print(
-            f"  {where:<12} {source}document {trace.document:,} from token {trace.start:,}   {trace.origin}".rstrip()
-        )
+        where = f"{f'{trace.column}:{trace.column + trace.size}':<12} " if is_tokens else ""
+        begin = f" from token {trace.start:,}" if is_tokens else ""
+        out.print(f"  {where}{source}{noun} {trace.document:,}{begin}   {trace.origin}".rstrip())
         if text is not None:
             out.print(f"  {'':<12} {' '.join(text.split())[:_SHOWN_TEXT]!r}")
     if num_left:
-        out.print(f"\n… and {counted(num_left, 'document')} more; --full shows all, --row N one row.")
+        out.print(f"\n… and {counted(num_left, noun)} more; --full shows all, --row N one row.")
     if plan.labels is not None and plan.source.tokenizers and not any(text is not None for text in texts):
         names = ", ".join(plan.source.tokenizers.values())
         out.print(f"\n--decode TOKENIZER shows the text (the tokens were made with {names}).")

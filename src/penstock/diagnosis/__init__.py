@@ -1,7 +1,7 @@
 """Why training waits, and what would help: found by experiment, not by prediction.
 
     penstock doctor -- train.py
-      run_script   the script in processes of its own, watched from outside                _run
+      run_script   the script in processes of its own, watched from outside                _command, _run
         entered    a Python process that imports torch's DataLoader, which is hooked       _injected, _hooks
         timed      sample, collate, pack, unpack: events and facts, in files of one folder _probes, _recorder
         served     the script iterates over our loop, over the source that has its turn    _training_loop, _sources
@@ -11,8 +11,8 @@
       diagnose     the folder, readable after any death -> figures -> findings             _recording, _case, _diagnosis
       make_page    for `report` to draw                                                    _page
 
-May import: `filesystem`, `metrics`, `pytorch`, `report`, `tuning`, `watching`, `workers`. Imported by: `cli`. Holds
-state: in a script under the doctor, the loaders that it made.
+May import: `errors`, `filesystem`, `metrics`, `pytorch`, `report`, `tuning`, `watching`, `workers`. Imported by: `cli`.
+Holds state: in a script under the doctor, the loaders that it made.
 """
 
 from penstock.diagnosis._diagnosis import Diagnosis, diagnose

@@ -11,9 +11,11 @@ import numpy as np
 
 from penstock.diagnosis._case import Case, is_about_workers, is_smoothing, percent
 from penstock.diagnosis._experiment import FEWEST_ROUNDS
+from penstock.errors import counted
 from penstock.metrics import EventKind
 from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
 
+NOTHING_TRIED = "nothing-tried"
 _MOSTLY = 0.5
 
 
@@ -38,7 +40,7 @@ def cold_reads(case: Case) -> Finding | None:
         if warm
         else "",
         price="the data's size in memory" if warm else case.price_of_workers(found.trial),
-        link="docs/plans.md",
+        link="docs/guide/pages.md#why-sequential",
     )
 
 
@@ -140,7 +142,7 @@ def padded_batches(case: Case) -> Finding | None:
         change="pack instead of pad: penstock.open(...).pack(length), or group batches by length",
         where=case.loader["where"],
         limit=Gain(ratio=1 / max(1e-3, 1 - share)),
-        link="docs/plans.md",
+        link="docs/guide/packing.md",
     )
     return finding if found is None else dataclasses.replace(finding, gain=found.estimate.gain)
 
@@ -184,7 +186,7 @@ def costly_samples(case: Case) -> Finding | None:
         change="do the costly part of the transform once, in penstock.prepare",
         where=case.loader["where"],
         limit=ceiling.gain,
-        link="docs/preparation.md",
+        link="docs/guide/ahead.md",
     )
 
 
@@ -193,14 +195,21 @@ def nothing_tried(case: Case) -> Finding | None:
     ceiling = case.recording.ceiling
     if not case.waits_for_data or ceiling is None or case.was_enough_tried:
         return None
+    ended = not case.recording.has("done")
+    evidence: tuple[str, ...] = (
+        f"A batch takes {format_seconds(case.stages.fetch)} to make, a step {format_seconds(case.stages.step)}. "
+        f"Changes need at least {FEWEST_ROUNDS} turns each, and {'the script' if ended else 'time'} "
+        f"{'ended' if ended else 'ran out'} before that.",
+    )
+    if case.promising is not None:
+        gain, turns = case.promising.estimate.ratio, counted(case.promising.estimate.num_rounds, "turn")
+        evidence += (f"{case.promising.trial.name} looked best: × {gain:.2f} in {turns}.",)
     return Finding(
-        id="nothing-tried",
+        id=NOTHING_TRIED,
         title="There was no time to find out what would help",
-        evidence=(
-            f"A batch takes {format_seconds(case.stages.fetch)} to make, a step {format_seconds(case.stages.step)}. "
-            f"Changes need at least {FEWEST_ROUNDS} turns each, and time ran out before that.",
-        ),
-        change="give the doctor more time: --seconds 120",
-        where=case.loader["where"],
+        evidence=evidence,
+        change="let the script run longer: more epochs or steps"
+        if ended
+        else "give the doctor more time: a larger --seconds (120 by default)",
         limit=ceiling.gain,
     )

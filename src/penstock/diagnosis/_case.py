@@ -65,9 +65,18 @@ class Case:
 
     @cached_property
     def was_enough_tried(self) -> bool:
-        """Whether the experiment came to its end, or so far that a change had the turns that are evidence."""
+        """Whether the experiment came to its end, or so far that changes had the turns that are evidence."""
+        if self.recording.has("done") and not self.recording.has("out-of-time"):
+            return True
         most_rounds = max((each.estimate.num_rounds for each in self.tried), default=0)
-        return not self.recording.has("out-of-time") or most_rounds >= FEWEST_ROUNDS
+        return most_rounds >= FEWEST_ROUNDS and self.promising is None
+
+    @cached_property
+    def promising(self) -> Tried | None:
+        """The change that looked best of those that had too few turns to tell."""
+        few = [each for each in self.tried if each.estimate.num_rounds < FEWEST_ROUNDS]
+        good = [each for each in few if each.estimate.ratio >= LEAST_GAIN]
+        return max(good, key=lambda each: each.estimate.ratio, default=None)
 
     @cached_property
     def waits_for_data(self) -> bool:

@@ -157,6 +157,8 @@ def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
 def _tell_best(best: Finding) -> str:
     if best.gain is not None:
         return f"{best.title}: changing it makes training {best.gain.ratio:.2f} × faster, measured on your job."
+    if best.id == _batch_findings.NOTHING_TRIED and best.limit is not None:
+        return f"{best.title}; a loader that costs nothing would make it {best.limit.ratio:.2f} × faster."
     if best.limit is not None:
         return f"{best.title}: at most {best.limit.ratio:.2f} × faster without that."
     return f"{best.title}."

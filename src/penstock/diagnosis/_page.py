@@ -32,6 +32,7 @@ from penstock.report import (
 
 _MOST_SPANS = 3000
 _MOST_STEPS = 400
+_TITLE_LENGTH = 80
 _SLOWEST = 8
 _LITTLE = 0.05
 """Share of the time: who waits less has no steps to look at."""
@@ -49,10 +50,10 @@ _KINDS: dict[int, SpanKind] = {
 def make_page(diagnosis: Diagnosis) -> Page:
     """Everything that was seen, for people."""
     command = diagnosis.run.command
-    words = " ".join(os.path.basename(word) for word in command[command[0] == sys.executable :][:3])
+    words = " ".join(os.path.basename(word) for word in command[command[0] == sys.executable :])
     machine = _machine(diagnosis)
     tone = "good" if diagnosis.is_healthy else ("bad" if diagnosis.findings else "plain")
-    title = f"penstock doctor · {words}"
+    title = f"penstock doctor · {words if len(words) <= _TITLE_LENGTH else words[: _TITLE_LENGTH - 2] + ' …'}"
     if diagnosis.case is None:
         return Page(title=title, verdict=diagnosis.verdict, machine=machine, notes=diagnosis.notes)
     case = diagnosis.case

@@ -1,4 +1,4 @@
-"""Running a script under the doctor: the command, its environment, the processes it leaves.
+"""Running a script under the doctor: its environment, the processes it leaves.
 
 The script inherits the terminal: its input, output and signals are its own. The doctor samples the process tree from
 outside, waits, and ends what the script left behind of its loaders.
@@ -12,7 +12,6 @@ import functools
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.diagnosis._command import command_of
 from penstock.diagnosis._recorder import FACTS, FOLDER_VARIABLE, SETTINGS, RunSettings, name_process
 from penstock.diagnosis._recording import Recording, read_recording
-from penstock.filesystem import similar_path
 from penstock.metrics import MachineFacts, Sampler, UsageHistory, describe_machine, read_process
 
 _INJECTED = Path(__file__).parent / "_injected"
@@ -93,14 +92,6 @@ class ScriptRun:
     usage: Usage
 
 
-def command_of(words: Sequence[str]) -> tuple[str, ...]:
-    """What to run: a program with its arguments, or a Python script, which this interpreter runs."""
-    first = words[0]
-    if first.endswith(".py") or (os.path.isfile(first) and not os.access(first, os.X_OK)):
-        return (sys.executable, *words)
-    return tuple(words)
-
-
 def run_script(
     words: Sequence[str], settings: DoctorSettings, *, folder: Path, output_to_stderr: bool = False
 ) -> ScriptRun:
@@ -108,9 +99,9 @@ def run_script(
 
     Raises:
         FileNotFoundError: there is no such program or script.
+        ValueError: it is there, but cannot be run.
     """
     command = command_of(words)
-    _check_exists(command)
     for_script: RunSettings = {
         "seconds": settings.seconds,
         "steps": settings.steps,
@@ -161,14 +152,6 @@ def recording_folder() -> Iterator[Path]:
     """A folder for one run, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="penstock-doctor-") as name:
         yield Path(name)
-
-
-def _check_exists(command: Sequence[str]) -> None:
-    program, script = command[0], command[1] if len(command) > 1 else ""
-    if shutil.which(program) is None:
-        raise FileNotFoundError(f"There is no program {program!r} to run. Give a script: penstock doctor -- train.py")
-    if program == sys.executable and script.endswith(".py") and not os.path.exists(script):
-        raise FileNotFoundError(f"There is no script {script!r}.{similar_path(script)}")
 
 
 def _wait(process: subprocess.Popen[Any], folder: Path) -> None:

@@ -137,5 +137,5 @@ def growing_workers(case: Case) -> Finding | None:
         change="keep samples in arrays (numpy, Arrow, penstock.from_arrays), not in lists and dicts of Python objects",
         where=case.loader["where"],
         price="none; it saves a copy of the dataset per worker",
-        link="docs/drop-in.md",
+        link="docs/guide/map-datasets.md#if-it-fits-in-memory-keep-it-there",
     )

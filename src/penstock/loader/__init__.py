@@ -13,8 +13,8 @@ A slot returns to its pool when the last array or tensor on it dies. When a work
 go to its replacement: they are pure functions, so it does no harm to compute one twice.
 An engine computes any work; nothing here knows torch.
 
-May import: `errors`, `plan`, `schema`, `shapes`, `workers`. Imported by: `integrations`, `pytorch`, `service`. Holds
-state: the thread engines of this process, weakly, to close them at exit.
+May import: `errors`, `plan`, `report`, `schema`, `shapes`, `workers`. Imported by: `integrations`, `pytorch`,
+`service`. Holds state: the thread engines of this process, weakly, to close them at exit.
 """
 
 from penstock.loader._cursor import Cursor

@@ -9,12 +9,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.loader._engine import Engine, Result, WaitedTooLong
 from penstock.loader._layout import Batch
 from penstock.loader._plan_work import Bundle
 from penstock.loader._work import Work
+
+if TYPE_CHECKING:
+    from penstock.report import FigureLine
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +64,34 @@ class LoaderStatistics:
     def ready_share(self) -> float:
         """Share of batches that were ready when requested: 1.0 means the loader keeps up."""
         return self.num_ready / self.num_batches if self.num_batches else 1.0
+
+    def __str__(self) -> str:
+        from penstock.report import align_figures
+
+        return "\n".join([align_figures(self._lines()), *self.decisions])
+
+    def _lines(self) -> Iterator[FigureLine]:
+        from penstock.report import format_bytes, format_seconds
+
+        spent = max(self.wait_seconds + self.step_seconds + self.copy_seconds, 1e-9)
+        yield "batches", self.num_batches, f"{100 * self.ready_share:.0f} % were ready when asked for"
+        yield "bytes", format_bytes(self.num_bytes), ""
+        if self.num_replaced:
+            yield "rows replaced", self.num_replaced, 'by map(on_error="skip")'
+        yield (
+            "waiting",
+            format_seconds(self.wait_seconds),
+            f"{100 * self.wait_seconds / spent:.0f} % of the loop's time",
+        )
+        yield "steps", format_seconds(self.step_seconds), ""
+        yield "copying", format_seconds(self.copy_seconds), "into tensors, to the device"
+        on_processor = f", of which {format_seconds(self.worker_cpu_seconds)} on a processor"
+        note = f"in workers{on_processor if self.worker_cpu_seconds else ''}"
+        yield "computing", format_seconds(self.produce_seconds), note
+        yield "workers", self.num_workers, f"{self.prefetch:,} batches ahead, {self.num_queued:,} ready now"
+        yield "buffers", self.num_buffers, f"{self.num_buffers_in_use:,} in use"
+        if self.page_faults:
+            yield "page faults", self.page_faults, "that workers waited for"
 
 
 def count_computed(statistics: LoaderStatistics, result: Result) -> None:

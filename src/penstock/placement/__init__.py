@@ -3,7 +3,8 @@
     advise(data)            does it fit, map it or stream it, which shuffle, what the first epoch costs -> Advice
     stage(source, scratch)  lock -> copy -> sync -> verify -> rename: all of it, or nothing              -> Staged
 
-May import: `errors`, `filesystem`, `metrics`, `plan`, `shards`, `workers`. Imported by: `cli`. Holds no state.
+May import: `errors`, `filesystem`, `metrics`, `plan`, `report`, `shards`, `workers`. Imported by: `cli`. Holds no
+state.
 """
 
 from penstock.placement._advise import Advice, Speed, advise

@@ -98,16 +98,20 @@ class Advice:
         yield self._placement_sentence()
         yield self._shuffle_sentence()
         how = "measured" if self.speed.is_measured else "assumed for such storage; `--measure` reads a little"
+        later = "Later ones find it in memory." if self.fits else "So do later ones."
         yield (
             f"The first epoch reads {_gigabytes(self.data_bytes)} from storage ({self.storage}) at "
             f"{self.speed.bytes_per_second / 1e6:,.0f} MB/s ({how}): {_minutes(self.first_epoch_seconds)}, in about "
-            f"{self.page_faults:,} page faults. {'Later ones find it in memory.' if self.fits else 'So do later ones.'}"
+            f"{counted(self.page_faults, 'page fault')}. {later}"
         )
         yield (
             f"{counted(self.num_cpus, 'processor')} for this job: {counted(self.num_workers, 'worker')} to start with."
         )
         if self.map_seconds is not None and self.batch_seconds:
             yield self._map_sentence(self.map_seconds, self.batch_seconds)
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"{self.path}: {counted(self.num_samples, 'sample')}", *self.sentences()])
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

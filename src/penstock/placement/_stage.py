@@ -56,6 +56,18 @@ class Staged:
     is_remote: bool
     """Whether the destination is also on a network, so that nothing was gained."""
 
+    def __str__(self) -> str:
+        from penstock.report import format_bytes, format_seconds
+
+        copied = "already there, or copied by another process"
+        if self.copied_bytes:
+            rate = format_bytes(self.copied_bytes / max(self.seconds, 1e-9))
+            copied = (
+                f"copied {format_bytes(self.copied_bytes)} and verified in {format_seconds(self.seconds)}, {rate}/s"
+            )
+        nothing_gained = "\nThis folder is also on a network: reading from it is no faster." if self.is_remote else ""
+        return f"{self.path}: {format_bytes(self.num_bytes)}, {copied}.{nothing_gained}"
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         names = ("num_bytes", "copied_bytes", "seconds", "is_remote")
@@ -84,7 +96,10 @@ def stage(
     if not scratch.is_dir():
         raise IncompleteDataset(f"{scratch}: no such folder. Create it, or name an existing one ($SCRATCH).")
     final = scratch / folder.name
-    if final == folder:
+    real, real_scratch = folder.resolve(), scratch.resolve()
+    if real in (real_scratch, *real_scratch.parents):
+        raise DatasetExists(f"{scratch} is the dataset itself, or in it. Give a folder elsewhere, such as $SCRATCH.")
+    if final.resolve() == real:
         raise DatasetExists(f"{folder} is already in {scratch}: staging it there would copy it onto itself.")
     copied = 0
     while not _is_there(final, folder, manifest):

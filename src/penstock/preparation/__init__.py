@@ -6,15 +6,15 @@
                 with a shuffle in two passes: deal to random positions, then gather them in order
     commit      link the shards, write the manifest, rename it: now the dataset has changed
 
-May import: `errors`, `filesystem`, `identity`, `order`, `packing`, `schema`, `shapes`, `shards`, `sources`,
+May import: `errors`, `filesystem`, `identity`, `order`, `packing`, `report`, `schema`, `shapes`, `shards`, `sources`,
 `transforms`, `workers`. Imported by: `cli`. Holds state: in a Ray worker, the job it has open.
 """
 
 from penstock.preparation._parts import part_of_recipe
 from penstock.preparation._prepare import prepare
+from penstock.preparation._prepared import Prepared
 from penstock.preparation._progress import Progress
 from penstock.preparation._staleness import Staleness, Unfinished, find_unfinished, is_stale
-from penstock.preparation._summary import Prepared
 
 __all__ = [
     "Prepared",

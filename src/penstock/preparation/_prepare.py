@@ -10,10 +10,10 @@ from typing import Any, Literal, cast
 from penstock.filesystem import local_path
 from penstock.preparation._classes import Classes, read_classes
 from penstock.preparation._parts import check_destination, plan_parts
+from penstock.preparation._prepared import Prepared, sum_parts
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._run import run_all
 from penstock.preparation._settings import EngineName, OnError, Origins, Settings
-from penstock.preparation._summary import Prepared, sum_parts
 from penstock.preparation._survey import Request
 from penstock.sources import SourceOptions
 from penstock.transforms import BatchFunction, FunctionTransform, KeepColumns, Transform

@@ -20,10 +20,11 @@ from penstock.preparation._conversion import ConversionJob
 from penstock.preparation._engines import Workforce
 from penstock.preparation._outlets import Target
 from penstock.preparation._plan import RunPlan, plan_run
+from penstock.preparation._prepared import Prepared
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._shuffle import GatherJob, plan_gathering
 from penstock.preparation._skipping import check_share_skipped, sum_counts
-from penstock.preparation._summary import Prepared, RunLedger, describe_run, note_changes
+from penstock.preparation._summary import RunLedger, describe_run, note_changes
 from penstock.preparation._survey import Group, Request, SourcePreview, survey
 from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import Task

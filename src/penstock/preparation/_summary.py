@@ -1,9 +1,8 @@
-"""What `prepare` returns: counts, what was skipped, where the time went, and notes that the user should see."""
+"""What a run of `prepare` did: its records, where the time went, and notes that the user should see."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import os
 import platform
 import time
@@ -14,10 +13,10 @@ from typing import Any
 
 from penstock.errors import counted
 from penstock.preparation._first_rows import FirstRows
+from penstock.preparation._prepared import Prepared
 from penstock.preparation._previous import Previous
 from penstock.preparation._progress import Counts
 from penstock.preparation._settings import Settings
-from penstock.preparation._skipping import sum_counts
 from penstock.preparation._specification import Specification
 from penstock.preparation._task_record import TaskRecord
 from penstock.shapes import COUNT, misfit
@@ -26,91 +25,6 @@ from penstock.sources import SourceFile, changed_since
 
 PHASES = ("read", "transform", "write")
 _SHOWN_KINDS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A finished preparation."""
-
-    path: Path
-    num_samples: int
-    """Samples in the dataset."""
-    num_tokens: int
-    """Elements of its column `tokens`; 0 if there is none."""
-    num_shards: int
-    num_bytes: int
-    """Bytes of the shards."""
-    num_files: int
-    """Source files."""
-    tasks_run: int
-    """Tasks that this run did itself."""
-    tasks_kept: int
-    """Tasks that earlier runs had done."""
-    raw_bytes: int
-    """Bytes of the sources that this run read."""
-    skipped: Mapping[str, int]
-    """Rows left out of the dataset, by reason."""
-    noticed: Mapping[str, int]
-    """What the transform noticed in the rows of the dataset, such as special tokens that it encoded as text."""
-    classes: tuple[str, ...]
-    """Names of the classes in the order of their labels; empty if the sources have none."""
-    seconds: Mapping[str, float]
-    """Times of this run: "total", "start_up" (until the first task could start), "work", "commit"."""
-    worker_seconds: Mapping[str, float]
-    """Summed over all workers: "read", "transform", "write"."""
-    processor_seconds: Mapping[str, float]
-    """CPU time in the same phases; much less than the above means that workers waited."""
-    peak_worker_bytes: int
-    """The most memory that any worker used; 0 if none ran."""
-    failures: Mapping[str, int]
-    """How often each worker died; its tasks were repeated."""
-    notes: tuple[str, ...]
-    """Sentences that the user should see."""
-    parts: Mapping[str, Prepared] = field(default_factory=dict)
-    """With a split, its parts by name, of which the above are the sums; otherwise empty."""
-
-    @property
-    def bottleneck(self) -> str:
-        """The phase that took most of the workers' time; "" if no worker ran."""
-        return max(self.worker_seconds, key=lambda phase: self.worker_seconds[phase]) if self.tasks_run else ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for `--json` and run.json."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        plain = {"path": str(self.path), "notes": list(self.notes), "bottleneck": self.bottleneck}
-        parts = {"parts": {name: part.to_json() for name, part in self.parts.items()}} if self.parts else {}
-        del fields["parts"]
-        return {**fields, **plain, **parts}
-
-
-def sum_parts(path: Path, parts: Mapping[str, Prepared]) -> Prepared:
-    """One summary of all parts of a split."""
-    made = list(parts.values())
-    return Prepared(
-        path=path,
-        num_samples=sum(each.num_samples for each in made),
-        num_tokens=sum(each.num_tokens for each in made),
-        num_shards=sum(each.num_shards for each in made),
-        num_bytes=sum(each.num_bytes for each in made),
-        num_files=made[0].num_files,
-        tasks_run=sum(each.tasks_run for each in made),
-        tasks_kept=min(each.tasks_kept for each in made),
-        raw_bytes=sum(each.raw_bytes for each in made),
-        skipped=sum_counts(each.skipped for each in made),
-        noticed=sum_counts(each.noticed for each in made),
-        classes=made[0].classes,
-        seconds={name: max(each.seconds[name] for each in made) for name in made[0].seconds},
-        worker_seconds=_add_up([each.worker_seconds for each in made]),
-        processor_seconds=_add_up([each.processor_seconds for each in made]),
-        peak_worker_bytes=max(each.peak_worker_bytes for each in made),
-        failures=sum_counts(each.failures for each in made),
-        notes=tuple(dict.fromkeys(note for each in made for note in each.notes)),
-        parts=parts,
-    )
-
-
-def _add_up(spent: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(each[name] for each in spent) for name in spent[0]}
 
 
 @dataclass(slots=True)

@@ -6,7 +6,8 @@
 One file per medium. Knows nothing of where the data comes from; what is slow to import (numpy, rich)
 is imported only when needed, so that `penstock --help` does not wait for it.
 
-May import: `errors`. Imported by: `cli`, `diagnosis`, `trials`, `watching`. Holds no state.
+May import: `errors`. Imported by: `cli`, `diagnosis`, `loader`, `placement`, `preparation`, `rows`, `trials`,
+`watching`. Holds no state.
 """
 
 from penstock.report._histogram import Histogram, histogram
@@ -32,7 +33,9 @@ from penstock.report._perfetto import to_perfetto
 from penstock.report._terminal import console, print_json, progress_bar, stop_printing
 from penstock.report._terminal_page import render_terminal
 from penstock.report._words import (
+    FigureLine,
     TextTable,
+    align_figures,
     format_bytes,
     format_number,
     format_seconds,
@@ -42,6 +45,7 @@ __all__ = [
     "Arm",
     "Chart",
     "Fact",
+    "FigureLine",
     "FigureTable",
     "Finding",
     "Gain",
@@ -56,6 +60,7 @@ __all__ = [
     "StepTimes",
     "TextTable",
     "Tone",
+    "align_figures",
     "console",
     "format_bytes",
     "format_number",

@@ -128,6 +128,8 @@ def _change(finding: Finding) -> str:
     parts += [f'<span class="dim">{_safe(text)}</span>' for text in (finding.where, finding.price) if text]
     if finding.link.startswith("https://"):
         parts += [f'<a href="{_safe(finding.link)}" rel="noreferrer">how</a>']
+    elif finding.link:
+        parts += [f'<span class="dim">how: {_safe(finding.link)}</span>']
     if finding.steps:
         actions += ['<button type="button" class="show" aria-pressed="false">show its steps</button>']
     parts += [f'<span class="actions">{"".join(actions)}</span>'] if actions else []

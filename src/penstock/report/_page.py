@@ -65,7 +65,7 @@ class Finding:
     steps: tuple[tuple[int, int], ...] = ()
     """Steps that show it, as ranges (first, one past the last): a click highlights them."""
     link: str = ""
-    """A page with more about it; only `https://` becomes a link."""
+    """A page that shows how: an address, which is linked if it is `https://`, or a path in the docs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

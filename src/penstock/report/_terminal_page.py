@@ -74,6 +74,8 @@ def _finding(number: int, finding: Finding) -> Iterator[RenderableType]:
         beside = ", ".join(filter(None, (finding.where, finding.price)))
         lines.append(_text("Change: ").append_text(_text(finding.change, "cyan")))
         lines[-1].append_text(_text(f"  # {beside}" if beside else "", "dim"))
+    if finding.link:
+        lines.append(_text(f"How: {finding.link}", "dim"))
     yield Group(title, Padding(Group(*lines), (0, 0, 0, 3)))
 
 

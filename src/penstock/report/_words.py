@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.report._page import Finding, Gain
@@ -69,6 +69,22 @@ def describe_gain(finding: Finding) -> str:
     if finding.gain is not None:
         return f"{format_gain(finding.gain)} measured"
     return "" if finding.limit is None else f"at most × {finding.limit.ratio:.2f}"
+
+
+FigureLine = tuple[str, int | str, str]
+"""A name, its figure (text if it has a unit), and what to know about it."""
+
+
+def align_figures(lines: Iterable[FigureLine]) -> str:
+    """One line for each figure, in columns.
+
+    >>> print(align_figures([("rows", 1200, ""), ("padding", 31, "places without a token")]))
+    rows     1,200
+    padding     31  places without a token
+    """
+    shown = [(name, figure if isinstance(figure, str) else f"{figure:,}", note) for name, figure, note in lines]
+    names, figures = (max((len(line[place]) for line in shown), default=0) for place in (0, 1))
+    return "\n".join(f"{name:<{names}}  {figure:>{figures}}  {note}".rstrip() for name, figure, note in shown)
 
 
 class TextTable(NamedTuple):

@@ -11,9 +11,9 @@
     pieces -> arrays   tokens, labels, positions, columns beside them                       _compose, _beside, _kernels
     mixing             how far batches are from a full shuffle                              _mixing
 
-May import: `compiled`, `errors`, `identity`, `order`, `packing`, `samples`, `schema`, `shards`, `stages`. Imported by:
-`plan`. Holds state: a packed source keeps the windows it packed last in memory (`_packed_rows`), and row counts of
-large datasets are kept in the user's cache folder (`_pack_cache`). Neither changes a batch.
+May import: `compiled`, `errors`, `identity`, `order`, `packing`, `report`, `samples`, `schema`, `shards`, `stages`.
+Imported by: `plan`. Holds state: a packed source keeps the windows it packed last in memory (`_packed_rows`), and row
+counts of large datasets are kept in the user's cache folder (`_pack_cache`). Neither changes a batch.
 """
 
 from penstock.rows._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing, SourceLedger

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import counted, printable
 from penstock.packing import PackingLedger
 from penstock.samples import Samples
+
+if TYPE_CHECKING:
+    from penstock.report import FigureLine
 
 COUNTED_BATCH = 256
 """Rows of a batch in which something is counted, where the plan has no batches of its own."""
@@ -102,6 +107,11 @@ class Ledger:
             return sum(s.num_rows * s.one_pass.fill for s in self.sources.values()) / self.num_rows
         return self.packing.fill if self.packing is not None else 1.0
 
+    def __str__(self) -> str:
+        from penstock.report import align_figures
+
+        return align_figures(_ledger_lines(self))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLedger:
@@ -144,3 +154,56 @@ class Mixing:
             f"per batch vary {self.variance:.1f} times as much as under a full shuffle ({self.num_classes:.0f} "
             f"different ones in a batch of {COUNTED_BATCH})"
         )
+
+
+def _ledger_lines(ledger: Ledger) -> Iterator[FigureLine]:
+    """What an epoch holds, and only those losses that there are."""
+    one_pass = " of one pass" if ledger.num_passes > 1 else ""
+    yield "rows", ledger.num_rows, f"from {ledger.num_passes:,} passes" if one_pass else ""
+    yield from _losses(ledger)
+    if ledger.drawn is not None:
+        yield _drawn_line(ledger.drawn, one_pass)
+    if ledger.packing is not None:
+        yield from _packing_lines(ledger.packing, one_pass)
+    for name, source in ledger.sources.items():
+        yield _source_line(printable(name), source)
+    for row, shares in ledger.schedule.items():
+        yield "from row", row, ", ".join(f"{printable(name)} {100 * share:.1f} %" for name, share in shares.items())
+
+
+def _losses(ledger: Ledger) -> Iterator[FigureLine]:
+    found: tuple[FigureLine, ...] = (
+        ("rows left out", ledger.rows_left_out, "by take() and skip()"),
+        ("rows dropped", ledger.rows_dropped, 'in no batch, by tail="drop"'),
+        ("rows replaced", ledger.rows_replaced or 0, 'by map(on_error="skip")'),
+        ("tokens left over", ledger.tokens_left_over, "after the last whole window"),
+        ("tokens cut off", ledger.tokens_truncated, "by pad(length=...)"),
+    )
+    yield from (line for line in found if line[1])
+    if ledger.rows_replaced is None:
+        yield "rows replaced", "?", 'by map(on_error="skip"): ledger(try_maps=True) counts them'
+
+
+def _drawn_line(drawn: Drawn, one_pass: str) -> FigureLine:
+    absent = f"{drawn.num_absent:,} never come, " if drawn.num_absent else ""
+    return "different samples", drawn.num_samples, f"{absent}the most frequent {counted(drawn.most, 'time')}{one_pass}"
+
+
+def _packing_lines(packing: PackingLedger, one_pass: str) -> Iterator[FigureLine]:
+    split = f", {counted(packing.num_split, 'document')} split" if packing.num_split else ""
+    yield "documents", packing.num_documents, f"in {counted(packing.num_pieces, 'piece')}{split}{one_pass}"
+    yield "tokens", packing.num_tokens, ""
+    yield "tokens placed", packing.tokens_placed, f"{100 * packing.fill:.2f} % of all places"
+    found: tuple[FigureLine, ...] = (
+        ("tokens cut off", packing.tokens_truncated, 'by long="truncate"'),
+        ("tokens dropped", packing.tokens_dropped, f'{counted(packing.documents_dropped, "document")}, by long="drop"'),
+        ("padding", packing.padding_tokens, "places without a token"),
+        ("documents empty", packing.num_empty, "in no row"),
+        ("targets lost", packing.targets_lost, "the token before a cut predicts nothing"),
+    )
+    yield from (line for line in found if line[1])
+
+
+def _source_line(name: str, source: SourceLedger) -> FigureLine:
+    passes = f"{source.num_passes:.2f} passes over {counted(source.one_pass.num_rows, 'row')}"
+    return f"rows of {name}", source.num_rows, f"{passes}, {100 * source.one_pass.fill:.2f} % full"

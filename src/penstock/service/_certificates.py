@@ -6,10 +6,12 @@ and a lost key cannot sign anything.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,9 @@ from typing import Any
 from penstock.errors import DatasetExists, MissingExtra
 
 _CLOCK_SKEW = datetime.timedelta(hours=1)
+_HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
+_LONGEST_NAME = 64
+"""Of a certificate's subject; clients look at the list of hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,12 @@ def make_certificates(folder: str | os.PathLike[str], hosts: Sequence[str], *, d
 
     Raises:
         DatasetExists: certificates are there already.
-        ValueError: there is no host, or the days are not positive.
+        ValueError: there is no host, one is no name or address, or the days are not positive.
     """
     if not hosts or days < 1:
         raise ValueError("Certificates are for at least one host and one day.")
+    for host in hosts:
+        _check_host(host)
     where = Path(folder).expanduser()
     where.mkdir(parents=True, exist_ok=True)
     files = CertificateFiles(
@@ -57,6 +64,15 @@ def make_certificates(folder: str | os.PathLike[str], hosts: Sequence[str], *, d
         _write(key, key_pem, is_secret=True)
         _write(certificate, certificate_pem)
     return files
+
+
+def _check_host(host: str) -> None:
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return
+    if not _HOST_NAME.fullmatch(host):
+        without_port = f", as in {host.rpartition(':')[0]}" if host.rpartition(":")[2].isdigit() else ""
+        raise ValueError(f"{host!r} is no name or address of a host; give it without a port{without_port}.")
 
 
 class _Authority:
@@ -91,7 +107,7 @@ class _Authority:
         x509, key = self._x509, self._make_key()
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if is_server else ExtendedKeyUsageOID.CLIENT_AUTH
         builder = (
-            self._builder(self._named(hosts[0]), key)
+            self._builder(self._named(hosts[0][:_LONGEST_NAME]), key)
             .add_extension(x509.SubjectAlternativeName([self._general_name(host) for host in hosts]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)

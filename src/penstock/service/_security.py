@@ -92,14 +92,15 @@ class Security:
             return
         if self.certificate is None:
             raise ValueError(
-                f"{host} can be reached from other machines: a server there needs TLS (certificate=, key=) and a token "
-                "(token_file=) or the authority of client certificates (authority=). "
+                f"{host} can be reached from other machines: a server there needs TLS (certificate=, key=; "
+                "--certificate, --key) and a token (token_file=, --token-file) or the authority of client certificates "
+                "(authority=, --authority). "
                 "`penstock certificates FOLDER HOST…` makes them."
             )
         if self.token_file is None and self.authority is None:
             raise ValueError(
-                f"{host} can be reached from other machines: a server there needs token_file=, or authority= to "
-                "ask clients for certificates."
+                f"{host} can be reached from other machines: a server there needs token_file= (--token-file), "
+                "or authority= (--authority) to ask clients for certificates."
             )
 
 

@@ -77,6 +77,7 @@ async def send_body(response: web.StreamResponse, transport: asyncio.Transport, 
     await response.write(head)
     if transport.get_extra_info("ssl_object") is not None:
         for chunk in _chunks(arrays):
+            await asyncio.sleep(0)  # a write that fails does not raise: the loop tells the transport
             if transport.is_closing():  # asyncio only logs what is written after that
                 raise ConnectionResetError("The reader is gone.")
             async with asyncio.timeout(_READER_SECONDS):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import DatasetChanged, FormatError, IncompleteDataset, PenstockError, StorageError
+from penstock.errors import DatasetChanged, FormatError, IncompleteDataset, PenstockError, StorageError, counted
 from penstock.filesystem import PositionedFile, local_path
 from penstock.schema import Schema
 from penstock.shards._blocks import WINDOW_BYTES
@@ -33,6 +33,12 @@ class Verification:
     def is_sound(self) -> bool:
         """Whether nothing was wrong."""
         return not self.faults
+
+    def __str__(self) -> str:
+        if self.faults:
+            return "\n".join([*self.faults, f"{self.path}: {counted(len(self.faults), 'fault')}."])
+        read = f"{counted(self.num_samples, 'sample')} in {counted(self.num_shards, 'shard')}"
+        return f"{self.path}: sound. {read}, {counted(self.num_bytes, 'byte')}."
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""

@@ -139,6 +139,9 @@ def _check_columns(options: SourceOptions) -> None:
         if isinstance(names, str):
             raise TypeError(f"{name}={names!r} is one string; give a tuple, as in ({names!r},).")
         if names is not None:
+            for each in names:
+                if not isinstance(each, str):
+                    raise TypeError(f"{name}: {each!r} is not a string; write {str(each)!r}.")
             if (not names and name != "null_values") or len(set(names)) != len(names):
                 raise ValueError(f"{name}={names!r}; give at least one, each once, or None.")
             object.__setattr__(options, name, tuple(names))

@@ -13,6 +13,7 @@ from typing import Any
 
 _SCRIPT_NAMES = (b"__main__", b"__mp_main__")
 """The module that a script's functions belong to: run as a program, or imported by a spawned process such as a rank."""
+_GUARD = "Put what the script does under `if __name__ == '__main__':`, or move the function to its own module."
 _is_importing_script = False
 """Whether this worker is importing the user's script, which must not start workers of its own then."""
 
@@ -57,8 +58,7 @@ def check_not_importing_script() -> None:
     """Refuse to start workers from a script that a worker is importing: it would never end."""
     if is_importing_script():
         raise RuntimeError(
-            "This script starts worker processes while a worker imports it to find one of its functions. "
-            "Put what the script does under `if __name__ == '__main__':`, or move the function to its own module."
+            f"This script starts worker processes while a worker imports it to find one of its functions. {_GUARD}"
         )
 
 
@@ -67,10 +67,19 @@ def _import_script(script: dict[str, Any]) -> None:
     from multiprocessing import spawn
 
     _is_importing_script = True
-    spawn.prepare(script)
-    if "package" in script:
-        _import_package(script["package"])
-    _is_importing_script = False
+    try:
+        spawn.prepare(script)
+        if "package" in script:
+            _import_package(script["package"])
+    except (Exception, SystemExit) as error:  # as from a dataset that the script is just preparing
+        if _GUARD in str(error):
+            raise
+        found = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise RuntimeError(
+            f"A worker imports this script to find one of its functions, and that ended with {found}\n{_GUARD}"
+        ) from error
+    finally:
+        _is_importing_script = False
 
 
 def _import_package(name: str) -> None:
