@@ -3,8 +3,8 @@
     Requests ◄── take the oldest ── connections, a thread each ── GET ──► servers
              ◄── arrived, or failed ◄── body, checked ──────────────────┘
 
-A thread for each server meets it, at first and when it was down. One more looks after the rest: which server takes too
-long, which came or left. Nothing here waits for a result: that is for the engine.
+One thread per server asks it what it serves, at the start and after it was down. One more sees to servers that take too
+long, come or leave. Nothing here waits for a result: that is the engine's job.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Fleet:
         self._layouts = Layouts()
         self._threads: list[threading.Thread] = []
         self._look_up()
-        self._start(self._look_after, "penstock-remote")
+        self._start(self._supervise, "penstock-remote")
 
     def describe(self) -> str:
-        """Who is waited for, in words."""
+        """Which servers are being waited for, in words."""
         said = [f"{link.address} ({link.condition})" for link in self.requests.links.values()]
         return f"waiting for {', '.join(said) or self._remote.servers}."
 
     def check(self) -> None:
-        """Say so when there is no use in waiting.
+        """Raise if waiting is of no use.
 
         Raises:
             ServiceError: no server has answered for too long, or all refuse; the message names each with its reason.
@@ -85,23 +85,23 @@ class Fleet:
         for thread in self._threads:
             thread.join(timeout=2)
 
-    def _look_after(self) -> None:
+    def _supervise(self) -> None:
         resolved_at = time.monotonic()
         while not self.requests.is_closed:
             time.sleep(_TICK_SECONDS)
             if time.monotonic() - resolved_at > _RESOLVE_SECONDS:
                 self._look_up()
                 resolved_at = time.monotonic()
-            self.requests.look_over()
+            self.requests.hedge_and_give_up()
 
     def _look_up(self) -> None:
-        """Find out where servers are; begin with those that are new, let go of those that are gone."""
+        """Look up the servers' addresses; meet servers that are new, close the connections to those that are gone."""
         try:
             found = resolve(self._remote.servers)
         except (OSError, ValueError) as error:
             if not self._threads and isinstance(error, ValueError):
-                raise  # whoever starts with something else than addresses is told so
-            logger.warning("The list of servers cannot be read; the last one holds: %s", printable(str(error)))
+                raise  # the first time, it is what the user passed
+            logger.warning("The list of servers cannot be read; keeping the last one: %s", printable(str(error)))
             return
         new, gone = self.requests.replace_links(found)
         for link in gone:
@@ -115,7 +115,7 @@ class Fleet:
         thread.start()
 
     def _meet(self, link: Link) -> None:
-        """Ask a server what it has, at first and whenever it was down; when it is this plan, connections ask for it."""
+        """Ask a server what it serves, at the start and after it was down; if it is this plan, open connections."""
         connection = self._connect(link)
         while self.requests.wait_for_outage(link):
             try:
@@ -127,7 +127,7 @@ class Fleet:
                 self._welcome(link, said)
 
     def _welcome(self, link: Link, said: dict[str, Any]) -> None:
-        """Open as many connections as a server should have requests, unless they are there."""
+        """Open as many connections as the server should have requests, less those that exist."""
         self.requests.met(
             link, num_workers=said["workers"], step_bytes=said["step_bytes"], step_seconds=said["step_seconds"]
         )
@@ -164,7 +164,7 @@ class Fleet:
             try:
                 size = connection.get_body(self._request(job.item).path, slot.memory)
                 arrived = Arrived.read(slot, size, job.item, time.monotonic() - begin, self._layouts)
-            except Exception as error:  # noqa: BLE001 - told apart there
+            except Exception as error:  # noqa: BLE001 - `failed` tells them apart
                 requests.failed(link, job, slot, error)
             else:
                 requests.answered(link, job, arrived)
