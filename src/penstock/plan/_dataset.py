@@ -239,12 +239,12 @@ class Dataset(Verbs[Plan]):
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """What is known beside the data: tokenizer, packing, what was skipped."""
+        """What is known about the data: tokenizer, packing, what was skipped."""
         return self.storage.attributes
 
     @property
     def tokenizers(self) -> dict[str, str]:
-        """The tokenizer that `prepare` used, name by digest; empty where nothing says which it was."""
+        """The tokenizer that `prepare` used, name by digest; empty if unknown."""
         facts = self.attributes.get("tokenizer")
         if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
             return {}
