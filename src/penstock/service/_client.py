@@ -73,7 +73,7 @@ class RemoteEngine:
         return max(1, num_steps)
 
     def submit(self, ticket: int, item: Item | Bundle, worker: int | None = None) -> None:
-        """Have an item computed by whoever is free first."""
+        """Have an item computed by the server or worker that is free first."""
         self._requests.add(ticket, item)
         self._feed_local()
 

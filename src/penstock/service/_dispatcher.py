@@ -148,7 +148,7 @@ class Dispatcher:
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever asked may be gone
+                future.exception()  # marked as seen: the client may be gone
 
     def _settle(self, request: BatchRequest, outcome: Result | BaseException) -> None:
         """Turn what a worker made into an answer, or into a failure; the next such request tries again."""
@@ -156,7 +156,7 @@ class Dispatcher:
             future = self._asked.pop(request)
             self.statistics.num_failed += 1
             future.set_exception(outcome)
-            future.exception()  # whoever asked may be gone
+            future.exception()  # marked as seen: the client may be gone
             return
         answer = self._make_answer(request, outcome)
         statistics = self.statistics

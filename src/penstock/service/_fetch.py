@@ -1,4 +1,10 @@
-"""One connection to one server: asks for a body, and reads it straight into memory that becomes the batch."""
+"""One connection to one server: asks for a body, and reads it straight into memory that becomes the batch.
+
+`http.client` reads the headers. The body is received piece by piece into the slot, and each piece is added to the
+checksum while it is in the processor's cache. A connection stays open from request to request, and is opened again
+after anything went wrong. No wait outlasts the time limit, and `close` ends one in another thread. A token is
+sent over TLS, or to this machine, and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -207,14 +213,14 @@ class Connection:
 
     def _raise_refusal(self, response: http.client.HTTPResponse) -> NoReturn:
         page = _parse(self._read_page(response)) or {}
-        said = printable(str(page.get("error", "no reason given"))[:_MAX_REASON], keep="\n\t")
+        reason = printable(str(page.get("error", "no reason given"))[:_MAX_REASON], keep="\n\t")
         self._drop()
         if response.status == 500:
             trace = str(page.get("traceback", ""))[:_MAX_TRACE]
-            raise RemoteFailed(f"Computing on {self._address} failed: {said}\n\nThere:\n{trace}")
+            raise RemoteFailed(f"Computing on {self._address} failed: {reason}\n\nOn the server:\n{trace}")
         if response.status == 503:
-            raise ConnectionError(said)
-        raise Refused(f"{response.status}: {said}")
+            raise ConnectionError(reason)
+        raise Refused(f"{response.status}: {reason}")
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:

@@ -56,8 +56,8 @@ class Fleet:
 
     def describe(self) -> str:
         """Which servers are being waited for, in words."""
-        said = [f"{link.address} ({link.condition})" for link in self.requests.links.values()]
-        return f"waiting for {', '.join(said) or self._remote.servers}."
+        servers = [f"{link.address} ({link.condition})" for link in self.requests.links.values()]
+        return f"waiting for {', '.join(servers) or self._remote.servers}."
 
     def check(self) -> None:
         """Raise if waiting is of no use.
@@ -71,11 +71,11 @@ class Fleet:
         if not refuse_all and waited < self._remote.timeout_seconds:
             return
         reasons = "".join(f"\n  {link.address}: {link.condition}" for link in links)
-        told = reasons or f"\n  {self._remote.servers}: no address found"
+        reasons = reasons or f"\n  {self._remote.servers}: no address found"
         what = "Every server refuses" if refuse_all else f"No server has answered for {waited:.0f} s"
         raise ServiceError(
-            f"{what}:{told}\nStart `penstock serve` with this plan ({self._plan.fingerprint}), or load it here: leave "
-            "out remote=. The state of the loader is that of the last batch handed over."
+            f"{what}:{reasons}\nStart `penstock serve` with this plan ({self._plan.fingerprint}), or load it here: "
+            "leave out remote=. The state of the loader is that of the last batch handed over."
         )
 
     def close(self) -> None:
@@ -119,17 +119,17 @@ class Fleet:
         connection = self._connect(link)
         while self.requests.wait_for_outage(link):
             try:
-                said = connection.get_json("/v1/plan")
-                self._check(said)
+                page = connection.get_json("/v1/plan")
+                self._check(page)
             except (OSError, Refused) as error:
                 self.requests.not_met(link, error)
             else:
-                self._welcome(link, said)
+                self._welcome(link, page)
 
-    def _welcome(self, link: Link, said: dict[str, Any]) -> None:
+    def _welcome(self, link: Link, page: dict[str, Any]) -> None:
         """Open as many connections as the server should have requests, less those that exist."""
         self.requests.met(
-            link, num_workers=said["workers"], step_bytes=said["step_bytes"], step_seconds=said["step_seconds"]
+            link, num_workers=page["workers"], step_bytes=page["step_bytes"], step_seconds=page["step_seconds"]
         )
         for number in range(len(link.connections), 1 + min(requests_in_flight(link.num_workers), _MAX_CONNECTIONS)):
             work = functools.partial(self._work, link, self._connect(link))
@@ -141,8 +141,8 @@ class Fleet:
         link.connections.append(connection)
         return connection
 
-    def _check(self, said: dict[str, Any]) -> None:
-        version, fingerprint = (str(said.get(name))[:64] for name in ("version", "fingerprint"))
+    def _check(self, page: dict[str, Any]) -> None:
+        version, fingerprint = (str(page.get(name))[:64] for name in ("version", "fingerprint"))
         if version != str(VERSION):
             raise Refused(f"speaks version {version}, this Penstock speaks {VERSION}")
         if fingerprint != self._plan.fingerprint:
@@ -150,9 +150,9 @@ class Fleet:
                 f"serves the plan {fingerprint}, not {self._plan.fingerprint}; its data, stages or functions differ"
             )
         most = {"workers": _MAX_WORKERS, "step_bytes": _MAX_STEP_BYTES}
-        if not all(type(said.get(name)) is int and 0 < said[name] <= limit for name, limit in most.items()):
+        if not all(type(page.get(name)) is int and 0 < page[name] <= limit for name, limit in most.items()):
             raise Refused("does not say how many workers it has")
-        if type(said.get("step_seconds")) is not float or not 0 <= said["step_seconds"] < _MAX_STEP_SECONDS:
+        if type(page.get("step_seconds")) is not float or not 0 <= page["step_seconds"] < _MAX_STEP_SECONDS:
             raise Refused("does not say how long a batch takes")
 
     def _work(self, link: Link, connection: Connection) -> None:

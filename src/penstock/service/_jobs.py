@@ -1,4 +1,4 @@
-"""What is asked of whom: a queue of items that many connections take from, and the rules for asking twice.
+"""Which server is asked for what: a queue of items that many connections take from, and the rules for asking twice.
 
     submit ──► waiting ──take──► asked of one server ──answered──► done ──► the training thread
                   ▲                      │

@@ -1,4 +1,4 @@
-"""What is asked of which server, and what came of it: all that a loader's connections share.
+"""What is asked of which server, and how that ended: all that a loader's connections share.
 
     Jobs ◄── take the oldest ── connections, a thread each
     done ◄── what lies where, or why not ─┘
@@ -34,7 +34,7 @@ _MAX_DAMAGED = 5
 
 
 class Link:
-    """One server: what is known of it, and the connections to it."""
+    """One server: what is known about it, and the connections to it."""
 
     def __init__(self, address: Address, lock: threading.RLock) -> None:
         self.address = address
@@ -114,7 +114,7 @@ class Requests:
                 link.work.notify()
 
     def wait_for(self, tickets: Container[int], seconds: float) -> None:
-        """Wait until one of these is done, for at most so many seconds; rare events end the wait early."""
+        """Wait until one of these is done, for at most `seconds`; rare events end the wait early."""
         with self.lock:
             if not any(ticket in tickets for ticket in self.done):
                 self._awaited = tickets

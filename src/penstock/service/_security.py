@@ -1,4 +1,9 @@
-"""Who may ask, and over what: tokens, TLS, and what must be there before a server listens beyond this machine."""
+"""Who may ask, and over what: tokens, TLS, and what must be there before a server listens beyond this machine.
+
+On loopback nothing is needed. Anywhere else a server needs a certificate, and either a token or an authority that
+signs its clients' certificates: without them it refuses to start. TLS is version 1.3. A token or key that every user of
+the machine can change is refused on both sides.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Allowance:
 
     @contextlib.asynccontextmanager
     async def hold(self, num_bytes: int) -> AsyncIterator[None]:
-        """Hold so many bytes, as soon as they are free; more than the limit counts as the limit."""
+        """Hold this many bytes, as soon as they are free; more than the limit counts as the limit."""
         num_bytes = min(num_bytes, self._limit)
         await self._enter(num_bytes)
         try:

@@ -97,7 +97,7 @@ class Server:
         return self._dispatcher.num_workers
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Stop, after answers that clients wait for are sent, or after so many seconds. Idempotent."""
+        """Stop, once the answers that clients wait for are sent, or after `drain_seconds`. Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._leave, drain_seconds)
             self._thread.join(drain_seconds + 10)
@@ -152,7 +152,7 @@ class Server:
             self._leaving = self._loop.create_task(self._drain(drain_seconds))
 
     async def _drain(self, seconds: float) -> None:
-        """Wait for so many seconds until no client waits for an answer; new requests are refused meanwhile."""
+        """Wait until no client waits for an answer, for at most `seconds`; new requests are refused meanwhile."""
         deadline = self._loop.time() + seconds
         while self.statistics.num_waiting and self._loop.time() < deadline:
             await asyncio.sleep(0.02)

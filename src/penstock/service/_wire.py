@@ -121,8 +121,8 @@ def encode(batch: Mapping[str, Any], arrangement: Arrangement) -> Body:
     """
     named: dict[str, NDArray[Any]] = {}
     form = {name: _form_of(value, name, named) for name, value in batch.items()}
-    said = {_FORM: json.dumps(form, separators=(",", ":")), _ARRANGEMENT: arrangement}
-    header: dict[str, Any] = {"__metadata__": said}
+    metadata = {_FORM: json.dumps(form, separators=(",", ":")), _ARRANGEMENT: arrangement}
+    header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     ordered = sorted(named.items(), key=lambda entry: -entry[1].itemsize)
     for name, array in ordered:
@@ -210,10 +210,10 @@ def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
     """
     header, start = _read_header(body)
     try:
-        said = header.pop("__metadata__")
+        metadata = header.pop("__metadata__")
         tensors = {name: _sent_array(entry, start, body) for name, entry in header.items()}
         _check_sizes(tensors, len(body) - start)
-        form, arrangement = json.loads(said[_FORM]), said[_ARRANGEMENT]
+        form, arrangement = json.loads(metadata[_FORM]), metadata[_ARRANGEMENT]
         check_choice("arrangement", arrangement, get_args(Arrangement))
         return {name: _build(each, tensors, body) for name, each in form.items()}, arrangement
     except FormatError:
