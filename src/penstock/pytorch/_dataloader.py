@@ -1,4 +1,9 @@
-"""The loader: what a training loop iterates over."""
+"""The loader: what a training loop iterates over.
+
+It inherits from torch's, so that frameworks take it for one, but a run does the work: `PlanRun` for a plan, or for a
+Penstock dataset with arguments that need no Python per sample, and `TorchRun` for any other dataset. What is here sorts
+the arguments (`_arguments`), chooses the run, and shows frameworks what they look for (`_plan_view`).
+"""
 
 from __future__ import annotations
 
@@ -54,9 +59,9 @@ class DataLoader(TorchDataLoader[BatchType]):
         batch_size, shuffle, sampler, batch_sampler, collate_fn, drop_last, worker_init_fn, multiprocessing_context,
             generator: torch's; a plan has its own ways for them.
         pin_memory, timeout, prefetch_factor, persistent_workers, pin_memory_device, in_order: torch's.
-        num_workers: How many. By default none for torch datasets, and for plans "auto": begun with the processors that
-            this job may use, and found by the step rate while training runs. Map-style torch datasets take "auto", too:
-            random numbers are then seeded for each batch, whoever computes it.
+        num_workers: How many. By default none for torch datasets, and for plans "auto": it begins with the processors
+            that this job may use, and is tuned by the step rate while training runs. Map-style torch datasets take
+            "auto", too: random numbers are then seeded for each batch, whichever worker computes it.
         workers: For plans: "thread", "process", "inline", or "auto".
         prefetch: For plans: batches computed ahead; two per worker to begin with, and with "auto" as many as help.
         mesh: For plans: the device mesh of a job that is parallel in several ways; ranks that share a data-parallel
@@ -73,7 +78,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         local_workers: For plans with `remote`: workers of this machine that take a share, and go on without servers.
         device: Hand batches over on this device: copied from pinned memory, on a stream of their own, one batch
             ahead of the training loop.
-        settings: A file that `penstock tune` wrote: its options stand for arguments that are not given.
+        settings: A file that `penstock tune` wrote: its options take the place of arguments that are not given.
         snapshot_every_n_steps: torchdata's, for scripts written for its `StatefulDataLoader`. A state here is
             always that of the last batch handed over, so this changes nothing.
 
@@ -194,7 +199,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         self._run.load_state_dict(state)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch of a plan, unless it runs; with a torch dataset, tell it and the sampler."""
+        """Go to the start of an epoch of a plan, unless it is running; or tell a torch dataset and its sampler."""
         self._run.set_epoch(epoch)
 
     def set_workers(self, num_workers: int) -> None:
@@ -218,7 +223,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         self._check_num_workers(self.num_workers)
 
     def _check_num_workers(self, num_workers: int) -> None:
-        """What was measured to be best needs no warning."""
+        """Warn about too many workers, unless that number was measured to be best."""
         if num_workers != self._measured_workers:
             warn_too_many_workers(num_workers)
 
