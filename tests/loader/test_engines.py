@@ -139,7 +139,7 @@ def test_a_dead_worker_costs_nothing_but_time(processes: Engine, tmp_path: Path)
     ("kind", "said", "advice"),
     [
         ("kill", "was killed by SIGKILL", "Lower num_workers"),
-        ("crash", "was killed by SIGSEGV", "Compiled code broke down"),
+        ("crash", "was killed by SIGSEGV", "Compiled code crashed"),
         ("exit", "exited with code 7", "See what computes this batch"),
     ],
 )

@@ -198,6 +198,12 @@ def test_labels_that_mean_different_classes_are_not_mixed(tmp_path: Path) -> Non
             penstock.mix({**others, "b": (b, 1)}, seed=0, rows=6)
 
 
+def test_a_zip_of_datasets_without_samples_has_the_columns_of_both() -> None:
+    x, y = penstock.from_arrays({"x": np.arange(3)}), penstock.from_arrays({"y": np.ones((3, 2))})
+    none = x.filter(x=7).zip(y.take(np.empty(0, np.int64)))
+    assert {name: column.shape for name, column in none[:].items()} == {"x": (0,), "y": (0, 2)}
+
+
 def test_zip_compares_columns_that_both_have() -> None:
     names = penstock.from_arrays({"id": np.arange(5), "x": np.arange(5) * 2})
     fitting = penstock.from_arrays({"id": np.arange(5), "y": np.arange(5) * 3})

@@ -240,7 +240,7 @@ def test_a_token_is_not_shown_without_tls_beyond_loopback(plan: penstock.Plan, t
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"0.0.0.0:{listener.getsockname()[1]}"  # this machine, though no address of its loopback
         security = Security(token_file=tmp_path / "token")
-        with pytest.raises(ServiceError, match=r"would be shown the token .* authority="):
+        with pytest.raises(ServiceError, match=r"would get the token .* authority="):
             penstock.DataLoader(plan, remote=Remote(servers=address, security=security)).__iter__()
         (reading,) = read_servers([address], security)
         assert "authority=" in str(reading.problem)

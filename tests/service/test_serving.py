@@ -288,7 +288,7 @@ def test_a_secret_that_all_users_can_change_is_refused_and_one_they_can_read_is_
         for mode, num_told in ((0o600, 0), (0o640, 0), (0o644, 1)):
             secret.chmod(mode)
             caplog.clear()
-            _security._tell_readable.cache_clear()
+            _security._warn_readable.cache_clear()
             assert use()
             assert [f"{secret}: every user of this machine can read" in each for each in caplog.messages] == (
                 [True] * num_told

@@ -341,7 +341,7 @@ def test_half_a_megatron_pair_is_an_error(missing: str, tmp_path: Path) -> None:
 
 def test_a_file_whose_name_tells_nothing_asks_for_its_format(tmp_path: Path) -> None:
     save_npy(tmp_path / "x", np.arange(3))
-    with pytest.raises(FormatError, match=r"its name does not tell its format. Say format='npy'"):
+    with pytest.raises(FormatError, match=r"a file whose name does not say its format. Give format='npy'"):
         penstock.open(tmp_path / "x")
     assert len(penstock.open(tmp_path / "x", format="npy")) == 3
     with pytest.raises(ValueError, match="the formats are 'penstock', 'npy', 'raw' and 'megatron'"):

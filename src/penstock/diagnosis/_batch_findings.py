@@ -1,6 +1,6 @@
 """Findings about what batches are made of: where samples come from, what they cost, and their shape.
 
-Each is a pure function from a case to one finding, or to none; `_diagnosis.FINDINGS` says which is told first.
+Each is a pure function from a case to one finding, or to none; `_diagnosis.FINDINGS` sets their order.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def padded_batches(case: Case) -> Finding | None:
         id="padding",
         title=f"{percent(share)} of the tokens are padding",
         evidence=(
-            f"Of {format_number(100 * share)} in 100 tokens nothing is learned, and the model computes them all.",
+            f"Nothing is learned from {format_number(100 * share)} in 100 tokens, and the model computes them all.",
             "Batches of rows of similar lengths were tried; packing documents into full rows leaves no padding.",
         ),
         change="pack instead of pad: penstock.open(...).pack(length), or group batches by length",
@@ -148,7 +148,7 @@ def padded_batches(case: Case) -> Finding | None:
 
 
 def odd_batch_size(case: Case) -> Finding | None:
-    """A batch size that kernels do not like."""
+    """A batch size that leaves the last block of the kernels nearly empty."""
     found = case.best(lambda trial: "batch_size" in trial.changes)
     if found is None:
         return None

@@ -1,6 +1,6 @@
 """What a batch is made of: tensors in containers. Counting, copying, padding and regrouping them.
 
-Torch is never imported here: in a process that has batches of tensors, it is there already.
+Torch is never imported here: a process that has batches of tensors has imported it already.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def copy_batch(batch: Any) -> Any:
 
 
 def _clone(tensor: Any) -> Any:
-    """A copy made by one thread: torch's own would wait for those whose cores are busy, 20 ms for 256 KB (tried)."""
+    """A copy made by one thread: torch's own waits for threads whose cores are busy, measured 20 ms for 256 KB."""
     torch = sys.modules["torch"]
     try:
         return torch.from_numpy(tensor.detach().numpy().copy(order="K"))
-    except (TypeError, RuntimeError):  # bfloat16, and what is not in this machine's memory
+    except (TypeError, RuntimeError):  # bfloat16, and tensors on a device
         return tensor.detach().clone()
 
 
@@ -89,7 +89,7 @@ def row_lengths(tokens: Any) -> Any:
 
 
 def padding_share(batch: Any) -> float | None:
-    """Which part of a batch of tokens is padding at the ends of rows; None when it is no batch of tokens."""
+    """Share of a batch of tokens that is padding at the ends of rows; None if it is not a batch of tokens."""
     tokens = tokens_of(batch)
     if tokens is None or tokens.device.type != "cpu":
         return None
@@ -97,7 +97,7 @@ def padding_share(batch: Any) -> float | None:
 
 
 def can_regroup(batch: Any) -> bool:
-    """Whether its rows can be dealt anew: every tensor has a row for each sample, and at most the tokens' width."""
+    """Whether its rows can be regrouped: every tensor has a row for each sample, and either no width or the tokens'."""
     tokens = tokens_of(batch)
     if tokens is None:
         return False
@@ -115,14 +115,14 @@ def group_by_length(batches: list[Any]) -> list[Any]:
     torch = sys.modules["torch"]
     lengths = [row_lengths(tokens_of(batch)) for batch in batches]
     sizes = [len(each) for each in lengths]
-    widths = max(int(tokens_of(batch).shape[1]) for batch in batches)
+    widest = max(int(tokens_of(batch).shape[1]) for batch in batches)
     order = torch.cat(lengths).argsort()
     joined_lengths = torch.cat(lengths)
     groups, begin = [], 0
     for size in sizes:
         rows = order[begin : begin + size]
         width = int(joined_lengths[rows].max())
-        take = functools.partial(_take_rows, rows=rows, width=widths, kept=width)
+        take = functools.partial(_take_rows, rows=rows, width=widest, kept=width)
         groups.append(_map_together(batches, take))
         begin += size
     shuffle = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0)).tolist()

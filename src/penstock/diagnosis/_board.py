@@ -1,5 +1,4 @@
-"""Ranks that train together, and where they read whose turn it is: they must change together, or each would wait for
-the other.
+"""A notice that all ranks of a job read: they must change turns together, or each would wait for the other.
 
 Rank 0 writes that a turn begins at a step that no rank can have reached; every rank counts its own steps. The board
 is a mapped file of five numbers; one rank writes it, and each step looks whether there is a new notice: under 1 µs.
@@ -20,7 +19,7 @@ _MARGIN = 4
 
 
 class Ranks(NamedTuple):
-    """Who this is, of how many."""
+    """The rank of this process, and how many there are."""
 
     rank: int
     world_size: int
@@ -32,12 +31,12 @@ class Ranks(NamedTuple):
 
     @property
     def margin(self) -> int:
-        """Steps between an announcement and what it announces, so that all hear of it in time."""
+        """Steps between an announcement and what it announces, so that all ranks see it in time."""
         return _MARGIN if self.world_size > 1 else 0
 
 
 def find_ranks() -> Ranks:
-    """From torch.distributed, or from what launchers set."""
+    """What torch.distributed says, or the variables that launchers set."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return Ranks(int(distributed.get_rank()), int(distributed.get_world_size()))
@@ -45,7 +44,7 @@ def find_ranks() -> Ranks:
 
 
 class Notice(NamedTuple):
-    """What stands on the board."""
+    """What the board says."""
 
     trial: int
     begins_at: int
@@ -54,7 +53,7 @@ class Notice(NamedTuple):
     """Whether the turn begins with an epoch."""
     stops_at: int
     turn: int
-    """Counts notices. It is written last: who sees it sees the rest."""
+    """Counts notices. Written last: a rank that sees it sees the rest."""
 
 
 class Board:
@@ -64,7 +63,7 @@ class Board:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(descriptor).st_size < _NUMBERS.size:
-                os.posix_fallocate(descriptor, 0, _NUMBERS.size)  # a map without room on the disk would be a signal
+                os.posix_fallocate(descriptor, 0, _NUMBERS.size)  # writing to a map without room on disk raises SIGBUS
             self._map = mmap.mmap(descriptor, _NUMBERS.size)
         finally:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What findings are made from: a recording, its figures, and what was tried; a change that helped becomes one here."""
+"""What findings are made from: a recording, its figures, and what was tried. A change that helped becomes a finding."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from penstock.report import Finding, format_bytes
 from penstock.tuning import name_of as written_options
 
 _WIDE = 1.5
-"""An interval that ends above this is no sign of health."""
+"""An interval that reaches above this does not show that a job is healthy."""
 _MANY_OTHERS = 0.25
-"""Share of the cores."""
+"""Other programs that use this share of the cores are in the way."""
 _DELAYED = 0.2
 """Share of a time that was spent without a core."""
 _HARDLY_WAITS = 0.05
-"""Share of the time."""
+"""Share of the time spent waiting, below which that hardly matters."""
 _PLENTY = 0.25
-"""Of the time of a step, to make a batch."""
+"""Share of a step's time: a loader that makes a batch in less has plenty of them."""
 _SETTLED_SECONDS = 1.8
 _FEWEST_GROWTHS = 4
 _LEAST_GROWTH = 0.5e6
@@ -65,7 +65,7 @@ class Case:
 
     @cached_property
     def was_enough_tried(self) -> bool:
-        """Whether the experiment came to its end, or so far that changes had the turns that are evidence."""
+        """Whether the experiment ended by itself, or every promising change had enough turns to be evidence."""
         if self.recording.has("done") and not self.recording.has("out-of-time"):
             return True
         most_rounds = max((each.estimate.num_rounds for each in self.tried), default=0)
@@ -99,19 +99,19 @@ class Case:
 
     @property
     def other_cores(self) -> float:
-        """Processors' worth of time that other programs used meanwhile."""
+        """How many cores other programs used meanwhile, on average."""
         return float(self.recording.machine.get("other_cores", 0.0))
 
     @property
     def has_neighbours(self) -> bool:
-        """Whether other programs used so many that they were in the way."""
+        """Whether other programs used enough cores to be in the way."""
         return self.other_cores >= _MANY_OTHERS * self.cores
 
     @cached_property
     def others_hold_cores(self) -> bool:
         """Whether it waits because other programs hold cores, and would keep up with a core whenever it is ready.
 
-        A loader that costs nothing needs none, so that it is faster on such a machine whatever is wrong with the job.
+        A loader that costs nothing needs no core, so on such a machine it is faster whatever the job does.
         """
         workers, stages = self.options["num_workers"], self.stages
         if not workers or self.recording.whole_epochs or not self.has_neighbours:
@@ -125,10 +125,12 @@ class Case:
 
     @cached_property
     def is_unclear(self) -> bool:
-        """Whether it cannot be told if it waits for data: the interval is too wide."""
+        """Whether the interval is too wide to say if it waits for data."""
         ceiling = self.recording.ceiling
-        if ceiling is None or self.waits_for_data or self.others_hold_cores or self.only_shares_processor:
-            return ceiling is None
+        if ceiling is None:
+            return True
+        if self.waits_for_data or self.others_hold_cores or self.only_shares_processor:
+            return False
         return ceiling.ratio >= HEALTHY_BELOW or ceiling.ratio + ceiling.gain.error > _WIDE
 
     @cached_property
@@ -144,9 +146,9 @@ class Case:
         good = [each for each in self.tried if each.estimate.ratio >= LEAST_GAIN and each.estimate.is_above(1.0)]
         return sorted(good, key=lambda each: -each.estimate.ratio)
 
-    def best(self, is_meant: Callable[[Trial], bool]) -> Tried | None:
-        """The best of the changes that are meant."""
-        return next((each for each in self.helped if is_meant(each.trial)), None)
+    def best(self, is_wanted: Callable[[Trial], bool]) -> Tried | None:
+        """The best of the changes that helped and are wanted; None if there is none."""
+        return next((each for each in self.helped if is_wanted(each.trial)), None)
 
     def advise(
         self,
@@ -159,7 +161,7 @@ class Case:
         change: str = "",
         link: str = "",
     ) -> Finding:
-        """A finding whose change was tried; without other words for it, the change is the call with its options."""
+        """A finding whose change was tried; unless `change` says otherwise, it is the call with the changed options."""
         return Finding(
             id=id,
             title=title,
@@ -172,7 +174,7 @@ class Case:
         )
 
     def price_of_prefetch(self, trial: Trial) -> str:
-        """What more batches that are ready cost."""
+        """What having more batches ready costs."""
         workers = trial.changes.get("num_workers", self.options["num_workers"])
         depth = trial.changes.get("prefetch_factor", self.options["prefetch_factor"] or 2)
         more = max(0, workers * depth - self.loader["prefetched"]) * self.stages.bytes
@@ -201,7 +203,7 @@ class Case:
 
     @cached_property
     def worker_memory(self) -> tuple[float, float]:
-        """(Bytes of a worker's own at first, and at last)."""
+        """(First, largest) size in bytes of a worker's own memory, averaged over workers."""
         events = self.recording.events_as_is(EventKind.MEMORY)
         if not len(events):
             return 0.0, 0.0

@@ -35,7 +35,7 @@ _DELAY_EVERY_NS = 20_000_000
 
 
 class Conductor:
-    """One for each training process."""
+    """Conducts the experiment in one training process."""
 
     def __init__(self, log: Recorder) -> None:
         self._log = log
@@ -174,7 +174,8 @@ class Conductor:
         watched.trains = watched.trains or (torch is not None and torch.is_grad_enabled())
         watched.count_step(begin, end)
         if self._turns is not None:
-            self._num_foreign += not _go_together(watched, self._turns.primary)
+            if not _go_together(watched, self._turns.primary):
+                self._num_foreign += 1
             return
         if not watched.replay.is_full:
             watched.replay.keep(batch)
@@ -190,7 +191,7 @@ class Conductor:
             self._begin_experiment(watched)
 
     def _begin_experiment(self, seen: Watched) -> None:
-        """Of loops that go together, as in `zip(a, b)`, the one that is waited for is experimented on."""
+        """Begin turns of the loop that is waited for most, among those that go together, as in `zip(a, b)`."""
         together = [each for each in self._watched.values() if _go_together(each, seen)]
         primary = max(together, key=lambda each: each.waited)
         turns = Turns(primary, log=self._log, board=self._board, ranks=self._ranks, settings=self._settings)
@@ -252,7 +253,7 @@ class Conductor:
         return doctor if doctor is not None and name_process(doctor[0]) == doctor else None
 
     def _is_doctor_gone(self) -> bool:
-        """Whether nobody is there any more to read what is recorded."""
+        """Whether the doctor has ended, so that nobody will read what is recorded."""
         now = time.monotonic()
         if self._doctor is None or now < self._doctor_seen_at + _DOCTOR_EVERY_SECONDS:
             return False

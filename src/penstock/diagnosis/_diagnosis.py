@@ -1,7 +1,7 @@
 """The diagnosis of a run: the verdict in a sentence, the ceiling, and findings.
 
-A finding has a cause, which the recorded times show, and a change. Its gain is what trying the change gave; no
-change that did not help is ever advised. To add one, write a function in `_worker_findings` or `_batch_findings`, and
+A finding has a cause, which the recorded times show, and a change. Its gain is what trying the change gave; a
+change that did not help is never advised. To add one, write a function in `_worker_findings` or `_batch_findings`, and
 give it its place in `FINDINGS`.
 """
 
@@ -34,7 +34,7 @@ FINDINGS: tuple[Callable[[Case], Finding | None], ...] = (
     _worker_findings.torch_threads,
     _worker_findings.growing_workers,
 )
-"""The most specific causes first: of two that advise the same change, the first is told."""
+"""The most specific causes first: of two that advise the same change, the first is reported."""
 _NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "growing-workers"}
 
 
@@ -97,16 +97,16 @@ def diagnose(run: ScriptRun) -> Diagnosis:
 
 
 def find(case: Case) -> list[Finding]:
-    """All findings, by measured gain; those without one last. Whoever waits for data is told something about it."""
-    told: dict[str, Finding] = {}
+    """All findings, by measured gain; those without one last. A job that waits for data has at least one about it."""
+    found: dict[str, Finding] = {}
     for function in FINDINGS:
         finding = function(case)
         if finding is not None:
-            told.setdefault(finding.change, finding)
+            found.setdefault(finding.change, finding)
     fallback = _batch_findings.costly_samples(case) or _batch_findings.nothing_tried(case)
-    if fallback is not None and all(each.id in _NOT_ABOUT_LOADING for each in told.values()):
-        told[fallback.change] = fallback
-    return sorted(told.values(), key=lambda each: -(each.gain.ratio if each.gain is not None else 0.0))
+    if fallback is not None and all(each.id in _NOT_ABOUT_LOADING for each in found.values()):
+        found[fallback.change] = fallback
+    return sorted(found.values(), key=lambda each: -(each.gain.ratio if each.gain is not None else 0.0))
 
 
 def _without_batches(run: ScriptRun, notes: list[str]) -> Diagnosis:
@@ -145,16 +145,16 @@ def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
             f"{case.cores} cores. With a core whenever it was ready for one, a worker would make a batch in "
             f"{format_seconds(stages.making)}, and a step would take {format_seconds(stages.training)}."
         )
-        return start if best is None else f"{start} {_tell_best(best)}"
+        return start if best is None else f"{start} {_describe_best(best)}"
     if not case.waits_for_data:
         limit = recording.ceiling.gain
-        told = "Cannot tell whether it waits for data" if case.is_unclear else "Not waiting for data"
-        start = f"{told}: a loader that costs nothing would give × {limit.ratio:.2f} ± {limit.error:.2f}."
-        return start if best is None else f"{start} {_tell_best(best)}"
-    return waits if best is None else f"{waits} {_tell_best(best)}"
+        claim = "Cannot tell whether it waits for data" if case.is_unclear else "Not waiting for data"
+        start = f"{claim}: a loader that costs nothing would give × {limit.ratio:.2f} ± {limit.error:.2f}."
+        return start if best is None else f"{start} {_describe_best(best)}"
+    return waits if best is None else f"{waits} {_describe_best(best)}"
 
 
-def _tell_best(best: Finding) -> str:
+def _describe_best(best: Finding) -> str:
     if best.gain is not None:
         return f"{best.title}: changing it makes training {best.gain.ratio:.2f} × faster, measured on your job."
     if best.id == _batch_findings.NOTHING_TRIED and best.limit is not None:

@@ -78,7 +78,7 @@ class Estimate(NamedTuple):
 
     @property
     def gain(self) -> Gain:
-        """For people: with half the width of the 95 % interval."""
+        """The gain with half the width of its 95 % interval."""
         width = self.ratio * self._log_width if self.num_rounds > 1 else self.ratio
         return Gain(ratio=self.ratio, error=width)
 
@@ -87,7 +87,7 @@ class Estimate(NamedTuple):
         return self.error * student_quantile(self.num_rounds)
 
     def is_above(self, ratio: float) -> bool:
-        """Whether the whole interval is."""
+        """Whether the whole interval is above a ratio."""
         return self.num_rounds >= FEWEST_ROUNDS and math.log(self.ratio) - self._log_width > math.log(ratio)
 
 
@@ -149,7 +149,7 @@ def experiment(
 
 
 def is_clear(ceiling: Estimate | None) -> bool:
-    """Whether more rounds would hardly change on which side of the border a ceiling is."""
+    """Whether more rounds would hardly move a ceiling across the border to healthy."""
     if ceiling is None:
         return True
     distance = abs(math.log(ceiling.ratio / HEALTHY_BELOW))
@@ -167,10 +167,10 @@ def is_promising(gain: Estimate | None) -> bool:
 
 
 def survivors(trials: Sequence[Trial], turns: Sequence[TurnResult], done: int) -> list[Trial]:
-    """Who runs on: at most three after the first round, two after the second; nobody who makes it slower.
+    """The trials that go on: at most three after the first round, two after the second; none that makes it slower.
 
-    Before there is evidence, nobody drops out for less than turns as it is differ among themselves, and a first turn
-    may have been disturbed, if only by workers that start.
+    Before there is evidence, no trial drops out for a difference that is also found between turns as it is, and the
+    first round decides less: starting workers alone may have disturbed it.
     """
     found = {trial.number: estimate(turns, trial.number) for trial in trials}
     ratios = {number: each.ratio for number, each in found.items() if each is not None}
@@ -189,7 +189,7 @@ def _spread(turns: Sequence[TurnResult]) -> float:
 
 
 def affordable_trials(num_turns: float) -> int:
-    """How many trials to begin with so that the last of them have the rounds that are evidence; at least one."""
+    """How many trials to begin with so that the last of them get enough rounds to be evidence; at least one."""
     return max((n for n in range(1, 100) if n + min(n, 3) + min(n, 2) + FEWEST_ROUNDS <= num_turns), default=1)
 
 
@@ -209,9 +209,9 @@ def turn_length(*, step_seconds: float, turn_seconds: float, settle: int, epoch_
 
 
 def steps_within(seconds: float, pace: float, *, multiple_of: int = 1) -> int:
-    """How many steps of `pace` seconds to count, to measure for so long; of a step that does nothing, not too many.
+    """How many steps of `pace` seconds to count, to measure for `seconds`; at least a few, and not too many.
 
-    What the doctor does for each step is not in its pace: a turn of a million would take minutes.
+    What the doctor does for each step is not in its pace: a turn of a million steps that do nothing would take minutes.
     """
     steps = min(_MOST_STEPS, max(_ENOUGH_STEPS, math.ceil(seconds / max(pace, 1e-6))))
     return -(-steps // multiple_of) * multiple_of

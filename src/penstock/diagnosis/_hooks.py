@@ -1,7 +1,7 @@
-"""Puts the doctor into torch's and our DataLoader, in a process of a script that knows nothing of it.
+"""Puts the doctor into torch's and our DataLoader, in a process of a script that knows nothing about it.
 
-Called by `_injected/sitecustomize.py` when the modules have been imported. What the script sees stays the same
-classes, with the same signatures.
+Called by `_injected/sitecustomize.py` when the modules have been imported. The script still sees the same classes, with
+the same signatures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def watch_penstock(dataloader: ModuleType) -> None:
 
 
 def watch_optimizers(optimizer: ModuleType) -> None:
-    """Notice training that gets its batches from no loader. `optimizer` is torch's module."""
+    """Notice training that does not get its batches from a loader. `optimizer` is torch's module."""
     optimizer.register_optimizer_step_post_hook(_after_optimizer_step)
 
 
@@ -54,7 +54,7 @@ def _after_optimizer_step(*_: Any) -> None:
 
 @functools.cache
 def _conductor() -> Conductor | None:
-    """The one of this process; None where the doctor has gone, or its disk has no room: the script is left alone."""
+    """The conductor of this process; None, and the script is left alone, if the doctor has gone or its disk is full."""
     try:
         return Conductor(recorder())
     except OSError:
@@ -77,7 +77,7 @@ def _remembering(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _same_as_before(loader: Any, place: str) -> Watched | None:
-    """Scripts that make their loader anew for each epoch have one loader, as far as the doctor is concerned."""
+    """The known loader that a new one continues, since some scripts make theirs again for each epoch; or None."""
     before = _by_place.get(place)
     if before is None or before.loader is not None or not before.resembles(loader):
         return None

@@ -35,7 +35,7 @@ _MOST_STEPS = 400
 _TITLE_LENGTH = 80
 _SLOWEST = 8
 _LITTLE = 0.05
-"""Share of the time: who waits less has no steps to look at."""
+"""Share of the time; a job that waits less has no steps worth pointing at."""
 _KINDS: dict[int, SpanKind] = {
     EventKind.NEXT: "wait",
     EventKind.START: "start",
@@ -48,9 +48,10 @@ _KINDS: dict[int, SpanKind] = {
 
 
 def make_page(diagnosis: Diagnosis) -> Page:
-    """Everything that was seen, for people."""
+    """Everything that was seen, as a page for readers."""
     command = diagnosis.run.command
-    words = " ".join(os.path.basename(word) for word in command[command[0] == sys.executable :])
+    shown = command[1:] if command[0] == sys.executable else command
+    words = " ".join(map(os.path.basename, shown))
     machine = _machine(diagnosis)
     tone = "good" if diagnosis.is_healthy else ("bad" if diagnosis.findings else "plain")
     title = f"penstock doctor · {words if len(words) <= _TITLE_LENGTH else words[: _TITLE_LENGTH - 2] + ' …'}"

@@ -24,10 +24,10 @@ _QUICK_NS = 100_000
 _EVERY = 16
 _MEMORY_EVERY_NS = 500_000_000
 _MOST_MEMORY_SHARE = 0.002
-"""Of the time, for a worker that looks at its memory, after its first looks: jobs that grow show it soon."""
+"""Share of the time that a worker may spend looking at its memory, after its first looks: growth shows early."""
 _FIRST_LOOKS = 12
 PLAIN_ITERS: dict[type, Callable[[Any], Iterator[Any]]] = {}
-"""The `__iter__` that each class of loaders had before the doctor came."""
+"""The `__iter__` that each class of loaders had before it was hooked."""
 
 
 def time_fetchers(fetch: Any) -> None:
@@ -65,7 +65,7 @@ def timed_worker_loop(loader: int, trial: int, *arguments: Any) -> None:
 
 
 def iterate_plainly(loader: Any, number: int, trial: int) -> Iterator[Any]:
-    """The loader's own iterator, whose workers know for whom they work."""
+    """The loader's own iterator, whose workers know their loader and trial."""
     plain = next(PLAIN_ITERS[each] for each in type(loader).__mro__ if each in PLAIN_ITERS)
     worker = sys.modules["torch.utils.data._utils.worker"]
     worker._worker_loop = functools.partial(timed_worker_loop, number, trial)  # type: ignore[attr-defined]
@@ -131,13 +131,13 @@ class _SampleClock:
         recorder().add(EventKind.SAMPLE, begin, end, cpu_seconds=used / 1e9, value=number)
 
     def fetched(self, nanoseconds: int, num_samples: int) -> None:
-        """Decide about the next batch from this one."""
+        """Decide from this batch whether to time the samples of the next."""
         self._num_fetches += 1
         self.is_on = nanoseconds > _QUICK_NS * max(1, num_samples) or self._num_fetches % _EVERY == 0
 
 
 class _TimedQueue:
-    """A queue of indices that tells how long a worker waited for one."""
+    """A queue of indices that records how long a worker waited for one."""
 
     def __init__(self, queue: Any, log: Recorder) -> None:
         self._queue, self._log = queue, log
@@ -225,7 +225,7 @@ def _timed_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def look_at_memory(log: Recorder) -> None:
-    """Write down this worker's own memory, and when to look again: not sooner than bounds what that costs."""
+    """Record this worker's own memory, and when to look again: late enough to bound what looking costs."""
     begin = time.perf_counter_ns()
     log.add(EventKind.MEMORY, begin, begin, value=_private_bytes())
     end = time.perf_counter_ns()
@@ -235,7 +235,7 @@ def look_at_memory(log: Recorder) -> None:
 
 
 def _private_bytes() -> int:
-    """Memory that this process shares with no other; 0 where the kernel does not tell.
+    """Memory that this process shares with no other; 0 where the kernel does not say.
 
     The kernel walks through all pages of the process: 3 ms once torch is loaded, more with the dataset.
     """

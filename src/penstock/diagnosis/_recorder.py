@@ -1,4 +1,4 @@
-"""What a process under the doctor writes down: events into its own file, rare facts as lines of JSON into one for all.
+"""What a process under the doctor records: events in its own file, rare facts as lines of JSON in one file for all.
 
 Children begin files of their own after a fork. A line is one write to a file opened for appending, so that lines of
 several processes do not mix.
@@ -33,14 +33,14 @@ class RunSettings(TypedDict):
 
 
 class _Nowhere:
-    """Takes what nobody will read."""
+    """Discards events."""
 
     def add(self, *what: Any, **more: Any) -> None:
         """Do nothing."""
 
 
 class Recorder:
-    """Writes for one process; one that outlives the doctor, whose folder is gone then, writes nothing."""
+    """Writes for one process; nothing once the doctor has ended and its folder is gone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.pid = folder, os.getpid()
@@ -95,7 +95,7 @@ class Recorder:
     def note(self, fact: str, **fields: Any) -> None:
         """Write a fact."""
         line = json.dumps({"fact": fact, "pid": self.pid, "time": time.perf_counter(), **fields}, default=repr) + "\n"
-        with contextlib.suppress(OSError):  # a full disk, or a folder that is gone, is no matter of the script's
+        with contextlib.suppress(OSError):  # a full disk, or a missing folder, must not disturb the script
             descriptor = os.open(self.folder / FACTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.write(descriptor, line.encode())
@@ -104,14 +104,14 @@ class Recorder:
 
 
 def name_process(pid: int) -> list[int] | None:
-    """A name that no other process will ever have; None when there is no such process, or nothing is told of it."""
+    """A name that no other process will ever have; None if there is no such process, or it cannot be read."""
     usage = read_process(pid)
     return None if usage is None else [pid, usage.started_ticks]
 
 
 @cache
 def recorder() -> Recorder:
-    """The one of this process."""
+    """The recorder of this process."""
     return Recorder(Path(os.environ[FOLDER_VARIABLE]))
 
 

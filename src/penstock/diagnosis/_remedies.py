@@ -1,6 +1,6 @@
 """What to try: a pure function from a recording to trials, the most promising first.
 
-A model of the measured times chooses, it does not judge: its ranking is right even where its numbers are not, and a bad
+A model of the measured times only chooses: its ranking is right even where its numbers are not, and a bad
 idea costs one turn.
 """
 
@@ -29,8 +29,10 @@ def choose_trials(recording: Recording, turns: Sequence[TurnResult], *, whole_ep
     stages, ceiling = measure_stages(recording), estimate(turns, REPLAY.number)
     proposals = list(_about_steps(recording, stages))
     if ceiling is None or ceiling.ratio >= HEALTHY_BELOW:
-        propose = _for_plans if recording.loader["is_plan"] else _about_loading
-        proposals += propose(recording, stages, cores, whole_epochs)
+        if recording.loader["is_plan"]:
+            proposals += _for_plans(recording, cores)
+        else:
+            proposals += _about_loading(recording, stages, cores, whole_epochs)
     unique = list({name_of(kind, changes): (kind, changes) for kind, changes in proposals}.items())
     return [
         Trial(number=number, name=name, kind=kind, changes=changes)
@@ -104,7 +106,7 @@ def _about_loading(recording: Recording, stages: Stages, cores: int, whole_epoch
             yield "options", {"num_workers": count}
 
 
-def _for_plans(recording: Recording, stages: Stages, cores: int, whole_epochs: bool) -> Iterator[Proposal]:
+def _for_plans(recording: Recording, cores: int) -> Iterator[Proposal]:
     assert recording.loader is not None
     options, kind = recording.loader["options"], recording.loader["workers"]
     if kind in ("thread", "inline"):
@@ -125,6 +127,6 @@ def _workers_needed(stages: Stages, cores: int) -> int:
 
 
 def _prefetch_needed(stages: Stages, workers: int) -> int:
-    """So many that a slow batch is under way before the trainer has used up the others."""
+    """Enough that a slow batch is under way before the trainer has used up the others."""
     depth = 1.5 * stages.slowest_tenth / max(stages.step, 1e-4)
     return int(min(64, max(4, math.ceil(depth / workers) + 1)))

@@ -32,7 +32,7 @@ _GRACE_SECONDS = 15.0
 """How long a script may take to end after it was stopped."""
 _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER, _SET_PARENT_DEATH_SIGNAL = 36, 37, 1
 _TURNS = 60
-"""A run of `seconds` has time for about so many turns, and hardly ever needs them."""
+"""About how many turns a run of `seconds` has time for; it hardly ever needs them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class DoctorSettings:
     seconds: float = 120.0
     """Stop the experiment after this time, counted from its first turn."""
     steps: int | None = None
-    """Stop it after so many steps of the training loop."""
+    """Stop it after this many steps of the training loop."""
     full: bool = False
     """Let the script run on to its own end."""
     observe: bool = False
@@ -65,12 +65,12 @@ class Usage:
     machine: MachineFacts
     history: UsageHistory | None
     job_cores: float
-    """Mean processors' worth of time that the script and its workers used."""
+    """How many cores the script and its workers used, on average."""
     other_cores: float
-    """And everything else on the machine."""
+    """How many everything else on the machine used."""
 
     def cores(self) -> dict[str, float]:
-        """Who used how many, for a recording."""
+        """Both numbers, for a recording."""
         return {"job_cores": self.job_cores, "other_cores": self.other_cores}
 
 
@@ -112,7 +112,7 @@ def run_script(
     }
     (folder / SETTINGS).write_text(json.dumps(for_script))
     begin = time.perf_counter()
-    with _orphans_adopted(), _interrupts_left_to_script() as interrupts:
+    with _adopt_orphans(), _leave_interrupts_to_script() as interrupts:
         process = subprocess.Popen(  # noqa: S603 - what the user asked to run
             command,
             env=environment(os.environ, folder),
@@ -155,7 +155,7 @@ def recording_folder() -> Iterator[Path]:
 
 
 def _wait(process: subprocess.Popen[Any], folder: Path) -> None:
-    """Wait for the script; one that does not leave when it is told to is ended."""
+    """Wait for the script; terminate it if it has not ended some seconds after it was stopped."""
     facts, stopped_at = folder / FACTS, None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -183,7 +183,7 @@ def _summarise_usage(sampler: Sampler) -> Usage:
 
 
 @contextlib.contextmanager
-def _interrupts_left_to_script() -> Iterator[list[int]]:
+def _leave_interrupts_to_script() -> Iterator[list[int]]:
     """Ctrl-C reaches the script, which shares the terminal; the doctor only notes it, and reports what it has."""
     seen: list[int] = []
     try:
@@ -198,11 +198,11 @@ def _interrupts_left_to_script() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def _orphans_adopted() -> Iterator[None]:
+def _adopt_orphans() -> Iterator[None]:
     """Have processes that lost their parent become children of this one, so that they can be found."""
-    library, was_so = ctypes.CDLL(None), ctypes.c_int(0)
+    library, previous = ctypes.CDLL(None), ctypes.c_int(0)
     try:
-        library.prctl(_GET_CHILD_SUBREAPER, ctypes.byref(was_so), 0, 0, 0)
+        library.prctl(_GET_CHILD_SUBREAPER, ctypes.byref(previous), 0, 0, 0)
         library.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except AttributeError:  # not on Linux
         yield
@@ -210,7 +210,7 @@ def _orphans_adopted() -> Iterator[None]:
     try:
         yield
     finally:
-        library.prctl(_SET_CHILD_SUBREAPER, was_so.value, 0, 0, 0)
+        library.prctl(_SET_CHILD_SUBREAPER, previous.value, 0, 0, 0)
 
 
 def _end_with_doctor(c_library: ctypes.CDLL) -> None:

@@ -19,7 +19,7 @@ _MOST_REPLAYED, _MOST_REPLAYED_BYTES = 8, 256 << 20
 _MOST_REMEMBERED = 512
 _MOST_GATHERED_BYTES = 1 << 29
 _SETTLING_SECONDS = 0.5
-"""How long an iterator that cannot be asked is given to prefetch all it may."""
+"""How long an iterator gets to prefetch all it may, if its queue cannot be looked at."""
 
 
 class Source(Protocol):
@@ -30,11 +30,11 @@ class Source(Protocol):
         ...
 
     def num_ready(self) -> float:
-        """Batches that are made and wait; NaN when it cannot be asked."""
+        """Batches that are ready; NaN if that cannot be known."""
         ...
 
     def is_idle(self) -> bool:
-        """Whether all that may be prefetched is."""
+        """Whether everything that may be prefetched has been."""
         ...
 
     def close(self) -> None:
@@ -58,11 +58,11 @@ class IteratorSource:
         return next(self.iterator)
 
     def num_ready(self) -> float:
-        """What its loader tells."""
+        """As its loader's gauge shows."""
         return math.nan if self._gauge is None else self._gauge()[0]
 
     def is_idle(self) -> bool:
-        """Whether its queue holds all that was asked for; one that cannot be asked counts as idle after a while."""
+        """Whether its queue holds all that was asked for; if it cannot be looked at, whether it had time for that."""
         iterator: Any = self.iterator
         if getattr(iterator, "_num_workers", None) == 0:
             return True
@@ -85,7 +85,7 @@ class IteratorSource:
 
 
 class Replay:
-    """The first batches of a run, kept to be served again: as copies, for scripts change batches in place."""
+    """The first batches of a run, kept to be served again: as copies, because scripts change batches in place."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
@@ -110,7 +110,7 @@ class Replay:
         return copy_batch(self._kept[self._turn])
 
     def num_ready(self) -> float:
-        """They are not made in a turn."""
+        """Unknown: they are not made during a turn."""
         return math.nan
 
     def is_idle(self) -> bool:
@@ -122,9 +122,9 @@ class Replay:
 
 
 class Grouped:
-    """Batches of another source, dealt anew by length: less padding.
+    """Batches of another source, regrouped by length: less padding.
 
-    While one group is served, the next is gathered, a batch for each that is taken: loading costs what it costs.
+    While one group is served, the next is gathered, a batch for each that is taken: loading costs as much as before.
     """
 
     def __init__(self, source: Source, *, num_batches: int) -> None:
@@ -167,8 +167,8 @@ class Grouped:
         self._ready.clear()
 
     def _gather(self) -> bool:
-        """Whether another batch was there, and room for it."""
-        if len(self._gathered) * sum(bytes_of(each) for each in self._gathered[:1]) >= _MOST_GATHERED_BYTES:
+        """Gather one more batch; False if there is none, or no room for it."""
+        if self._gathered and len(self._gathered) * bytes_of(self._gathered[0]) >= _MOST_GATHERED_BYTES:
             return False
         try:
             self._gathered.append(self._source.take())
@@ -213,7 +213,7 @@ def num_workers_of(loader: Any) -> int:
 
 
 def wait_until_idle(is_idle: Callable[[], bool], *, seconds: float) -> None:
-    """Wait until that is so, at most this long."""
+    """Wait until `is_idle()`, for at most `seconds`."""
     end = time.monotonic() + seconds
     while not is_idle() and time.monotonic() < end:
         time.sleep(0.005)

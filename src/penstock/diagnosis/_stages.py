@@ -52,7 +52,7 @@ class Stages:
     bytes: float
     """Of a batch."""
     padding: float
-    """Share of tokens; 0 when these are no tokens."""
+    """Share of tokens; 0 if batches have none."""
 
     @property
     def wait_share(self) -> float:
@@ -97,14 +97,14 @@ def measure_stages(recording: Recording) -> Stages:
     loader = None if recording.loader is None else recording.loader["loader"]
     batches = [each for each in recording.of("batch") if each["loader"] == loader]
     paddings = [each["padding"] for each in batches if each["padding"] is not None]
-    told = {} if recording.leader is None else recording.leader.get("told") or {}
+    reported = {} if recording.leader is None else recording.leader.get("told") or {}
     return Stages(
         num_steps=len(nexts),
         wait=_mean(waits),
         step=_mean(gaps),
         step_cpu=_mean(nexts["cpu"][_SKIPPED:]),
-        fetch=_mean(durations) or told.get("fetch", 0.0),
-        fetch_cpu=_mean(fetches["cpu"]) or told.get("fetch_cpu", 0.0),
+        fetch=_mean(durations) or reported.get("fetch", 0.0),
+        fetch_cpu=_mean(fetches["cpu"]) or reported.get("fetch_cpu", 0.0),
         fetch_delay=_mean(durations - undelayed),
         slowest_tenth=_mean(np.sort(undelayed)[-max(1, len(undelayed) // 10) :]),
         median_fetch=float(np.median(undelayed)) if len(undelayed) else 0.0,
@@ -113,7 +113,7 @@ def measure_stages(recording: Recording) -> Stages:
         start=_start_seconds(recording, nexts),
         sample=_mean(samples["duration"]),
         slow_sample_share=_share_of_slowest(samples["duration"].astype(np.float64)),
-        faults=_mean(fetches["extra"]) or told.get("faults", 0.0),
+        faults=_mean(fetches["extra"]) or reported.get("faults", 0.0),
         delay=_mean(nexts["extra"][_SKIPPED:]) / 1e9,
         bytes=_mean(np.array([each["bytes"] for each in batches])),
         padding=_mean(np.array(paddings)),
@@ -121,7 +121,7 @@ def measure_stages(recording: Recording) -> Stages:
 
 
 def _delays(fetches: NDArray[np.void], delays: NDArray[np.void]) -> NDArray[np.float64]:
-    """How long each batch waited for a core; most have not, and no event."""
+    """How long each batch waited for a core; most did not wait, and have no event."""
     known = {(event["worker"], event["start"]): event["value"] / 1e9 for event in delays}
     return np.array([known.get((event["worker"], event["start"]), 0.0) for event in fetches], np.float64)
 

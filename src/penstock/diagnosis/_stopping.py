@@ -1,11 +1,11 @@
-"""How a script is left: at a step at which all ranks stop, without an error, and without a checkpoint of such a run.
+"""How a script is stopped: at a step at which all ranks stop, without an error, and without a checkpoint of this run.
 
 `Stop` leaves the script from `next()`, as `SystemExit` does: nothing is printed, `except Exception` does not catch it,
 `finally` and `atexit` run, and the process ends with 0. What a script saves on its way out would be a model that saw
 some batches twice, so from then on the usual functions that save checkpoints write nothing, and say so to the doctor.
 
-`UnfedTraining` is why a script is left that would never end otherwise: its optimizer steps, and no loader is there to
-look at. Whoever writes `get_batch()` by hand would wait for a report until training ends.
+`UnfedTraining` stops a script whose optimizer steps while there is no loader to look at: with a hand-written
+`get_batch()`, there would be no report until training ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SAVERS = (
     ("safetensors.torch", "save_file", 1),
     ("safetensors.torch", "save_model", 1),
 )
-"""Module, function, and which argument says where to."""
+"""Module, function, and the argument that says where to."""
 
 
 class Stop(SystemExit):
@@ -37,7 +37,7 @@ class Stop(SystemExit):
 
 
 def protect_checkpoints() -> None:
-    """Let nothing be saved by what runs on the way out."""
+    """Have the functions that save checkpoints write nothing from now on."""
     for module, name, place in _SAVERS:
         found = sys.modules.get(module)
         if found is not None and hasattr(found, name):

@@ -1,4 +1,9 @@
-"""What a script iterates over in place of its loader's own iterator."""
+"""What a script iterates over in place of its loader's own iterator.
+
+Each batch comes from the source whose turn it is; a keeper follows the loop, and decides whose turn is next. A trial
+that fails or runs out never ends the script's epoch: the rest comes from the script's own loader, and what that lacks
+by then from batches that were kept.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from penstock.diagnosis._watched import Watched
 
 
 class LoopKeeper(Protocol):
-    """Who is told what happens to a loop, and says what it serves."""
+    """Follows a loop, and decides what it serves."""
 
     def started(self, watched: Watched, begin: int, end: int) -> None:
         """A loader's own iterator was made."""
@@ -45,7 +50,7 @@ class LoopKeeper(Protocol):
 
 
 class TrainingLoop:
-    """Batches of one epoch, from whichever source has its turn; otherwise the iterator that it stands for.
+    """Batches of one epoch, from whichever source has its turn; in everything else, the iterator that it replaces.
 
     An epoch has as many batches as without the doctor, though not all of them the same ones.
     """
@@ -73,7 +78,7 @@ class TrainingLoop:
         return self._own
 
     def num_ready(self) -> float:
-        """Batches that the trial has ready; NaN for those that nobody makes, and where nobody knows."""
+        """Batches that the trial has ready; NaN for a replay, and where that is unknown."""
         if self.trial.kind == "replay":
             return math.nan
         return (self.sources.get(self.trial.number) or self.own()).num_ready()
@@ -104,7 +109,7 @@ class TrainingLoop:
                 return self._keeper.take(self)
             except StopIteration:
                 self._keeper.ran_out(self)
-            except Exception as error:  # noqa: BLE001 - a remedy that does not work is no error of the script
+            except Exception as error:  # noqa: BLE001 - a remedy that does not work is not the script's error
                 self._keeper.failed(self, error)
         try:
             return self.own().take()

@@ -1,4 +1,9 @@
-"""Has loops serve trials: builds what a trial needs, lets it have its turn, and takes it away again."""
+"""Serves a trial's batches in a script's loop: builds what the trial needs, gives it its turn, and takes it away again.
+
+A change of options is tried with a second loader, rebuilt from the script's own over the same dataset. During an epoch
+it draws the indices that remain of it, where torch shows them, so that no sample comes twice. Where turns are whole
+epochs, rebuilt loaders are kept from turn to turn: their workers may live on.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ from penstock.diagnosis._watched import Watched
 _IDLE_SECONDS, _START_SECONDS = 3.0, 10.0
 """How long to wait until a queue is full, and until workers have started and filled it."""
 _GROUPED = 32
-"""Batches whose rows are dealt anew by length."""
+"""Batches whose rows are regrouped by length."""
 _PATIENCE_SECONDS = 60
 _rebuilding: ContextVar[bool] = ContextVar("rebuilding", default=False)
 
@@ -48,13 +53,13 @@ class Trials:
         self._threads: int | None = None
 
     def add(self, trials: list[Trial]) -> None:
-        """These were chosen; other ranks read about it."""
+        """Take the trials that were chosen, and note them for other ranks."""
         for trial in trials:
             self._known[trial.number] = trial
             self._log.note("trial", trial=trial.number, name=trial.name, kind=trial.kind, changes=dict(trial.changes))
 
     def find(self, number: int) -> Trial:
-        """By its number."""
+        """The trial with this number, which another rank may have chosen."""
         if number not in self._known:
             for trial in read_recording(self._log.folder).trials:
                 self._known.setdefault(trial.number, trial)
@@ -135,12 +140,12 @@ def prefetched_by(trial: Trial, watched: Watched) -> int:
 
 
 def group_size(trial: Trial) -> int:
-    """How many batches must be measured together: those whose rows were dealt by length as one group."""
+    """How many batches must be measured together: those whose rows were regrouped as one group."""
     return _GROUPED if trial.kind == "grouped" else 1
 
 
 def rebuild(loader: Any, trial: Trial, *, remaining: IndexTap | None, remembered: deque[Any]) -> Any:
-    """A loader as `loader`, with the trial's changes.
+    """A loader like `loader`, with the trial's changes.
 
     It draws the indices that remain of this epoch, where torch shows them; otherwise it begins an epoch of its own.
     """
@@ -203,7 +208,7 @@ def _rebuild_plan_loader(loader: Any, changes: dict[str, Any]) -> Any:
     names = ("workers", "prefetch", "rank", "world_size", "micro_batch", "start_method", "device")
     arguments = {name: getattr(loader, name) for name in names} | {"num_workers": num_workers_of(loader)} | changes
     rebuilt = _make(type(loader), loader.dataset, arguments)
-    with contextlib.suppress(Exception):  # out of order there is no state; then it begins at the beginning
+    with contextlib.suppress(Exception):  # batches out of order have no state; then it starts at the beginning
         rebuilt.load_state_dict(copy.deepcopy(loader.state_dict()))
     return rebuilt
 

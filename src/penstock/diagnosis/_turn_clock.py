@@ -17,12 +17,12 @@ from penstock.diagnosis._experiment import TurnResult
 _FEWEST_STEPS = 3
 """Of a turn that takes longer than it may."""
 _RUNS_DOWN = 0.12
-"""Batches by which a queue falls for each one handed over, from which on that is no chance."""
+"""A queue that loses more batches than this for each one handed over is running down, not fluctuating."""
 _MOST_LOOKS = 64
-"""At the queue, in a turn: each takes some µs, and those of a replay have none to look at."""
+"""At the queue, in a turn: each takes some µs."""
 _MOST_REPEATS = 3
 _EMPTY_STEPS = 3
-"""So many steps in a row with an empty queue, and nothing is left of the pause."""
+"""After this many steps in a row with an empty queue, nothing is left of what was prefetched in the pause."""
 
 
 class TurnClock:
@@ -44,7 +44,7 @@ class TurnClock:
     def handed_over(
         self, asked_at: int, now: int, rows: int, *, is_disturbed: bool, num_ready: Callable[[], float]
     ) -> None:
-        """A batch of so many samples was handed over, and so many more batches are ready; NaN if nobody knows.
+        """A batch of `rows` samples was handed over, and `num_ready()` more batches are ready; NaN if that is unknown.
 
         A disturbed step, with a validation in it, does not count.
         """
@@ -61,7 +61,7 @@ class TurnClock:
             self._clear()
 
     def epoch(self, rows: int, steps: int, nanoseconds: int, waited: int) -> None:
-        """A whole epoch went by."""
+        """A whole epoch has passed."""
         if self._settled >= self._settle:
             self._count(rows, steps, nanoseconds, waited)
         self._settled += 1

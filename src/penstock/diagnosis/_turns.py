@@ -46,7 +46,7 @@ _GONE_SECONDS = 10
 
 
 class Turns:
-    """Turns of the loop over one loader, the primary one, from the step on at which this is made."""
+    """Turns of the loop over one loader, the primary one, starting at the step at which this is made."""
 
     def __init__(self, primary: Watched, *, log: Recorder, board: Board, ranks: Ranks, settings: RunSettings) -> None:
         self.primary = primary
@@ -60,9 +60,11 @@ class Turns:
         self._plan: Generator[Trial, TurnResult | None, None] | None = None
         self._loop: weakref.ref[TrainingLoop] | None = None
         self._clock: TurnClock | None = None
-        self._num_turns = self._turn_seen = self._interruptions = self._off_clock = 0
+        self._num_turns = self._turn_seen = self._num_interruptions = self._off_clock = 0
+        self._was_restarted = False
+        """Whether the experiment began again with whole epochs, which happens once."""
         self._is_between_turns = False
-        """Whether a turn is over, and the next one is announced for a step to come."""
+        """Whether a turn is over, and the next one is announced for a later step."""
         self._epoch_began_at = time.perf_counter_ns()
         self._began_at = time.monotonic()
 
@@ -72,7 +74,7 @@ class Turns:
             self._plan = self._new_plan()
             self._announce(next(self._plan))
 
-    # What the conductor tells.
+    # Called by the conductor.
 
     @property
     def whole_epochs(self) -> bool:
@@ -81,11 +83,11 @@ class Turns:
 
     @property
     def current_trial(self) -> Trial:
-        """Whose turn it is."""
+        """The trial that has its turn."""
         return AS_IS if self._clock is None else self.trials.find(self._clock.trial)
 
     def exclude(self, nanoseconds: int) -> None:
-        """Leave out time that the doctor itself used: no turn is to pay for it."""
+        """Leave out time that the doctor itself used: it does not count towards any turn."""
         self._off_clock += nanoseconds
 
     def before_step(self, loop: TrainingLoop) -> None:
@@ -187,9 +189,9 @@ class Turns:
         """An epoch ended in the middle of a turn: epochs are shorter than they seemed, or this is the odd one."""
         assert self._clock is not None
         self._clock.restart()
-        self._interruptions += 1
-        if self._interruptions > _MOST_INTERRUPTIONS and self._plan is not None:
-            self._interruptions = -1000
+        self._num_interruptions += 1
+        if self._num_interruptions > _MOST_INTERRUPTIONS and not self._was_restarted and self._plan is not None:
+            self._was_restarted = True
             if self.primary.steps_of_last_epoch is not None:
                 self._length = self._length._replace(whole_epochs=True)
                 self._log.note("restart", whole_epochs=True)
@@ -199,7 +201,7 @@ class Turns:
     def _finish_turn(self) -> None:
         assert self._clock is not None
         result = self._clock.result
-        self._interruptions = min(self._interruptions, 0)
+        self._num_interruptions = 0
         self._paces[result.trial] = result.seconds / result.steps
         self._log.note("turn", **result._asdict(), step=self.primary.num_steps)
         self._next_turn(result)
@@ -232,7 +234,7 @@ class Turns:
         steps, is_full = self.primary.num_steps, self._settings["full"]
         self._plan = None
         self._log.note("done", step=steps, full=is_full)
-        stops_at = 0 if is_full else steps + (self._ranks.margin or 1 - now)
+        stops_at = 0 if is_full else steps + (self._ranks.margin or (0 if now else 1))
         self._num_turns += 1
         self._board.write(Notice(AS_IS.number, steps, False, stops_at, self._num_turns))
 
@@ -287,7 +289,7 @@ class Turns:
         return settle if trial.number in self._paces else 2 * settle  # memory of a new loader was never used before
 
     def _pace_of(self, trial: Trial) -> float:
-        """Seconds of a step when it last had a turn; before its first, between those as it is and the quickest."""
+        """Seconds of a step when it last had a turn; before its first, between a step as it is and the quickest."""
         as_is = self._paces[AS_IS.number]
         return self._paces.get(trial.number, math.sqrt(as_is * min(self._paces.values())))
 

@@ -19,7 +19,7 @@ _SKIPPED_STEPS = 2
 
 
 class Watched:
-    """What the doctor knows of one loader."""
+    """What the doctor knows about one loader."""
 
     def __init__(self, loader: Any, number: int, where: str) -> None:
         self._find = weakref.ref(loader)
@@ -91,7 +91,7 @@ class Watched:
         return tap
 
     def own_statistics(self) -> dict[str, float] | None:
-        """What a plan's loader says of itself, per batch; torch's are timed from inside."""
+        """What a plan's loader says about itself, per batch; torch's are timed from inside."""
         if not is_plans(self.loader):
             return None
         totals = self.loader.stats()
@@ -103,7 +103,7 @@ class Watched:
         }
 
     def describe(self) -> dict[str, Any]:
-        """What the report says of it."""
+        """What the report says about it."""
         loader, dataset = self.loader, self.loader.dataset
         context = getattr(loader, "multiprocessing_context", None)
         return {

@@ -1,6 +1,6 @@
 """Findings about workers: none, too few, too many, of the wrong kind, started too often, too large.
 
-Each is a pure function from a case to one finding, or to none; `_diagnosis.FINDINGS` says which is told first.
+Each is a pure function from a case to one finding, or to none; `_diagnosis.FINDINGS` sets their order.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def threads_share_one_lock(case: Case) -> Finding | None:
 
 
 def workers_restart(case: Case) -> Finding | None:
-    """Epochs are short, and each starts its workers anew."""
+    """Epochs are short, and each starts its workers again."""
     found = case.best(lambda trial: list(trial.changes) == ["persistent_workers"])
     if found is None or not case.waits_for_data:
         return None
@@ -91,7 +91,7 @@ def workers_restart(case: Case) -> Finding | None:
     return case.advise(
         found,
         id="workers-restart",
-        title="Workers are started anew for each short epoch",
+        title="Workers are restarted for each short epoch",
         evidence=(
             f"An epoch of {length} steps takes {format_seconds(length * (case.stages.step + case.stages.wait))}"
             f" of steps, and {format_seconds(case.stages.start)} more before its first batch is there.",

@@ -96,7 +96,7 @@ def read_small(path: Path, max_bytes: int) -> bytes:
 
     Raises:
         OSError: there is none, or it cannot be read.
-        FormatError: it is no regular file, or longer than `max_bytes`.
+        FormatError: it is not a regular file, or longer than `max_bytes`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

@@ -106,7 +106,7 @@ class Wait:
         Raises:
             WaitedTooLong: the time is up.
         """
-        if self._patience.is_at_an_end():
+        if self._patience.is_report_due():
             _log.warning("No batch for %.0f s: %s", self._patience.seconds, self._describe())
         if self._limit is None:
             return _LOOK_AROUND_SECONDS

@@ -274,7 +274,7 @@ def _explain_death(worker: ItemWorker, code: int | None, item: Any, num_before: 
 def _advise(code: int | None) -> str:
     """The next step after a worker that ended so."""
     if is_crash(code):
-        return "Compiled code broke down: run it again with PYTHONFAULTHANDLER=1 to see where."
+        return "Compiled code crashed: run it again with PYTHONFAULTHANDLER=1 to see where."
     if may_lack_memory(code):
         return "Lower num_workers or prefetch, or see what this batch needs."
     return "See what computes this batch, and what it printed to stderr."

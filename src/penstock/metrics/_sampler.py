@@ -35,10 +35,10 @@ class UsageRates(NamedTuple):
     """What was used per second of each interval. NaN: not measured."""
 
     root_cores: Floats
-    """Processors' worth of time of the process itself."""
+    """Cores that the process itself used."""
     children_cores: Floats
     other_cores: Floats
-    """And of everything else on the machine."""
+    """Cores that everything else on the machine used."""
     read_bytes: Floats
 
 

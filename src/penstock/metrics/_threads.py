@@ -15,7 +15,7 @@ class ThreadUsage(NamedTuple):
 
     cpu_seconds: float
     delay_seconds: float | None
-    """Time that it was ready to run, but no core was free (run-queue delay); None if the kernel does not tell."""
+    """Time that it was ready to run, but no core was free (run-queue delay); None if the kernel does not say."""
     minor_faults: int
     """Pages that were already in memory, or were zero-filled."""
     major_faults: int

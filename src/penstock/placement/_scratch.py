@@ -26,7 +26,7 @@ class Scratch(NamedTuple):
 
 
 def storage_kind(path: Path) -> StorageKind:
-    """What kind of storage a path is on, as far as the kernel tells."""
+    """What kind of storage a path is on, as far as the kernel says."""
     if is_network_filesystem(path):
         return "network"
     if filesystem_type(path) in ("tmpfs", "ramfs"):

@@ -44,13 +44,13 @@ def _refuse_draws(stages: Stages, cut: Window | Pack) -> None:
     drawn = next((stage.verb for stage in stages if isinstance(stage, (Weighted, Balanced))), None)
     if drawn is not None:
         raise StageError(
-            f"{cut.verb}() cannot follow {drawn}(): its rows would be other ones, and another number of them, in every "
-            "epoch. Use pad(), or give each kind of document its share with penstock.mix()."
+            f"{cut.verb}() cannot follow {drawn}(): its rows, and how many there are, would differ between epochs. "
+            "Use pad(), or give each kind of document its share with penstock.mix()."
         )
 
 
 def _pack(samples: Samples, cut: Pack, shuffle: Shuffle | None) -> PackedRows:
-    """Rows whose number must be known, or counted now."""
+    """Packed rows, whose number is looked up, or counted now."""
     column = packed_column(samples.schema, cut.column)
     index = find_pack_index(
         lambda begin, end: samples.lengths_between(column, begin, end),

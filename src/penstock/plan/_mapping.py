@@ -65,7 +65,7 @@ def takes_generator(function: Callable[..., Any]) -> bool:
 
 
 Replace = Callable[[int, Exception], dict[str, Any]]
-"""Gives what stands in place of a row, from its place in the batch and what went wrong; or raises that."""
+"""Returns the row that replaces another, given its place in the batch and the error; or raises the error."""
 
 
 def run_map(
@@ -78,8 +78,8 @@ def run_map(
 ) -> dict[str, Any]:
     """`batch` after one map stage.
 
-    `rows` are the absolute numbers of its rows, `seed` is the stage's own; `describe` says what a row at fault is, and
-    `replace` what stands in its place.
+    `rows` are the absolute numbers of its rows, `seed` is the stage's own; `describe` describes a row at fault, and
+    `replace` gives the row that takes its place.
     """
     if stage.batched:
         first = int(rows[0]) if len(rows) else 0

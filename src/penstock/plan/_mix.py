@@ -1,4 +1,9 @@
-"""`penstock.mix`: several plans, each with its share."""
+"""`penstock.mix`: several plans, each with its share.
+
+A mixture takes the place of a dataset under a plan: it says which sources there are and what they weigh, checks that
+their tokens and labels mean the same, and describes itself in files and states. Which source row i comes from is
+arithmetic on weights rounded to 1/65,536 (`rows`).
+"""
 
 from __future__ import annotations
 
@@ -102,7 +107,7 @@ class Mix:
 
     def order_facts(self, stages: Stages) -> dict[str, str]:
         """How sources are dealt, and the order of each."""
-        shares = "; ".join(f"{_from_row(row)}{_told(quotas)}" for row, quotas in self.quotas.items())
+        shares = "; ".join(f"{_from_row(row)}{_describe_quotas(quotas)}" for row, quotas in self.quotas.items())
         parts = {f"source {name}": plan.order_fingerprint[:16] for name, plan, _ in self.sources}
         return {"mix": f"seed={self.seed}, epoch={self.epoch!r}, {shares}", **parts, **order_facts(stages)}
 
@@ -112,9 +117,9 @@ class Mix:
         length = {"rows" if isinstance(self.epoch, int) else "epoch": self.epoch}
         names = [name for name, _, _ in self.sources]
         changes = {str(row): dict(zip(names, weights, strict=True)) for row, weights in self.schedule}
-        said = {"different_tokenizers": self.different_tokenizers, "source_ids": self.source_ids, "schedule": changes}
-        said |= {"temperature": self.temperature} if self.temperature != 1 else {}
-        return {"seed": self.seed, **length, **{name: value for name, value in said.items() if value}, "mix": parts}
+        more = {"different_tokenizers": self.different_tokenizers, "source_ids": self.source_ids, "schedule": changes}
+        more |= {"temperature": self.temperature} if self.temperature != 1 else {}
+        return {"seed": self.seed, **length, **{name: value for name, value in more.items() if value}, "mix": parts}
 
     @property
     def quotas(self) -> dict[int, dict[str, int]]:
@@ -131,14 +136,15 @@ class Mix:
         return digest(json.dumps([parts, self.seed, self.epoch, *used]))
 
     def __repr__(self) -> str:
+        length = f"{'rows' if isinstance(self.epoch, int) else 'epoch'}={self.epoch!r}"
         tempered = f", temperature={self.temperature!r}" if self.temperature != 1 else ""
-        told = f"{tempered}{', source_ids=True' if self.source_ids else ''}"
-        lines = [f"mix(seed={self.seed}, {'rows' if isinstance(self.epoch, int) else 'epoch'}={self.epoch!r}{told})"]
+        with_ids = ", source_ids=True" if self.source_ids else ""
+        lines = [f"mix(seed={self.seed}, {length}{tempered}{with_ids})"]
         first, *changes = self.quotas.items()
         for name, plan, _ in self.sources:
             inner = repr(plan).replace("\n", "\n    ")
             lines.append(f"  {name}: {first[1][name]}/65536 of {inner}")
-        return "\n".join([*lines, *(f"  {_from_row(row)}{_told(shares)}" for row, shares in changes)])
+        return "\n".join([*lines, *(f"  {_from_row(row)}{_describe_quotas(shares)}" for row, shares in changes)])
 
 
 def mix(
@@ -205,12 +211,12 @@ def _from_row(row: int) -> str:
     return f"from row {row:,} on: " if row else ""
 
 
-def _told(quotas: Mapping[str, int]) -> str:
+def _describe_quotas(quotas: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {quota}/65536" for name, quota in quotas.items())
 
 
 def _is_number(value: object) -> bool:
-    """Whether what somebody gave can be compared with numbers."""
+    """Whether a caller's value can be compared with numbers."""
     return isinstance(value, Real)
 
 
@@ -230,8 +236,8 @@ def _checked_schedule(schedule: Schedule, parts: Parts, unit: int) -> tuple[tupl
     """(row, weights of all sources from there on), in order.
 
     Raises:
-        TypeError: it is no mapping from whole numbers.
-        ValueError: a number, a name or a weight that makes no sense.
+        TypeError: it is not a mapping from whole numbers.
+        ValueError: a number, a name or a weight is invalid.
     """
     if not isinstance(schedule, Mapping):
         raise TypeError(f"mix(schedule=...): {{row: {{name: weight}}}} is needed, not {type(schedule).__name__}.")
@@ -239,8 +245,9 @@ def _checked_schedule(schedule: Schedule, parts: Parts, unit: int) -> tuple[tupl
     changes = []
     for at, weights in sorted(((_place(at), weights) for at, weights in schedule.items()), key=operator.itemgetter(0)):
         if not isinstance(weights, Mapping) or (wrong := set(weights) - set(names)):
-            told = ", ".join(map(repr, wrong)) if isinstance(weights, Mapping) else repr(weights)
-            raise ValueError(f"mix(schedule={{{at}: ...}}): {told}; expected weights of {', '.join(map(repr, names))}.")
+            found = ", ".join(map(repr, wrong)) if isinstance(weights, Mapping) else repr(weights)
+            expected = ", ".join(map(repr, names))
+            raise ValueError(f"mix(schedule={{{at}: ...}}): {found}; expected weights of {expected}.")
         for name, weight in weights.items():
             if not _is_number(weight) or not 0 <= weight < math.inf:
                 raise ValueError(f"mix(): from {at} on {name!r} weighs {weight!r}; weights are finite, and at least 0.")
@@ -251,7 +258,7 @@ def _checked_schedule(schedule: Schedule, parts: Parts, unit: int) -> tuple[tupl
 
 
 def _place(at: object) -> int:
-    """A row or a token of a schedule; 1e12 is how people write it."""
+    """A row or a token of a schedule, which may be written as 1e12."""
     whole = int(at) if isinstance(at, float) and at.is_integer() else at
     return whole_number("mix", "row or token of a schedule", whole, at_least=1, at_most=2**60)
 

@@ -46,7 +46,7 @@ def open_dataset(
             "auto" maps, except on network file systems.
         check: "window" checks each stretch of data before its first use; "open" checks all of it now;
             "never" trusts the disk.
-        format: What is at `path`, when its name does not tell.
+        format: What is at `path`, if its name does not say.
         dtype: Type of the numbers in a raw file, as in "uint16" or np.uint16.
         shape: Shape of a raw file, as in (-1, 1024); without it every number is a sample.
         offset: Bytes of a raw file before its numbers, such as a header made with `struct`.
@@ -138,8 +138,8 @@ def _resolve_format(path: Path, format: Format | None) -> Literal["penstock"] | 
         guess = guess_format(path)
         if guess is None:
             raise FormatError(
-                f"{path}: a file, and its name does not tell its format. "
-                "Say format='npy', 'raw' or 'megatron', or turn it into a dataset."
+                f"{path}: a file whose name does not say its format. "
+                "Give format='npy', 'raw' or 'megatron', or turn it into a dataset."
             )
         return guess
     return "penstock"

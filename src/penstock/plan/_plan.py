@@ -143,7 +143,7 @@ class Plan(Verbs["Plan"]):
 
     @property
     def is_rectangular(self) -> bool:
-        """Whether several batches side by side are one batch of more rows: nothing in one is about the batch."""
+        """Whether several batches side by side are one batch of more rows: no array is about a batch as a whole."""
         return (
             self.row_source.is_rectangular
             and not self.has_maps
@@ -161,7 +161,7 @@ class Plan(Verbs["Plan"]):
         return any(isinstance(stage, (TakeRows, Skip, Repeat)) for stage in self.stages)
 
     def with_stage(self, stage: Stage) -> Plan:
-        """The plan with a stage more, if it may follow those before it."""
+        """The plan with one more stage, if it may follow those before it."""
         check_next(self.stages, stage)
         self.source.check_stage(stage)
         plan = Plan(self.source, (*self.stages, stage))
@@ -292,7 +292,7 @@ class Plan(Verbs["Plan"]):
     def mixing(self) -> list[Mixing]:
         """How far batches are from those of a full shuffle, for each dataset stored in runs of a label or source.
 
-        Empty where nothing is, and where the shuffle reaches everything at once.
+        Empty if none is, or if the shuffle reaches everything at once.
         """
         return self.row_source.mixing()
 

@@ -25,7 +25,7 @@ from penstock.samples import SplitPart
 _SHOWN = 300
 _MAX_BYTES = 16 << 20
 _GROUP_BEFORE = 16
-"""What a file means that names no group: the default when such files were written."""
+"""The group meant by a file that names none: the default when such files were written."""
 _VERBS = ("cast", "sample", "balance", "shuffle", "window", "pack", "pad", "take", "skip", "repeat", "map", "batch")
 
 
@@ -161,7 +161,7 @@ def _import(name: str, where: Path, allowed: frozenset[str]) -> Callable[..., An
 
 
 def _short(what: object) -> str:
-    """What a file says may be as long as the file."""
+    """The beginning of what a file says, which may be as long as the file."""
     text = str(what)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

@@ -80,7 +80,7 @@ class BatchReader:
         return counted
 
     def _run_stage(self, number: int, batch: BatchArrays, rows: Rows, replacing: _Replacing | None) -> BatchArrays:
-        """The rows after one map; nothing is replaced without a place to count it."""
+        """The rows after one map; without `replacing`, a row that fails is an error."""
         stage = self.maps[number]
 
         def replace(place: int, error: Exception) -> dict[str, Any]:

@@ -6,7 +6,7 @@
     bytes                       a `Ragged` of byte strings
     str                         a list
     dict                        a dict of columns, by the same rules
-    lists that are no array     a list of lists of arrays
+    lists that are not arrays   a list of lists of arrays
 
 A column of any length that happens to be even in a batch, the only row of the last one for example, is an array there:
 `map(fn, ragged="boxes")` makes it a `Ragged` in every batch.
@@ -46,7 +46,7 @@ class RowResults:
     ) -> dict[str, Any]:
         """One column for each key, of the results for the `given` rows of the columns `before`.
 
-        `within` names the dict that they are in, with a dot behind it.
+        `within` names the dict that they are in, followed by a dot.
 
         Raises:
             SchemaError: rows have other keys than each other, or values that do not go together.
@@ -98,7 +98,7 @@ class RowResults:
         return Ragged.from_lengths(np.concatenate(arrays), [len(array) for array in arrays]) if has_lengths else arrays
 
     def _list(self, key: str, value: Any) -> Any:
-        """A list as it is, but with arrays of what is one."""
+        """A list as it is, but with arrays in place of what can be one."""
         array = _as_array(value)
         if array is None and isinstance(value, list | tuple):
             return [self._list(key, inner) for inner in value]
@@ -114,12 +114,12 @@ class RowResults:
 
 
 def _fill_in(values: list[Any], arrays: list[NDArray[Any] | None]) -> list[NDArray[Any] | None]:
-    """The arrays; an empty list, which tells nothing, is an array of what the others are of."""
+    """The arrays; an empty list, which has no type of its own, gets that of the others."""
     is_empty = [isinstance(value, list) and not value for value in values]
-    telling = next((array for array, is_one in zip(arrays, is_empty, strict=True) if not is_one), None)
-    if telling is None or not telling.ndim:
+    example = next((array for array, is_one in zip(arrays, is_empty, strict=True) if not is_one), None)
+    if example is None or not example.ndim:
         return arrays
-    nothing = np.empty((0, *telling.shape[1:]), telling.dtype)
+    nothing = np.empty((0, *example.shape[1:]), example.dtype)
     return [nothing if is_one else array for array, is_one in zip(arrays, is_empty, strict=True)]
 
 

@@ -1,4 +1,14 @@
-"""Which rows are batch k: integer arithmetic on rows, epochs and tails."""
+"""Which rows are batch k: integer arithmetic on rows, epochs and tails.
+
+Rows are numbered through all epochs of a run, and a batch is `global_size` consecutive ones. Where an epoch does not
+end with a batch, `tail` says what becomes of its last rows:
+
+    carry    the batch goes on into the next epoch
+    drop     they are in no batch: `settle` skips them
+    short    they are a smaller batch
+    pad      the first rows of the epoch fill the batch up, and are marked as repeated
+    even     they are a smaller batch, in which rows are repeated until every rank has the same number
+"""
 
 from __future__ import annotations
 
@@ -48,7 +58,7 @@ class Steps:
         return epoch * self.num_rows + step * self.global_size
 
     def rows_at(self, row: int, world_size: int = 1) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-        """(absolute rows of the batch that starts at `row`, which of them only fill it up if any can).
+        """(absolute rows of the batch that starts at `row`, which of them only fill it up; None if none can).
 
         The number of ranks matters to tail="even" alone, which fills a batch up until all have as many rows.
         """
@@ -141,7 +151,7 @@ class Steps:
 
 
 def checked_epoch(epoch: int, *, verb: str = "read") -> int:
-    """An epoch that somebody asks for, from 0 on."""
+    """The epoch that a caller asks for, if it is valid."""
     number = whole_number(verb, "epoch", epoch)
     if number < 0:
         raise IndexError(f"Epoch {number} is asked for; epochs count from 0.")

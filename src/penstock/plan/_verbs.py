@@ -37,7 +37,7 @@ PlanType = TypeVar("PlanType")
 
 
 class Verbs(ABC, Generic[PlanType]):
-    """What `Dataset` and `Plan` have in common: each verb gives a plan with one stage more."""
+    """What `Dataset` and `Plan` have in common: each verb gives a plan with one more stage."""
 
     @abstractmethod
     def as_plan(self) -> PlanType:
@@ -45,7 +45,7 @@ class Verbs(ABC, Generic[PlanType]):
 
     @abstractmethod
     def with_stage(self, stage: Stage) -> PlanType:
-        """The plan with a stage more, if it may follow those before it."""
+        """The plan with one more stage, if it may follow those before it."""
 
     def cast(self, /, **dtypes: DTypeLike) -> PlanType:
         """Read columns in a wider dtype, as in `cast(x="int64")` or `cast(x=np.int64)`; it costs no second pass."""
@@ -152,7 +152,7 @@ class Verbs(ABC, Generic[PlanType]):
         return self.with_stage(Skip(rows=rows))
 
     def repeat(self, times: int) -> PlanType:
-        """Epochs of `times` passes, each shuffled anew: one `for` loop runs through all of them."""
+        """Epochs of `times` passes, each in its own order: one `for` loop runs through all of them."""
         return self.with_stage(Repeat(times=times))
 
     def map(

@@ -163,12 +163,12 @@ class _TaskWorker:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """As messages call it."""
         return f"worker {self.seat}"
 
     @property
     def doing(self) -> str:
-        """What it is doing, for people; "" if it is waiting for a task."""
+        """What it is doing, in words; "" if it is waiting for a task."""
         if self.tasks:
             return f"preparing {list(self.tasks.values())[-1]}"
         return "" if self.has_opened else "starting"
@@ -228,11 +228,12 @@ class LocalEngine:
                     listen(self._replace(worker, waiting, packed))
                     continue
                 worker.patience.restart()
-                num_left -= isinstance(message, Done)
+                if isinstance(message, Done):
+                    num_left -= 1
                 self._take(message, worker, waiting)
                 if not isinstance(message, _Freed):
                     listen(message)
-            self._say_who_is_silent()
+            self._warn_of_silent_workers()
 
     def _take(self, message: Any, worker: _TaskWorker, waiting: collections.deque[Keyed]) -> None:
         """React to a worker's message; raise the error that it reports."""
@@ -244,9 +245,9 @@ class LocalEngine:
         elif isinstance(message, Done):
             del worker.tasks[message.record.key]
 
-    def _say_who_is_silent(self) -> None:
+    def _warn_of_silent_workers(self) -> None:
         for worker in self._workers.values():
-            if worker.doing and worker.patience.is_at_an_end():
+            if worker.doing and worker.patience.is_report_due():
                 pid = self._crew.find_pid(worker.process)
                 doing, seconds = f"silent while {worker.doing}", worker.patience.seconds
                 _log.warning("%s", describe_silence(worker.name.capitalize(), pid, doing, seconds))
@@ -284,7 +285,7 @@ def _explain_death(worker: _TaskWorker, code: int | None, doing: str, num_before
     death = describe_death(worker.name.capitalize(), worker.process.pid, code, doing, num_before=num_before)
     advice = "fix the error it printed to stderr, and run it again."
     if is_crash(code):
-        advice = "compiled code broke down; run it again with PYTHONFAULTHANDLER=1 to see where."
+        advice = "compiled code crashed; run it again with PYTHONFAULTHANDLER=1 to see where."
     elif code == -signal.SIGKILL:
         advice = "run it again with fewer workers, or with a smaller shard_bytes after --overwrite."
     return f"{death}Finished tasks are kept: {advice}"

@@ -35,7 +35,7 @@ _WORDS = {
     "limit": "limit",
 }
 _SHOWN = 80
-_UNWRITTEN = {"special_tokens": '"allow", which makes control tokens of special tokens in a text'}
+_UNWRITTEN = {"special_tokens": '"allow", which turns special tokens in a text into control tokens'}
 """What a transform does if the field is missing: what older versions did."""
 _SIZE = range(1, 1 << 48)
 _SHAPE = {

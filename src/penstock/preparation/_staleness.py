@@ -69,7 +69,7 @@ def find_unfinished(destination: str | os.PathLike[str]) -> Unfinished | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
-    """How a dataset differs from its sources; false if it does not."""
+    """How a dataset differs from its sources; falsy if it does not."""
 
     new: tuple[str, ...] = ()
     """Source files that were added."""

@@ -1,4 +1,4 @@
-"""What a finished task says it made, in Python and as JSON, which may come from anybody."""
+"""What a finished task says it made, in Python and as JSON, which may be forged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of `DataLoader`: one table that says whose each is, and what to use in its place with other data.
+"""The arguments of `DataLoader`: one table of the kind of data each is for, and what to use instead with the other.
 
 A default is written once, in the signature of `DataLoader.__init__`, where editors show it; the checks read it there.
 """
@@ -85,11 +85,11 @@ def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def with_settings(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, with those of the settings file in place of defaults: what stands in the call wins.
+    """The arguments, with those of the settings file in place of defaults: an argument in the call wins.
 
-    With `num_workers="auto"` in the call, the file says how many there are to begin with; without workers in the call,
-    what the file says of workers does not count. `measured_workers` is a number that was measured on as many processors
-    as there are, so that nobody need warn of it.
+    With `num_workers="auto"` in the call, the file says how many to begin with; with `num_workers=0` in the call, what
+    the file says about workers is ignored. `measured_workers` is the file's number if it was measured on no more
+    processors than there are here: it needs no warning.
     """
     path = given["settings"]
     found, num_cpus = SettingsFile({}, None) if path is None else read_settings(path)
@@ -132,7 +132,7 @@ def check_torch_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any])
 
 
 def first_workers(start: int | None) -> int:
-    """How many worker processes "auto" begins with for a torch dataset: never none, as it is computed elsewhere."""
+    """How many worker processes "auto" begins with for a torch dataset: at least one."""
     return default_workers("process") if start is None else max(1, start)
 
 
@@ -158,13 +158,13 @@ class LoaderSettings:
     in_order: bool
     """Hand batches over in order. Without it a slow one holds up nothing, and there is no state to save."""
     timeout: float
-    """Seconds that a batch is waited for before that is an error; 0 is for ever."""
+    """Seconds to wait for a batch before that is an error; 0 waits for ever."""
     micro_batch: int | None
     """Hand out a step's rows in pieces of this size, for accumulating gradients."""
     epochs: int | None
     """Epochs that one `for` loop runs through; None never stops."""
     steps: int | None
-    """Steps of every `for` loop, in place of epochs: for frameworks to which all epochs are as long as the first."""
+    """Steps of every `for` loop, in place of epochs: for frameworks that expect all epochs to have the same length."""
     drop_consumed: bool
     """Let data that was read leave the page cache: for data far larger than memory that no other run reads."""
     start_method: StartMethod
@@ -184,20 +184,17 @@ class LoaderSettings:
         if type(self.local_workers) is not int or self.local_workers < 0:
             raise ValueError(f"local_workers={self.local_workers!r}; expected an integer of at least 0.")
         if self.local_workers and self.remote is None:
-            raise ValueError("local_workers= is for the machine beside remote= servers; alone it is num_workers=.")
+            raise ValueError("local_workers= goes with remote=; without servers, use num_workers=.")
         if self.remote is not None and self.num_workers not in (None, 0, "auto"):
             raise ValueError(
-                "num_workers= with remote=: servers have their own workers; here there are local_workers=."
+                "num_workers= with remote=: servers have their own workers; for workers here use local_workers=."
             )
         if self.steps is not None and self.epochs != 1:
             raise ValueError(f"epochs={self.epochs!r} with steps={self.steps!r}: give one of them.")
         for name in ("prefetch", "micro_batch", "epochs", "steps", "start_workers"):
             value, least = getattr(self, name), 0 if name == "start_workers" else 1
-            if (
-                value is not None
-                and not (name == "prefetch" and value == "auto")
-                and (type(value) is not int or value < least)
-            ):
+            is_open = value is None or (name == "prefetch" and value == "auto")
+            if not is_open and (type(value) is not int or value < least):
                 raise ValueError(f"{name}={value!r}; expected an integer of at least {least}.")
 
     @classmethod
@@ -211,13 +208,13 @@ class LoaderSettings:
         settings = cls(**{field.name: given[field.name] for field in dataclasses.fields(cls)})
         _, num_workers = settings.resolve(plan)
         if settings.timeout and not num_workers and settings.remote is None:
-            raise ValueError(f"timeout={settings.timeout}: without workers nobody can stop waiting for a batch.")
+            raise ValueError(f"timeout={settings.timeout}: without workers a slow batch cannot be given up.")
         if given["prefetch_factor"] is None or settings.prefetch is not None or not num_workers:
             return settings
         return dataclasses.replace(settings, prefetch=given["prefetch_factor"] * num_workers)
 
     def resolve(self, plan: Plan) -> tuple[Literal["inline", "thread", "process", "remote"], int]:
-        """(kind, number) of the workers for a plan; how many there are on servers, they say when they are asked.
+        """(kind, number) of the workers for a plan; servers say how many they have when they are asked.
 
         Raises:
             ValueError: threads cannot run its functions.
@@ -257,5 +254,5 @@ class LoaderSettings:
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
-    """Whether a value is among these; None by identity, for an array compared with it would be an array."""
+    """Whether a value is among these; None by identity, because comparing an array with it gives an array."""
     return any(value is each if each is None else value == each for each in allowed)

@@ -2,8 +2,8 @@
 
 A plan's batches are dicts of arrays, which become tensors of the same memory. Other batches are the user's own
 structures. Containers are rebuilt as torch's `pin_memory` rebuilds them: the type of the user's dict, list, tuple or
-namedtuple is kept where it lets itself be copied. Dataclasses are looked into as well, `Ragged` among them. An
-object that brings a method of its own (`pin_memory`, `to`) is asked to do the work itself, and everything else
+namedtuple is kept where it can be copied. Dataclasses are rebuilt as well, `Ragged` among them. An
+object that has a method of its own (`pin_memory`, `to`) is asked to do the work itself, and everything else
 is left alone.
 """
 

@@ -1,4 +1,9 @@
-"""The loader: what a training loop iterates over."""
+"""The loader: what a training loop iterates over.
+
+It inherits from torch's, so that frameworks take it for one, but a run does the work: `PlanRun` for a plan, or for a
+Penstock dataset with arguments that need no Python per sample, and `TorchRun` for any other dataset. What is here sorts
+the arguments (`_arguments`), chooses the run, and shows frameworks what they look for (`_plan_view`).
+"""
 
 from __future__ import annotations
 
@@ -218,7 +223,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         self._check_num_workers(self.num_workers)
 
     def _check_num_workers(self, num_workers: int) -> None:
-        """What was measured to be best needs no warning."""
+        """Warn about too many workers, unless that number was measured to be best."""
         if num_workers != self._measured_workers:
             warn_too_many_workers(num_workers)
 

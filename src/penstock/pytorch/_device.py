@@ -23,7 +23,7 @@ class Event(Protocol):
     """A mark in a stream."""
 
     def synchronize(self) -> None:
-        """Wait, on the host, until the stream has come to the mark."""
+        """Wait, on the host, until the stream has reached the mark."""
         ...
 
 
@@ -35,7 +35,7 @@ class Accelerator(Protocol):
     """How memory is pinned for it; None when copies are not from pinned memory."""
 
     def side_stream(self) -> AbstractContextManager[Any]:
-        """Inside of it, the current stream is one that only copies use."""
+        """Inside it, the current stream is one that only copies use."""
         ...
 
     def copy(self, value: Any) -> Any:
@@ -66,12 +66,12 @@ class StreamAccelerator:
 
     def side_stream(self) -> AbstractContextManager[Any]:
         """The stream that all loaders of this device copy on."""
-        # A new object each time: a stream keeps what to go back to in itself, and two threads would mix theirs up.
+        # A new object each time: a stream object keeps the stream to return to, and two threads would mix theirs up.
         side = self._side
         return torch.Stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
 
     def copy(self, value: Any) -> Any:
-        """Begin to copy; torch's host allocator knows of it and does not reuse the pinned memory before its end."""
+        """Begin to copy; torch's host allocator knows about it, and does not reuse the pinned memory before it ends."""
         if is_pinned(value):
             with contextlib.suppress(TypeError):  # some have a `to` that takes only a device
                 return value.to(self.device, non_blocking=True)

@@ -3,8 +3,8 @@
 A loader copies its dataset into workers: an epoch set in the training process would not reach workers that live
 on, and one counted in workers would be lost with them. The numbers are in an anonymous memory file, so nothing is
 in /dev/shm. Forked workers inherit it. A worker that unpickles its dataset opens it through /proc, provided that
-the process that pickled it is one of its ancestors; any other copy counts on its own. So does every copy that is not
-forked where there is no /proc, which a warning says.
+the process that pickled it is one of its ancestors; any other copy counts on its own. Without /proc, so does every
+copy that is not forked, and a warning says so.
 """
 
 from __future__ import annotations

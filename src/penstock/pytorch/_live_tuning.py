@@ -25,12 +25,12 @@ from penstock.workers import usable_cpus
 
 _STEPS, _SECONDS = 10, 0.1
 _MOST_START_SECONDS = 60.0
-"""How long workers that were added may take to start before they are counted as they are."""
+"""How long added workers may take to start before the loop is measured as it is."""
 _MOST_WORKERS_PER_CPU, _MOST_WORKERS, _MOST_DEPTH = 4, 32, 16
 _QUEUE_SHARE, _WORKERS_SHARE = 0.1, 0.25
 """Of the memory that is free: for batches computed ahead, and for worker processes."""
 _WORKER_BYTES = 100e6
-"""Taken for a worker process until there is one to be measured."""
+"""Assumed for a worker process until one can be measured."""
 _MOST_DECISIONS = 100
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class TunedRun(Protocol):
         ...
 
     def has_started(self) -> bool:
-        """Whether all workers there are to be compute."""
+        """Whether all workers have started."""
         ...
 
 
@@ -66,7 +66,7 @@ class LiveTuning:
         tuned: The run, which keeps this, and is not kept by it: a loader that is forgotten must end at once, not with
             the next garbage collection.
         tuner: Decides.
-        statistics: The run's, which are read, and told the decisions.
+        statistics: The run's, which are read, and which list the decisions.
         kind: What computes: "thread" or "process".
     """
 
@@ -81,7 +81,7 @@ class LiveTuning:
         self._longest_step, self._last_step_seconds, self._last_seconds, self._squares = 0.0, 0.0, 0.0, 0.0
 
     def begin(self, num_ahead: int) -> None:
-        """A loop begins: its first steps fill the queue, and what was between loops does not count."""
+        """A loop begins: its first steps fill the queue, and time between loops does not count."""
         self._num_ahead = num_ahead
         self._settle(num_ahead)
 
@@ -106,7 +106,7 @@ class LiveTuning:
             self._end_stretch(self._begun, now)
 
     def close(self) -> None:
-        """Let go of the kernel's file."""
+        """Close the kernel's file."""
         meter, self._meter = self._meter, None
         if meter is not None:
             meter.close()
@@ -138,13 +138,13 @@ class LiveTuning:
         if decision is None:
             self._begin_stretch(now)
             return
-        self._tell(decision)
+        self._record(decision)
         num_before = self._num_ahead
         self._num_ahead = self._apply(decision.setting)
         self._settle(max(num_before, self._num_ahead) + 1)
 
     def _stretch(self, begun: _LoopTotals, now: _LoopTotals) -> Stretch:
-        """What happened between two readings; one step that took most of the time was something else: a checkpoint."""
+        """What happened between two readings, without a step that took most of the time, such as a checkpoint."""
         seconds, num_steps = now.at - begun.at, now.num_batches - begun.num_batches
         wait, squares = now.wait - begun.wait, self._squares
         if self._longest_step > (seconds - wait) / 2:
@@ -185,11 +185,11 @@ class LiveTuning:
         item_bytes = batch_bytes * max(1.0, self._num_ahead / (workers * depth))  # an item may be a bundle of batches
         return Bounds(most_workers, min(_MOST_DEPTH, int(_QUEUE_SHARE * free / max(1.0, item_bytes * workers))))
 
-    def _tell(self, decision: Decision) -> None:
+    def _record(self, decision: Decision) -> None:
         statistics = self._statistics
-        told = f"step {statistics.num_batches:,}: {decision.reason}"
-        _log.info("%s", told)
-        statistics.decisions = (*statistics.decisions, told)[-_MOST_DECISIONS:]
+        line = f"step {statistics.num_batches:,}: {decision.reason}"
+        _log.info("%s", line)
+        statistics.decisions = (*statistics.decisions, line)[-_MOST_DECISIONS:]
 
 
 def _worker_bytes() -> float:

@@ -26,7 +26,7 @@ class Loop:
     """One `for` loop over a loader."""
 
     number: int
-    """Which one it is: of epochs, the one that it begins in."""
+    """Counted from 0; if loops are epochs, the epoch that it begins in."""
     end: int | None
     """Its last batch starts before this row."""
     num_batches: int | None
@@ -82,7 +82,7 @@ class EpochLoops(Loops):
         return row // self.plan.num_rows if self.plan.num_rows else 0
 
     def row_of(self, step: int, loop: int) -> int:
-        """With tail="carry" epochs can differ by one batch, so they are gone through."""
+        """With tail="carry" epochs can differ by one batch, so this walks through them."""
         if not has_batches(self.plan):
             return loop * self.plan.num_rows
         while step >= (num_batches := self.plan.num_batches(loop)):
@@ -104,7 +104,7 @@ class EpochLoops(Loops):
 
 @dataclass(frozen=True, slots=True)
 class StepLoops(Loops):
-    """Every loop has as many steps; where an epoch ends inside one, the next begins.
+    """Every loop has the same number of steps; where an epoch ends inside one, the next begins.
 
     For frameworks that ask for the length once: with tail="carry", epochs differ by one batch.
     """
@@ -173,7 +173,7 @@ class PlanProgress:
 
     @property
     def cursor(self) -> Cursor:
-        """Where it stands, as a state says it."""
+        """Where it stands, as a state stores it."""
         return Cursor(self.plan, self.row)
 
     @property

@@ -92,12 +92,12 @@ class PlanRun:
         return self._workers.num_workers
 
     def start_early(self) -> None:
-        """Start what the first batch would wait for longest now, while the program does other things."""
+        """Start now, while the program does other things, what the first batch would wait for longest."""
         self._workers.start_early()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Batches from where the state stands to the end of the epoch."""
-        self._meet_ranks()
+        self._update_plan()
         self._progress.skip_unfinished()
         rank, world_size = self._rank
         loop = self._progress.next_loop(world_size)
@@ -120,23 +120,23 @@ class PlanRun:
     @property
     def num_batches(self) -> int | None:
         """Its length; None when it never stops."""
-        self._meet_ranks()
+        self._update_plan()
         loop = self._progress.running
         return (self._progress.next_loop(self._rank[1]) if loop is None else loop).num_batches
 
     @property
     def rows_per_rank(self) -> int:
-        """Rows that a rank has of a batch, as far as can be told now."""
+        """Rows that a rank has of a batch, as far as is known now."""
         return max(1, self.plan.global_size // self._rank[1])
 
     def begin_epoch(self) -> int:
-        """The number of the next loop, as of an epoch; what is left of one that was left early is skipped."""
-        self._meet_ranks()
+        """The number of the next loop, which frameworks call epoch; the rest of one that was left early is skipped."""
+        self._update_plan()
         self._progress.skip_unfinished()
         return self._progress.loop_number
 
     def iterate_from(self, number: int, epoch: int) -> Iterator[dict[str, Any]]:
-        """Batches from this one of a loop on, which begins in the epoch; none before it is computed."""
+        """Batches of the loop that begins in the epoch, from this number on; none before it is computed."""
         part = self._progress.go_to(number, epoch, self._rank[1])
         loop = iter(self)
         for _ in range(part):  # a state is between steps, never between the parts of one
@@ -226,8 +226,8 @@ class PlanRun:
         """This rank, and how many there are."""
         return self._given_rank or find_rank()
 
-    def _meet_ranks(self) -> None:
-        """A dataset's plan depends on the number of ranks, and loaders are often made before ranks know each other."""
+    def _update_plan(self) -> None:
+        """Make a dataset's plan for the ranks there are now: loaders are often made before ranks know each other."""
         if self.source.is_fixed or self._progress.running is not None:
             return
         plan = self.source.make()

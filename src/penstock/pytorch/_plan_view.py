@@ -40,7 +40,7 @@ class PlanSampler(DistributedSampler[int]):
 
     def __init__(self, run: PlanRun, batch_size: int) -> None:
         self.run, self.batch_size = run, batch_size
-        self.shuffle = False  # Lightning reads it; what is to be shuffled the plan shuffles
+        self.shuffle = False  # Lightning reads it; shuffling is the plan's
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self)))
@@ -85,7 +85,7 @@ class _EpochBatches:
         self._loop: Iterator[dict[str, Any]] = iter(())
 
     def take(self, number: int) -> dict[str, Any]:
-        """The batch, and the ones after it are computed ahead."""
+        """The batch; those after it are computed ahead."""
         if self._epoch is None or number != self._next:
             self._loop = self.run.iterate_from(number, self._begin())
         batch = next(self._loop)
@@ -135,7 +135,7 @@ def keep_batch(batch: Any) -> Any:
 
 
 def shown_arguments(torchs: dict[str, Any], device: Any) -> dict[str, Any]:
-    """Torch's arguments as a plan's loader shows them: whoever builds a loader from them gets the run's own batches."""
+    """Torch's arguments as a plan's loader shows them: a loader built from them gets the run's own batches."""
     shown = {
         "num_workers": 0,
         "timeout": 0,

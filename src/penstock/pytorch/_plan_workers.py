@@ -2,7 +2,7 @@
 
 settings ──► Engine ──► Pipeline ──► the loop             made when a loop first needs them, kept until `close`
                ▲           ▲
-               └─ workers ─┴─ prefetch ── set by somebody, or by live tuning, while it runs
+               └─ workers ─┴─ prefetch ── set by the user, or by live tuning, while it runs
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class PlanWorkers:
         self._prefetch = None if settings.prefetch == "auto" else settings.prefetch
         self._depth = _DEPTH
         self._num_steps = 1
-        """In an item, as a worker computes it."""
+        """In one item, as a worker computes it."""
         self._tuning = self._make_tuning()
         self._pipeline: Pipeline | None = None
         self._engine: Engine | None = None
         self._fork_server: ServerLease | None = None
-        """The one that workers will come from, until they do."""
+        """The server that workers will come from, leased until they do."""
 
     def start_early(self) -> None:
-        """Start what the first batch would wait for longest now, while the program does other things."""
+        """Start now, while the program does other things, what the first batch would wait for longest."""
         if self.kind == "process" and self._settings.start_method == "forkserver":
             self._fork_server = start_early()
 
     def start(self, world_size: int) -> Pipeline:
-        """The pipeline, with its workers; made anew if there is none, or only that of a parent process."""
+        """The pipeline, with its workers; made if there is none, or only that of a parent process."""
         if self._pipeline is None or not self._pipeline.is_ours:
             work = PlanWork(self._plan, drops_consumed=self._settings.drop_consumed)
             self._engine = self._make_engine(work)
@@ -120,7 +120,7 @@ class PlanWorkers:
         return self._num_ahead
 
     def has_started(self) -> bool:
-        """Whether all workers there are to be compute."""
+        """Whether all workers have started."""
         return self._engine is None or self._engine.num_started() >= self._engine.num_workers
 
     def measure(self) -> LoaderStatistics:
@@ -130,7 +130,7 @@ class PlanWorkers:
         return dataclasses.replace(self.statistics)
 
     def change_plan(self, plan: Plan) -> None:
-        """Stop, and begin next time with a plan of the same functions and other batches."""
+        """Stop; the next loop runs a plan with the same functions and other batches."""
         self.close()
         self._plan = plan
 
@@ -166,7 +166,7 @@ class PlanWorkers:
         return max(1, min(num_steps, self._prefetch // max(1, 2 * self.num_workers)))
 
     def _make_tuning(self) -> LiveTuning | None:
-        """What finds the settings while it runs, if any is to be found."""
+        """What tunes the settings while they are used; None if all are given."""
         settings, kind = self._settings, self.kind
         if kind in ("inline", "remote") or not (settings.tunes_workers or settings.tunes_prefetch):
             return None
@@ -179,7 +179,7 @@ class PlanWorkers:
         return LiveTuning(self, tuner, self.statistics, kind)
 
     def _stop_tuning(self) -> None:
-        """Somebody says what to use: that is what is used."""
+        """From now on, what the user sets is used."""
         tuning, self._tuning = self._tuning, None
         if tuning is not None:
             tuning.close()

@@ -47,7 +47,7 @@ def find_data_rank(mesh: DeviceMesh) -> tuple[int, int]:
     """(rank, number of ranks) of this process among those that get different rows.
 
     Raises:
-        TypeError: it is no mesh.
+        TypeError: it is not a mesh.
         ValueError: this process is not in it, or its dimensions do not say which of them split the data.
     """
     if not isinstance(mesh, DeviceMesh):
@@ -75,14 +75,14 @@ def _parse(rank_name: str, size_name: str, rank: str, world_size: str) -> tuple[
 
 
 def _names(mesh: DeviceMesh) -> tuple[str, ...]:
-    """Of its dimensions; a mesh of a single one splits the data whatever it is called, unless it says otherwise."""
+    """Names of its dimensions; a mesh with one dimension splits the data unless its name says otherwise."""
     names = mesh.mesh_dim_names
     if mesh.ndim == 1:
         return names or ("dp",)
     if names is None or not set(names) <= _SPLIT | _SHARED:
-        told = "has no names" if names is None else f"has the dimensions {', '.join(map(repr, names))}"
+        found = "has no names" if names is None else f"has the dimensions {', '.join(map(repr, names))}"
         raise ValueError(
-            f"mesh=...: the mesh {told}, which does not say whose ranks get different rows. Give that part of it "
+            f"mesh=...: the mesh {found}, which does not say whose ranks get different rows. Give that part of it "
             "alone, as in mesh['dp'], or rank= and world_size=."
         )
     return names

@@ -49,7 +49,7 @@ class Indices:
     def __init__(self, loader: Any, *, draws_seed: bool, saved: dict[str, Any] | None = None) -> None:
         self._drawn_early: list[Any] = []
         self.any_index = [None] * loader.batch_size if loader._auto_collation and loader.batch_size else None
-        """What an iterable dataset is asked with for each of its batches."""
+        """The index that every batch of an iterable dataset is fetched with."""
         self.base_seed: int | None = None
         self.shared_seed: int | None = None
         is_in_epoch = saved is not None and saved["position"] is not None
@@ -105,7 +105,7 @@ class Indices:
         self._start(loader, self.draws["seed"])
         self.base_seed = _resumed_seed(saved) if draws_seed else None
         if own is None:
-            if not isinstance(sampler, _InfiniteConstantSampler):  # which is at the same place for ever
+            if not isinstance(sampler, _InfiniteConstantSampler):  # which always gives the same
                 self._skip(saved["position"])
         elif self._stateful is None:
             raise StateError("The state was saved with a sampler that has a state of its own; this one has none.")
@@ -122,7 +122,7 @@ class Indices:
         self.draw_early()
 
     def draw_early(self) -> None:
-        """One index, so that a sampler that draws when it is first asked does so from the generators as they are."""
+        """Draw one index now, so that a sampler that draws when first asked uses the generators as they are."""
         if not self._drawn_early:
             self._drawn_early = list(itertools.islice(self._iterator, 1))
 
@@ -164,7 +164,7 @@ def dataset_epoch(loader: Any) -> int | None:
 
 
 def current_draws(loader: Any, *, at_rest: bool = False) -> dict[str, Any]:
-    """The generators that this loader's sampler draws from, as they are now; at rest, also those of the next seed."""
+    """The generators that this loader's sampler draws from, as they are now; at rest, also that of the next seed."""
     draws: dict[str, Any] = {"generators": [_encode(generator.get_state()) for generator in _generators(loader)]}
     if at_rest and loader.generator is None and loader.num_workers:
         draws["torch"] = _encode(torch.get_rng_state())
@@ -195,7 +195,7 @@ def restore_generators(loader: Any, draws: dict[str, Any]) -> None:
 def check_draws(loader: Any, draws: dict[str, Any]) -> None:
     """Raise `StateError` unless the generators can be set as a state has it; nothing is set.
 
-    numpy believes any position that it is given, and would draw from memory behind its numbers.
+    numpy accepts any position that it is given, and would read memory behind its numbers.
     """
     wrong = misfit(
         draws, {"generators": [str], **{key: _GENERATORS[key] for key in _GENERATORS if key in draws}}, "draws"
@@ -261,7 +261,7 @@ def _generators(loader: Any) -> list[torch.Generator]:
 def _resumed_seed(saved: dict[str, Any]) -> int:
     """Seed of workers that start in mid-epoch: not the one they began the epoch with, whose numbers are used up.
 
-    Except when they read what was handed over again.
+    Workers that read again what was handed over do get that one.
     """
     base_seed: int = saved["base_seed"]
     if any(isinstance(state, int) for state in saved.get("workers", ())):

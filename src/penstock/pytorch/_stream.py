@@ -49,7 +49,7 @@ class Stream(IterableDataset[Any]):
         return self._rank is None
 
     def leave_alone(self) -> None:
-        """Nothing will split it again: a loader has seen to that."""
+        """Note that nothing will split it again: a loader made sure of that."""
         self._is_left_alone = True
 
     def __iter__(self) -> Iterator[Any]:
@@ -113,12 +113,12 @@ class Stream(IterableDataset[Any]):
         return {**self.__dict__, "_rank": found, "_run": None}
 
     def _due_state(self, worker: int) -> dict[str, Any] | None:
-        """The state that this worker goes on from; each uses one that was loaded before they began once."""
+        """The state that this worker continues from; one that was loaded before workers began is used once by each."""
         is_due = self._loaded is not None and self._loaded["epoch"] == self._epochs.next_epoch(worker)
         return self._loaded if is_due else None
 
     def _runs(self) -> Iterator[PartRun]:
-        """The run of this iterator, and after a state was loaded the one that goes on from it."""
+        """The run of this iterator, and each time a state was loaded, the one that continues from it."""
         yield self._begin()
         while self._loaded is not None:
             yield self._begin()
@@ -135,7 +135,7 @@ class Stream(IterableDataset[Any]):
         self._owner, self._loaded = os.getpid(), None
         self._epochs.begin(worker, epoch)
         if part == 0 and self._epochs.may_warn():
-            _say_what_is_whole(self._recipe, num_parts)
+            _warn_of_whole_files(self._recipe, num_parts)
         return self._run
 
 
@@ -161,7 +161,7 @@ def stream(
 
     Args:
         paths: A path, glob, folder or URL, or a list of them.
-        format: "csv", "jsonl", "text" or "parquet", where the names do not tell.
+        format: "csv", "jsonl", "text" or "parquet", where the names do not say.
         columns: Which fields a record has; None is all.
         text_unit: What is a record of text: "line" (default), "separator" (with `reading`'s), or "file".
         shuffle_buffer: Records to draw the next one from; 0 keeps the order of the files.
@@ -200,16 +200,16 @@ def stream(
     return Stream(recipe, transform=transform, rank=given)
 
 
-def _say_what_is_whole(recipe: Recipe, num_parts: int) -> None:
-    """Say once that files are split by file, when that leaves parts without work."""
+def _warn_of_whole_files(recipe: Recipe, num_parts: int) -> None:
+    """Warn that some files are read whole, if that leaves parts without work."""
     reasons = {file.path: why_unsplittable(file, recipe.options) for file in recipe.files}
     whole = [path for path, reason in reasons.items() if reason]
     if not whole or len(whole) >= num_parts or num_parts == 1:
         return
-    told = ", ".join(f"{printable(path)} {reasons[path]}" for path in whole[:3]) + (", …" if len(whole) > 3 else "")
+    examples = ", ".join(f"{printable(path)} {reasons[path]}" for path in whole[:3]) + (", …" if len(whole) > 3 else "")
     warnings.warn(
         f"{len(whole)} of {len(recipe.files)} files must be read from their start, each by one worker of one rank, and "
-        f"there are {num_parts} of those: some get none of them ({told}). Use fewer workers or more files; for CSV "
+        f"there are {num_parts} of those: some get none of them ({examples}). Use fewer workers or more files; for CSV "
         "whose fields hold no newlines pass reading=penstock.SourceOptions(quoted_newlines=False).",
         stacklevel=4,
     )

@@ -1,9 +1,9 @@
 """Which bytes tensors lie in, so that they can be copied elsewhere and be the same views of the same memory there.
 
-Tensors whose memory overlaps, such as columns of one table, are in one span: whoever writes into one sees it in the
-others, as under torch's own hand-over. Torch sends whole storages; a span has only what its tensors reach, so a row
+Tensors whose memory overlaps, such as columns of one table, are in one span: what is written to one shows in the
+others, as after torch's own hand-over. Torch sends whole storages; a span has only what its tensors reach, so a row
 of a large tensor is not sent with all of it. Where most of a span would be gaps, its tensors are copied one by one,
-without the gaps: their strides change, and they overlap no more.
+without the gaps: their strides change, and they no longer overlap.
 """
 
 from __future__ import annotations

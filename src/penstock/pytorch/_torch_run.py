@@ -137,7 +137,7 @@ class TorchRun:
 
         Raises:
             StateError: it belongs to other data, another sampler, or for iterable data to another number of workers;
-                or it is no state at all.
+                or it is not a state at all.
         """
         loader = self._loader
         check_state(state, loader)
@@ -164,7 +164,7 @@ class TorchRun:
                 owner.set_epoch(epoch)
 
     def set_workers(self, num_workers: int) -> None:
-        """Not for torch datasets: a batch's random numbers depend on which worker computes it, but with "auto"."""
+        """Not for torch datasets: a batch's random numbers depend on which worker computes it, except with "auto"."""
         raise ValueError(f"set_workers({num_workers}): workers of a torch dataset have state and cannot change.")
 
     def set_prefetch(self, prefetch: int) -> None:
@@ -202,12 +202,12 @@ class TorchRun:
         return batches.change(setting) if isinstance(batches, WorkerBatches) else 0
 
     def has_started(self) -> bool:
-        """Whether all workers there are to be compute."""
+        """Whether all workers have started."""
         batches = self._batches
         return not isinstance(batches, WorkerBatches) or batches.has_started()
 
     def _make_tuning(self, loader: Any) -> LiveTuning:
-        """What finds the settings while it runs; not for datasets that keep something from batch to batch."""
+        """What tunes the settings while they are used; refused for datasets that keep something from batch to batch."""
         fetching = Fetching.of(loader)
         if fetching.may_have_state or is_pipe(fetching.dataset):
             what = "an iterable dataset" if fetching.is_iterable else "a dataset that has a state"
@@ -223,7 +223,7 @@ class TorchRun:
 
     @property
     def _batches(self) -> TorchBatches | None:
-        """Those of the last loop, while someone has them."""
+        """Those of the last loop, as long as they exist."""
         return None if self._find_batches is None else self._find_batches()
 
     def _living_batches(self) -> WorkerBatches | None:

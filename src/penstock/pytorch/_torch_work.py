@@ -51,7 +51,7 @@ _COMPRESSED = {torch.sparse_coo, torch.sparse_csr, torch.sparse_bsr, torch.spars
 
 
 def _warm_up() -> None:
-    """In a fork server: nothing is left to do once this module is there, and torch with it, for all workers."""
+    """In a fork server: importing this module, and torch with it, is all there is to do for its workers."""
 
 
 class TorchItem(NamedTuple):
@@ -99,7 +99,7 @@ class TorchWork:
     base_seed: int
     worker_init_fn: Callable[[int], None] | None
     seeds_batches: bool = False
-    """Whether random numbers depend on the batch, and not on which worker computes it, and after what."""
+    """Whether random numbers depend on the batch alone, and not on the worker and what it computed before."""
     _worker: int = 0
     _epoch: int = -1
     _fetcher: Any = None
@@ -110,7 +110,7 @@ class TorchWork:
     _digests: list[int] = field(default_factory=list)
 
     def begin(self, worker: int, num_workers: int) -> None:
-        """Make the process what torch's workers are."""
+        """Set this process up as torch does its workers."""
         gc.freeze()  # else a full collection writes to, and so copies, every page of the dataset's objects
         torch.set_num_threads(1)
         self._worker = worker
@@ -134,7 +134,7 @@ class TorchWork:
         return _failure(error).as_batch()
 
     def announce(self, item: TorchItem | TorchStart) -> None:
-        """Nobody knows what a dataset will read."""
+        """Do nothing: what a dataset will read is unknown."""
 
     def _compute(self, item: TorchItem, arena: Arena) -> Batch:
         if self._error is not None:  # for every batch: each would lack what the start function did not do

@@ -43,7 +43,7 @@ def warn_too_many_workers(num_workers: int) -> None:
 
 
 def log_odd_batch_size(batch_size: int) -> None:
-    """A hint for the log, as no program need stop for it.
+    """Give a hint in the log only, since no program need stop for it.
 
     Matrix units of accelerators work on 8 rows at a time; small batches do not fill them anyway.
     """
@@ -78,7 +78,7 @@ def log_runs(plan: Plan, rank: int | None) -> None:
 
 
 def warn_slow_pickling(seconds: float, name: str) -> None:
-    """A dataset of very many objects, of which each worker makes its own."""
+    """A dataset of very many objects, of which each worker gets its own copies."""
     if seconds > _SLOW_SECONDS:
         warn_once(
             f"pickle {name}",

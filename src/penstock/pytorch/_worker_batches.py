@@ -43,14 +43,15 @@ class WorkerBatches:
     ) -> None:
         self._engine, self._pid = engine, os.getpid()
         self._lock = threading.RLock()  # a signal handler may take a batch while its own thread waits for one
-        self._start_lock = threading.RLock()  # not the same: who waits for a feed holds that one, and the feed begins
+        # Another lock: a thread that waits for a feed holds the first, and the feed calls `begin`.
+        self._start_lock = threading.RLock()
         self._is_persistent, self._in_order = loader.persistent_workers, loader.in_order
         self._statistics = statistics
         is_watched = fetching.is_iterable and loader.worker_init_fn is None
         self._watched_name = type(fetching.dataset).__name__ if is_watched else None
         self._epoch = -1
         self._death: str | None = None
-        """How a worker died: no batch of this loop comes after that, for those of the dead one would be missing."""
+        """How a worker died: no batch of this loop comes after that, because the dead worker's would be missing."""
         self._first_batches: dict[tuple[int, ...], int] = {}
         self._max_in_flight: int = loader.prefetch_factor * loader.num_workers
         self._tuning = tuning
@@ -142,7 +143,7 @@ class WorkerBatches:
         return None
 
     def is_ready(self) -> bool:
-        """Whether an answer is there: a batch, or that a worker has ended, of which there are few."""
+        """Whether an answer is there: a batch, or, seldom, that a worker has ended."""
         return self._death is not None or not self._in_flight or self._in_flight.is_ready()
 
     def close(self) -> None:
@@ -182,7 +183,7 @@ class WorkerBatches:
         return self._max_in_flight
 
     def has_started(self) -> bool:
-        """Whether all workers there are to be compute."""
+        """Whether all workers have started."""
         return self._engine.num_started() >= self._engine.num_workers
 
     @property

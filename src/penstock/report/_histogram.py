@@ -35,11 +35,10 @@ class Histogram(NamedTuple):
         """One line per bin: range, count, bar; if there are more than `limit`, bins at the thinner end are merged."""
         bins = self._bins()
         while limit is not None and len(bins) > max(1, limit):
-            (low, _, first), (_, high, second) = pair = (
-                bins[:2] if bins[0][2] + bins[1][2] <= bins[-1][2] + bins[-2][2] else bins[-2:]
-            )
-            joined = [(low, high, first + second)]
-            bins = joined + bins[2:] if pair == bins[:2] else bins[:-2] + joined
+            is_low_end = bins[0][2] + bins[1][2] <= bins[-1][2] + bins[-2][2]
+            place = 0 if is_low_end else len(bins) - 2
+            (low, _, first), (_, high, second) = bins[place : place + 2]
+            bins[place : place + 2] = [(low, high, first + second)]
         largest = max((count for _, _, count in bins), default=0)
         return [
             f"{f'{low:,}' if low == high else f'{low:,} to {high:,}':>24} {count:>14,}  "

@@ -1,4 +1,4 @@
-"""What of a page goes into an HTML file, and the part of it that its script draws: lanes, steps and charts, as JSON.
+"""How much of a page goes into an HTML file, and what its script draws: lanes, steps and charts, as JSON.
 
 It is small enough to mail: long runs are cut or averaged to what a screen can show, and the page says so.
 Half a megabyte is enough for `_MOST_SPANS` spans (about 20 bytes each); a screen has fewer columns than `_MOST_STEPS`.

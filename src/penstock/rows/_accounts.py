@@ -98,7 +98,7 @@ class Ledger:
     sources: Mapping[str, SourceLedger] = field(default_factory=dict)
     """What each source of a mixture gives."""
     schedule: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """Where they change: shares of the sources by the row of the run from which on they hold, to this epoch's end."""
+    """If they change: shares of the sources by the row of the run from which they hold, up to this epoch's end."""
 
     @property
     def fill(self) -> float:
@@ -145,7 +145,7 @@ class Mixing:
 
     @property
     def is_far(self) -> bool:
-        """Whether it is worth a word."""
+        """Whether that is worth mentioning."""
         return self.variance > _FAR
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Columns beside the tokens of a batch: what a document is, what its tokens weigh, what it said.
+"""Columns beside the tokens of a batch: what a document is, what its tokens weigh, what it says.
 
     one value per sample       `domain`: [documents], row by row; `document_ids` says which one a token belongs to
     one value per token        `weight`: [rows, length], place by place like the tokens, 0 on padding
@@ -25,14 +25,14 @@ RESERVED = frozenset(
     {"input_ids", "labels", "position_ids", "document_ids", "cu_seqlens", "max_seqlen", "num_documents"}
     | {"attention_mask", "lengths", "num_targets", "num_targets_global", "is_repeated", "source_ids"}
 )
-"""What batches call things themselves."""
+"""Names that batches use themselves."""
 
 
 def kept_columns(schema: Schema, stage: Pack | Pad, tokens: Column) -> dict[str, Column]:
     """The columns that a stage keeps beside the tokens.
 
     Raises:
-        SchemaError: there is no such column, its name means something else, or its values belong to nothing.
+        SchemaError: there is no such column, its name is taken, or its values belong to neither documents nor tokens.
     """
     found = {}
     for name in stage.keep:

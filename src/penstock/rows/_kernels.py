@@ -142,7 +142,7 @@ def _fill_labels(labels: NDArray[np.int64], tokens: NDArray[np.int64], begin: in
 
 @compiled
 def _hide(labels: NDArray[np.int64], is_target: NDArray[np.uint8], end: int, shifted: bool) -> int:
-    """Ignore the labels of tokens that are no targets; return how many were labels until now."""
+    """Ignore the labels of tokens that are not targets; return how many were not ignored before."""
     hidden = 0
     for place in range(end):
         source = place + 1 if shifted else place

@@ -75,7 +75,7 @@ def mix_rows(sources: Mapping[str, RowSource], deal: Deal) -> MixedRows:
 
 
 def _row_settings(source: PieceSource) -> dict[str, Any]:
-    """What decides how a row looks; which column it is and what becomes of long documents does not."""
+    """What decides how a row looks, which the column's name and the treatment of long documents do not."""
     stage = source.stage
     settings: dict[str, Any] = {"labels": stage.labels, "pad": stage.pad}
     if isinstance(stage, Pack):
@@ -83,4 +83,6 @@ def _row_settings(source: PieceSource) -> dict[str, Any]:
         settings |= {"positions": stage.positions}
     else:
         settings |= {"multiple": stage.multiple, "side": stage.side}
-    return settings | ({"keep": {name: column.spec for name, column in source.kept.items()}} if source.kept else {})
+    if source.kept:
+        settings["keep"] = {name: column.spec for name, column in source.kept.items()}
+    return settings

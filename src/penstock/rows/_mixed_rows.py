@@ -38,7 +38,7 @@ class Deal:
     """Whether a batch says which source each row is from."""
 
     def make(self) -> Mixture | ScheduledMixture:
-        """The arithmetic of it."""
+        """The mixture that says whose turn it is."""
         if not self.changes:
             return Mixture(self.weights, self.seed)
         return ScheduledMixture(self.weights, self.seed, dict(self.changes))
@@ -82,8 +82,10 @@ class MixedRows(RowSource):
 
     def _order_with(self, changes: list[tuple[int, tuple[int, ...]]]) -> Any:
         parts = [[name, source.run_identity] for name, source in zip(self.names, self.sources, strict=True)]
-        told = [[[row, list(quotas)] for row, quotas in changes]] if changes else []
-        return ["mix", parts, list(self.mixture.quotas), self.seed, self.num_rows, *told]
+        identity = ["mix", parts, list(self.mixture.quotas), self.seed, self.num_rows]
+        if changes:
+            identity.append([[row, list(quotas)] for row, quotas in changes])
+        return identity
 
     @property
     def row_length(self) -> int | None:
@@ -152,14 +154,14 @@ class MixedRows(RowSource):
         return Ledger(num_rows=self.num_rows, sources=sources, schedule=self.schedule_until(end))
 
     def schedule_until(self, end: int) -> Mapping[int, Mapping[str, float]]:
-        """As dealt."""
+        """The shares as they are dealt, rounded to 1/65,536."""
         if len(self.schedule) == 1:
             return {}
         shares = {row: [quota / BLOCK for quota in quotas] for row, quotas in self.schedule.items() if row < end}
         return {row: dict(zip(self.names, found, strict=True)) for row, found in shares.items()}
 
     def rows_of_sources(self, begin: int, end: int) -> Mapping[str, int]:
-        """By arithmetic."""
+        """How many rows each source gives, by arithmetic."""
         counts = self.mixture.counts(end) - self.mixture.counts(begin)
         return dict(zip(self.names, counts.tolist(), strict=True))
 

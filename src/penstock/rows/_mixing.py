@@ -27,7 +27,7 @@ from penstock.schema import LABEL_COLUMNS
 from penstock.shards import ORIGIN_COLUMN, Storage, hash_samples, read_samples
 
 Classes = Callable[[NDArray[np.int64]], NDArray[np.uint64]]
-"""What tells the classes of stored samples apart."""
+"""The class of each stored sample, as a number."""
 
 _PAIRS, _BATCHES = 32, 32
 _IN_RUNS = 0.25

@@ -63,7 +63,7 @@ def cache_folder() -> Path | None:
     By hand: platformdirs took 3 to 7 ms to import, more than all else that opens a packed plan.
     """
     given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")
-    base = next(filter(os.path.isabs, (given, home)), None)  # what is relative does not count, says XDG
+    base = next(filter(os.path.isabs, (given, home)), None)  # XDG says to ignore relative paths
     return None if base is None else Path(base, "penstock", "packing")
 
 
@@ -71,7 +71,7 @@ def _make_folder(folder: Path) -> None:
     """Make the cache folder.
 
     Raises:
-        PermissionError: others could have put there what is read, or links over which something else is written.
+        PermissionError: other users could have put files there that are read, or links that redirect what is written.
     """
     from penstock.compiled import check_trusted  # with numba, which opening a dataset does not need
 

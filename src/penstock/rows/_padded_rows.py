@@ -95,7 +95,7 @@ class PaddedRows(OrderedRows, DocumentRows):
         OrderedRows.__init__(self, samples, BucketedOrder(order, samples, self.column, stage) if is_bucketed else order)
 
     def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
-        """The document of each row; where padding is on the left, its place depends on the batch, and 0 is said."""
+        """The document of each row; where padding is on the left, its place depends on the batch, and 0 is given."""
         pieces = self._pieces(rows)
         found = zip(pieces.documents.tolist(), pieces.sizes.tolist(), strict=True)
         return [trace_document(self.samples, source, row, 0, one, 0, size) for row, (one, size) in enumerate(found)]

@@ -105,7 +105,7 @@ class RowSource(ABC):
         """Tell the kernel which data is no longer needed once rows are read in order up to this one."""
 
     def mixing(self) -> list[Mixing]:
-        """How batches are mixed, where that can be told and need not be as under a full shuffle."""
+        """How batches are mixed, where that is known and may differ from a full shuffle."""
         return []
 
     @property
@@ -142,7 +142,7 @@ class PieceSource(RowSource):
     @property
     @abstractmethod
     def kept(self) -> Mapping[str, Column]:
-        """The columns beside the tokens that a batch has, too, by name."""
+        """The columns that a batch has beside the tokens, by name."""
 
     def output_arrays(self, num_rows: int) -> OutputArrays:
         """The arrays that have a place for every token, where it is known how many there are."""
@@ -206,7 +206,7 @@ def offered(out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, 
     """The array offered for `key`, or a new one.
 
     Raises:
-        TypeError: what is offered is no array.
+        TypeError: what is offered is not an array.
         ValueError: the array offered has another shape or dtype, or cannot be written in one piece.
     """
     array = (out or {}).get(key)

@@ -33,7 +33,7 @@ class SampleOrder(ABC):
     num_rows: int
     """Rows in an epoch."""
     num_samples: int
-    """Samples that there are."""
+    """Samples in the data."""
     seed: int | None
     """Of the shuffle, if there is one."""
     is_once: bool = False
@@ -57,7 +57,7 @@ class SampleOrder(ABC):
         """Tell the kernel which data is behind this row, where that is known."""
 
     def mixing(self) -> list[Mixing]:
-        """How batches are mixed, where that can be told and need not be as under a full shuffle."""
+        """How batches are mixed, where that is known and may differ from a full shuffle."""
         return []
 
     def count(self, epoch: int) -> NDArray[np.int64]:
@@ -121,8 +121,8 @@ class WeightedOrder(SampleOrder):
     def identity(self) -> Any:
         """The weights, how many rows, and the shuffle."""
         weights = self._stage.weights
-        told = [weights.identity] if isinstance(weights, SampleWeights) else weights
-        return ["sample", told, self.num_rows, self._stage.replacement, self._epochs.identity]
+        identity = [weights.identity] if isinstance(weights, SampleWeights) else weights
+        return ["sample", identity, self.num_rows, self._stage.replacement, self._epochs.identity]
 
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """The slot by the order of the epoch, the sample by the draw."""

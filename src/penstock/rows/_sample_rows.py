@@ -22,7 +22,7 @@ _SMALL_BYTES = 16 << 30
 
 
 class OrderedRows(RowSource):
-    """Rows of one sample each: which one is row i, and which data comes next, the order knows."""
+    """Rows of one sample each; the order knows which one is row i, and which data comes next."""
 
     def __init__(self, samples: Samples, order: SampleOrder) -> None:
         self.samples, self.order, self.num_rows = samples, order, order.num_rows

@@ -1,6 +1,6 @@
 """Epochs of another length over the same rows: take, skip and repeat.
 
-The rows of the source stay as they are; only where an epoch begins and ends is said anew. Every epoch covers a
+The rows of the source stay as they are; only where an epoch begins and ends changes. Every epoch covers a
 period of whole passes over the source and consists of some consecutive rows of it:
 
     source      |  pass 0   |  pass 1   |  pass 2   |  pass 3   | ...
@@ -54,7 +54,7 @@ class StretchedRows(RowSource):
         return ["stretch", self.begin, self.num_passes, self.num_rows, self.inner.run_identity]
 
     def earlier_orders(self, epoch_rows: int | None) -> Iterator[tuple[Any, int]]:
-        """The same with fewer passes, which ends earlier; and what the source goes on from."""
+        """The same with fewer passes, which ends earlier; and those of the source."""
         num_passes = _passes_for(epoch_rows or self.inner.num_rows, self.inner)
         if self.begin == 0 and num_passes < self.num_passes:
             yield self._order_over(self.inner, num_passes), num_passes * self.inner.num_rows
@@ -77,7 +77,7 @@ class StretchedRows(RowSource):
         return self.inner.trace(self._find(rows), source)
 
     def describe(self, row: int) -> str:
-        """What the source says of it."""
+        """As the source describes it."""
         return self.inner.describe(self._find_one(row))
 
     def announce(self, row: int) -> None:
@@ -163,7 +163,7 @@ def stretch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> StretchedRows:
     """The source with epochs as the stage says.
 
     Raises:
-        StageError: tokens of rows that have no fixed number of them.
+        StageError: tokens are given, and rows have no fixed number of them.
         ValueError: there would be no rows.
     """
     begin, num_rows, num_passes = 0, inner.num_rows, 1
@@ -178,14 +178,14 @@ def stretch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> StretchedRows:
     if num_rows <= 0 or not inner.num_rows:
         raise ValueError(f"{stage.verb}(): nothing would be left; an epoch has {inner.num_rows:,} rows.")
     if num_passes * inner.num_rows > MAX_ROWS:
-        raise ValueError(f"{stage.verb}(): an epoch would go over more than 2**62 rows, which is all that a run has.")
+        raise ValueError(f"{stage.verb}(): an epoch would span more than 2**62 rows, which is all that a run has.")
     if inner.as_pieces is None:
         return StretchedRows(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
     return StretchedPieceRows(inner.as_pieces, begin=begin, num_rows=num_rows, num_passes=num_passes)
 
 
 def _passes_for(num_rows: int, inner: RowSource) -> int:
-    """The fewest passes over a source that hold so many rows."""
+    """The fewest passes over a source that hold this many rows."""
     return max(1, -(-num_rows // max(1, inner.num_rows)))
 
 

@@ -1,4 +1,9 @@
-"""Rows that are windows of one long line of tokens: all documents, one after the other."""
+"""Rows that are windows of one long stream of tokens: all documents, one after the other.
+
+Row i of the data is tokens i * length to (i + 1) * length, whatever documents they belong to, so nothing is stored to
+find it. Tokens after the last whole window are in no row; the ledger counts them. The price of that comes with `trace`:
+which document a token is in takes the lengths of all documents before it.
+"""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def find_earlier(path: Path, as_of: str | Mapping[str, Any]) -> str:
         if wanted in (own, digest(own), digest(f"{own}\n{schema}")):  # the storage, all its rows, the dataset
             return own
     raise DatasetChanged(
-        f"{path}: no first shards of it have the fingerprint {wanted[:64]}. It was not only appended to since, or the "
-        "fingerprint is of a part of it (a split, a filter): give the one that `penstock inspect` showed then."
+        f"{path}: its first shards never had the fingerprint {wanted[:64]}. Either it was not only appended to "
+        "since, or that is of a part of it (a split, a filter): give the one that `penstock inspect` showed then."
     )
 
 
@@ -40,7 +40,7 @@ def _data_of(state: Mapping[str, Any]) -> str:
     data = facts.get("data") if isinstance(facts, Mapping) else None
     if not isinstance(data, str):
         raise ValueError(
-            f"as_of={reprlib.repr(state)}: not the state of a plan over one dataset. Of a mixture's source, give the "
-            "fingerprint."
+            f"as_of={reprlib.repr(state)}: not the state of a plan over one dataset. For a source of a mixture, "
+            "give its fingerprint."
         )
     return data

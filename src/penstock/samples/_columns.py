@@ -1,4 +1,4 @@
-"""Samples as people ask for them: one as a dict of values, or many as a dict of columns, by one gather each."""
+"""Samples as callers get them: one as a dict of values, or many as a dict of columns, by one gather each."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _output(column: Column, num_samples: int, given: NDArray[Any] | None) -> NDA
 
 
 def _present(column: Column, value: NDArray[Any]) -> Any:
-    """What a person gets for one value: bytes, a number, a small copy, or a large view."""
+    """What a caller gets for one value: bytes, a number, a small copy, or a large view."""
     if column.kind == "bytes":
         return value.tobytes()
     if value.ndim == 0:

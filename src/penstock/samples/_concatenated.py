@@ -37,7 +37,7 @@ class ConcatStorage(JoinedStorage):
         return (np.searchsorted(self._starts, indices, side="right") - 1).astype(np.uint64)
 
     def shares(self, indices: Int64) -> Iterator[tuple[Samples, Int64, Int64]]:
-        """(part, places in `indices`, its own indices) of every part that is asked for something."""
+        """(part, places in `indices`, its own indices) of every part that has some of them."""
         numbers = np.searchsorted(self._starts, indices, side="right") - 1
         places = np.argsort(numbers, kind="stable")
         asked, firsts = np.unique(numbers[places], return_index=True)
@@ -70,7 +70,7 @@ class ConcatStorage(JoinedStorage):
             part.storage.read_spans(column, Spans(part.locate(own), *rest), out)
 
     def lengths_of(self, column: Column, indices: Int64) -> Int64:
-        """Lengths of samples of a ragged column; indices count from the front."""
+        """Lengths of samples of a ragged column; indices must not be negative."""
         lengths = np.empty(len(indices), np.int64)
         for part, places, own in self.shares(indices):
             lengths[places] = part.storage.lengths_of(column, part.locate(own))
@@ -82,7 +82,7 @@ class ConcatStorage(JoinedStorage):
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def read_stream(self, column: Column, firsts: Int64, out: NDArray[Any]) -> None:
-        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples and parts."""
+        """Copy a row of consecutive elements from each of `firsts`, across samples and parts."""
         starts, length = self._element_starts(column), out.shape[1]
         begins = np.searchsorted(starts, firsts, side="right") - 1
         ends = np.searchsorted(starts, firsts + length, side="left") - 1
@@ -157,7 +157,7 @@ class _ConcatKeys(SampleKeys):
         return keys
 
     def check(self, by: By) -> None:
-        """Refuse what a part has no keys by."""
+        """Refuse a `by` for which a part has no keys."""
         for part in self._joined.parts:
             part.keys.check(by)
 

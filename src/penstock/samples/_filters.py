@@ -76,8 +76,10 @@ def _compare(column: Column, values: Ragged | NDArray[Any], wanted: Any) -> NDAr
     return found
 
 
-def _check_kind(column: Column, chosen: list[Any], kinds: tuple[type, ...], told: str) -> None:
+def _check_kind(column: Column, chosen: list[Any], kinds: tuple[type, ...], expected: str) -> None:
     """Refuse values that a column cannot hold: no sample would have them."""
     for value in chosen:
         if not isinstance(value, kinds):
-            raise SchemaError(f"filter({column.name}={value!r}): the column is {column.spec}; compare it with {told}.")
+            raise SchemaError(
+                f"filter({column.name}={value!r}): the column is {column.spec}; compare it with {expected}."
+            )

@@ -26,23 +26,23 @@ from penstock.schema import Column, Schema
 
 Int64 = NDArray[np.int64]
 _LASTING = ("tokenizer", "classes")
-"""What is known beside the data that still holds of some of the samples, joined with others or not."""
+"""Attributes that remain true of some of the samples, joined with others or not."""
 
 
 def lasting_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What of this still holds when samples are picked, joined or copied."""
+    """The attributes that remain true when samples are picked, joined or copied."""
     return {key: attributes[key] for key in _LASTING if key in attributes}
 
 
 class AnyDataset(Protocol):
-    """What is asked of a `Dataset`, which stands above this module."""
+    """What this room needs of a `Dataset`, which is defined in a room above it."""
 
     samples: Samples
     schema: Schema
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """What is known beside the data."""
+        """What is known about the data."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class AnyDataset(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes in the order of their labels; empty where it does not say."""
+        """Names of the classes in the order of their labels; empty if unknown."""
         ...
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class AnyDataset(Protocol):
 
 
 class JoinedStorage(ABC):
-    """What both kinds have in common: parts, and what is known of them."""
+    """What both kinds have in common: parts, and what is known about them."""
 
     def __init__(self, parts: Sequence[Samples], schema: Schema, num_samples: int) -> None:
         self.parts = tuple(parts)
@@ -78,14 +78,14 @@ class JoinedStorage(ABC):
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """Tokenizer and classes of the first part that has them; who joins has compared them."""
+        """Tokenizer and classes of the first part that has them; they were compared before joining."""
         known: dict[str, Any] = {}
         for part in reversed(self.parts):
             known |= lasting_attributes(part.storage.attributes)
         return known
 
     def provenance(self) -> Mapping[str, Any]:
-        """Empty: each part has its own, and `sample_keys` asks it."""
+        """Empty: each part has its own, and `sample_keys` refers to it."""
         return {}
 
     @property
@@ -99,7 +99,7 @@ class JoinedStorage(ABC):
 
     @abstractmethod
     def sample_keys(self) -> SampleKeys:
-        """What tells samples apart: what their parts say."""
+        """Keys of the samples, as their parts have them."""
 
 
 def count_elements(part: Samples, column: Column) -> int:

@@ -1,4 +1,4 @@
-"""What tells one sample from another wherever it is stored: a 64-bit key, equal for samples that belong together.
+"""What identifies a sample wherever it is stored: a 64-bit key, equal for samples that belong together.
 
     by="content"     the hash of what it holds, as `prepare` stores it; computed where none is stored
     by="file"        the hash of the path of the file that it was prepared from
@@ -30,19 +30,19 @@ from penstock.shards import (
 )
 
 By = Literal["content", "index", "file"] | tuple[str, ...]
-"""What a split goes by; names are columns, and an index is no key."""
+"""What a split goes by; names are columns, and an index is not a key."""
 
-# Read once, at a few GB/s: half a minute or so. More is better said than done.
+# Read once, at a few GB/s: half a minute or so. With more, the user should choose.
 MAX_HASHED_BYTES = 64 << 30
 _CHUNK_BYTES = 64 << 20
-_WORTH_TELLING = 1 << 30
+_WORTH_LOGGING = 1 << 30
 
 _log = logging.getLogger(__name__)
 
 
 @runtime_checkable
 class KeyedStorage(Protocol):
-    """A storage that knows what tells its samples apart."""
+    """A storage that has its own keys for its samples."""
 
     def sample_keys(self) -> SampleKeys:
         """The keys of its samples."""
@@ -80,7 +80,7 @@ class SampleKeys:
         return self.provenance.origin(index)
 
     def check(self, by: By) -> None:
-        """Refuse what there are no keys by, before anything is read.
+        """Refuse a `by` for which there are no keys, before anything is read.
 
         Raises:
             SchemaError: there is no such column.
@@ -110,7 +110,7 @@ class SampleKeys:
         """Hashes of all samples, some megabytes at a time."""
         storage, columns = self._storage, [self._storage.schema[name] for name in names]
         num_bytes = column_bytes(storage, columns)
-        if num_bytes > _WORTH_TELLING:
+        if num_bytes > _WORTH_LOGGING:
             _log.info("Hashing %d MB of %s to tell samples apart", num_bytes >> 20, ", ".join(names))
         step = samples_per_chunk(storage, columns, _CHUNK_BYTES)
         hashes = np.empty(storage.num_samples, np.uint64)
@@ -121,5 +121,5 @@ class SampleKeys:
 
 
 def keys_of(storage: Storage) -> SampleKeys:
-    """What tells the samples of a storage apart."""
+    """The keys of a storage's samples."""
     return storage.sample_keys() if isinstance(storage, KeyedStorage) else SampleKeys(storage)

@@ -58,8 +58,8 @@ class FolderLocation:
 
     def to_json(self) -> dict[str, Any]:
         """Path, and how it is read."""
-        told = {"path": str(self.path), "io": self.io, "check": self.check}
-        return told if self.as_of is None else {**told, "as_of": self.as_of}
+        fields = {"path": str(self.path), "io": self.io, "check": self.check}
+        return fields if self.as_of is None else {**fields, "as_of": self.as_of}
 
     def __str__(self) -> str:
         return str(self.path)
@@ -107,7 +107,7 @@ class ArraysLocation:
 
     arrays: Mapping[str, Any]
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """What is known beside them: tokenizer, classes."""
+    """What is known about them: tokenizer, classes."""
 
     def open(self, fingerprint: str | None = None) -> ArrayStorage:
         """The arrays as a storage."""

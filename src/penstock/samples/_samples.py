@@ -73,7 +73,7 @@ class Samples:
         self.schema = schema
         """The columns that the dataset shows."""
         self.keys = keys if keys is not None else keys_of(storage)
-        """What tells stored samples apart; shared by all datasets over one storage."""
+        """Keys of stored samples; shared by all datasets over one storage."""
 
     def __len__(self) -> int:
         return self.storage.num_samples if self._chosen is None else len(self._chosen)
@@ -98,7 +98,7 @@ class Samples:
         return indices if self._chosen is None else self._chosen[indices]
 
     def locate_checked(self, indices: ArrayLike) -> NDArray[np.int64]:
-        """Index in the storage of each sample that somebody asks for; negative ones count from the end.
+        """Index in the storage of each sample that a caller asks for; negative ones count from the end.
 
         Raises:
             IndexError: an index is out of range. For a whole storage, the read that follows raises it.
@@ -162,7 +162,7 @@ class Samples:
 
 
 def as_indices(indices: ArrayLike) -> NDArray[np.int64]:
-    """Indices that somebody gives, as one contiguous list.
+    """A caller's indices, as one contiguous list.
 
     Raises:
         TypeError: not a list of integers.

@@ -56,13 +56,13 @@ class SplitPart:
         return numbers if self.by == "index" else f"{numbers} by {self.by!r}"
 
     def to_json(self) -> list[Any]:
-        """The numbers of the recipe, and unless it goes by index what it goes by."""
+        """The numbers of the recipe, and what it goes by, unless that is the index."""
         by = list(self.by) if isinstance(self.by, tuple) else self.by
         return [self.begin, self.end, self.seed, *([] if by == "index" else [by])]
 
     @classmethod
     def from_json(cls, begin: float, end: float, seed: int, by: str | list[str] = "index") -> SplitPart:
-        """What `to_json` gave."""
+        """The inverse of `to_json`."""
         known: Any = tuple(by) if isinstance(by, list) else by
         if not isinstance(known, tuple) and known not in _WORDS:
             raise ValueError(f"a split by {by!r}")

@@ -1,4 +1,4 @@
-"""Columns of tokens: which column is meant, which tokens are predicted, and all documents as one line of tokens."""
+"""Columns of tokens: which column is meant, which tokens are predicted, and all documents as one stream of tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def windowed_column(schema: Schema, name: str) -> Column:
 def mask_column(schema: Schema, tokens: Column) -> Column | None:
     """The column that says which tokens are predicted, if the dataset has one.
 
-    Of `chosen`, as `prepare` makes it of preferences, that is `chosen_loss_mask`.
+    For `chosen`, which `prepare` makes from preferences, that is `chosen_loss_mask`.
     """
     own = f"{tokens.name}_{LOSS_MASK}"
     mask: Column | None = schema.get(own if own in schema else LOSS_MASK)
@@ -64,7 +64,7 @@ def check_mask_lengths(tokens: NDArray[np.int64], mask: NDArray[np.int64], docum
         first = int(np.flatnonzero(tokens != mask)[0])
         raise FormatError(
             f"Sample {documents[first]:,} has {tokens[first]:,} tokens and a loss mask of {mask[first]:,}; "
-            "both must be as long. Prepare the dataset again."
+            "both must have the same length. Prepare the dataset again."
         )
 
 

@@ -4,8 +4,8 @@
     samples are series    ragged columns: the windows of one series after those of another, none over a border; columns
                           that are not ragged are those of the series
 
-Of scalars a batch is one gather, of vectors a slice for each window. A window has no key of its own: neighbours
-overlap, so a split that dealt them out one by one would put the same steps into training and validation.
+A batch of scalars is one gather; of vectors, a slice for each window. A window has no key of its own: neighbours
+overlap, so a split that went window by window would put the same steps into training and validation.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class UnfoldedStorage:
         return {"classes": known["classes"]} if "classes" in known else {}
 
     def provenance(self) -> Mapping[str, Any]:
-        """Empty: `sample_keys` asks the steps."""
+        """Empty: `sample_keys` refers to the steps'."""
         return {}
 
     def sample_keys(self) -> SampleKeys:
@@ -88,7 +88,7 @@ class UnfoldedStorage:
         return sum(count_elements(self.steps, column) * column.item_bytes for column in columns)
 
     def series(self, windows: Int64) -> Int64:
-        """The series that each window is of."""
+        """The series that each window belongs to."""
         return np.searchsorted(self._starts, windows, side="right") - 1
 
     def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
@@ -120,7 +120,7 @@ class UnfoldedStorage:
         out[...] = flat.reshape(out.shape)
 
     def read_ragged(self, column: Column, indices: Int64) -> Ragged:
-        """Byte strings of the series that windows are of."""
+        """Byte strings of the series that windows belong to."""
         return self.steps.storage.read_ragged(
             column, self.steps.locate(self.series(from_front(indices, self.num_samples)))
         )
@@ -139,7 +139,7 @@ class UnfoldedStorage:
         return self.lengths_of(column, np.arange(begin, end))
 
     def read_stream(self, column: Column, firsts: Int64, out: NDArray[Any]) -> None:
-        """Refused: windows overlap, so they are no stream."""
+        """Refused: windows overlap, so they are not a stream."""
         raise SchemaError("window() cannot follow unfold(), whose samples are windows already.")
 
     def num_elements(self, column: Column) -> int:
@@ -181,7 +181,7 @@ class _SeriesKeys(SampleKeys):
         return steps.keys.of(by, steps.locate(self._unfolded.series(indices)))
 
     def check(self, by: By) -> None:
-        """Refuse to deal out windows of one series: they overlap."""
+        """Refuse to split the windows of one series: they overlap."""
         if not self._unfolded.is_of_series:
             raise ValueError(
                 "split() after unfold() would put overlapping windows into different parts. Cut the steps first: "

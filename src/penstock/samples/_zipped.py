@@ -24,13 +24,13 @@ class ZipStorage(JoinedStorage):
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         owners = {name: part for part in reversed(parts) for name in part.schema}
-        columns = {name: owner.schema[name] for part in parts for name in part.schema if (owner := owners[name])}
+        columns = {name: owners[name].schema[name] for part in parts for name in part.schema}
         schema = Schema(tuple(columns.values()))
         super().__init__(parts, schema, len(parts[0]))
         self.owners: dict[str, Samples] = owners
 
     def sample_keys(self) -> SampleKeys:
-        """Those of the first part: more columns make no other sample."""
+        """Those of the first part: more columns do not make it another sample."""
         return _ZipKeys(self)
 
     def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
@@ -50,7 +50,7 @@ class ZipStorage(JoinedStorage):
         part.storage.read_spans(column, own, out)
 
     def lengths_of(self, column: Column, indices: Int64) -> Int64:
-        """Lengths of samples of a ragged column; indices count from the front."""
+        """Lengths of samples of a ragged column; indices must not be negative."""
         part = self.owners[column.name]
         return part.storage.lengths_of(column, part.locate(indices))
 
@@ -59,7 +59,7 @@ class ZipStorage(JoinedStorage):
         return self.owners[column.name].lengths_between(column, begin, end)
 
     def read_stream(self, column: Column, firsts: Int64, out: NDArray[Any]) -> None:
-        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples."""
+        """Copy a row of consecutive elements from each of `firsts`, across samples."""
         token_stream(self.owners[column.name], column).read(firsts, out)
 
     def num_elements(self, column: Column) -> int:
@@ -98,7 +98,7 @@ class _ZipKeys(SampleKeys):
         return self._first.keys.of(by, self._first.locate(indices)) if self._is_first(by) else super().of(by, indices)
 
     def check(self, by: By) -> None:
-        """Refuse what there are no keys by."""
+        """Refuse a `by` for which there are no keys."""
         if self._is_first(by):
             self._first.keys.check(by)
         else:
@@ -148,7 +148,7 @@ def _compare(one: AnyDataset, other: AnyDataset, name: str) -> None:
 
 
 def _are_equal(one: Ragged | NDArray[Any], other: Ragged | NDArray[Any]) -> bool:
-    """Whether all samples are, looked at at once."""
+    """Whether all samples are equal, compared in one go."""
     if isinstance(one, Ragged) and isinstance(other, Ragged):
         return np.array_equal(one.offsets, other.offsets) and np.array_equal(one.values, other.values)
     return not isinstance(one, Ragged) and not isinstance(other, Ragged) and np.array_equal(one, other)

@@ -2,7 +2,7 @@
 
     trainer                                              CPU machine
     Pipeline ──► RemoteEngine                            Server: HTTP in front of
-                   Requests: what is asked of whom       Dispatcher ──► worker processes, `ServedWork`
+                   Requests: which server has what       Dispatcher ──► worker processes, `ServedWork`
                    Connection ── GET row, steps, rank ──►   window: what was asked before
                    slot, batch ◄── safetensors body ─────   slot
                    Health: up, suspect, down

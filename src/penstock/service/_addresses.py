@@ -1,4 +1,4 @@
-"""Where servers are: a list of addresses, a name that stands for several, or a file that somebody keeps up to date."""
+"""Where servers are: a list of addresses, a host name that stands for several, or a file that is kept up to date."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Address(NamedTuple):
     """The host as it was given, which the server's certificate must be for."""
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_address(self.host, self.port)
 
 
 Servers = str | os.PathLike[str] | Sequence[str]
-"""Addresses `host:port`, or one; a host with several addresses stands for all. A path is a file with one per line."""
+"""One address `host:port`, or several; a host name stands for all its addresses. A path is a file with one per line."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -42,8 +42,13 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def resolve(servers: Servers) -> list[Address]:
-    """Every server there is now, by address; hosts that no name service knows are left out.
+    """Every server there is now, by address; hosts that cannot be resolved are left out.
 
     Raises:
         ValueError: something is not an address.

@@ -44,7 +44,7 @@ def make_certificates(folder: str | os.PathLike[str], hosts: Sequence[str], *, d
         ValueError: there is no host, one is no name or address, or the days are not positive.
     """
     if not hosts or days < 1:
-        raise ValueError("Certificates are for at least one host and one day.")
+        raise ValueError("Certificates need at least one host and one day.")
     for host in hosts:
         _check_host(host)
     where = Path(folder).expanduser()
@@ -56,7 +56,7 @@ def make_certificates(folder: str | os.PathLike[str], hosts: Sequence[str], *, d
     )
     there = [path for path in (files.authority, *files.server, *files.client) if path.exists()]
     if there:
-        raise DatasetExists(f"{there[0]} is there already. Remove it, or choose another folder.")
+        raise DatasetExists(f"{there[0]} already exists. Remove it, or choose another folder.")
     authority = _Authority(days)
     _write(files.authority, authority.certificate_pem)
     for (certificate, key), names, is_server in ((files.server, hosts, True), (files.client, ["client"], False)):
@@ -76,7 +76,7 @@ def _check_host(host: str) -> None:
 
 
 class _Authority:
-    """Signs certificates as long as it lives."""
+    """Signs certificates; its key stays in memory."""
 
     def __init__(self, days: int) -> None:
         try:
@@ -96,7 +96,7 @@ class _Authority:
 
     @property
     def certificate_pem(self) -> bytes:
-        """Its own certificate, by which the others are known."""
+        """Its own certificate, which verifies the others."""
         return self._pem(self._certificate)
 
     def issue(self, hosts: Sequence[str], *, is_server: bool) -> tuple[bytes, bytes]:
@@ -162,7 +162,7 @@ class _Authority:
 
 
 def _write(path: Path, content: bytes, *, is_secret: bool = False) -> None:
-    """Write a file that must be new; a secret is nobody else's to read, from its first instant on."""
+    """Write a file that must be new; only its owner can read a secret, from the moment the file exists."""
     mode = 0o600 if is_secret else 0o644
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:

@@ -1,7 +1,7 @@
 """Servers in the place of worker processes: an engine whose workers are on other machines.
 
     training thread               Fleet                        servers
-    submit(ticket, item) ──────►  asked of whoever is free ──► compute, or have it
+    submit(ticket, item) ──────►  asked of a free server ────► compute, or have it
     wait(ticket) ◄──────────────  done ◄────────────────────── body
 
 With `local_workers`, workers of this machine take items too, the oldest first, and go on when no server answers. A slot
@@ -19,12 +19,12 @@ from penstock.service._remote import Remote
 
 _TICK_SECONDS = 0.05
 _REQUEST_BYTES = 8 << 20
-"""Of one answer, if steps are small: each costs both sides the better part of a millisecond beside its bytes."""
+"""Size of an answer when steps are small: each answer costs both sides most of a millisecond besides its bytes."""
 _REQUEST_SECONDS = 0.1
-"""That a worker takes for one answer, if steps are short: so much longer is the way to the first batch."""
+"""Most time that a worker spends on an answer of several steps: the first batch comes later by as much."""
 _MAX_STEPS = 512
 _PATIENCE_SECONDS = 1.0
-"""How long workers of this machine let servers try to be the first."""
+"""How long a start waits for a server when there are workers on this machine."""
 
 
 class RemoteEngine:
@@ -68,10 +68,12 @@ class RemoteEngine:
         share = max(1, (self._requests.step_bytes or _REQUEST_BYTES) // world_size)
         num_steps = min(_MAX_STEPS, -(-_REQUEST_BYTES // share))
         seconds = num_steps * self._requests.step_seconds / world_size
-        return max(1, int(num_steps * min(1.0, _REQUEST_SECONDS / seconds)) if seconds else num_steps)
+        if seconds > _REQUEST_SECONDS:
+            num_steps = int(num_steps * (_REQUEST_SECONDS / seconds))
+        return max(1, num_steps)
 
     def submit(self, ticket: int, item: Item | Bundle, worker: int | None = None) -> None:
-        """Have an item computed by whoever is free first."""
+        """Have an item computed by the server or worker that is free first."""
         self._requests.add(ticket, item)
         self._feed_local()
 
@@ -108,11 +110,11 @@ class RemoteEngine:
         self._computed_here.clear()
 
     def set_workers(self, num_workers: int) -> None:
-        """Servers have the workers that they were started with."""
-        raise ValueError("How many workers there are is for the servers to say: `penstock serve --workers N`.")
+        """Not possible: servers keep the workers that they were started with."""
+        raise ValueError("The number of workers is set where servers start: `penstock serve --workers N`.")
 
     def num_started(self) -> int:
-        """Servers that answer have theirs."""
+        """All of them: a server answers once its workers have started."""
         return self.num_workers
 
     def num_buffers(self) -> tuple[int, int]:
@@ -128,7 +130,7 @@ class RemoteEngine:
             self._local.close()
 
     def _wait_for_a_server(self) -> None:
-        """Until one says that it serves this plan."""
+        """Wait until one says that it serves this plan, or, with workers of this machine, for a second."""
         try:
             while not self._requests.has_answered:
                 if self._local is None:
@@ -141,7 +143,7 @@ class RemoteEngine:
             raise
 
     def _wait_for_news(self, wanted: range, waiting: Wait) -> None:
-        """Wait a little; raises what there is no use in waiting for."""
+        """Wait for a moment; raises when waiting is of no use."""
         if self._is_closed:
             raise RuntimeError("The loader is closed.")
         waiting.next_look()
@@ -155,7 +157,7 @@ class RemoteEngine:
         self._requests.wait_for(wanted, _TICK_SECONDS)
 
     def _wait_locally(self, ticket: int) -> None:
-        """Wait a little for a worker of this machine."""
+        """Wait for a moment for a worker of this machine."""
         assert self._local is not None
         try:
             result: Result | Exception = self._local.wait(ticket, _TICK_SECONDS)
@@ -181,7 +183,7 @@ class RemoteEngine:
         return found
 
     def _hand_over(self, ticket: int, was_ready: bool) -> Result:
-        """What a server sent."""
+        """The batches that a server sent, as a result."""
         requests = self._requests
         with requests.lock:
             arrived = requests.done.pop(ticket)
@@ -192,7 +194,7 @@ class RemoteEngine:
         return Result(batches, arrived.layout.num_bytes, was_ready, 0, arrived.seconds, 0.0, 0)
 
     def _feed_local(self) -> None:
-        """Give this machine's workers what they can begin with, and one more each."""
+        """Give each worker of this machine one item to compute and one to go on with."""
         if self._local is None:
             return
         while len(self._local_tickets) < 2 * self._local.num_workers:

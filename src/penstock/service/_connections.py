@@ -1,9 +1,9 @@
 """What one connection may take: time for its header, and a place among those of its address.
 
-aiohttp bounds headers and pauses what it does not read; it gives a connection for ever to say something, and any number
-of connections to anybody. A connection that has not asked for anything within a few seconds is closed here, and when an
-address has too many, the oldest that never finished a request make room: whoever opens a thousand and is silent keeps
-nobody out.
+aiohttp bounds headers and pauses what it does not read, but a connection may stay silent for ever, and a client may
+open any number of them. Here a connection that has asked for nothing within a few seconds is closed, and when an
+address has too many, the oldest that never made a valid request make room: a client that opens a thousand and stays
+silent keeps nobody out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 HEADER_SECONDS = 3.0
-"""Time for a header, and before it for the handshake of TLS."""
+"""Time for a header, and before it for the TLS handshake."""
 _MAX_PER_ADDRESS = 128
 
 
@@ -40,7 +40,7 @@ class Connections(web.Server):
 
 
 class GuardedConnection(web.RequestHandler):
-    """A connection that has to make use of itself."""
+    """A connection that is closed unless it makes a valid request in time."""
 
     def __init__(self, connections: Connections, **options: Any) -> None:
         super().__init__(connections, **options)
@@ -48,7 +48,7 @@ class GuardedConnection(web.RequestHandler):
         self._address = ""
         self._deadline: asyncio.TimerHandle | None = None
         self.is_proven = False
-        """Whether it has asked for something that it may have."""
+        """Whether it has made a valid request."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Give it a place and a deadline."""
@@ -74,14 +74,14 @@ class GuardedConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Tell of what went wrong here, not of what is no HTTP or of who left: clients could fill the log."""
+        """Log our own faults; malformed HTTP and lost clients only as debug messages, or clients could fill the log."""
         if isinstance(options.get("exc_info"), (HttpProcessingError, ConnectionError, TimeoutError)):
             self.logger.debug(*args, **options)
         else:
             super().log_exception(*args, **options)
 
     def cut(self) -> None:
-        """Close it without a word."""
+        """Close it at once, without an answer."""
         if isinstance(self.transport, asyncio.WriteTransport):
             self.transport.abort()
 

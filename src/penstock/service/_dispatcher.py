@@ -8,8 +8,8 @@
 
 All of it runs in the thread of the event loop: workers do what takes long, and what is left is so little that handing
 it to a thread of its own took more than the work (the two fought over the interpreter for every answer).
-An answer is a view of the slot that a worker wrote: it is free again when the last who sends it is done, and it has
-left the window. Ranks and jobs that ask for the same batch within the window have it computed once.
+An answer is a view of the slot that a worker wrote: the slot is free again once the answer has left the window and is
+sent. A batch that several ranks or jobs ask for within the window is computed once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Dispatcher:
     """Computes answers in worker processes. Made anywhere; once it is `attached`, only that event loop may ask.
 
     Args:
-        window_bytes: How much of what was sent is kept for those who ask for the same.
+        window_bytes: How much of what was sent is kept for others that ask for the same.
     """
 
     def __init__(self, plan: Plan, *, num_workers: int, start_method: StartMethod, window_bytes: int) -> None:
@@ -67,33 +67,33 @@ class Dispatcher:
         self._window_bytes = window_bytes
         self._tickets = itertools.count()
         self._asked: OrderedDict[BatchRequest, asyncio.Future[Answer]] = OrderedDict()
-        """In computation, or in the window; the longest untouched first."""
+        """Requests in computation or in the window, least recently used first."""
         self._running: dict[int, BatchRequest] = {}
         self._kept_bytes = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched: Collection[int] = ()
-        """Descriptors of workers, as the event loop knows them."""
+        """Workers' descriptors that the event loop listens to."""
         self._broken: BaseException | None = None
-        """Why nothing can be computed any more: workers that cannot be set up, for one."""
+        """Why nothing can be computed any more, such as workers that cannot be set up."""
 
     @property
     def num_queued(self) -> int:
-        """Requests that are waited for."""
+        """Requests whose answers are not computed yet."""
         return len(self._running)
 
     def compute(self, request: BatchRequest, seconds: float) -> Answer:
-        """The answer to a request, waited for here: before there is an event loop."""
+        """The answer to a request, before there is an event loop: this call waits for it."""
         ticket = next(self._tickets)
         self._engine.submit(ticket, request)
         return self._make_answer(request, self._engine.wait(ticket, seconds))
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hear of workers through this event loop."""
+        """Receive from workers through this event loop."""
         self._loop = loop
         self._watch()
 
     def answer(self, request: BatchRequest) -> asyncio.Future[Answer]:
-        """The answer to a request, when it is computed. Nobody may cancel what others may wait for."""
+        """The answer to a request, once it is computed. Callers must not cancel it: others may wait for it too."""
         assert self._loop is not None
         if self._broken is not None:
             raise self._broken
@@ -112,7 +112,7 @@ class Dispatcher:
         return future
 
     def detach(self) -> None:
-        """Hear no more of workers: the event loop ends. What is still asked for fails."""
+        """Stop receiving, since the event loop ends; requests without an answer fail."""
         if self._loop is not None:
             self._break(RuntimeError("The server was closed."))
             for descriptor in self._watched:
@@ -124,7 +124,7 @@ class Dispatcher:
         self._engine.close()
 
     def _watch(self) -> None:
-        """Listen to the workers there are now; one that died has another in its place, maybe at the same number."""
+        """Listen to the workers there are now; a dead one's replacement may have the same descriptor."""
         assert self._loop is not None
         descriptors = self._engine.descriptors()
         if descriptors is not self._watched:
@@ -135,7 +135,7 @@ class Dispatcher:
             self._watched = descriptors
 
     def _settle_finished(self) -> None:
-        """A worker has something to say, or died."""
+        """Take what workers have finished: one of them has sent something, or died."""
         try:
             for ticket, outcome in self._engine.take_finished():
                 self._settle(self._running.pop(ticket), outcome)
@@ -148,15 +148,15 @@ class Dispatcher:
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever asked may be gone
+                future.exception()  # marked as seen: the client may be gone
 
     def _settle(self, request: BatchRequest, outcome: Result | BaseException) -> None:
-        """Turn what a worker made into an answer, or a failure that the next who asks tries again."""
+        """Turn what a worker made into an answer, or into a failure; the next such request tries again."""
         if isinstance(outcome, BaseException):
             future = self._asked.pop(request)
             self.statistics.num_failed += 1
             future.set_exception(outcome)
-            future.exception()  # whoever asked may be gone
+            future.exception()  # marked as seen: the client may be gone
             return
         answer = self._make_answer(request, outcome)
         statistics = self.statistics
@@ -169,11 +169,11 @@ class Dispatcher:
         self._shrink_window()
 
     def _make_answer(self, request: BatchRequest, outcome: Result) -> Answer:
-        body, checksum = self._work.made(outcome.batch)
+        body, checksum = self._work.unpack(outcome.batch)
         return Answer(body, checksum, request.steps, outcome.produce_seconds, outcome)
 
     def _shrink_window(self) -> None:
-        """Let go of the answers that nobody asked for the longest, beyond the window's size."""
+        """Drop the least recently used answers until the window fits its size."""
         while self._kept_bytes > self._window_bytes:
             request = next((request for request, future in self._asked.items() if future.done()), None)
             if request is None:

@@ -1,4 +1,10 @@
-"""One connection to one server: asks for a body, and reads it straight into memory that becomes the batch."""
+"""One connection to one server: asks for a body, and reads it straight into memory that becomes the batch.
+
+`http.client` reads the headers. The body is received piece by piece into the slot, and each piece is added to the
+checksum while it is in the processor's cache. A connection stays open from request to request, and is opened again
+after anything went wrong. No wait outlasts the time limit, and `close` ends one in another thread. A token is
+sent over TLS, or to this machine, and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,7 @@ _MAX_PAGE_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 """Of a body, read and checked while it is in the processor's cache."""
 _MAX_REASON, _MAX_TRACE = 500, 20_000
-"""Characters of what a server says that are told to people."""
+"""Characters of a server's reason and of its traceback that are shown."""
 
 
 class Refused(Exception):
@@ -38,8 +44,8 @@ class Damaged(CorruptionError):
 class _PatientSocket(socket.socket):
     """A socket that waits in the kernel, in one call for any number of bytes.
 
-    Python's own time limits ask the kernel twice, to wait and to read; at every call the interpreter is let go and has
-    to be won back from the training thread, which costs more than the call. Takes over another socket's descriptor.
+    Python's own time limits ask the kernel twice, to wait and to read; every call lets go of the interpreter and has to
+    win it back from the training thread, which costs more than the call. Takes over another socket's descriptor.
     """
 
     def __init__(self, raw: socket.socket, seconds: float) -> None:
@@ -50,14 +56,14 @@ class _PatientSocket(socket.socket):
             self.setsockopt(socket.SOL_SOCKET, option, patience)
 
     def recv_into(self, *arguments: Any) -> int:
-        """Read, but not for ever."""
+        """Read, within the time limit."""
         try:
             return super().recv_into(*arguments)
         except BlockingIOError:
             raise TimeoutError("timed out") from None
 
     def sendall(self, *arguments: Any) -> None:
-        """Write, but not for ever."""
+        """Write, within the time limit."""
         try:
             super().sendall(*arguments)
         except BlockingIOError:
@@ -79,7 +85,7 @@ class Connection:
         """A small page, as JSON."""
         page = _parse(self._read_page(self._get(path)))
         if page is None:
-            raise Refused(f"answers {path} with something else than a JSON object")
+            raise Refused(f"answers {path} with something other than a JSON object")
         return page
 
     def get_text(self, path: str) -> str:
@@ -106,12 +112,12 @@ class Connection:
         return size
 
     def close(self) -> None:
-        """Let go of the socket for good; any thread may, also to end a read in another."""
+        """Close the socket for good; any thread may call this, also to end a read in another."""
         self._is_closed = True
         self._drop()
 
     def _drop(self) -> None:
-        """Let go of the socket; the next request opens another.
+        """Close the socket; the next request opens another.
 
         An answer that ends with its connection holds the socket alone: `http.client` has forgotten both by then.
         """
@@ -119,7 +125,7 @@ class Connection:
         self._sock = self._http = self._response = None
         if sock is not None:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # first: whoever reads holds what closing waits for
+                sock.shutdown(socket.SHUT_RDWR)  # first: a thread that reads holds what closing waits for
             sock.close()
         for one in (connection, response):
             if one is not None:
@@ -152,7 +158,7 @@ class Connection:
     def _open(self) -> http.client.HTTPConnection:
         self._drop()  # what an answer that ended with its connection left
         if self._headers and self._tls is None and not is_loopback(self._address.host):
-            raise Refused("would be shown the token for all to read; give authority=, so that it goes through TLS")
+            raise Refused("would get the token unencrypted; give authority=, so that it is sent over TLS")
         raw = socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
@@ -167,7 +173,7 @@ class Connection:
             raise
         connection = http.client.HTTPConnection(self._address.host, self._address.port)
         connection.sock = self._sock = sock
-        connection.auto_open = 0  # it would open a connection without TLS, and show the token to all
+        connection.auto_open = 0  # it would open a connection without TLS, and send the token unencrypted
         return connection
 
     def _read(self, response: http.client.HTTPResponse, body: memoryview) -> int:
@@ -196,25 +202,25 @@ class Connection:
 
     @contextlib.contextmanager
     def _dropped_on_error(self) -> Iterator[None]:
-        """Let go of the socket when something breaks; what breaks HTTP is a broken connection, too."""
+        """Close the socket when something breaks; malformed HTTP counts as a broken connection."""
         try:
             yield
         except BaseException as error:
             self._drop()
             if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
-                raise ConnectionError(f"answers with something else than HTTP: {type(error).__name__}") from error
+                raise ConnectionError(f"answers with something other than HTTP: {type(error).__name__}") from error
             raise
 
     def _raise_refusal(self, response: http.client.HTTPResponse) -> NoReturn:
         page = _parse(self._read_page(response)) or {}
-        said = printable(str(page.get("error", "no reason given"))[:_MAX_REASON], keep="\n\t")
+        reason = printable(str(page.get("error", "no reason given"))[:_MAX_REASON], keep="\n\t")
         self._drop()
         if response.status == 500:
             trace = str(page.get("traceback", ""))[:_MAX_TRACE]
-            raise RemoteFailed(f"Computing on {self._address} failed: {said}\n\nThere:\n{trace}")
+            raise RemoteFailed(f"Computing on {self._address} failed: {reason}\n\nOn the server:\n{trace}")
         if response.status == 503:
-            raise ConnectionError(said)
-        raise Refused(f"{response.status}: {said}")
+            raise ConnectionError(reason)
+        raise Refused(f"{response.status}: {reason}")
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:

@@ -3,8 +3,8 @@
     Requests ◄── take the oldest ── connections, a thread each ── GET ──► servers
              ◄── arrived, or failed ◄── body, checked ──────────────────┘
 
-A thread for each server meets it, at first and when it was down. One more looks after the rest: which server takes too
-long, which came or left. Nothing here waits for a result: that is for the engine.
+One thread per server asks it what it serves, at the start and after it was down. One more sees to servers that take too
+long, come or leave. Nothing here waits for a result: that is the engine's job.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Fleet:
         self._layouts = Layouts()
         self._threads: list[threading.Thread] = []
         self._look_up()
-        self._start(self._look_after, "penstock-remote")
+        self._start(self._supervise, "penstock-remote")
 
     def describe(self) -> str:
-        """Who is waited for, in words."""
-        said = [f"{link.address} ({link.condition})" for link in self.requests.links.values()]
-        return f"waiting for {', '.join(said) or self._remote.servers}."
+        """Which servers are being waited for, in words."""
+        servers = [f"{link.address} ({link.condition})" for link in self.requests.links.values()]
+        return f"waiting for {', '.join(servers) or self._remote.servers}."
 
     def check(self) -> None:
-        """Say so when there is no use in waiting.
+        """Raise if waiting is of no use.
 
         Raises:
             ServiceError: no server has answered for too long, or all refuse; the message names each with its reason.
@@ -71,11 +71,11 @@ class Fleet:
         if not refuse_all and waited < self._remote.timeout_seconds:
             return
         reasons = "".join(f"\n  {link.address}: {link.condition}" for link in links)
-        told = reasons or f"\n  {self._remote.servers}: no address found"
+        reasons = reasons or f"\n  {self._remote.servers}: no address found"
         what = "Every server refuses" if refuse_all else f"No server has answered for {waited:.0f} s"
         raise ServiceError(
-            f"{what}:{told}\nStart `penstock serve` with this plan ({self._plan.fingerprint}), or load it here: leave "
-            "out remote=. The state of the loader is that of the last batch handed over."
+            f"{what}:{reasons}\nStart `penstock serve` with this plan ({self._plan.fingerprint}), or load it here: "
+            "leave out remote=. The state of the loader is that of the last batch handed over."
         )
 
     def close(self) -> None:
@@ -85,23 +85,23 @@ class Fleet:
         for thread in self._threads:
             thread.join(timeout=2)
 
-    def _look_after(self) -> None:
+    def _supervise(self) -> None:
         resolved_at = time.monotonic()
         while not self.requests.is_closed:
             time.sleep(_TICK_SECONDS)
             if time.monotonic() - resolved_at > _RESOLVE_SECONDS:
                 self._look_up()
                 resolved_at = time.monotonic()
-            self.requests.look_over()
+            self.requests.hedge_and_give_up()
 
     def _look_up(self) -> None:
-        """Find out where servers are; begin with those that are new, let go of those that are gone."""
+        """Look up the servers' addresses; meet servers that are new, close the connections to those that are gone."""
         try:
             found = resolve(self._remote.servers)
         except (OSError, ValueError) as error:
             if not self._threads and isinstance(error, ValueError):
-                raise  # whoever starts with something else than addresses is told so
-            logger.warning("The list of servers cannot be read; the last one holds: %s", printable(str(error)))
+                raise  # the first time, it is what the user passed
+            logger.warning("The list of servers cannot be read; keeping the last one: %s", printable(str(error)))
             return
         new, gone = self.requests.replace_links(found)
         for link in gone:
@@ -115,21 +115,21 @@ class Fleet:
         thread.start()
 
     def _meet(self, link: Link) -> None:
-        """Ask a server what it has, at first and whenever it was down; when it is this plan, connections ask for it."""
+        """Ask a server what it serves, at the start and after it was down; if it is this plan, open connections."""
         connection = self._connect(link)
         while self.requests.wait_for_outage(link):
             try:
-                said = connection.get_json("/v1/plan")
-                self._check(said)
+                page = connection.get_json("/v1/plan")
+                self._check(page)
             except (OSError, Refused) as error:
                 self.requests.not_met(link, error)
             else:
-                self._welcome(link, said)
+                self._welcome(link, page)
 
-    def _welcome(self, link: Link, said: dict[str, Any]) -> None:
-        """Open as many connections as a server should have requests, unless they are there."""
+    def _welcome(self, link: Link, page: dict[str, Any]) -> None:
+        """Open as many connections as the server should have requests, less those that exist."""
         self.requests.met(
-            link, num_workers=said["workers"], step_bytes=said["step_bytes"], step_seconds=said["step_seconds"]
+            link, num_workers=page["workers"], step_bytes=page["step_bytes"], step_seconds=page["step_seconds"]
         )
         for number in range(len(link.connections), 1 + min(requests_in_flight(link.num_workers), _MAX_CONNECTIONS)):
             work = functools.partial(self._work, link, self._connect(link))
@@ -141,8 +141,8 @@ class Fleet:
         link.connections.append(connection)
         return connection
 
-    def _check(self, said: dict[str, Any]) -> None:
-        version, fingerprint = (str(said.get(name))[:64] for name in ("version", "fingerprint"))
+    def _check(self, page: dict[str, Any]) -> None:
+        version, fingerprint = (str(page.get(name))[:64] for name in ("version", "fingerprint"))
         if version != str(VERSION):
             raise Refused(f"speaks version {version}, this Penstock speaks {VERSION}")
         if fingerprint != self._plan.fingerprint:
@@ -150,9 +150,9 @@ class Fleet:
                 f"serves the plan {fingerprint}, not {self._plan.fingerprint}; its data, stages or functions differ"
             )
         most = {"workers": _MAX_WORKERS, "step_bytes": _MAX_STEP_BYTES}
-        if not all(type(said.get(name)) is int and 0 < said[name] <= limit for name, limit in most.items()):
+        if not all(type(page.get(name)) is int and 0 < page[name] <= limit for name, limit in most.items()):
             raise Refused("does not say how many workers it has")
-        if type(said.get("step_seconds")) is not float or not 0 <= said["step_seconds"] < _MAX_STEP_SECONDS:
+        if type(page.get("step_seconds")) is not float or not 0 <= page["step_seconds"] < _MAX_STEP_SECONDS:
             raise Refused("does not say how long a batch takes")
 
     def _work(self, link: Link, connection: Connection) -> None:
@@ -164,7 +164,7 @@ class Fleet:
             try:
                 size = connection.get_body(self._request(job.item).path, slot.memory)
                 arrived = Arrived.read(slot, size, job.item, time.monotonic() - begin, self._layouts)
-            except Exception as error:  # noqa: BLE001 - told apart there
+            except Exception as error:  # noqa: BLE001 - `failed` tells them apart
                 requests.failed(link, job, slot, error)
             else:
                 requests.answered(link, job, arrived)

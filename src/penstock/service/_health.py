@@ -1,4 +1,4 @@
-"""How much a server is trusted: what its answers took, and what became of the last request. Arithmetic on times.
+"""How much a server is trusted: how long its answers took, and how the last request ended. Pure arithmetic on times.
 
     up ── another overtook it, ────► suspect ──── it answers ────► up
      │    or would by far
@@ -22,7 +22,7 @@ _MEMORY = 0.1
 _PATIENCE = 4.0
 """How many mean answers a server may take for one before another is asked as well."""
 _LEAST_PATIENCE_SECONDS, _MOST_DELAY_SECONDS = 0.25, 0.5
-"""But at least so long, and so much longer than a mean answer at most: waits stay bounded where answers take long."""
+"""The least such time, and the most beyond a mean answer: waits stay bounded where answers take long."""
 
 
 @dataclass(slots=True)
@@ -31,16 +31,16 @@ class Health:
 
     state: Literal["up", "suspect", "down"] = "up"
     reason: str = "not asked yet"
-    """What became of the last request, for people."""
+    """How the last request ended, in words."""
     is_refusal: bool = False
     """Whether it is there but will not serve us: another plan, a wrong token. Asking again soon is of no use."""
     mean_seconds: float | None = None
-    """What answers took."""
+    """How long answers took."""
     asks_again_at: float = 0.0
     _pause_seconds: float = field(default=_FIRST_PAUSE_SECONDS)
 
     def patience_seconds(self) -> float:
-        """How long one answer may take before somebody else is asked."""
+        """How long one answer may take before another server is asked."""
         mean = self.mean_seconds or 0.0
         return max(_LEAST_PATIENCE_SECONDS, min(_PATIENCE * mean, mean + _MOST_DELAY_SECONDS))
 
@@ -58,7 +58,7 @@ class Health:
         self.mean_seconds = mean + _MEMORY * (seconds - mean)
 
     def overtaken(self) -> None:
-        """Another server, asked later, answered first, or would if it were asked: this one is late by far."""
+        """It is late: another server, asked later, answered first, or would have by now."""
         if self.state == "up":
             self.state, self.reason = "suspect", "is slow to answer"
 
@@ -69,5 +69,5 @@ class Health:
         self.asks_again_at = now + (_REFUSED_PAUSE_SECONDS if is_refusal else self._pause_seconds)
 
     def ask_at_once(self) -> None:
-        """Whoever begins anew does not wait out a pause of before: the server may be back."""
+        """A new loop asks at once instead of waiting out an old pause: the server may be back."""
         self._pause_seconds, self.asks_again_at = _FIRST_PAUSE_SECONDS, 0.0

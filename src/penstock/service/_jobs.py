@@ -1,4 +1,4 @@
-"""What is asked of whom: a queue of items that many connections take from, and the rules for asking twice.
+"""Which server is asked for what: a queue of items that many connections take from, and the rules for asking twice.
 
     submit ──► waiting ──take──► asked of one server ──answered──► done ──► the training thread
                   ▲                      │
@@ -7,8 +7,8 @@
                   └── it takes too long ─┘  at most one request in twenty
 
 Connections pull, so a server that is twice as fast gets twice as much. Whatever is asked twice is done when the first
-answer comes; the other is thrown away: both have the same bytes. A server that is late by half a second more hangs,
-share or no share: it is suspect, as one that another overtook.
+answer comes; the other is thrown away: both have the same bytes. A server that is later still, by half a second, hangs:
+it is suspect, as if another had overtaken it, and all it holds is asked elsewhere whatever its share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.service._health import Health
 
 _MAX_HEDGED_SHARE = 0.05
 _OVERDUE_SECONDS = 0.5
-"""Who is late by so much is suspect."""
+"""A server that is late by this much is suspect."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,14 +32,14 @@ class Job:
     ticket: int
     item: Any
     asked: dict[Address, float] = field(default_factory=dict)
-    """Servers that it was asked of and that may still answer, and when."""
+    """Servers that were asked for it and may still answer, and when they were asked."""
     is_waiting: bool = True
     failures: dict[Address, BaseException] = field(default_factory=dict)
     num_damaged: int = 0
 
 
 class Jobs:
-    """Items that are not done. Not thread-safe: whoever calls holds the engine's lock."""
+    """Items that are not done. Not thread-safe: callers hold the lock of `Requests`."""
 
     def __init__(self) -> None:
         self.by_ticket: dict[int, Job] = {}
@@ -48,7 +48,7 @@ class Jobs:
         self.num_hedged = 0
 
     def add(self, ticket: int, item: Any) -> None:
-        """An item to be asked for."""
+        """Queue an item to be asked for."""
         job = self.by_ticket[ticket] = Job(ticket, item)
         heapq.heappush(self._waiting, (ticket, job))
 
@@ -87,22 +87,25 @@ class Jobs:
 
     def finish(self, job: Job) -> bool:
         """Take a job off the list; False if it was done already, or is no longer wanted."""
-        return self.is_wanted(job) and self.by_ticket.pop(job.ticket) is job
+        if not self.is_wanted(job):
+            return False
+        del self.by_ticket[job.ticket]
+        return True
 
     def ask_again(self, job: Job) -> None:
-        """Let others take it too."""
+        """Let other servers take it too."""
         if self.is_wanted(job) and not job.is_waiting:
             job.is_waiting = True
             heapq.heappush(self._waiting, (job.ticket, job))
 
     def give_up_on(self, server: Address) -> None:
-        """Ask all that a server holds elsewhere."""
+        """Ask other servers for everything that this one holds."""
         for job in self.by_ticket.values():
             if server in job.asked:
                 self.ask_again(job)
 
     def hedge(self, healths: dict[Address, Health], now: float) -> bool:
-        """Ask the oldest item that takes too long of somebody else as well, or all of a server that hangs.
+        """Ask another server as well for the oldest item that takes too long, or for all items of a server that hangs.
 
         Returns whether there was one.
         """
@@ -123,6 +126,6 @@ class Jobs:
         return False
 
     def clear(self) -> None:
-        """Want nothing any more."""
+        """Forget every item."""
         self.by_ticket.clear()
         self._waiting.clear()

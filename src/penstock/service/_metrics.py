@@ -55,5 +55,5 @@ def _lines(statistics: ServerStatistics, dispatcher: Dispatcher, connections: Co
     yield _metric("clients", "gauge", "Addresses with open connections.", len(connections.by_address))
 
 
-def _metric(name: str, kind: str, said: str, value: float) -> str:
-    return f"# HELP penstock_{name} {said}\n# TYPE penstock_{name} {kind}\npenstock_{name} {value}\n"
+def _metric(name: str, kind: str, help_text: str, value: float) -> str:
+    return f"# HELP penstock_{name} {help_text}\n# TYPE penstock_{name} {kind}\npenstock_{name} {value}\n"

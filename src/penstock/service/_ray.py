@@ -5,8 +5,8 @@
     "where are you?", every second ◄────►   host:port
     a file with the addresses ──────────►   DataLoader(plan, remote="servers.txt") looks into it every two seconds
 
-Ray does the scheduling: it starts a lost actor again, on the same machine or on another. Which address it then has is
-all that is watched here.
+Ray does the scheduling: it starts a lost actor again, on the same machine or on another. All that is watched here is
+the address it then has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from penstock.errors import ServiceError
 from penstock.plan import Plan
-from penstock.service._addresses import split_address
+from penstock.service._addresses import join_address, split_address
 from penstock.service._security import Security
 from penstock.service._serve import serve
 from penstock.workers import Cluster
@@ -84,7 +84,7 @@ class RayServers:
 
     @property
     def addresses(self) -> list[str]:
-        """Where the servers are that were there when last asked."""
+        """Addresses of the servers that were there when last asked."""
         return [self._known[number] for number in sorted(self._known)]
 
     def watch(self, is_over: Callable[[], bool]) -> None:
@@ -101,7 +101,7 @@ class RayServers:
         numbers = {reference: number for number, reference in self._asked.items()}
         done, _ = self._ray.wait(list(numbers), num_returns=len(numbers), timeout=_TICK_SECONDS)
         for reference in done:
-            self._hear(numbers[reference], self._asked.pop(numbers[reference]))
+            self._note_address(numbers[reference], self._asked.pop(numbers[reference]))
         self._write()
         time.sleep(max(0.0, begin + _TICK_SECONDS - time.monotonic()))
 
@@ -130,7 +130,7 @@ class RayServers:
                 )
             self.look()
 
-    def _hear(self, number: int, reference: Any) -> None:
+    def _note_address(self, number: int, reference: Any) -> None:
         try:
             address = self._ray.get(reference)
         except self._ray.exceptions.RayActorError as error:
@@ -144,7 +144,7 @@ class RayServers:
             self._known[number] = address
 
     def _write(self) -> None:
-        """Put the addresses into place at once: a client never reads half a list."""
+        """Replace the file in one step: a client never reads half a list."""
         if self.addresses != self._written:
             beside = self._file.with_name(f"{self._file.name}.{os.getpid()}")
             beside.write_text("".join(f"{address}\n" for address in self.addresses))
@@ -165,4 +165,4 @@ class ServerActor:
         host, port = split_address(self._server.address)
         if host in _WILDCARDS:
             host = get_node_ip_address()  # type: ignore[no-untyped-call]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return join_address(host, port)

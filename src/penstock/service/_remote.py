@@ -15,9 +15,9 @@ class Remote:
     servers: Servers
     """Addresses; a name or a file that stands for several is looked up again and again, so servers may come and go."""
     timeout_seconds: float = 30.0
-    """How long no server may answer before that is an error. One batch must take less."""
+    """How long to wait while no server answers; then that is an error. One batch must take less."""
     security: Security = field(default_factory=Security)
-    """What beyond loopback is needed: a token, and the authority of the servers' certificates."""
+    """What is needed beyond loopback: a token, and the authority of the servers' certificates."""
 
     def __post_init__(self) -> None:
         if self.timeout_seconds <= 0:
@@ -25,10 +25,10 @@ class Remote:
 
 
 def requests_in_flight(num_workers: int) -> int:
-    """How many requests keep so many workers of servers busy: two each, and two that are under way."""
+    """How many requests keep this many workers of servers busy: two each, and two in transit."""
     return 2 * num_workers + 2
 
 
 def as_remote(remote: Remote | Servers | None) -> Remote | None:
-    """What `remote=` of a loader means: settings as they are, or addresses with nothing else to say."""
+    """What `remote=` of a loader means: settings as they are, or addresses with default settings."""
     return remote if remote is None or isinstance(remote, Remote) else Remote(servers=remote)

@@ -1,10 +1,11 @@
-"""What is asked of which server, and what came of it: all that a loader's connections share.
+"""What is asked of which server, and how that ended: all that a loader's connections share.
 
     Jobs ◄── take the oldest ── connections, a thread each
     done ◄── what lies where, or why not ─┘
 
 Everything here is changed under one lock. Connections without work wait in `take`, the training thread in `wait_for`;
-each is woken for what concerns it, since whoever wakes takes the interpreter from the others. What is rare wakes all.
+each is woken only for what concerns it, since a woken thread takes the interpreter from the others. Rare events wake
+all.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _MAX_FAILURES = 2
-"""Servers on which computing a batch may fail until the batch is at fault."""
+"""When computing a batch has failed on this many servers, the batch is at fault."""
 _MAX_DAMAGED = 5
 
 
 class Link:
-    """One server: what is known of it, and the connections to it."""
+    """One server: what is known about it, and the connections to it."""
 
     def __init__(self, address: Address, lock: threading.RLock) -> None:
         self.address = address
         self.work = threading.Condition(lock)
-        """That there may be something to ask this server for."""
+        """Notified when there may be something to ask this server for."""
         self.outage = threading.Condition(lock)
-        """That it may be down."""
+        """Notified when it may be down."""
         self.health = Health(state="down")
         self.connections: list[Connection] = []
         self.num_asked = 0
@@ -48,14 +49,14 @@ class Link:
         self.is_gone = False
 
     def close(self) -> None:
-        """Break off whatever is on its way."""
+        """Break off whatever is in transit."""
         self.is_gone = True
         for connection in self.connections:
             connection.close()
 
     @property
     def condition(self) -> str:
-        """What became of the last requests, for people."""
+        """How the last requests ended, in words."""
         if self.num_asked and self.health.state != "down":
             return f"is connected and owes answers to {self.num_asked} requests"
         return self.health.reason
@@ -71,14 +72,14 @@ class Requests:
         """Tickets that the training thread waits for."""
         self.links: dict[Address, Link] = {}
         self.done: dict[int, Arrived | BaseException] = {}
-        """What came, by ticket; whoever takes it gives its slot back to the pool, or hands it over."""
+        """What came, by ticket. A caller that takes a body hands it over, or gives its slot back to the pool."""
         self.pool = SlotPool(private_slot)
         self.num_damaged = 0
         """Bodies that arrived damaged, and were asked for again."""
         self.step_bytes = 0
         """Bytes of one step over all ranks, as a server measured it; 0 until one has answered."""
         self.step_seconds = 0.0
-        """What computing it took there."""
+        """How long computing it took there."""
         self.is_closed = False
         self._jobs = Jobs()
         self._heard_at = time.monotonic()
@@ -104,16 +105,16 @@ class Requests:
         return time.monotonic() - self._heard_at
 
     def add(self, ticket: int, item: Item | Bundle) -> None:
-        """Ask for an item; what comes of it will be in `done`."""
+        """Ask for an item; its outcome will be in `done`."""
         with self.lock:
             if not self._jobs.by_ticket:
-                self._heard_at = time.monotonic()  # nobody had anything to answer until now
+                self._heard_at = time.monotonic()  # no server had anything to answer until now
             self._jobs.add(ticket, item)
             for link in self.links.values():
                 link.work.notify()
 
     def wait_for(self, tickets: Container[int], seconds: float) -> None:
-        """Wait for one of these to be done, but not for long, and not beyond bad news."""
+        """Wait until one of these is done, for at most `seconds`; rare events end the wait early."""
         with self.lock:
             if not any(ticket in tickets for ticket in self.done):
                 self._awaited = tickets
@@ -121,13 +122,13 @@ class Requests:
                 self._awaited = ()
 
     def take_back(self) -> tuple[int, Item | Bundle] | None:
-        """The oldest item that no server was asked for yet, for somebody else to compute."""
+        """The oldest item that is not asked of a server now, to be computed on this machine."""
         with self.lock:
             job = self._jobs.take_locally()
             return None if job is None else (job.ticket, job.item)
 
     def forget(self) -> None:
-        """Throw away everything asked for, and begin anew; what servers still send frees its slot when it comes."""
+        """Throw away everything asked for, and start afresh; the slot of a body in transit is freed when it arrives."""
         with self.lock:
             self._jobs.clear()
             for link in self.links.values():
@@ -140,7 +141,7 @@ class Requests:
             self._heard_at = time.monotonic()
 
     def replace_links(self, addresses: Collection[Address]) -> tuple[list[Link], list[Link]]:
-        """Servers are at these addresses now; returns those that are new, and those that are gone."""
+        """Take these addresses as the servers there are; returns the links that are new, and those that are gone."""
         with self.lock:
             gone = [link for address, link in self.links.items() if address not in addresses]
             new = [Link(address, self.lock) for address in addresses if address not in self.links]
@@ -152,19 +153,19 @@ class Requests:
             self._wake_all(gone)
         return new, gone
 
-    def are_over(self, link: Link) -> bool:
+    def is_done_with(self, link: Link) -> bool:
         """Whether a server will be asked for nothing more."""
         return self.is_closed or link.is_gone
 
     def met(self, link: Link, *, num_workers: int, step_bytes: int, step_seconds: float) -> None:
-        """A server says that it serves the plan."""
+        """Note that a server says it serves the plan."""
         with self.lock:
             link.num_workers, self.step_bytes, self.step_seconds = num_workers, step_bytes, step_seconds
             link.health.met(step_seconds * requests_in_flight(num_workers) / num_workers)
             self._wake_all()
 
     def not_met(self, link: Link, error: Exception) -> None:
-        """A server refuses or cannot be reached."""
+        """Note that a server refuses or cannot be reached."""
         with self.lock:
             link.health.failed(time.monotonic(), _reason(error), is_refusal=isinstance(error, Refused))
             self._wake_all()
@@ -172,7 +173,7 @@ class Requests:
     def wait_for_outage(self, link: Link) -> bool:
         """Wait until a server is down and may be back; False when it will be asked for nothing more."""
         with self.lock:
-            while not self.are_over(link):
+            while not self.is_done_with(link):
                 pause = link.health.asks_again_at - time.monotonic() if link.health.state == "down" else _TICK_SECONDS
                 if pause <= 0:
                     return True
@@ -182,7 +183,7 @@ class Requests:
     def take(self, link: Link) -> tuple[Job, Any] | None:
         """The next item for a server, and a slot for it; None when there will be none."""
         with self.lock:
-            while not self.are_over(link):
+            while not self.is_done_with(link):
                 job = self._jobs.take(link.address, time.monotonic()) if link.health.state == "up" else None
                 if job is not None:
                     link.num_asked += 1
@@ -191,7 +192,7 @@ class Requests:
         return None
 
     def answered(self, link: Link, job: Job, arrived: Arrived) -> None:
-        """A server sent what it was asked for."""
+        """Take what a server was asked for and sent."""
         with self.lock:
             link.num_asked -= 1
             if link.health.state != "up":
@@ -200,7 +201,7 @@ class Requests:
             self._heard_at = time.monotonic()
             job.asked.pop(link.address, None)
             if not self._jobs.finish(job):
-                self.pool.give_back(arrived.slot)  # another was faster, or nobody wants it any more
+                self.pool.give_back(arrived.slot)  # another was faster, or it is no longer wanted
             else:
                 self._finish(job.ticket, arrived)
                 for slower in self.links.keys() & job.asked.keys():
@@ -209,7 +210,7 @@ class Requests:
                     self._wake_all()
 
     def failed(self, link: Link, job: Job, slot: Any, error: Exception) -> None:
-        """A server did not send it: it is damaged, cannot be computed there, or there is no answer."""
+        """Note that a server did not deliver: the body is damaged, cannot be computed there, or there is no answer."""
         with self.lock:
             self.pool.give_back(slot)
             link.num_asked -= 1
@@ -221,7 +222,7 @@ class Requests:
                 error.add_note(f"This is what {link.address} sent.")
             elif isinstance(error, RemoteFailed):
                 job.failures[link.address] = error
-            elif not self.are_over(link) and link.health.state != "down":  # one outage, however many connections
+            elif not self.is_done_with(link) and link.health.state != "down":  # one outage, however many connections
                 link.health.failed(time.monotonic(), _reason(error), is_refusal=isinstance(error, Refused))
                 self._jobs.give_up_on(link.address)
             if job.num_damaged > _MAX_DAMAGED or self._is_at_fault(job):
@@ -231,8 +232,8 @@ class Requests:
                 self._jobs.ask_again(job)
             self._wake_all()
 
-    def look_over(self) -> None:
-        """Ask elsewhere for what takes too long, and give up what nobody is left to try."""
+    def hedge_and_give_up(self) -> None:
+        """Ask elsewhere for what takes too long, and fail what no server is left to try."""
         with self.lock:
             healths = {address: link.health for address, link in self.links.items()}
             for job in self._jobs.by_ticket.values():  # of servers that are gone
@@ -250,7 +251,7 @@ class Requests:
             return list(self.links.values())
 
     def _give_up_hopeless(self) -> None:
-        """Fail what failed on one server and that nobody is left to try."""
+        """Fail items that failed on a server when no other server is left to try them."""
         for job in list(self._jobs.by_ticket.values()):
             if job.failures and not job.asked and self._is_at_fault(job):
                 self._jobs.finish(job)
@@ -262,7 +263,7 @@ class Requests:
             self._news.notify_all()
 
     def _wake_all(self, gone: Iterable[Link] = ()) -> None:
-        """Something changed that anybody may have to know of."""
+        """Wake every thread, after a change that may concern any of them."""
         self._news.notify_all()
         for link in [*self.links.values(), *gone]:
             link.work.notify_all()
@@ -273,7 +274,7 @@ class Requests:
         return link is not None and link.health.state == "up"
 
     def _is_at_fault(self, job: Job) -> bool:
-        """Whether computing an item failed on so many servers that it is not for the servers."""
+        """Whether the item is at fault, not the servers: it failed on enough of them, or on some with no other up."""
         others = [link for address, link in self.links.items() if address not in job.failures]
         is_hopeless = not any(link.health.state == "up" for link in others)
         return len(job.failures) >= _MAX_FAILURES or (bool(job.failures) and is_hopeless)

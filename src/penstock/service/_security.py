@@ -1,4 +1,9 @@
-"""Who may ask, and over what: tokens, TLS, and what must be there before a server listens beyond this machine."""
+"""Who may ask, and over what: tokens, TLS, and what must be there before a server listens beyond this machine.
+
+On loopback nothing is needed. Anywhere else a server needs a certificate, and either a token or an authority that
+signs its clients' certificates: without them it refuses to start. TLS is version 1.3. A token or key that every user of
+the machine can change is refused on both sides.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ _MIN_TOKEN_CHARACTERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """What one side of a connection shows the other, and what it asks to be shown.
+    """How one side of a connection proves itself to the other, and what it demands of it.
 
     On loopback nothing is needed. Beyond it a server wants TLS (`certificate`, `key`) and either a token or, by
     `authority`, a certificate of each client.
@@ -43,7 +48,7 @@ class Security:
         """The secret in the token file.
 
         Raises:
-            ValueError: it is too short to be one, cannot be sent, or everybody can change it.
+            ValueError: it is too short to be one, cannot be sent, or every user can change it.
         """
         if self.token_file is None:
             return None
@@ -57,7 +62,7 @@ class Security:
         return token
 
     def server_context(self) -> ssl.SSLContext | None:
-        """What a server speaks TLS with, or None where it does not."""
+        """A server's TLS context, or None if it has no certificate."""
         if self.certificate is None or self.key is None:
             return None
         _check_secret(self.key)
@@ -70,10 +75,10 @@ class Security:
         return context
 
     def client_context(self) -> ssl.SSLContext | None:
-        """What a client speaks TLS with, or None where it does not."""
+        """A client's TLS context, or None if it has no authority."""
         if self.authority is None:
             if self.certificate is not None:
-                raise ValueError("A client with a certificate also needs authority=, to know the server by.")
+                raise ValueError("A client with a certificate also needs authority=, to verify the server with.")
             return None
         context = ssl.create_default_context(cafile=os.fspath(self.authority))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -105,23 +110,23 @@ class Security:
 
 
 def _check_secret(path: str | os.PathLike[str]) -> None:
-    """Refuse a secret that every user of this machine can change, and tell of one that they can read.
+    """Refuse a secret that every user of this machine can change, and warn about one that they can read.
 
-    It is only told, because containers mount their secrets like that.
+    Only a warning, because containers mount their secrets like that.
 
     Raises:
-        ValueError: everybody can write to the file.
+        ValueError: every user can write to the file.
     """
     mode = os.stat(Path(path).expanduser()).st_mode
     if mode & stat.S_IWOTH:
         raise ValueError(f"{path}: every user of this machine can change this secret. chmod 600 {path}")
     if mode & stat.S_IROTH:
-        _tell_readable(os.fspath(path))
+        _warn_readable(os.fspath(path))
 
 
 @functools.cache
-def _tell_readable(path: str) -> None:
-    """Once for each: it may be looked at every second."""
+def _warn_readable(path: str) -> None:
+    """Warn once per file: it may be checked every second."""
     logger.warning("%s: every user of this machine can read this secret. chmod 600 %s", path, path)
 
 
@@ -136,6 +141,6 @@ def is_loopback(host: str) -> bool:
 
 
 def is_token(authorization: str | None, token: str) -> bool:
-    """Whether an Authorization header shows the token; takes as long for a wrong one."""
+    """Whether an Authorization header shows the token, compared in constant time."""
     shown = (authorization or "").encode("utf-8", "replace")
     return hmac.compare_digest(shown, f"Bearer {token}".encode())

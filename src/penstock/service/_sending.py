@@ -1,7 +1,7 @@
 """Answers on their way out: how much memory they may hold, and how their bytes leave.
 
 An answer holds memory from when it is computed until its reader has taken the last byte. `Allowance` bounds what all of
-them hold, in bytes; whoever asks beyond that waits for those before. A reader has to keep up a rate, or is cut off.
+them hold, in bytes; requests beyond that wait their turn. A reader has to keep up a rate, or is cut off.
 
 asyncio's transports copy whatever a socket does not take at once, so bodies go around them: straight from the slot to a
 second descriptor of the same socket, which mostly takes all of it in one call. Under TLS there is no way around.
@@ -23,11 +23,11 @@ _CHUNK_BYTES = 512 << 10
 _READER_SECONDS = 10.0
 """How long a reader may take for each chunk."""
 _MAX_BUFFERS = 1024
-"""That the kernel takes in one call (IOV_MAX)."""
+"""As many as the kernel takes in one call (IOV_MAX)."""
 
 
 class Allowance:
-    """Bytes that may be held at a time. Those who have to wait are let in as they came. For one event loop."""
+    """Bytes that may be held at a time, first come, first served. For one event loop."""
 
     def __init__(self, num_bytes: int) -> None:
         self._limit = self._free = num_bytes
@@ -35,7 +35,7 @@ class Allowance:
 
     @contextlib.asynccontextmanager
     async def hold(self, num_bytes: int) -> AsyncIterator[None]:
-        """Have so many bytes, as soon as they are free; what is larger than everything has everything."""
+        """Hold this many bytes, as soon as they are free; more than the limit counts as the limit."""
         num_bytes = min(num_bytes, self._limit)
         await self._enter(num_bytes)
         try:
@@ -53,7 +53,7 @@ class Allowance:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # let in, and told to leave before it came to know
+            if not turn.cancelled():  # let in, and cancelled before it could run
                 self._free += num_bytes
             self._let_in()
             raise

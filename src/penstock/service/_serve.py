@@ -1,4 +1,4 @@
-"""`penstock.serve`: what starts a server, and says what is missing."""
+"""`penstock.serve`: starts a server, or says which package is missing."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     GET /v1/plan      what is served, as JSON            GET /metrics   for Prometheus
 
 A server has no state that a client could need: any server of the same plan gives the same bytes. It computes one batch
-before it listens, so that whoever finds it open is not made to wait while workers start. What a request may take is
+before it listens, so that no client waits while workers start. What a request may take is
 bounded before it is looked at: header sizes by aiohttp, connections and silence by `Connections`, the size of an answer
 here, and what answers hold for slow readers by an `Allowance`. A request names a fingerprint and numbers: never
 code, a file, or a plan that the server was not started with.
@@ -24,7 +24,7 @@ from aiohttp import web
 from penstock._version import __version__
 from penstock.errors import printable
 from penstock.plan import Plan
-from penstock.service._addresses import split_address
+from penstock.service._addresses import join_address, split_address
 from penstock.service._connections import HEADER_SECONDS, Connections, GuardedConnection
 from penstock.service._dispatcher import Answer, Dispatcher
 from penstock.service._metrics import ServerStatistics, metrics_page
@@ -71,7 +71,7 @@ class Server:
         self._dispatcher = Dispatcher(plan, num_workers=count, start_method=start_method, window_bytes=window_bytes)
         try:
             request = BatchRequest(plan.fingerprint, 0, 1, 0, 1, 0, 1)
-            for _ in range(2):  # the first opens and loads what the next ones have
+            for _ in range(2):  # the first also pays for opening and loading
                 first = self._dispatcher.compute(request, _FIRST_BATCH_SECONDS)
             self._step_bytes, self._step_seconds = first.body.num_bytes, first.produce_seconds
             del first
@@ -88,8 +88,8 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Host and port it listens on."""
-        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        """`host:port` it listens on."""
+        return join_address(self._host, self._port)
 
     @property
     def num_workers(self) -> int:
@@ -97,7 +97,7 @@ class Server:
         return self._dispatcher.num_workers
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Stop: first let those who wait for an answer have it, within so many seconds. Twice is as good as once."""
+        """Stop, once the answers that clients wait for are sent, or after `drain_seconds`. Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._leave, drain_seconds)
             self._thread.join(drain_seconds + 10)
@@ -152,7 +152,7 @@ class Server:
             self._leaving = self._loop.create_task(self._drain(drain_seconds))
 
     async def _drain(self, seconds: float) -> None:
-        """Wait until nobody waits for an answer, but not for ever; new requests are sent elsewhere meanwhile."""
+        """Wait until no client waits for an answer, for at most `seconds`; new requests are refused meanwhile."""
         deadline = self._loop.time() + seconds
         while self.statistics.num_waiting and self._loop.time() < deadline:
             await asyncio.sleep(0.02)
@@ -164,28 +164,28 @@ class Server:
             return _text("leaving\n", 503) if self._is_leaving else _text("ok\n")
         if self._token is not None and not is_token(request.headers.get("Authorization"), self._token):
             self.statistics.num_refused += 1
-            return _refuse(request, 401, "The token is missing or wrong.")
+            return _refuse(401, "The token is missing or wrong.")
         if request.method != "GET" or request.body_exists:
-            return _refuse(request, 405, "Only GET, without a body.")
+            return _refuse(405, "Only GET, without a body.")
         if isinstance(request.protocol, GuardedConnection):
             request.protocol.is_proven = True
         if request.path.startswith("/v1/batch/"):
             return await self._batch(request)
         pages: dict[str, Callable[[], web.Response]] = {"/v1/plan": self._describe, "/metrics": self._metrics}
         if request.path == "/v1/plan" and self._is_leaving:
-            return _refuse(request, 503, _LEAVING)
+            return _refuse(503, _LEAVING)
         page = pages.get(request.path)
-        return page() if page else _refuse(request, 404, "There is /v1/plan, /v1/batch/…, /metrics and /healthz.")
+        return page() if page else _refuse(404, "There is /v1/plan, /v1/batch/…, /metrics and /healthz.")
 
     async def _batch(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             wanted = self._parse(request.path)
         except ValueError as error:
-            return _refuse(request, 400, str(error))
+            return _refuse(400, str(error))
         if wanted.fingerprint != self.plan.fingerprint:
-            return _refuse(request, 409, f"This server has the plan {self.plan.fingerprint}.")
+            return _refuse(409, f"This server has the plan {self.plan.fingerprint}.")
         if self._is_leaving:
-            return _refuse(request, 503, _LEAVING)
+            return _refuse(503, _LEAVING)
         self.statistics.num_waiting += 1
         try:
             async with self._held.hold(self._expected_bytes(wanted)):
@@ -194,7 +194,7 @@ class Server:
         except (ConnectionError, TimeoutError):
             self.statistics.num_broken_off += 1
             raise
-        except Exception as error:  # noqa: BLE001 - what the plan's functions raise is told to the client
+        except Exception as error:  # noqa: BLE001 - the client is told what the plan's functions raise
             return _failure(error)
         finally:
             self.statistics.num_waiting -= 1
@@ -212,7 +212,7 @@ class Server:
         return request
 
     def _expected_bytes(self, request: BatchRequest) -> int:
-        """About what an answer has, as the first batch had."""
+        """Estimated size of an answer, from that of the first batch."""
         num_bytes = request.steps * self._step_bytes // request.world_size
         return num_bytes if request.steps > 1 else num_bytes // request.parts
 
@@ -230,7 +230,7 @@ class Server:
         return response
 
     def _describe(self) -> web.Response:
-        said = {
+        description = {
             "version": VERSION,
             "penstock": __version__,
             "fingerprint": self.plan.fingerprint,
@@ -243,7 +243,7 @@ class Server:
             "max_body_bytes": MAX_BODY_BYTES,
             "max_steps": _MAX_STEPS,
         }
-        return web.json_response(said)
+        return web.json_response(description)
 
     def _metrics(self) -> web.Response:
         page = metrics_page(self.statistics, self._dispatcher, self._connections)
@@ -254,7 +254,7 @@ def _text(text: str, status: int = 200) -> web.Response:
     return web.Response(text=text, status=status)
 
 
-def _refuse(request: web.BaseRequest, status: int, reason: str) -> web.Response:
+def _refuse(status: int, reason: str) -> web.Response:
     """An error that ends the connection, so that nothing more of it is read."""
     response = web.json_response({"error": reason}, status=status)
     response.force_close()

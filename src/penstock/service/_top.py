@@ -1,4 +1,4 @@
-"""What servers are doing, as their metrics tell: read twice, what is counted becomes rates."""
+"""What servers are doing, from their metrics: two readings of a counter make a rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reading:
     problem: str | None = None
 
     def rate(self, name: str, before: Reading | None) -> float | None:
-        """How much of something counted there was per second since an earlier reading; None if nobody knows."""
+        """How much a counter grew per second since an earlier reading; None if that is unknown."""
         if before is None or self.at <= before.at or name not in self.metrics or name not in before.metrics:
             return None
         gained = self.metrics[name] - before.metrics[name]
@@ -55,10 +55,10 @@ def parse_metrics(page: str) -> dict[str, float]:
     """The values in a page for Prometheus, of metrics without labels.
 
     Raises:
-        ValueError: it has other lines, or values that are no numbers.
+        ValueError: it has other lines, or values that are not numbers.
     """
     lines = (line.split() for line in page.splitlines() if line.startswith(_PREFIX))
     found = {name.removeprefix(_PREFIX): float(value) for name, value in lines}
     if not all(map(math.isfinite, found.values())):
-        raise ValueError("Some metrics are no numbers.")
+        raise ValueError("Some metrics are not numbers.")
     return found

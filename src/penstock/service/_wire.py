@@ -73,14 +73,14 @@ class BatchRequest(NamedTuple):
         """The request in the segments of a path.
 
         Raises:
-            ValueError: a number is none, or out of any range.
+            ValueError: a segment is not a number, or is out of range.
         """
         numbers = {name: _number(name, segments[name]) for name in cls._fields[1:]}
         request = cls(segments["fingerprint"], **numbers)
         if not (request.rank < request.world_size and request.part < request.parts and request.steps):
             raise ValueError(f"{request.path}: rank, part or steps out of range.")
         if request.steps > 1 and request.part:
-            raise ValueError(f"{request.path}: several steps have all their parts.")
+            raise ValueError(f"{request.path}: several steps come with all their parts; expected part 0.")
         return request
 
 
@@ -105,7 +105,7 @@ class Body:
 
     @property
     def buffers(self) -> list[memoryview]:
-        """All of it. What is sent keeps the memory of the arrays."""
+        """All of it, without copies: they keep the arrays' memory alive."""
         return [memoryview(self.head), *(array.reshape(-1).view(np.uint8).data for array in self.arrays)]
 
     def checksum(self) -> int:
@@ -121,8 +121,8 @@ def encode(batch: Mapping[str, Any], arrangement: Arrangement) -> Body:
     """
     named: dict[str, NDArray[Any]] = {}
     form = {name: _form_of(value, name, named) for name, value in batch.items()}
-    said = {_FORM: json.dumps(form, separators=(",", ":")), _ARRANGEMENT: arrangement}
-    header: dict[str, Any] = {"__metadata__": said}
+    metadata = {_FORM: json.dumps(form, separators=(",", ":")), _ARRANGEMENT: arrangement}
+    header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     ordered = sorted(named.items(), key=lambda entry: -entry[1].itemsize)
     for name, array in ordered:
@@ -198,7 +198,7 @@ class SentRagged(NamedTuple):
     is_bytes: bool
 
     def copy(self, body: Any) -> Ragged:
-        """The rows themselves, free of the body."""
+        """The rows themselves, independent of the body."""
         return Ragged(self.values.view(body).copy(), self.offsets.view(body).copy(), self.is_bytes)
 
 
@@ -210,10 +210,10 @@ def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
     """
     header, start = _read_header(body)
     try:
-        said = header.pop("__metadata__")
+        metadata = header.pop("__metadata__")
         tensors = {name: _sent_array(entry, start, body) for name, entry in header.items()}
         _check_sizes(tensors, len(body) - start)
-        form, arrangement = json.loads(said[_FORM]), said[_ARRANGEMENT]
+        form, arrangement = json.loads(metadata[_FORM]), metadata[_ARRANGEMENT]
         check_choice("arrangement", arrangement, get_args(Arrangement))
         return {name: _build(each, tensors, body) for name, each in form.items()}, arrangement
     except FormatError:
@@ -227,7 +227,7 @@ def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
         RecursionError,
         StopIteration,
     ) as error:
-        raise FormatError(f"The server's answer makes no batch ({type(error).__name__}: {error}).") from error
+        raise FormatError(f"The server's answer is not a batch ({type(error).__name__}: {error}).") from error
 
 
 def header_of(body: memoryview) -> bytes:

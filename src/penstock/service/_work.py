@@ -1,4 +1,4 @@
-"""What a server's workers compute: the answer to one request, as it goes out.
+"""What a server's workers compute: the answer to one request, ready to be sent.
 
 A worker also encodes it and computes its checksum, while the bytes are in its cache: there are many workers, and one
 process that sends what all of them make.
@@ -26,13 +26,13 @@ class ServedWork:
         self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
 
     def compute(self, request: BatchRequest, arena: Arena) -> Batch:
-        """Read what is asked for, into the arena if it is one piece; `made` takes it apart again."""
+        """Read what is asked for, into the arena if it is one piece; `unpack` takes it apart again."""
         arrangement = self._arrangement(request)
         body = encode(self._read(request, arrangement, arena), arrangement)
         return {"head": body.head, "arrays": body.arrays, "checksum": body.checksum()}
 
     @staticmethod
-    def made(batch: Batch) -> tuple[Body, int]:
+    def unpack(batch: Batch) -> tuple[Body, int]:
         """(body, its checksum) of what was computed."""
         return Body(batch["head"], batch["arrays"]), batch["checksum"]
 

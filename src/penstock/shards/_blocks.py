@@ -19,7 +19,7 @@ much of that a reader gains. It saves no CPU time: without an idle core nothing 
 At most one job runs in the whole process: a second reader checks for itself, which scales with the readers,
 while a queue would not. A process with one CPU never starts the thread.
 
-# NOTE [nothing is lost ahead]
+# NOTE [damage found ahead]
 #   A window that is damaged or cannot be read simply stays unchecked. The reader that gets to it checks it again and
 #   raises there, so the error names file and block, and comes only with their first use. A reader that gets there
 #   before the thread checks for itself. The last block of a tensor is always left to a reader, which then records
@@ -183,7 +183,7 @@ class ChecksumBlocks:
         return found == join_checksums(expected)
 
     def _check_ahead(self, tensor: Tensor, first: int, last: int) -> None:
-        """Check and flag blocks `first` to `last`, up to the first damage: NOTE [nothing is lost ahead]."""
+        """Check and flag blocks `first` to `last`, up to the first damage: NOTE [damage found ahead]."""
         flags = self.flags(tensor)
         for begin in range(first, last, _WINDOW):
             end = min(begin + _WINDOW, last)

@@ -277,10 +277,10 @@ class Provenance:
             FormatError: naming one.
         """
         num_rows, (numbers, rows) = self._num_rows, places.T
-        lead = (numbers >= 0) & (numbers < len(num_rows)) & (rows >= 0)
-        lead[lead] = rows[lead] < num_rows[numbers[lead]]
-        if not lead.all():
-            number, row = places[~lead][0].tolist()
+        exists = (numbers >= 0) & (numbers < len(num_rows)) & (rows >= 0)
+        exists[exists] = rows[exists] < num_rows[numbers[exists]]
+        if not exists.all():
+            number, row = places[~exists][0].tolist()
             raise FormatError(
                 f"The column {ORIGIN_COLUMN!r} says that a sample is row {row} of split {number}, which none of the "
                 f"{len(num_rows):,} splits that the dataset names has. Prepare the dataset again."

@@ -233,7 +233,7 @@ def _alone(column: Column, value: NDArray[Any]) -> Ragged | NDArray[Any]:
 
 def _sample_bytes(column: Column, value: NDArray[Any]) -> int:
     """Bytes that one converted sample of a column takes in a shard."""
-    return value.nbytes + _OFFSET_BYTES * column.is_ragged
+    return value.nbytes + (_OFFSET_BYTES if column.is_ragged else 0)
 
 
 def _batch_bytes(schema: Schema, batch: Mapping[str, Ragged | NDArray[Any]], num_samples: int) -> NDArray[np.int64]:

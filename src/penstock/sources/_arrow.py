@@ -185,7 +185,7 @@ def explain_damage(path: str, kind: str) -> Iterator[None]:
     Raises:
         MemoryError: there was too little memory. That is not the file's fault, so it must not be skipped for it.
     """
-    # Named before they are needed: a reader that is still open when Python ends can import nothing any more.
+    # Named before they are needed: a reader that is still open when Python ends can no longer import anything.
     damage = (arrow().ArrowException, OSError, EOFError, MemoryError)
     try:
         yield

@@ -39,7 +39,7 @@ def compression_of(path: str) -> str | None:
 
 
 def format_of(path: str, options: SourceOptions) -> Format | None:
-    """Format of the file called `path`; None if its name does not tell."""
+    """Format of the file called `path`; None if its name does not say."""
     if is_object(path):
         return cast(Format, "object")
     return options.format or _format_of_name(path)

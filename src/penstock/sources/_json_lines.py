@@ -69,11 +69,13 @@ def _scan_block(data: bytes) -> list[dict[str, Any]] | None:
         return None
     try:
         text = data.decode()
-        objects = _scan_lines(text if text.endswith("\n") else text + "\n")
+        if not text.endswith("\n"):
+            text += "\n"
+        objects = _scan_lines(text)
     except (ValueError, RecursionError, IndexError):
         return None
     # The scanner would take a newline inside an object for a space.
-    is_one_per_line = len(objects) == text.count("\n") + (not text.endswith("\n"))
+    is_one_per_line = len(objects) == text.count("\n")
     return objects if is_one_per_line and all(type(each) is dict for each in objects) else None
 
 
@@ -163,8 +165,8 @@ def _parse_object(data: bytes, begin: int, end: int) -> dict[str, Any] | None:
     except RecursionError:
         raise _BadLine("bad_json", "is nested too deeply") from None
     except ValueError as error:
-        is_cut = data[begin:end].strip() in (b"{", b"[")
-        raise _BadLine("bad_json", f"is not JSON: {error}{_HOW_TO_CUT * is_cut}") from None
+        hint = _HOW_TO_CUT if data[begin:end].strip() in (b"{", b"[") else ""
+        raise _BadLine("bad_json", f"is not JSON: {error}{hint}") from None
     if not isinstance(value, dict):
         hint = _HOW_TO_CUT if isinstance(value, list) else ""
         raise _BadLine("not_an_object", f"holds {type(value).__name__}, not an object with named fields{hint}")

@@ -78,7 +78,7 @@ def list_skipped(sources: Source, options: SourceOptions) -> list[str]:
 
 
 def _warn_about_repeats(num_times: Mapping[str, int]) -> None:
-    """Say that naming a file twice does not make it count twice; overlapping globs are common, and not warned about."""
+    """Warn that a file that is named twice counts once; overlapping globs are common, and not warned about."""
     for name, count in num_times.items():
         if count > 1:
             _log.warning(
@@ -135,7 +135,7 @@ def _check_formats(source: str, files: list[SourceFile], options: SourceOptions)
 
 
 def _check_unread(source: str, options: SourceOptions) -> None:
-    """Say so if a folder has files, but none that can be read."""
+    """Raise an error that says so if a folder has files, but none that can be read."""
     names = list(skipped_in(source, options))
     if not names:
         return

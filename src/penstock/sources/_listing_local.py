@@ -80,7 +80,7 @@ def is_visible_name(name: str, options: SourceOptions) -> bool:
 
 
 def is_worth_a_word(name: str, options: SourceOptions) -> bool:
-    """Whether a file in a folder is skipped although no tool plainly wrote it beside the data: the user is told."""
+    """Whether a file in a folder is skipped although it may well be data, so that the user should know."""
     if is_visible_name(name, options):
         return not is_data_name(name, options)
     return name.startswith("_") and os.path.splitext(name)[1] != "" and is_data_name(name, options)

@@ -21,7 +21,7 @@ from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
 
 Clean = Callable[[bytes, str], bytes]
-"""Strips from a file's content, given its path, what is not part of the record; `FormatError` if it is no record."""
+"""Strips from a file's content, given its path, what is not part of the record; `FormatError` if it is not a record."""
 
 
 @dataclass(slots=True)

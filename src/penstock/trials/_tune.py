@@ -164,13 +164,10 @@ class _Tuner:
         first = {name: values[0] for name, values in self._space.items()}
         arm = simplify(first | {"num_workers": 0})
         found = self._measure(arm, num_steps=_LOOK_TURNS * self._settings.steps)
-        if isinstance(found, Exception):
-            self._failed.pop(key_of(arm), None)
-            if 0 in self._space["num_workers"]:
-                self._remember(arm, found)
-            return None
         if 0 in self._space["num_workers"]:
             self._remember(arm, found)
+        if isinstance(found, Exception):
+            return None
         produce = found.wait_cpu_seconds / found.num_steps, found.step_cpu_seconds / found.num_steps
         in_one_thread = max(1.0, produce[0] / max(1e-9, found.loading_seconds))  # as a worker computes
         waits = tuple(wait * in_one_thread for wait in found.waits)
@@ -200,19 +197,19 @@ class _Tuner:
             with warnings.catch_warnings():  # about too many workers: they are intended
                 warnings.simplefilter("ignore")
                 loader = self._job.make_loader(**arm)
-                self._go_on(loader)
+                self._resume(loader)
                 found = take_turn(loader, self._job.train_step, num_steps=num_steps, warm_up=warm_up, begun=begun)
                 self._remember_place(loader)
         except EmptyLoader:
             raise
         except Exception as error:  # noqa: BLE001 - a setting that cannot be run is a result
-            return self._say(arm, error)
+            return self._report(arm, error)
         finally:
             close_loader(loader)
         self._num_steps += num_steps + warm_up
-        return self._say(arm, found)
+        return self._report(arm, found)
 
-    def _go_on(self, loader: Any) -> None:
+    def _resume(self, loader: Any) -> None:
         """Begin where the last turn ended, unless the job has another order now."""
         if self._reached is not None and _has_plan(loader):
             with contextlib.suppress(StateError):
@@ -223,7 +220,7 @@ class _Tuner:
             with contextlib.suppress(StateError):  # without an order there is no place
                 self._reached = loader.state_dict()
 
-    def _say(self, arm: Options, found: Measured | Exception) -> Measured | Exception:
+    def _report(self, arm: Options, found: Measured | Exception) -> Measured | Exception:
         self._num_turns += 1
         if self._on_turn is not None:
             self._on_turn(self._num_turns, arm, found)

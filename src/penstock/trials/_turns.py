@@ -45,7 +45,7 @@ class Measured(NamedTuple):
     cpu_seconds: float
     """CPU time of the training process and its workers."""
     memory_bytes: float | None
-    """Memory at the end; shared pages count once, if the kernel tells."""
+    """Memory at the end; shared pages count once, if the kernel says which."""
 
     @property
     def rate(self) -> float:

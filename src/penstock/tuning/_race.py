@@ -80,7 +80,7 @@ def _equal(arm: Options) -> float:
 
 
 def student_quantile(num_values: int) -> float:
-    """By how many standard errors the mean of so many values may be wrong: 95 % of the time, no further than that."""
+    """By how many standard errors the mean of this many values may be wrong: 95 % of the time, no further than that."""
     return _STUDENT[min(num_values - 1, len(_STUDENT) - 1)]
 
 
@@ -117,7 +117,7 @@ def cheapest_within_noise(turns: Sequence[Turn], best: Options) -> Options:
 
 
 def _without_luck(turns: Sequence[Turn], arm: Options, best: Options, arms: Sequence[Options]) -> Comparison:
-    """An arm against the best. A deeper queue slows nobody down: where turns say so, both count as the same arm."""
+    """An arm against the best. A deeper queue slows nothing down: where turns say so, both count as the same arm."""
     found = compare(turns, arm, best)
     deeper = [compare(turns, other, best) for other in arms if is_deeper(other, arm)]
     slower = [each.mean for each in deeper if each.num_rounds > 1 and each.mean < found.mean]

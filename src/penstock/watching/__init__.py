@@ -1,7 +1,7 @@
 """What every step of a training loop waits for: `penstock.watch` around any loader.
 
     for batch in penstock.watch(loader): …
-      _watch      a row of figures for each step, and what the loader tells of itself: _gauge
+      _watch      a row of figures for each step, and what the loader says about itself: _gauge
       _steps      the rows, in bounded memory
       _summary    words and numbers                                               -> watched.summary()
                   the same for TensorBoard, W&B, MLflow: one callable             -> log=

@@ -1,6 +1,6 @@
-"""What a loader tells about itself while it runs: batches that are ready, and time spent copying.
+"""What a loader says about itself while it runs: batches that are ready, and time spent copying.
 
-Torch tells it through attributes of its iterator that are not public; when a version has others, nothing is told.
+Torch's iterator has it in attributes that are not public; with a version that has others, nothing is known.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 Gauge = Callable[[], tuple[float, float]]
-"""(batches ready now, seconds of copying so far); NaN for what the loader does not tell."""
+"""(batches ready now, seconds of copying so far); NaN for what the loader does not say."""
 
 
 def gauge_of(loader: Any, batches: Any) -> Gauge | None:

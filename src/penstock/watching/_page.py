@@ -45,7 +45,7 @@ def watch_page(summary: WatchSummary, history: StepHistory, usage: UsageHistory 
         verdict=summary.verdict,
         tone="plain" if not summary.num_steps else "good" if summary.is_healthy else "bad",
         headlines=tuple(_headlines(summary)),
-        findings=tuple(finding for find in _FINDERS for finding in [find(summary)] if finding is not None),
+        findings=tuple(finding for find in _FINDERS if (finding := find(summary)) is not None),
         lanes=(Lane(name="training", spans=tuple(_spans(first, rows, begin))),) if len(rows) else (),
         steps=_step_times(history),
         charts=tuple(_charts(history, usage, begin)),
@@ -135,7 +135,7 @@ def _uneven_waits(summary: WatchSummary) -> Finding | None:
         evidence=(
             f"Half of the waits are below {format_seconds(summary.typical_wait_seconds)}, one in a hundred is above "
             f"{format_seconds(summary.long_wait_seconds)}.",
-            "More batches computed ahead ride over it, if the mean is fast enough.",
+            "More batches computed ahead bridge such waits, if the mean is fast enough.",
         ),
         change="DataLoader(..., prefetch_factor=8)",
         steps=tuple((number, number + 1) for number in sorted(long)),
@@ -143,16 +143,16 @@ def _uneven_waits(summary: WatchSummary) -> Finding | None:
 
 
 def _slow_starts(summary: WatchSummary) -> Finding | None:
-    """Workers are started anew for each loop, and that takes a share of the time worth having."""
+    """Each loop starts its workers again, and that takes a noticeable share of the time."""
     share = summary.start_seconds * summary.num_loops / max(1e-9, summary.seconds)
     if summary.num_loops < 2 or share < 0.03:
         return None
     return Finding(
         id="slow-starts",
-        title="Every loop starts its workers anew",
+        title="Every loop starts its workers again",
         evidence=(
             f"Beginning one takes {format_seconds(summary.start_seconds)}, and there were {summary.num_loops}: "
-            f"{100 * share:.0f} % beside the time of all steps.",
+            f"{100 * share:.0f} % on top of the time of all steps.",
         ),
         change="DataLoader(..., persistent_workers=True)",
     )
@@ -193,7 +193,7 @@ def _cold_pages(summary: WatchSummary) -> Finding | None:
 
 
 def _ask_the_doctor(summary: WatchSummary) -> Finding | None:
-    """Watching does not tell what a change would give."""
+    """Watching alone cannot say what a change would give."""
     if summary.is_healthy or not summary.num_steps:
         return None
     most = math.inf if summary.wait_share >= 1 else 1 / (1 - summary.wait_share)
@@ -226,6 +226,6 @@ def _notes(summary: WatchSummary, num_latest: int) -> Iterator[str]:
     if summary.num_steps > shown:
         yield f"The lanes show the last {shown:,} of {summary.num_steps:,} steps."
     if summary.no_core_seconds is None:
-        yield "This kernel does not tell how long a thread waits for a core (no schedstat)."
+        yield "This kernel does not say how long a thread waits for a core (no schedstat)."
     if summary.training_cores is None:
         yield "Processes and machine could not be read, or were not asked for."

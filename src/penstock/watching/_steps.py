@@ -36,7 +36,7 @@ class StepRow(NamedTuple):
     wait: float
     """Seconds in `next()`."""
     step: float
-    """Seconds from the batch to the next question."""
+    """Seconds from the batch to the next request."""
     transfer: float
     """Seconds of the step that went to copies to the device."""
     cpu: float

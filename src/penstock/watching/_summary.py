@@ -17,7 +17,7 @@ from penstock.watching._steps import COLUMNS, StepHistory, StepRow
 HEALTHY_SHARE = 0.05
 """Of the time spent waiting: below it there is little to win."""
 _NOISE = 1e-3
-"""Seconds that nobody needs to be told about."""
+"""Seconds that are not worth mentioning."""
 
 Log = Callable[[Mapping[str, float], int], object]
 
@@ -147,7 +147,7 @@ class WatchSummary:
 def summarise(
     name: str, history: StepHistory, starts: tuple[float, ...], usage: UsageHistory | None, machine: MachineFacts
 ) -> WatchSummary:
-    """From what was recorded."""
+    """The summary of what was recorded."""
     history.flush()
     wait, step = (history.total(column) if history.num_steps else 0.0 for column in ("wait", "step"))
     count = max(1, history.num_steps)
@@ -208,7 +208,7 @@ def _measured(values: NDArray[np.float64] | None) -> NDArray[np.float64]:
 
 
 def format_cores(cores: float) -> str:
-    """Processors' worth of time: two decimals are what ticks of 10 ms can tell."""
+    """A number of cores, with the two decimals that ticks of 10 ms can resolve."""
     return f"{cores:.2f}"
 
 
@@ -224,7 +224,7 @@ class Scalars:
         self._rows: list[StepRow] = []
 
     def add(self, row: StepRow, num_steps: int) -> None:
-        """One more step, of so many in all."""
+        """Add a step; `num_steps` is how many there are by now."""
         self._rows.append(row)
         if len(self._rows) >= self._every:
             rows, self._rows = self._rows, []

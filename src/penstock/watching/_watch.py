@@ -126,7 +126,7 @@ class Watch(Generic[AnyBatch]):
     def transfer(self) -> Iterator[None]:
         """Count what happens inside as transfer: `with watched.transfer(): batch = batch.to(device)`.
 
-        It is the time of the training thread; a copy that goes on behind its back is not in it.
+        It is the time of the training thread; a copy that continues in the background is not in it.
         """
         begin = time.perf_counter()
         try:
@@ -203,7 +203,7 @@ class WatchedLoop(Generic[AnyBatch]):
         self._step: tuple[float, float, float] | None = None
         """(asked at, batch at, queued) of the step that runs."""
         self._copied = math.nan
-        """Seconds of copying that the loader had told of when it was last asked."""
+        """Seconds of copying that the loader had reported when it was last asked."""
         self._transfer = math.nan
 
     def __iter__(self) -> Self:
@@ -213,7 +213,7 @@ class WatchedLoop(Generic[AnyBatch]):
         now = time.perf_counter()
         queued, copied = (math.nan, math.nan) if self._gauge is None else self._gauge()
         if self._step is not None:
-            if copied == copied:  # it tells: not NaN
+            if copied == copied:  # reported: not NaN
                 self.add_transfer(copied - self._copied)
             self._complete(self._step, now)
         self._copied = copied

@@ -28,7 +28,7 @@ def usable_cpus() -> int:
 
 
 def ranks_on_node() -> int:
-    """This job's training processes on this machine, as far as torchrun and Slurm tell."""
+    """This job's training processes on this machine, as far as torchrun and Slurm say."""
     return _slurm_tasks() * int(_positive_variable("LOCAL_WORLD_SIZE") or 1)
 
 

@@ -75,12 +75,12 @@ def describe_death(worker: str, pid: int | None, code: int | None, doing: str, *
 
 
 def is_crash(code: int | None) -> bool:
-    """Whether compiled code broke down, so that only a trace of the process tells where."""
+    """Whether compiled code crashed, so that only a trace of the process shows where."""
     return code in _CRASHES
 
 
 def may_lack_memory(code: int | None) -> bool:
-    """Whether a process that ended so may have run out of memory."""
+    """Whether a process with this exit code may have run out of memory."""
     return code in _LACKS
 
 

@@ -53,7 +53,7 @@ class ForkServer:
                 else:
                     _kill(number, numbers)
             news.extend(_reap(numbers))
-            _tell(channel, news)
+            _send_news(channel, news)
 
 
 def _fork(number: int, descriptors: tuple[int, ...], own_life_line: int, numbers: dict[int, int]) -> ServerNews:
@@ -86,7 +86,7 @@ def _reap(numbers: dict[int, int]) -> Iterator[ServerNews]:
         yield ServerNews("ended", numbers.pop(pid), os.waitstatus_to_exitcode(status))
 
 
-def _tell(channel: Channel, news: deque[ServerNews]) -> None:
+def _send_news(channel: Channel, news: deque[ServerNews]) -> None:
     """Send as much news as the owner has room for; it reads only when it starts a worker, or misses one."""
     with contextlib.suppress(BlockingIOError):
         while news:

@@ -24,7 +24,7 @@ _O_TMPFILE = getattr(os, "O_TMPFILE", 0o20000000 | os.O_DIRECTORY)  # missing fr
 
 
 def create_shared_memory(name: str, num_bytes: int) -> int:
-    """The descriptor of new memory; programs that are started do not inherit it. The name is only for people.
+    """The descriptor of new memory; programs that are started do not inherit it. The name is only for debugging.
 
     Raises:
         OSError: it cannot be made here, there is no room, or no descriptor is free.

@@ -36,8 +36,8 @@ class Patience:
         """How long this wait has lasted."""
         return time.monotonic() - self._begin
 
-    def is_at_an_end(self) -> bool:
-        """Whether a report is due; the next one is due when the wait is twice as long."""
+    def is_report_due(self) -> bool:
+        """Whether to report now; the next report is due when the wait is twice as long."""
         seconds = self.seconds
         if seconds < self._next_report:
             return False

@@ -53,7 +53,7 @@ def run_program(channel: Channel, life_line: int, program: Program | None) -> No
         _leave()
     except (EOFError, ConnectionError):
         _leave()
-    except BaseException as error:  # noqa: BLE001 - our own bug: the owner sees the exit, people see the reason
+    except BaseException as error:  # noqa: BLE001 - our own bug: the owner sees the exit, the user reads the reason
         if isinstance(error, OSError) and error.errno in (errno.EBADF, errno.ENOTSOCK):
             error.add_note("A function closed a descriptor that was not its own: the channel to this worker's owner.")
         traceback.print_exception(error)
@@ -70,7 +70,7 @@ def _leave() -> NoReturn:
 
 
 def fail_setup(channel: Channel, error: BaseException) -> NoReturn:
-    """Tell the owner why this worker cannot work, and end."""
+    """Tell the owner why this worker cannot be set up, and end."""
     channel.send(SetupFailed(PackedError.pack(error)))
     raise EOFError from None
 

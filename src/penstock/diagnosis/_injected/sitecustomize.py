@@ -1,7 +1,7 @@
 """Runs first in every Python process of a script under the doctor, and waits until one imports torch's DataLoader.
 
 The doctor puts this folder in front of `PYTHONPATH`, which ranks, spawned workers, fork servers and subprocesses
-inherit. It hides again from `sys.path`, runs the `sitecustomize` that it stands in front of, and imports nothing of
+inherit. It removes itself from `sys.path`, runs the `sitecustomize` that it shadows, and imports nothing of
 Penstock before a loader can exist. Whatever goes wrong in here, the script runs as it would have.
 """
 
@@ -25,7 +25,7 @@ _INSTALLERS = {
 
 
 class _AfterImport:
-    """Finds modules as usual, and calls the doctor when one that it waits for has been run."""
+    """Finds modules as usual, and calls the doctor after those that it waits for."""
 
     def __init__(self) -> None:
         self._searching: set[str] = set()
