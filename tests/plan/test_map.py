@@ -263,6 +263,19 @@ def test_the_file_behind_a_row_at_fault_is_named(tmp_path: Path) -> None:
     assert re.search(r"at row 1 \(sample 1, from \S*a.jsonl", caught.value.__notes__[0])
 
 
+def test_the_name_of_the_file_behind_a_row_at_fault_is_safe_to_print(tmp_path: Path) -> None:
+    (tmp_path / "a\x1b[2J\n.jsonl").write_text('{"x": 1}\n')
+    penstock.prepare(tmp_path, tmp_path / "data")
+
+    def fail(row: Row, rng: np.random.Generator) -> Row:
+        raise LookupError
+
+    with pytest.raises(LookupError) as caught:
+        penstock.open(tmp_path / "data").map(fail).batch(1).read(0)
+    assert r"a\x1b[2J\n.jsonl" in caught.value.__notes__[0]
+    assert caught.value.__notes__[0].isprintable()
+
+
 @pytest.mark.parametrize("batched", [True, False])
 def test_tensors_that_a_function_returns_become_arrays(batched: bool) -> None:
     def use_torch(row: Row, rng: np.random.Generator) -> Row:

@@ -60,6 +60,12 @@ def loses_its_connection(batch: dict[str, Any]) -> dict[str, Any]:
     raise ConnectionResetError("the user's own network")
 
 
+def fails_on_several(batch: dict[str, Any]) -> dict[str, Any]:
+    if len(_texts(batch)) > 1:
+        raise LookupError("too many at once")
+    return lengths(batch)
+
+
 def keeps_the_gil(batch: dict[str, Any]) -> dict[str, Any]:
     """One call in C that takes minutes."""
     Path(os.environ["PENSTOCK_TEST_MARK"]).touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,21 @@ def test_a_dataset_with_more_to_come_says_so(tmp_path: Path) -> None:
     assert "a preparation can be continued (" in str(is_stale(tmp_path / "data"))
     run(tmp_path / "raw", tmp_path / "data")
     assert str(is_stale(tmp_path / "data")) == "up to date"
+
+
+def test_records_of_rows_skipped_that_name_none_of_them_are_no_reason_to_fail(tmp_path: Path) -> None:
+    make_corpus(tmp_path / "raw")
+    for path in (tmp_path / "raw").iterdir():
+        path.write_text("not JSON\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
+
+    def interrupt(progress: Progress) -> None:
+        if progress.tasks == progress.total_tasks:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "raw", tmp_path / "data", on_error="skip", on_progress=interrupt)
+    for record in (tmp_path / "data").rglob("records/*.json"):
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"examples": []}))
+    prepared = run(tmp_path / "raw", tmp_path / "data", on_error="skip")
+    assert prepared.skipped == {"bad_json": 6}
+    assert prepared.tasks_kept

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ import pytest
 
 import penstock
 from confined import run_confined
-from penstock.errors import FormatError, WorkerDied
+from penstock.errors import FormatError, TransformFailed, WorkerDied
 from penstock.preparation import Progress, prepare
 from penstock.preparation._local import worker_settings
 from penstock.transforms import FunctionTransform, Tokenize
@@ -79,6 +80,18 @@ def test_a_task_that_kills_every_worker_stops_the_run_and_is_named(tmp_path: Pat
     assert not (tmp_path / "data").exists()
 
 
+def test_the_name_of_a_file_that_kills_workers_is_safe_to_print(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_jsonl(tmp_path / "a\x1b[2J.jsonl", 20, 1)
+    transform = FunctionTransform("preparation.functions:suicidal", types=TYPES)
+    with pytest.raises(WorkerDied, match=r"a\\x1b\[2J\.jsonl"):
+        prepare(tmp_path / "a\x1b[2J.jsonl", tmp_path / "data", transform=transform, workers=1)
+    told = [message for message in caplog.messages if message.endswith("trying again")]
+    assert len(told) == 2
+    assert all(r"a\x1b[2J.jsonl" in message and message.isprintable() for message in told)
+
+
 def test_nothing_is_left_of_a_run(tmp_path: Path) -> None:
     make_corpus(tmp_path / "src", 3, 50)
     before, shared = children(), shared_memory()
@@ -100,7 +113,7 @@ def test_nothing_is_left_of_a_run(tmp_path: Path) -> None:
 def test_a_stopped_worker_is_named_with_its_task_and_how_to_let_it_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    texts, mark = write_jsonl(tmp_path / "a.jsonl", 20, 1), tmp_path / "mark"
+    texts, mark = write_jsonl(tmp_path / "a\x1b[2J.jsonl", 20, 1), tmp_path / "mark"
     monkeypatch.setenv("PENSTOCK_TEST_MARK", str(mark))
     monkeypatch.setattr(_silence, "FIRST_REPORT_SECONDS", 1.0)
 
@@ -111,12 +124,13 @@ def test_a_stopped_worker_is_named_with_its_task_and_how_to_let_it_go_on(
     helper = threading.Thread(target=let_go_on_when_told)
     helper.start()
     transform = FunctionTransform("preparation.functions:stopped_once", types=TYPES)
-    done = prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=transform, workers=1)
+    done = prepare(tmp_path / "a\x1b[2J.jsonl", tmp_path / "data", transform=transform, workers=1)
     helper.join()
     assert (done.failures, len(penstock.open(tmp_path / "data"))) == ({}, len(texts))
     pid = mark.read_text()
     [said] = [message for message in caplog.messages if "it is stopped" in message]  # others may come when it goes on
     assert f"Worker 0 (pid {pid}) has been silent while preparing " in said
+    assert said.isprintable()
     assert said.endswith(f"it is stopped; `kill -CONT {pid}` lets it go on.")
 
 
@@ -165,6 +179,16 @@ def test_an_error_in_a_worker_arrives_with_its_traceback_and_where_it_was(tmp_pa
         prepare(tmp_path / "a.jsonl", tmp_path / "data", transform=transform, workers=1)
     assert "in loses_its_connection" in str(caught.value.__cause__)
     assert "in worker 0, process" in caught.value.__notes__[-1]
+
+
+def test_the_name_of_a_file_that_a_function_fails_on_is_safe_to_print(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a\x1b[2J.jsonl", 20, 1)
+    transform = FunctionTransform("preparation.functions:fails_on_several", types=TYPES)
+    with pytest.raises(TransformFailed, match="too many at once") as caught:
+        prepare(tmp_path / "a\x1b[2J.jsonl", tmp_path / "data", transform=transform, workers=1)
+    told = "".join(traceback.format_exception(caught.value))
+    assert r"a\x1b[2J.jsonl" in told
+    assert "\x1b" not in told
 
 
 def test_workers_of_a_killed_run_end_whatever_they_are_doing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -18,8 +19,9 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.service import make_certificates, serve
+from penstock.service import Security, _sending, make_certificates, serve
 from penstock.service._server import Server
+from waiting import wait_until
 
 from .processes import ServeProcess, written_plan
 
@@ -201,6 +203,68 @@ def test_slow_readers_take_little_memory_however_large_their_answers_are(
             reader.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
         time.sleep(2)
     assert_serves(server, plan_file)
+
+
+@pytest.fixture(params=["tcp", "tls"])
+def patient(
+    request: pytest.FixtureRequest, plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Server]:
+    """Gives up readers after a short while."""
+    monkeypatch.setattr(_sending, "_READER_SECONDS", 0.5)
+    security = None
+    if request.param == "tls":
+        files = make_certificates(tmp_path, ["127.0.0.1"])
+        security = Security(certificate=files.server[0], key=files.server[1])
+    with serve(penstock.load_plan(plan_file), "127.0.0.1:0", num_workers=1, security=security) as server:
+        if security is not None:
+            monkeypatch.setattr(server, "tls", ssl.create_default_context(cafile=files.authority), raising=False)
+        yield server
+
+
+def test_a_reader_that_does_not_even_take_a_header_is_cut_off(
+    patient: Server, plan_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(patient) as reader:
+        reader.sendall(b"GET /v1/plan HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        reader.recv(1)
+        (transport,) = [mate.transport for mates in patient._connections.by_address.values() for mate in mates]
+        assert isinstance(transport, asyncio.Transport)
+        while not transport.get_write_buffer_size():  # fill what the kernel holds for it, so that no header fits
+            reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            time.sleep(0.001)
+        reader.sendall(f"GET {batch_path(plan_file, steps=32)} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        wait_until(lambda: patient.statistics.num_broken_off == 1)
+        wait_until(lambda: not patient._connections.num_open)
+    assert patient._held._free == patient._held._limit
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:8815", 200),
+        ("[::1]:8815", 200),
+        ("localhost:8815", 200),
+        ("10.0.0.7", 200),
+        ("rebound.example", 421),
+        ("rebound.example:8815", 421),
+        ("localhost.rebound.example", 421),
+        ("127.0.0.1.rebound.example", 421),
+        ("127.0.0.1@rebound.example", 421),
+    ],
+)
+def test_web_pages_whose_name_leads_to_loopback_read_nothing(host: str, status: int, named_server: Server) -> None:
+    for path in ("/v1/plan", "/metrics", f"/v1/batch/{named_server.plan.fingerprint}/0/1/0/1/0/1"):
+        with contextlib.closing(http.client.HTTPConnection(named_server.address, timeout=60)) as browser:
+            browser.request("GET", path, headers={"Host": host})
+            assert browser.getresponse().status == status
+
+
+@pytest.fixture(scope="module")
+def named_server(plan_file: Path) -> Iterator[Server]:
+    with serve(penstock.load_plan(plan_file), "127.0.0.1:0", num_workers=1) as server:
+        yield server
 
 
 def test_strangers_write_no_tracebacks_into_the_log(caplog: pytest.LogCaptureFixture, plan_file: Path) -> None:

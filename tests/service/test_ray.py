@@ -18,6 +18,7 @@ import penstock
 from penstock.cli import main
 from penstock.errors import MissingExtra
 from penstock.service import RayServers
+from penstock.service._ray import put_in_place
 
 
 def make_plan(folder: Path) -> Path:
@@ -46,6 +47,18 @@ def test_beyond_loopback_they_need_what_every_server_needs(tmp_path):
 def test_no_servers_are_refused(tmp_path, capsys):
     assert main(["serve", str(make_plan(tmp_path)), "--ray", "0"]) == 1
     assert "0 servers; expected at least 1." in capsys.readouterr().err
+
+
+def test_the_list_of_servers_is_written_through_no_link_that_others_laid(tmp_path):
+    precious, listed = tmp_path / "precious", tmp_path / "servers.txt"
+    precious.write_text("precious")
+    for name in ("servers.txt", f"servers.txt.{os.getpid()}", "servers.txt.tmp"):
+        (tmp_path / name).symlink_to(precious)
+    before = set(tmp_path.iterdir())
+    put_in_place(listed, "127.0.0.1:8815\n")
+    assert (precious.read_text(), listed.read_text()) == ("precious", "127.0.0.1:8815\n")
+    assert not listed.is_symlink()
+    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.stress

@@ -288,7 +288,7 @@ def test_a_secret_that_all_users_can_change_is_refused_and_one_they_can_read_is_
         for mode, num_told in ((0o600, 0), (0o640, 0), (0o644, 1)):
             secret.chmod(mode)
             caplog.clear()
-            _security._warn_readable.cache_clear()
+            _security._warn.cache_clear()
             assert use()
             assert [f"{secret}: every user of this machine can read" in each for each in caplog.messages] == (
                 [True] * num_told
@@ -297,3 +297,36 @@ def test_a_secret_that_all_users_can_change_is_refused_and_one_they_can_read_is_
         with pytest.raises(ValueError, match=f"{secret}: every user of this machine can change this secret. chmod 600"):
             use()
         secret.chmod(0o600)
+
+
+def test_a_secret_that_all_users_can_replace_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shared, token = tmp_path / "shared", tmp_path / "shared" / "own" / "token"
+    files = make_certificates(token.parent, ["127.0.0.1"])
+    token.write_text("a secret of many characters")
+    token.chmod(0o600)
+    certificate, key = files.server
+    for use in (
+        lambda: penstock.Security(token_file=token).token,
+        penstock.Security(certificate=certificate, key=key).server_context,
+    ):
+        for folder in (token.parent, shared):
+            for mode, num_told in ((0o777, 1), (0o1777, 0), (0o755, 0)):  # in /tmp only its owner can replace an entry
+                folder.chmod(mode)
+                caplog.clear()
+                _security._warn.cache_clear()
+                assert use()
+                assert [each.endswith(f"can replace this secret. chmod o-w {folder}") for each in caplog.messages] == (
+                    [True] * num_told
+                )
+
+
+def fail_to_reach(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    if row["x"][0] >= 40:
+        raise TimeoutError("the store does not answer")
+    return row
+
+
+def test_a_mapped_function_that_waits_in_vain_is_a_failure_of_its_own_and_not_of_the_reader() -> None:
+    plan = samples().map(fail_to_reach).batch(10)
+    with served(plan) as servers, pytest.raises(RemoteFailed, match="TimeoutError: the store does not answer"):
+        list(penstock.DataLoader(plan, remote=servers))

@@ -183,6 +183,22 @@ def test_image_bombs_are_refused_before_they_are_decoded() -> None:
     assert output.num_samples == 1
 
 
+def tiled_tiff(tile: int) -> bytes:
+    """A TIFF of 16 x 16 grey pixels in one tile of that width and height."""
+    data = zlib.compress(bytes(tile * tile))
+    values = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile, 324: 8, 325: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in values.items())
+    header = b"II*\0" + struct.pack("<I", 8 + len(data))
+    return header + data + struct.pack("<H", len(values)) + entries + bytes(4)
+
+
+def test_a_small_image_in_a_huge_tile_is_refused_before_it_is_decoded() -> None:
+    for options in ({"size": 8}, {"mode": "keep", "store": "as_is"}):
+        output = run([tiled_tiff(16), tiled_tiff(1024), tiled_tiff(1040)], max_pixels=1 << 20, **options)
+        assert reasons(output) == [(2, "too_many_pixels")]
+        assert "tiles of 1040 x 1040 are 1,081,600 pixels" in output.errors[0].message
+
+
 def test_the_pixel_limit_is_exact() -> None:
     output = run([encode(), encode(GRADIENT[:59])], size=8, max_pixels=59 * 80)
     assert reasons(output) == [(0, "too_many_pixels")]

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import SchemaError
+from penstock.errors import SchemaError, printable
 from penstock.identity import names_used
 from penstock.order import derive_key
 from penstock.plan._row_results import RowResults, without_torch
@@ -95,7 +95,7 @@ def run_map(
             try:
                 results.append(_checked(stage, call(sample, row)))
             except Exception as error:  # noqa: BLE001 - `replace` raises it, or puts another row here
-                error.add_note(f"in {_name(stage)}, at {describe(row)}")
+                error.add_note(printable(f"in {_name(stage)}, at {describe(row)}"))  # it names a source file
                 results.append(replace(place, error))
     return RowResults(_name(stage), stage.ragged).join(results, given, batch)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FormatError, SchemaError
+from penstock.errors import FormatError, SchemaError, printable
 from penstock.preparation._attempt import Attempt
 from penstock.preparation._jobs import Runner, Tally, Tell
 from penstock.preparation._outlets import MadeSamples, Outlet, Target, TargetWriter
@@ -135,7 +135,7 @@ class _TaskRun:
         except SchemaError:  # it already names its file
             raise
         except Exception as error:
-            error.add_note(f"while preparing {locate(split, records.first_row)} and the rows after it")
+            error.add_note(printable(f"while preparing {locate(split, records.first_row)} and the rows after it"))
             raise
         self._skipped.add(split, output.errors)
         self._noticed = sum_counts([self._noticed, output.noticed])

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
+from penstock.errors import printable
 from penstock.preparation._jobs import AnyJob, Done, Keyed, Listen, Lost, Opened, Told
 from penstock.preparation._local import LocalEngine
 from penstock.preparation._progress import Counts, Meter, OnProgress
@@ -113,7 +114,7 @@ class Workforce:
             if isinstance(event, Told):
                 meter.add(event.key, event.counts)
             elif isinstance(event, Lost):
-                _log.warning("%s %s; trying again", event.worker, event.how)
+                _log.warning("%s %s; trying again", event.worker, printable(event.how))  # it names a file
                 meter.fail(event.keys, event.worker)
             elif isinstance(event, Done):
                 finished[event.record.key] = event.record

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from penstock.errors import PenstockError, WorkerDied
+from penstock.errors import PenstockError, WorkerDied, printable
 from penstock.preparation._attempt import Attempt
 from penstock.preparation._jobs import (
     MAX_DEATHS,
@@ -250,7 +250,7 @@ class LocalEngine:
             if worker.doing and worker.patience.is_report_due():
                 pid = self._crew.find_pid(worker.process)
                 doing, seconds = f"silent while {worker.doing}", worker.patience.seconds
-                _log.warning("%s", describe_silence(worker.name.capitalize(), pid, doing, seconds))
+                _log.warning("%s", printable(describe_silence(worker.name.capitalize(), pid, doing, seconds)))
 
     def _start(self, seat: int) -> _TaskWorker:
         worker = _TaskWorker(self._crew.start(), seat)

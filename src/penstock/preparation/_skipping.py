@@ -86,18 +86,17 @@ def check_share_skipped(
     num_skipped = sum(by_reason.values())
     if not num_skipped:
         return
-    path, row, _, message = next(iter(examples))
     found = f"{_count_reasons(by_reason)} skipped, {counted(num_samples, 'sample')} made"
-    first = f"The first is {path}: row {row:,}: {message.removesuffix('.')}."
+    first = _first_of(examples)
     if not num_samples:
-        raise FormatError(f"{found}: not one row is good. {first} Check how the sources are read, and the transform.")
+        raise FormatError(f"{found}: not one row is good.{first} Check how the sources are read, and the transform.")
     is_default = max_skipped is None
     share = _USUAL_SHARE if max_skipped is None else max_skipped
     is_too_many = num_skipped > share * (num_samples + num_skipped) and not (is_default and num_skipped <= _ALWAYS)
     if is_too_many and isinstance(share, float):
         allowed = f"{'by default ' if is_default else ''}at most {share:.0%} of the rows may be skipped"
         raise FormatError(
-            f"{found}; {allowed}. {first} Repair the sources, or allow more: max_skipped=0.5 (--max-skipped 0.5) is a "
+            f"{found}; {allowed}.{first} Repair the sources, or allow more: max_skipped=0.5 (--max-skipped 0.5) is a "
             "share, max_skipped=1000 a number of rows. Finished tasks are kept."
         )
 
@@ -109,12 +108,17 @@ def check_kept(destination: Path, on_error: OnError, by_reason: Mapping[str, int
         FormatError: they have; the message names the first row.
     """
     if on_error == "raise" and by_reason:
-        shown = (f" The first is {path}: row {row:,}: {why.removesuffix('.')}." for path, row, _, why in examples)
         raise FormatError(
             f"{destination}: the dataset was made with on_error='skip' and lacks {_count_reasons(by_reason)}, but "
-            f"on_error='raise' allows none.{next(shown, '')} Repair the sources, or keep skipping bad rows: "
+            f"on_error='raise' allows none.{_first_of(examples)} Repair the sources, or keep skipping bad rows: "
             "on_error='skip', --on-error skip."
         )
+
+
+def _first_of(examples: Iterable[Example]) -> str:
+    """A sentence on the first row, with a space before it; nothing if a stranger's record names none."""
+    shown = (f" The first is {path}: row {row:,}: {message.removesuffix('.')}." for path, row, _, message in examples)
+    return next(shown, "")
 
 
 def _count_reasons(by_reason: Mapping[str, int]) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -144,12 +145,21 @@ class RayServers:
             self._known[number] = address
 
     def _write(self) -> None:
-        """Replace the file in one step: a client never reads half a list."""
         if self.addresses != self._written:
-            beside = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-            beside.write_text("".join(f"{address}\n" for address in self.addresses))
-            beside.replace(self._file)
+            put_in_place(self._file, "".join(f"{address}\n" for address in self.addresses))
             self._written = self.addresses
+
+
+def put_in_place(path: Path, text: str) -> None:
+    """Replace a file at once: nobody reads half of it. In a shared folder nobody can have laid a link for it either."""
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(beside, "x", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 class ServerActor:

@@ -17,9 +17,11 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.service._addresses import split_address
+
 logger = logging.getLogger(__name__)
 
-_MIN_TOKEN_CHARACTERS = 16
+_MIN_TOKEN_CHARACTERS, _MAX_TOKEN_CHARACTERS = 16, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +54,9 @@ class Security:
         """
         if self.token_file is None:
             return None
-        _check_secret(self.token_file)
-        token = Path(self.token_file).expanduser().read_text(encoding="utf-8").strip()
+        with open(Path(self.token_file).expanduser(), encoding="utf-8") as file:
+            _check_secret(self.token_file, os.fstat(file.fileno()).st_mode)  # of the very file that is read
+            token = file.read(_MAX_TOKEN_CHARACTERS).strip()
         if len(token) < _MIN_TOKEN_CHARACTERS or not token.isascii() or not token.isprintable():
             raise ValueError(
                 f"{self.token_file}: a token has at least {_MIN_TOKEN_CHARACTERS} printable ASCII characters. "
@@ -65,7 +68,7 @@ class Security:
         """A server's TLS context, or None if it has no certificate."""
         if self.certificate is None or self.key is None:
             return None
-        _check_secret(self.key)
+        _check_secret(self.key, _mode(self.key))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self.certificate, self.key)
@@ -83,7 +86,7 @@ class Security:
         context = ssl.create_default_context(cafile=os.fspath(self.authority))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         if self.certificate is not None and self.key is not None:
-            _check_secret(self.key)
+            _check_secret(self.key, _mode(self.key))
             context.load_cert_chain(self.certificate, self.key)
         return context
 
@@ -109,25 +112,32 @@ class Security:
             )
 
 
-def _check_secret(path: str | os.PathLike[str]) -> None:
-    """Refuse a secret that every user of this machine can change, and warn about one that they can read.
+def _mode(path: str | os.PathLike[str]) -> int:
+    return os.stat(Path(path).expanduser()).st_mode
 
-    Only a warning, because containers mount their secrets like that.
+
+def _check_secret(path: str | os.PathLike[str], mode: int) -> None:
+    """Refuse a secret that every user of this machine can change, and warn about one that they can read or replace.
+
+    Only a warning, because containers mount their secrets and folders like that.
 
     Raises:
         ValueError: every user can write to the file.
     """
-    mode = os.stat(Path(path).expanduser()).st_mode
     if mode & stat.S_IWOTH:
         raise ValueError(f"{path}: every user of this machine can change this secret. chmod 600 {path}")
     if mode & stat.S_IROTH:
-        _warn_readable(os.fspath(path))
+        _warn(f"{path}: every user of this machine can read this secret. chmod 600 {path}")
+    folder = Path(path).expanduser().resolve().parent
+    for each in (folder, *folder.parents):
+        if _mode(each) & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+            _warn(f"{path}: every user of this machine can replace this secret. chmod o-w {each}")
 
 
 @functools.cache
-def _warn_readable(path: str) -> None:
-    """Warn once per file: it may be checked every second."""
-    logger.warning("%s: every user of this machine can read this secret. chmod 600 %s", path, path)
+def _warn(warning: str) -> None:
+    """Warn once of each: secrets may be checked every second."""
+    logger.warning("%s", warning)
 
 
 def is_loopback(host: str) -> bool:
@@ -136,6 +146,15 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_address(host: str | None) -> bool:
+    """Whether a Host header has no name but `localhost`, so that no name service decided who is asked."""
+    try:
+        name = split_address(host or "localhost")[0]
+        return name == "localhost" or bool(ipaddress.ip_address(name))
     except ValueError:
         return False
 

@@ -70,12 +70,23 @@ async def send_body(response: web.StreamResponse, transport: asyncio.Transport, 
     """Send a body whose header is under way.
 
     Raises:
-        TimeoutError: the reader is too slow.
-        OSError: it is gone.
+        OSError: the reader is gone, or too slow. Then it is cut off: closing would wait until it has read what is left.
     """
+    try:
+        await _send(response, transport, buffers)
+    except TimeoutError:
+        transport.abort()
+        raise ConnectionAbortedError("The reader is too slow.") from None
+
+
+async def _send(response: web.StreamResponse, transport: asyncio.Transport, buffers: list[memoryview]) -> None:
     head, *arrays = buffers
-    await response.write(head)
-    if transport.get_extra_info("ssl_object") is not None:
+    is_tls = transport.get_extra_info("ssl_object") is not None
+    async with asyncio.timeout(_READER_SECONDS):  # with what is left of the answers before it
+        await response.write(head)
+        if not is_tls:
+            await _flush(transport)
+    if is_tls:
         for chunk in _chunks(arrays):
             await asyncio.sleep(0)  # a write that fails does not raise: the loop tells the transport
             if transport.is_closing():  # asyncio only logs what is written after that
@@ -83,11 +94,17 @@ async def send_body(response: web.StreamResponse, transport: asyncio.Transport, 
             async with asyncio.timeout(_READER_SECONDS):
                 await response.write(chunk)
         return
-    while transport.get_write_buffer_size():  # the header goes first
-        await asyncio.sleep(0.001)
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
         own.setblocking(False)
         await _send_all(own, arrays)
+
+
+async def _flush(transport: asyncio.Transport) -> None:
+    """Wait until nothing is left in asyncio's hands: bodies go around it, and may not overtake their header."""
+    while transport.get_write_buffer_size():
+        if transport.is_closing():
+            raise ConnectionResetError("The reader is gone.")
+        await asyncio.sleep(0.001)
 
 
 def _chunks(buffers: Iterable[memoryview]) -> Iterable[memoryview]:

@@ -7,7 +7,9 @@ A server has no state that a client could need: any server of the same plan give
 before it listens, so that no client waits while workers start. What a request may take is
 bounded before it is looked at: header sizes by aiohttp, connections and silence by `Connections`, the size of an answer
 here, and what answers hold for slow readers by an `Allowance`. A request names a fingerprint and numbers: never
-code, a file, or a plan that the server was not started with.
+code, a file, or a plan that the server was not started with. A server that asks nobody for a secret listens on loopback
+alone, where it can be reached by web pages as well, in a browser of this machine: one that has its own name lead to
+127.0.0.1 would read batches. Its requests have that name for a host, and are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from penstock.service._addresses import join_address, split_address
 from penstock.service._connections import HEADER_SECONDS, Connections, GuardedConnection
 from penstock.service._dispatcher import Answer, Dispatcher
 from penstock.service._metrics import ServerStatistics, metrics_page
-from penstock.service._security import Security, is_token
+from penstock.service._security import Security, is_address, is_token
 from penstock.service._sending import Allowance, send_body
 from penstock.service._wire import CHECKSUM_HEADER, VERSION, BatchRequest
 from penstock.workers import StartMethod, default_workers
@@ -65,6 +67,7 @@ class Server:
         security = security or Security()
         security.check_server(self._host)
         self._token, self._tls = security.token, security.server_context()
+        self._asks_nobody = self._token is None and security.authority is None
         self.statistics = ServerStatistics()
         self._is_leaving = False
         count = num_workers or default_workers("process")
@@ -165,6 +168,8 @@ class Server:
         if self._token is not None and not is_token(request.headers.get("Authorization"), self._token):
             self.statistics.num_refused += 1
             return _refuse(401, "The token is missing or wrong.")
+        if self._asks_nobody and not is_address(request.headers.get("Host")):
+            return _refuse(421, "Without a token, ask for this server by its address, or as localhost.")
         if request.method != "GET" or request.body_exists:
             return _refuse(405, "Only GET, without a body.")
         if isinstance(request.protocol, GuardedConnection):
@@ -189,13 +194,14 @@ class Server:
         self.statistics.num_waiting += 1
         try:
             async with self._held.hold(self._expected_bytes(wanted)):
-                answer = await asyncio.shield(self._dispatcher.answer(wanted))
+                try:
+                    answer = await asyncio.shield(self._dispatcher.answer(wanted))
+                except Exception as error:  # noqa: BLE001 - what the plan's functions raise is told to the client
+                    return _failure(error)
                 return await self._send(request, answer)
-        except (ConnectionError, TimeoutError):
+        except OSError:
             self.statistics.num_broken_off += 1
             raise
-        except Exception as error:  # noqa: BLE001 - the client is told what the plan's functions raise
-            return _failure(error)
         finally:
             self.statistics.num_waiting -= 1
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,9 +130,12 @@ def _check_doubt(first: tuple[str, ...], rows: list[tuple[str, ...]], path: str,
         _check_is_data(first, rows, options.names, path)
 
 
+def _repeated(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
 def _check_names(names: tuple[str, ...], path: str, options: SourceOptions) -> None:
-    if len(set(names)) != len(names):
-        repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated := _repeated(names):
         raise SchemaError(
             f"{path}: the header names {', '.join(map(repr, repeated))} more than once. Give other names: names= "
             "(--names)."
@@ -192,8 +196,7 @@ def _signs_of_data(first: _Record, rows: Sequence[_Record]) -> Iterator[str]:
             yield f"{name!r:.40} also occurs as a value in its column"
         elif len(name) > _LONGEST_NAME and not has_names:
             yield f"{name!r:.40}… is {len(name):,} characters long"
-    repeated = sorted({name for name in first if list(first).count(name) > 1})
-    if repeated:
+    if repeated := _repeated(first):
         yield f"it contains {', '.join(map(repr, repeated))} more than once"
 
 

@@ -2,9 +2,9 @@
 
 The header is read first: an image with more pixels than `max_pixels` is refused before a byte of it is decoded, and so
 is a format that is not on the list (some of Pillow's decoders start other programs). So is a JPEG with so many scans
-that decoding would take minutes: each scan goes over all pixels, but may take only a few bytes. A large JPEG is decoded
-at 1/2, 1/4 or 1/8 of its size as long as that leaves twice the wanted size ("draft": scaling is part of decoding, 2.8
-times faster from 3000x2250 to 224).
+that decoding would take minutes: each scan goes over all pixels, but may take only a few bytes; and a small TIFF in
+huge tiles. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as that leaves twice the wanted size
+("draft": scaling is part of decoding, 2.8 times faster from 3000x2250 to 224).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _PLUGINS = {
 FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4}
 _EIGHT_BIT = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"})
 _ORIENTATION_TAG = 0x0112
+_TILE_TAGS = (322, 323)
 _DRAFT_GAP = 2
 _SMALLEST = (1, 1)
 _MAX_SCANS = 1000
@@ -154,6 +155,8 @@ class ImageDecoder:
         num_pixels = image.size[0] * image.size[1]
         if num_pixels > self._settings.max_pixels:
             raise _too_large(f"{image.size[0]} x {image.size[1]} is {num_pixels:,} pixels", self._settings.max_pixels)
+        if image.format == "TIFF":
+            _check_tiles(image, self._settings.max_pixels)
         if image.mode not in _EIGHT_BIT:
             raise BadImage(
                 "unsupported_image", f"pixels of mode {image.mode!r}, not of 8 bits; scale them with a function"
@@ -217,6 +220,13 @@ def _convert(image: Any, mode: str) -> Any:
 def _may_have_exif(image: Any) -> bool:
     # Asking for EXIF parses it; for JPEG and WebP the header already says whether there is any.
     return image.format not in ("JPEG", "WEBP") or "exif" in image.info
+
+
+def _check_tiles(image: Any, max_pixels: int) -> None:
+    """Refuse a TIFF whose tiles are larger than an image may be: each is decoded whole, however little is used."""
+    width, height = (image.tag_v2.get(tag, 1) for tag in _TILE_TAGS)
+    if width * height > max_pixels:
+        raise _too_large(f"tiles of {width} x {height} are {width * height:,} pixels", max_pixels)
 
 
 def _check_scans(encoded: bytes, num_pixels: int) -> None:
