@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import penstock
-from penstock.integrations.transformers import ModelLoader, Trainer, model_arguments
+from penstock.integrations.transformers import ModelLoader, TakesPlans, Trainer, model_arguments
 from penstock.plan import Plan
 
 from .frameworks import VOCABULARY, documents, expected, note_inputs, packed, tiny_llama, tiny_tokenizer
@@ -136,6 +136,31 @@ def test_a_trainer_without_plans_is_the_frameworks_own(tmp_path: Path) -> None:
     assert trainer.train_dataset is rows
     assert not isinstance(trainer.get_train_dataloader(), penstock.DataLoader)
     assert "eval_loss" in trainer.evaluate()
+
+
+class ScaledTrainer(transformers.Trainer):
+    """A trainer as people write them: arguments of its own, and all others passed on."""
+
+    def __init__(self, *args: Any, scale: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.scale = scale
+
+
+class ScaledTrainerOfPlans(TakesPlans, ScaledTrainer):
+    pass
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_trainers_that_pass_arguments_on_take_plans(tmp_path: Path, by_name: bool) -> None:
+    plan, model, settings = packed(), tiny_llama(), arguments(tmp_path, max_steps=2)
+    seen = note_inputs(model)
+    if by_name:
+        trainer = ScaledTrainerOfPlans(model=model, args=settings, train_dataset=plan, scale=0.5)
+    else:
+        trainer = ScaledTrainerOfPlans(model, settings, None, plan, {"packed": plan}, scale=0.5)
+    trainer.train()
+    assert (trainer.scale, seen) == (0.5, expected(plan, 2))
+    assert by_name or "eval_packed_loss" in trainer.evaluate()
 
 
 def test_trl_trains_on_the_plans_batches_and_resumes_at_the_next(tmp_path: Path) -> None:
