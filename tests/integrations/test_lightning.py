@@ -72,6 +72,21 @@ def test_lightning_resumes_at_the_next_batch_in_any_epoch(tmp_path: Path, stoppe
     assert second.validated
 
 
+def test_a_checkpoint_saved_after_training_goes_on_with_the_next_epoch(tmp_path: Path) -> None:
+    plan, first, second = packed(), Noting(), Noting()
+    options: dict[str, Any] = {
+        "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "logger": False,
+        "enable_checkpointing": False, "default_root_dir": tmp_path,
+    }  # fmt: skip
+    stopped = lightning.Trainer(max_steps=3, **options)
+    stopped.fit(first, DataModule(train=plan, num_workers=0))
+    stopped.save_checkpoint(tmp_path / "after.ckpt")  # Lightning says that epoch 0 was finished
+    again = lightning.Trainer(max_steps=8, **options)
+    again.fit(second, DataModule(train=plan, num_workers=0), ckpt_path=tmp_path / "after.ckpt")
+    steps = expected(plan, 14)  # and that epoch 1 has 3 batches left
+    assert first.seen + second.seen == steps[:3] + steps[6:9] + steps[12:]
+
+
 def stream_loader(folder: Path) -> penstock.DataLoader[Any]:
     (folder / "numbers.jsonl").write_text("".join(f'{{"x": {number}}}\n' for number in range(24)))
     records = penstock.stream(folder / "numbers.jsonl", shuffle_buffer=5)
