@@ -185,3 +185,19 @@ def test_trl_trains_on_the_plans_batches_and_resumes_at_the_next(tmp_path: Path)
     assert seen == expected(plan, 10)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(math.log(VOCABULARY), abs=0.1)
     assert trainer.evaluate(documents().pack(16).batch(4, tail="even"))["eval_loss"] > 0
+
+
+def test_trl_trains_and_evaluates_on_token_windows(tmp_path: Path) -> None:
+    from trl import SFTConfig
+
+    from penstock.integrations.trl import SFTTrainer
+
+    windows, model = documents().window(16), tiny_llama()
+    plan, evaluated = windows.batch(4), windows.take(rows=4).batch(4, tail="even")
+    seen = note_inputs(model)
+    settings = arguments(tmp_path, SFTConfig, max_steps=2, bf16=False, gradient_checkpointing=False, logging_steps=1)
+    trainer = SFTTrainer(model, settings, train_dataset=plan, eval_dataset=evaluated, processing_class=tiny_tokenizer())
+    trainer.train()
+    assert seen == expected(plan, 2)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(math.log(VOCABULARY), abs=0.1)
+    assert [line["num_tokens"] for line in trainer.state.log_history if "loss" in line] == [64, 128]
