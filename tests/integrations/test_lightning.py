@@ -132,3 +132,10 @@ def test_what_the_loader_measured_goes_to_the_loggers(tmp_path: Path) -> None:
     logged = [(step, set(metrics)) for step, metrics in logger.logged if "data/wait_share" in metrics]
     assert [step for step, _ in logged] == [2, 4]
     assert {"data/wait_seconds", "data/steps_per_second"} <= logged[0][1]
+
+
+@pytest.mark.parametrize("kind", ["plan", "dataset"])
+def test_overfitting_is_refused_with_what_to_do_instead(tmp_path: Path, kind: str) -> None:
+    data = DataModule(train=packed()) if kind == "plan" else penstock.DataLoader(documents(), batch_size=4)
+    with pytest.raises(ValueError, match=r"overfit_batches. Leave that out, and give a plan over a few samples"):
+        fit(tmp_path, Noting(), data, steps=2, overfit_batches=2)
