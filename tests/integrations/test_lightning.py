@@ -72,6 +72,21 @@ def test_lightning_resumes_at_the_next_batch_in_any_epoch(tmp_path: Path, stoppe
     assert second.validated
 
 
+def test_a_checkpoint_saved_after_training_goes_on_with_the_next_epoch(tmp_path: Path) -> None:
+    plan, first, second = packed(), Noting(), Noting()
+    options: dict[str, Any] = {
+        "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "logger": False,
+        "enable_checkpointing": False, "default_root_dir": tmp_path,
+    }  # fmt: skip
+    stopped = lightning.Trainer(max_steps=3, **options)
+    stopped.fit(first, DataModule(train=plan, num_workers=0))
+    stopped.save_checkpoint(tmp_path / "after.ckpt")  # Lightning says that epoch 0 was finished
+    again = lightning.Trainer(max_steps=8, **options)
+    again.fit(second, DataModule(train=plan, num_workers=0), ckpt_path=tmp_path / "after.ckpt")
+    steps = expected(plan, 14)  # and that epoch 1 has 3 batches left
+    assert first.seen + second.seen == steps[:3] + steps[6:9] + steps[12:]
+
+
 def stream_loader(folder: Path) -> penstock.DataLoader[Any]:
     (folder / "numbers.jsonl").write_text("".join(f'{{"x": {number}}}\n' for number in range(24)))
     records = penstock.stream(folder / "numbers.jsonl", shuffle_buffer=5)
@@ -117,3 +132,10 @@ def test_what_the_loader_measured_goes_to_the_loggers(tmp_path: Path) -> None:
     logged = [(step, set(metrics)) for step, metrics in logger.logged if "data/wait_share" in metrics]
     assert [step for step, _ in logged] == [2, 4]
     assert {"data/wait_seconds", "data/steps_per_second"} <= logged[0][1]
+
+
+@pytest.mark.parametrize("kind", ["plan", "dataset"])
+def test_overfitting_is_refused_with_what_to_do_instead(tmp_path: Path, kind: str) -> None:
+    data = DataModule(train=packed()) if kind == "plan" else penstock.DataLoader(documents(), batch_size=4)
+    with pytest.raises(ValueError, match=r"overfit_batches. Leave that out, and give a plan over a few samples"):
+        fit(tmp_path, Noting(), data, steps=2, overfit_batches=2)

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import penstock
-from penstock.integrations.transformers import ModelLoader, Trainer, model_arguments
+from penstock.integrations.transformers import ModelLoader, TakesPlans, Trainer, model_arguments
 from penstock.plan import Plan
 
 from .frameworks import VOCABULARY, documents, expected, note_inputs, packed, tiny_llama, tiny_tokenizer
@@ -138,6 +138,31 @@ def test_a_trainer_without_plans_is_the_frameworks_own(tmp_path: Path) -> None:
     assert "eval_loss" in trainer.evaluate()
 
 
+class ScaledTrainer(transformers.Trainer):
+    """A trainer as people write them: arguments of its own, and all others passed on."""
+
+    def __init__(self, *args: Any, scale: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.scale = scale
+
+
+class ScaledTrainerOfPlans(TakesPlans, ScaledTrainer):
+    pass
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_trainers_that_pass_arguments_on_take_plans(tmp_path: Path, by_name: bool) -> None:
+    plan, model, settings = packed(), tiny_llama(), arguments(tmp_path, max_steps=2)
+    seen = note_inputs(model)
+    if by_name:
+        trainer = ScaledTrainerOfPlans(model=model, args=settings, train_dataset=plan, scale=0.5)
+    else:
+        trainer = ScaledTrainerOfPlans(model, settings, None, plan, {"packed": plan}, scale=0.5)
+    trainer.train()
+    assert (trainer.scale, seen) == (0.5, expected(plan, 2))
+    assert by_name or "eval_packed_loss" in trainer.evaluate()
+
+
 def test_trl_trains_on_the_plans_batches_and_resumes_at_the_next(tmp_path: Path) -> None:
     from trl import SFTConfig
 
@@ -160,3 +185,19 @@ def test_trl_trains_on_the_plans_batches_and_resumes_at_the_next(tmp_path: Path)
     assert seen == expected(plan, 10)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(math.log(VOCABULARY), abs=0.1)
     assert trainer.evaluate(documents().pack(16).batch(4, tail="even"))["eval_loss"] > 0
+
+
+def test_trl_trains_and_evaluates_on_token_windows(tmp_path: Path) -> None:
+    from trl import SFTConfig
+
+    from penstock.integrations.trl import SFTTrainer
+
+    windows, model = documents().window(16), tiny_llama()
+    plan, evaluated = windows.batch(4), windows.take(rows=4).batch(4, tail="even")
+    seen = note_inputs(model)
+    settings = arguments(tmp_path, SFTConfig, max_steps=2, bf16=False, gradient_checkpointing=False, logging_steps=1)
+    trainer = SFTTrainer(model, settings, train_dataset=plan, eval_dataset=evaluated, processing_class=tiny_tokenizer())
+    trainer.train()
+    assert seen == expected(plan, 2)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(math.log(VOCABULARY), abs=0.1)
+    assert [line["num_tokens"] for line in trainer.state.log_history if "loss" in line] == [64, 128]

@@ -64,3 +64,15 @@ def test_control_characters_of_a_stranger_are_not_passed_on() -> None:
 def test_rows_that_are_no_tokens_are_refused() -> None:
     with pytest.raises(StageError, match=r"window\(\), pack\(\) or pad\(\) makes them"):
         penstock.from_arrays({"x": np.arange(3)}).batch(1).show(0)
+
+
+def test_rows_that_fill_up_an_epochs_last_batch_are_shown_to_the_ranks_that_read_them() -> None:
+    documents = tokens_dataset([4] * 5)
+    even = documents.pad().batch(4, tail="even")
+    for rank in range(2):
+        (trace,) = even.documents(1, rank=rank, world_size=2)
+        assert (trace.row, trace.document) == (0, 4)
+        assert even.show(1, letters, rank=rank, world_size=2).endswith("document 4: 4 tokens, 3 predicted\n  │ qrst")
+    padded = documents.pad().batch(4, tail="pad")
+    assert "document 4: 4 tokens, 3 predicted" in padded.show(1, letters)
+    assert "document 0: 4 tokens, 0 predicted" in padded.show(1, letters)  # its labels are hidden

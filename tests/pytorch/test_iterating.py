@@ -118,6 +118,20 @@ def test_set_epoch_with_the_current_epoch_does_not_rewind() -> None:
             loader.set_epoch(wrong)  # type: ignore[arg-type]
 
 
+def test_an_epoch_that_is_set_before_a_loops_first_batch_is_where_the_loop_begins() -> None:
+    with make("short") as loader:
+        loop = iter(loader)
+        loader.set_epoch(2)
+        assert rows_of(loop) == list(range(10))
+        assert loader.state_dict()["epoch"] == 3
+        loader.load_state_dict(loader.state_dict() | {"epoch": 3, "row": 4})
+        loop = iter(loader)
+        with pytest.warns(UserWarning, match="in epoch 3, and epoch 4 is asked for: the last 6 rows before it"):
+            loader.set_epoch(4)
+        assert rows_of(loop) == list(range(10))
+        assert loader.state_dict()["epoch"] == 5
+
+
 def test_set_epoch_with_the_epoch_that_runs_is_nothing_also_at_its_last_batch() -> None:
     with make() as loader:
         seen = []

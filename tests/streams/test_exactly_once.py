@@ -87,3 +87,14 @@ def test_a_csv_file_without_a_header_gives_every_record_and_its_types(tmp_path: 
     recipe = recipe_of(tmp_path / "a.csv", reading={"names": ("n", "text"), "types": "infer"})
     assert read_all(recipe) == [{"n": 1, "text": "a"}, {"n": 2, "text": "b"}]
     assert recipe.facts["reading"]["types"] == {"n": "int64"}
+
+
+@pytest.mark.parametrize("bom", ["", "\ufeff"])
+def test_lines_that_end_with_a_carriage_return_alone_come_once_wherever_the_header_is_cut(
+    tmp_path: Path, bom: str
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(f"{bom}x,name\r1,one\r2,two\r".encode())
+    recipe = recipe_of(path, block_bytes=64, reading={"quoted_newlines": False, "header": True})
+    for num_parts in range(1, path.stat().st_size + 2):
+        assert read_all(recipe, num_parts) == [{"x": "1", "name": "one"}, {"x": "2", "name": "two"}]

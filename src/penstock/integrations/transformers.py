@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -72,9 +72,11 @@ class TakesPlans(transformers.Trainer):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
+        given = dict(zip(_positional_names(super().__init__), args, strict=False)) | kwargs
         plans = {name: given[name] for name in ("train_dataset", "eval_dataset") if _has_plans(given.get(name))}
-        super().__init__(**given | {name: self._without_plans(value) for name, value in plans.items()})
+        super().__init__(
+            *map(self._without_plans, args), **{name: self._without_plans(value) for name, value in kwargs.items()}
+        )
         for name, value in plans.items():
             setattr(self, name, {**getattr(self, name), **value} if isinstance(value, dict) else value)
         self._data_scalars: LoaderScalars | None = None
@@ -115,9 +117,11 @@ class TakesPlans(transformers.Trainer):
         return range(1)
 
     def _without_plans(self, dataset: Any) -> Any:
+        if not _has_plans(dataset):
+            return dataset
         if isinstance(dataset, dict):
             return {name: self._without_plans(value) for name, value in dataset.items()}
-        return self.stand_in() if _is_plan(dataset) else dataset
+        return self.stand_in()
 
     def _as_loader(self, data: Plan | ModelLoader, *, is_training: bool = False) -> ModelLoader:
         plan = data.plan if isinstance(data, ModelLoader) else data
@@ -138,6 +142,15 @@ class TakesPlans(transformers.Trainer):
 
 class Trainer(TakesPlans):
     """The `Trainer` of transformers, whose datasets may be plans."""
+
+
+def _positional_names(init: Callable[..., None]) -> list[str]:
+    """What a trainer calls its positional arguments; those it takes as `*args` are the framework's own."""
+    parameters = inspect.signature(init).parameters.values()
+    own = [each.name for each in parameters if each.kind == each.POSITIONAL_OR_KEYWORD]
+    if any(each.kind == each.VAR_POSITIONAL for each in parameters):
+        own += [name for name in inspect.signature(transformers.Trainer).parameters if name not in own]
+    return own
 
 
 def _is_plan(dataset: Any) -> bool:

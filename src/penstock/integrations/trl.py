@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import datasets
+import torch
 import trl
 
 from penstock.integrations.transformers import ModelLoader, TakesPlans
@@ -28,3 +29,10 @@ class SFTTrainer(TakesPlans, trl.SFTTrainer):
         return (
             dataset if isinstance(dataset, Plan | ModelLoader) else super()._prepare_dataset(dataset, *args, **kwargs)
         )
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        inputs = super()._prepare_inputs(inputs)
+        if "input_ids" in inputs and not {"attention_mask", "position_ids"} & inputs.keys():
+            # TRL counts tokens by one of the two; token windows are full, and have neither.
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        return inputs

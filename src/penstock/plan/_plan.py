@@ -264,7 +264,7 @@ class Plan(Verbs["Plan"]):
 
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
         """What a batch was made of: every document, with its place in the batch and the file and row it came from."""
-        rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch))
+        rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch), world_size)
         return self.row_source.trace(self.steps.share(rows, rank, world_size))
 
     def show(
@@ -285,8 +285,8 @@ class Plan(Verbs["Plan"]):
         Raises:
             StageError: the rows are not tokens.
         """
-        rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch))
-        batch = self.row_source.read(self.steps.share(rows, rank, world_size), None)
+        unmapped = dataclasses.replace(self._reader, maps=())
+        batch = unmapped.read_at(self.steps.row_of(step, epoch), rank, world_size, 0, 1, None)
         return show_batch(batch, self.documents(step, epoch, rank, world_size), tokenizer)
 
     def mixing(self) -> list[Mixing]:

@@ -169,6 +169,10 @@ class PlanProgress:
         self.row = 0
         """Absolute number of the next row to hand out."""
         self.running: Loop | None = None
+        self._taken_from: Loop | None = None
+        """The last loop of which a batch was handed over."""
+        self._moved: Loop | None = None
+        """A loop that an epoch was set for after it was started, and before its first batch."""
         self._is_unfinished = False
 
     @property
@@ -188,6 +192,7 @@ class PlanProgress:
 
     def hand_over(self, item: Item, loop: Loop) -> None:
         """Count a step's rows when its last part goes to the user."""
+        self._taken_from, self._moved = loop, None
         if item.part == item.num_parts - 1 and item.next_row > self.row:
             self.row = item.next_row
         self._is_unfinished = loop.end is None or self.row < loop.end
@@ -241,7 +246,24 @@ class PlanProgress:
         loop = self.running  # its last batch may reach into the next epoch, and one that never ends goes through all
         is_running = loop is not None and (loop.end is None or loop.number == epoch)
         if epoch != self.loop_number and not is_running:
+            if loop is not None and loop is not self._taken_from:
+                self._moved = loop
+                self._warn_of_rows_left(epoch)
             self.move_to(self._loops.row_of(0, epoch))
+
+    def is_moved(self, loop: Loop) -> bool:
+        """Whether a loop begins anew with its first batch: Lightning starts it, and then says which epoch it is."""
+        return loop is self._moved and self.running is None
+
+    def _warn_of_rows_left(self, epoch: int) -> None:
+        """A loop that was to go on in its middle, where a state stands, is not gone on with."""
+        if self._loops.steps_before(self.row):
+            warnings.warn(
+                f"The state that was loaded stands in epoch {self.loop_number}, and epoch {epoch} is asked for: the "
+                f"last {self._loops.next_loop(self.row) - self.row:,} rows before it are skipped. Frameworks do so if "
+                "they saved the state after training had ended, in the middle of an epoch; save it while they train.",
+                stacklevel=4,
+            )
 
     def go_to(self, number: int, epoch: int, world_size: int) -> int:
         """Go to the step of a batch of a loop that begins in the epoch; returns which part of the step it is."""

@@ -194,6 +194,9 @@ class PlanRun:
         return make, (self.source, self.settings, self._given_rank)
 
     def _iterate(self, pipeline: Pipeline, loop: Loop) -> Iterator[dict[str, Any]]:
+        if self._progress.is_moved(loop):
+            yield from self
+            return
         feed = make_feed(pipeline, device=self._device, pin_memory=self._pin_memory)
         source = feed or pipeline
         progress, workers = self._progress, self._workers

@@ -161,8 +161,15 @@ def find_plan(dataset: Any, given: Mapping[str, Any], defaults: Mapping[str, Any
     its own way, and would then shuffle in its own way.
 
     Raises:
-        ValueError: with a plan, an argument asks for what the plan decides; or there is no such world size.
+        ValueError: with a plan, an argument asks for what the plan decides; or there is no such world size; or a
+            framework builds this loader from another's attributes, with a sampler that knows nothing of its plan.
     """
+    if isinstance(given["batch_sampler"], PlanBatchSampler):
+        raise ValueError(
+            f"A framework puts a {type(given['batch_sampler'].sampler).__name__} into the loader of a plan; "
+            "Lightning does so for overfit_batches. Leave that out, and give a plan over a few samples, without "
+            "shuffle: ds.take(range(64)).batch(8)."
+        )
     if given["world_size"] is not None:
         check_rank(0, given["world_size"])
     if isinstance(dataset, Plan):

@@ -70,7 +70,7 @@ def _line_blocks(
         entry = _enter_after_header(stream, header, split.path, place)
         return blocks_to_end(stream, split.path, options, entry, Separated(b"\n"), on_long)
     first, known = split.begin, None
-    if first < header.num_bytes:
+    if first <= header.num_bytes:  # where it ends is known, and need not be looked for: "\r" alone may end it
         first = header.num_bytes
         if place is None:
             place, known = first, Entry(first, header.rest)
