@@ -296,7 +296,7 @@ class TestDatasets:
         self.write(tmp_path / "a.jsonl", f"a{EOS}b")
         self.prepare(tmp_path, special_tokens="allow")  # what every dataset was made with before there was a choice
         self.write(tmp_path / "b.jsonl", f"c{EOS}d")
-        told = '"allow", which makes control tokens of special tokens in a text'
+        told = '"allow", which turns special tokens in a text into control tokens'
         with pytest.raises(DatasetExists, match=f'special_tokens was {told}, is now "text"'):
             self.prepare(tmp_path)
         assert self.prepare(tmp_path, special_tokens="allow").num_samples == 2
