@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from loader.works import Awkward, Returned, Square, a_lambda, odd_arrays
+from loader.works import Awkward, Returned, Square, WarmedUp, a_lambda, odd_arrays
 from penstock.errors import WorkerDied
 from penstock.loader import Engine, make_engine
 from penstock.workers import Channel
@@ -309,6 +309,19 @@ def test_a_script_that_is_no_file_is_said_before_a_worker_looks_for_it(
     monkeypatch.setitem(sys.modules, "__main__", main)
     with pytest.raises(TypeError, match=r"interactive session.*do without worker processes"):
         make(("process", "spawn"), Square(padding=b"__main__"))
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_whoever_forks_workers_warms_up_once_for_all_of_them(start_method: str) -> None:
+    engine = make(("process", start_method), WarmedUp())
+    for ticket in range(8):
+        engine.submit(ticket, ticket)
+    found = [engine.wait(ticket).batch for ticket in range(8)]
+    engine.close()
+    (before,) = {tuple(batch["before"]) for batch in found}
+    assert len(before) == 1
+    assert before[0] not in {batch["worker"] for batch in found}
+    assert (before[0] == os.getpid()) == (start_method == "fork")
 
 
 def test_threads_asked_to_leave_and_come_back_are_as_many_as_asked_for() -> None:

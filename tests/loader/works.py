@@ -47,6 +47,23 @@ class Square:
         pass
 
 
+_warmed_up: list[int] = []
+
+
+class WarmedUp:
+    """Says which processes warmed up before this one."""
+
+    @staticmethod
+    def warm_up() -> None:
+        _warmed_up.append(os.getpid())
+
+    def compute(self, item: Any, arena: Arena) -> dict[str, Any]:
+        return {"before": list(_warmed_up), "worker": os.getpid()}
+
+    def announce(self, item: Any) -> None:
+        pass
+
+
 def trouble(kind: str, value: Any = 0) -> int:
     """Do something awful, or slow."""
     if kind == "raise":

@@ -281,7 +281,7 @@ def _advise(code: int | None) -> str:
 
 
 def _warm_up() -> None:
-    """In the fork server, unless the work has its own `warm_up`: load numba and the kernels by using them.
+    """Before workers are forked, unless the work has its own `warm_up`: load numba and the kernels by using them.
 
     It takes 0.4 s of CPU time, which each worker would otherwise spend.
     """

@@ -51,7 +51,7 @@ _COMPRESSED = {torch.sparse_coo, torch.sparse_csr, torch.sparse_bsr, torch.spars
 
 
 def _warm_up() -> None:
-    """In a fork server: importing this module, and torch with it, is all there is to do for its workers."""
+    """Importing this module, and torch with it, is all there is to do before workers are forked."""
 
 
 class TorchItem(NamedTuple):

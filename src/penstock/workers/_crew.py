@@ -37,7 +37,7 @@ class Crew:
 
     Args:
         environment: Variables that workers get in addition to those of this process.
-        warm_up: What a fork server does before it forks: a function in a module.
+        warm_up: What a fork server, or this process, does before it forks workers: a function in a module.
         otherwise: The end of the error's advice if the program cannot be sent to workers: what else the user can do.
 
     Raises:
@@ -60,6 +60,7 @@ class Crew:
         reader, self._life_line = os.pipe()
         self._starter: Starter
         if parcel is None:
+            warm_up()
             self._starter = ForkStarter(reader, environment, program)
         elif start_method == "spawn":
             self._starter = SpawnStarter(reader, environment, parcel)
