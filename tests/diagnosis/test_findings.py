@@ -101,6 +101,22 @@ def test_the_cause_that_the_times_show_is_named_first_with_its_gain(expected: st
     assert first.where == "train.py:9"
 
 
+@pytest.mark.parametrize(
+    ("rates", "expected"), [({2: 1.8, 3: 1.3}, "few-workers"), ({2: 1.3, 3: 1.8}, "small-prefetch")]
+)
+def test_of_a_plan_whose_batches_are_not_timed_one_by_one_what_helps_most_names_the_cause(
+    rates: Rates, expected: str
+) -> None:
+    plan = {"kind": "penstock", "is_plan": True, "options": {"num_workers": 1}}
+    trials = [option(2, num_workers=2), option(3, prefetch=16)]
+    case = Case(recording=recorded(steps(samples=0), trials, {1: 2.0, **rates}, **plan), cores=2)
+    first = find(case)[0]
+    assert first.id == expected
+    assert first.gain is not None
+    assert first.gain.ratio == pytest.approx(1.8, rel=0.05)
+    assert "Half of the batches" not in " ".join(first.evidence)
+
+
 @pytest.mark.parametrize("expected", CASES)
 def test_a_change_that_made_it_slower_is_never_advised(expected: str) -> None:
     events, trials, options = CASES[expected]

@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from penstock.diagnosis._case import Case, is_about_workers, is_smoothing, percent
+from penstock.diagnosis._case import Case, Tried, is_about_workers, is_smoothing, percent
 from penstock.diagnosis._experiment import FEWEST_ROUNDS
 from penstock.errors import counted
 from penstock.metrics import EventKind
@@ -70,20 +70,35 @@ def slow_samples(case: Case) -> Finding | None:
 
 def small_prefetch(case: Case) -> Finding | None:
     """Batches differ in cost by more than the prefetched ones can bridge."""
-    found = case.best(is_smoothing)
-    stages = case.stages
-    is_uneven = stages.is_uneven or case.loader["is_plan"]
-    if found is None or not case.waits_for_data or not is_uneven or case.options["num_workers"] == 0:
+    if case.loader["is_plan"]:
+        return _small_prefetch_of_plan(case)
+    found, stages = case.best(is_smoothing), case.stages
+    if found is None or not case.waits_for_data or not stages.is_uneven or case.options["num_workers"] == 0:
         return None
+    uneven = (
+        f"Half of the batches take less than {format_seconds(stages.median_fetch)}, the slowest tenth "
+        f"{format_seconds(stages.slowest_tenth)}."
+    )
+    return _advise_prefetch(case, found, uneven)
+
+
+def _small_prefetch_of_plan(case: Case) -> Finding | None:
+    """Single batches of a plan are not timed: that batches are uneven shows in what helps most."""
+    found = case.best(lambda _: True)
+    if found is None or "prefetch" not in found.trial.changes or not case.waits_for_data:
+        return None
+    return _advise_prefetch(case, found)
+
+
+def _advise_prefetch(case: Case, found: Tried, *evidence: str) -> Finding:
     ahead = case.loader["prefetched"]
     return case.advise(
         found,
         id="small-prefetch",
         title="Prefetch is too small for how uneven the batches are",
         evidence=(
-            f"Half of the batches take less than {format_seconds(stages.median_fetch)}, the slowest tenth "
-            f"{format_seconds(stages.slowest_tenth)}.",
-            f"At most {ahead} batches are ready, {format_seconds(ahead * stages.step)} of training.",
+            *evidence,
+            f"At most {ahead} batches are ready, {format_seconds(ahead * case.stages.step)} of training.",
         ),
         price=case.price_of_prefetch(found.trial),
     )

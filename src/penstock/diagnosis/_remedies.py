@@ -114,7 +114,7 @@ def _for_plans(recording: Recording, cores: int) -> Iterator[Proposal]:
         yield "options", {"workers": "process", "num_workers": max(1, cores - 1)}
     if kind == "inline":
         yield "options", {"workers": "thread", "num_workers": cores}
-    elif options["num_workers"] < cores:
+    elif kind != "remote" and options["num_workers"] < cores:
         yield "options", {"num_workers": cores}
     yield "options", {"prefetch": 4 * max(1, recording.loader["prefetched"])}
 

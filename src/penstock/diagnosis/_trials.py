@@ -39,6 +39,11 @@ _IDLE_SECONDS, _START_SECONDS = 3.0, 10.0
 _GROUPED = 32
 """Batches whose rows are regrouped by length."""
 _PATIENCE_SECONDS = 60
+_OPTIONS_OF_PLANS = (
+    *("workers", "prefetch", "mesh", "rank", "world_size", "micro_batch", "epochs", "steps", "in_order"),
+    *("start_method", "drop_consumed", "remote", "local_workers", "device"),
+)
+"""What a plan's loader is rebuilt with. A loop that goes on over epochs would wait for new workers after each."""
 _rebuilding: ContextVar[bool] = ContextVar("rebuilding", default=False)
 
 
@@ -205,8 +210,9 @@ def _indices_of(loader: Any, indices: Any, batch_size: int | None) -> dict[str, 
 
 
 def _rebuild_plan_loader(loader: Any, changes: dict[str, Any]) -> Any:
-    names = ("workers", "prefetch", "rank", "world_size", "micro_batch", "start_method", "device")
-    arguments = {name: getattr(loader, name) for name in names} | {"num_workers": num_workers_of(loader)} | changes
+    arguments = {name: getattr(loader, name) for name in _OPTIONS_OF_PLANS} | changes
+    if loader.remote is None:  # servers have the workers that they were started with
+        arguments = {"num_workers": num_workers_of(loader)} | arguments
     rebuilt = _make(type(loader), loader.dataset, arguments)
     with contextlib.suppress(Exception):  # batches out of order have no state; then it starts at the beginning
         rebuilt.load_state_dict(copy.deepcopy(loader.state_dict()))
