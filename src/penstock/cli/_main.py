@@ -13,18 +13,19 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from penstock._version import __version__
 from penstock.cli._failures import tell_failure
 from penstock.errors import PenstockError, did_you_mean
 
 
-@dataclass(frozen=True)
-class Verb:
-    """One verb: its name, what it does in a line, and a command line to start from."""
+class Verb(NamedTuple):
+    """One verb: its name, what it does in a line, and a command line to start from.
+
+    No dataclass: importing `dataclasses` would add 12 ms to the 39 that `penstock --help` takes.
+    """
 
     name: str
     help: str
