@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.compiled import check_trusted
+from penstock.compiled import check_trusted, compiled
 
 CODE = "from penstock.order import _kernels; print(int(_kernels.child_key(1, 2)))"
 
@@ -25,6 +25,21 @@ def run(code: str, *, cwd: Path | None = None, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@compiled
+def add(one: int, other: int) -> int:
+    return one + other
+
+
+@compiled
+def add_some(number: int) -> int:
+    return add(number, 0) + add(number, 1) + add(2, number) + add(one=3, other=number)
+
+
+def test_a_loop_called_with_constants_is_compiled_once() -> None:
+    assert add_some(10) == 10 + 11 + 12 + 13
+    assert len(add.signatures) == 1  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ loops, in the first trusted folder.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 import tempfile
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from numba.core import types
 from numba.core.caching import (
     CompileResultCacheImpl,
     FunctionCache,
@@ -45,11 +47,22 @@ def compiled(function: Callable[Parameters, Returned]) -> Callable[Parameters, R
     dispatcher: Any = numba.njit(nogil=True)(function)
     dispatcher._cache = _make_cache(function)  # like `cache=True`, which would raise where nothing can be cached
     dispatcher._compilation_chain_init_hook = _skip_extensions
+    dispatcher.get_call_template = functools.partial(_resolve_call, dispatcher.get_call_template)
     return cast(Callable[Parameters, Returned], dispatcher)
 
 
 def _skip_extensions() -> None:
     """Do not load numba's extensions (0.3 s if awkward is installed): numba does when it actually compiles."""
+
+
+def _resolve_call(resolve: Callable[..., Any], args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+    """Compile one loop called from another for its types alone.
+
+    numba would compile it again for each constant it is called with, as in `fill(row, 0, n)`: 88 compilations instead
+    of 72 before a first packed batch, which then takes a fifth longer. LLVM inlines the call and knows the constant.
+    """
+    unliteral: Callable[[Any], Any] = types.unliteral
+    return resolve(tuple(map(unliteral, args)), {name: unliteral(kind) for name, kind in kws.items()})
 
 
 def _make_cache(function: Callable[..., Any]) -> Any:
