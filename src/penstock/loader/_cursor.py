@@ -33,11 +33,6 @@ class Cursor:
         """The epoch that the next row belongs to."""
         return self.row // self.plan.num_rows if self.plan.num_rows else 0
 
-    @property
-    def end_of_epoch(self) -> int:
-        """First row of the next epoch."""
-        return (self.epoch + 1) * self.plan.num_rows
-
     def state(self) -> dict[str, Any]:
         """The place as plain data, under 1 KB."""
         row = self.row - self.epoch * self.plan.num_rows
