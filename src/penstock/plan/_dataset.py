@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import SchemaError, counted, whole_number
-from penstock.plan._build_rows import build_rows, map_seed
 from penstock.plan._plan import Plan
-from penstock.plan._plannable import Stages
+from penstock.plan._plannable import Stages, build_rows, map_seed
 from penstock.plan._verbs import Verbs, WholeBatch
 from penstock.rows import RowSource, is_cheap_at_random
 from penstock.samples import (

@@ -3,7 +3,7 @@
 StoredOrder     each sample once in an epoch, as stored or shuffled
 WeightedOrder   each as often as its weight says (`penstock.order.WeightedDraw`), then shuffled like stored ones
 BalancedOrder   every class in turn, its samples in passes of their own (`penstock.order.ClassDeal`)
-BucketedOrder   any of these, rows of like length together (`_padded_rows.py`)
+BucketedOrder   any of these, rows of like length together (`_sample_rows.py`)
 """
 
 from __future__ import annotations
