@@ -8,12 +8,11 @@
         chosen by position, by a column's values, or by a key that follows the sample            _filters, _splits,
                                                                                                  _keys
         read      as columns and single samples; their tokens as one stream                      _columns, _tokens
-    find_earlier  a dataset as it was before samples were appended                               _as_of
+    find_earlier  a dataset as it was before samples were appended                               _location
 
 May import: `errors`, `identity`, `order`, `schema`, `shards`, `splitmix`. Imported by: `plan`, `rows`. Holds no state.
 """
 
-from penstock.samples._as_of import find_earlier
 from penstock.samples._columns import Columns, Sample, read_columns, read_sample
 from penstock.samples._concatenated import ConcatStorage, check_classes, check_concat
 from penstock.samples._filters import Condition, find_samples, find_true
@@ -26,6 +25,7 @@ from penstock.samples._location import (
     JoinedLocation,
     Location,
     UnfoldedLocation,
+    find_earlier,
 )
 from penstock.samples._samples import Samples, Selection, Take, as_indices
 from penstock.samples._splits import SplitPart, split_parts

@@ -76,7 +76,7 @@ class Samples:
         """Keys of stored samples; shared by all datasets over one storage."""
 
     def __len__(self) -> int:
-        return self.storage.num_samples if self._chosen is None else len(self._chosen)
+        return self.storage.num_samples if self.chosen is None else len(self.chosen)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -91,11 +91,11 @@ class Samples:
     @property
     def are_whole(self) -> bool:
         """Whether every stored sample is here, in stored order."""
-        return self._chosen is None
+        return self.chosen is None
 
     def locate(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Index in the storage of each sample; the indices are trusted."""
-        return indices if self._chosen is None else self._chosen[indices]
+        return indices if self.chosen is None else self.chosen[indices]
 
     def locate_checked(self, indices: ArrayLike) -> NDArray[np.int64]:
         """Index in the storage of each sample that a caller asks for; negative ones count from the end.
@@ -114,7 +114,7 @@ class Samples:
         """Index of one sample in the storage; negative indices count from the end."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"Index {index} is out of range for {len(self):,} samples.")
-        return index % len(self) if self._chosen is None else int(self._chosen[index])
+        return index % len(self) if self.chosen is None else int(self.chosen[index])
 
     def origin(self, index: int) -> str | None:
         """File and row that a sample was prepared from; None when the dataset does not say."""
@@ -128,33 +128,29 @@ class Samples:
     def lengths(self, column: Column) -> NDArray[np.int64]:
         """Lengths of all samples of a ragged column."""
         lengths = self.storage.lengths(column, 0, self.storage.num_samples)
-        return lengths if self._chosen is None else lengths[self._chosen]
+        return lengths if self.chosen is None else lengths[self.chosen]
 
     def lengths_between(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
-        if self._chosen is None:
+        if self.chosen is None:
             return self.storage.lengths(column, begin, end)
-        return self.storage.lengths_of(column, self._chosen[begin:end])
+        return self.storage.lengths_of(column, self.chosen[begin:end])
 
     def announce(self, columns: Iterable[Column], begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` are needed soon; picked samples are left to it."""
-        if self._chosen is None:
+        if self.chosen is None:
             for column in columns:
                 self.storage.announce(column, begin, end)
 
     def release(self, columns: Iterable[Column], begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` are no longer needed; picked samples are left to it."""
-        if self._chosen is None:
+        if self.chosen is None:
             for column in columns:
                 self.storage.release(column, begin, end)
 
-    @property
+    @functools.cached_property
     def chosen(self) -> NDArray[np.int64] | None:
         """Index in the storage of each sample; None when all of them are shown in order."""
-        return self._chosen
-
-    @functools.cached_property
-    def _chosen(self) -> NDArray[np.int64] | None:
         if not self.selections:
             return None
         before = Samples(self.storage, self.selections[:-1], self.schema, self.keys)
