@@ -36,6 +36,7 @@ _CHECKSUM = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _CLOSING = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _CLOSING_BYTES = 26
 _MAX_LEVELS = 100
+_SHOWN_FOLDERS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,6 @@ class Manifest:
         lines.append(f' "shards": [\n{shards}\n ]')
         text = ("{\n" + ",\n".join(lines)).encode()
         return text + f',\n "crc32c": "{checksum(text):08x}"\n}}\n'.encode()
-
-
-_SHOWN_FOLDERS = 5
 
 
 def read_manifest(directory: Path) -> Manifest:
