@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli import _values
 from penstock.report import console, print_json
 
 if TYPE_CHECKING:
@@ -34,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--decode", metavar="TOKENIZER", help="tokenizer.json or folder: show what each document says")
     shown.add_argument("--full", action="store_true", help=f"all documents, not the first {_SHOWN_DOCUMENTS}")
-    shown.add_argument(
-        "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
-    )
+    _values.add_allow_code(shown)
 
 
 def run(arguments: argparse.Namespace) -> int:

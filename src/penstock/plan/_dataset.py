@@ -41,7 +41,7 @@ from penstock.samples import (
     split_parts,
 )
 from penstock.schema import Schema
-from penstock.shards import Storage, classes_of
+from penstock.shards import Storage, classes_of, tokenizers_of
 from penstock.stages import Stage, order_facts
 
 
@@ -245,10 +245,7 @@ class Dataset(Verbs[Plan]):
     @property
     def tokenizers(self) -> dict[str, str]:
         """The tokenizer that `prepare` used, as {digest: name}; empty if nothing says which it was."""
-        facts = self.attributes.get("tokenizer")
-        if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
-            return {}
-        return {facts["sha256"]: str(facts.get("name", "unnamed"))}
+        return tokenizers_of(self.attributes)
 
     @property
     def classes(self) -> tuple[str, ...]:

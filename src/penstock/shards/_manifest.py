@@ -314,6 +314,14 @@ def classes_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names) if is_list else ()
 
 
+def tokenizers_of(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """The tokenizer that made the tokens, as {digest: name}; empty if nothing says which it was."""
+    facts = attributes.get("tokenizer")
+    if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
+        return {}
+    return {facts["sha256"]: str(facts.get("name", "unnamed"))}
+
+
 def copy_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """A private copy, as it will be read back from the manifest.
 
