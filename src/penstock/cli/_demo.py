@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cli import _values
-from penstock.cli._prepare_output import preparation_bar, show_prepared
+from penstock.cli._prepare import preparation_bar, show_prepared
 from penstock.errors import MissingExtra
 from penstock.report import console, print_json
 
