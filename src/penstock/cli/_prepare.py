@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _INTERRUPTED = 130
-_CHAT = ("chat_format", "chat_template", "tools_column", "template_date", "template_values", "loss_on")
+_CHAT = ("chat_format", "chat_template")
+_CHAT_DETAILS = ("tools_column", "template_date", "template_values", "loss_on")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,11 +84,11 @@ def _wrong_usage(arguments: argparse.Namespace) -> str | None:
     kinds = {name.split("_")[0]: _flag(name) for name in transforms if getattr(arguments, name)}
     if len(kinds) > 1:
         return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give only one."
-    needs_tokenizer = ("append_eos", "prepend_bos", "special_tokens", *_CHAT)
+    needs_tokenizer = ("append_eos", "prepend_bos", "special_tokens", *_CHAT, *_CHAT_DETAILS)
     given = [_flag(name) for name in needs_tokenizer if getattr(arguments, name)]
     if given and not arguments.tokenizer:
         return f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --tokenizer."
-    needs_chat = [_flag(name) for name in _CHAT[2:] if getattr(arguments, name)]
+    needs_chat = [_flag(name) for name in _CHAT_DETAILS if getattr(arguments, name)]
     if needs_chat and not (arguments.chat_format or arguments.chat_template):
         return f"{needs_chat[0]} needs --chat-format or --chat-template."
     if arguments.column and not kinds.keys() & {"tokenizer", "image"}:
