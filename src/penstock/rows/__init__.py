@@ -15,7 +15,7 @@ Imported by: `plan`. Holds state: a packed source keeps the windows it packed la
 counts of large datasets are kept in the user's cache folder (`_pack_cache`). Neither changes a batch.
 """
 
-from penstock.rows._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing, SourceLedger
+from penstock.rows._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
 from penstock.rows._compose import ROW_TARGETS
 from penstock.rows._mixed_rows import Deal, MixedRows, mix_rows
 from penstock.rows._pack_cache import find_pack_index
@@ -41,7 +41,6 @@ __all__ = [
     "RowSource",
     "Rows",
     "SampleRows",
-    "SourceLedger",
     "TokenWindowRows",
     "find_pack_index",
     "is_cheap_at_random",

@@ -153,7 +153,9 @@ class BalancedOrder(SampleOrder):
         """Samples, class after class."""
         most = len(sizes) * int(sizes.min())
         rounded = max(1, len(samples) // len(sizes)) * len(sizes)
-        self.num_rows = stage.rows if stage.rows is not None else rounded if stage.replacement else most
+        self.num_rows = rounded if stage.replacement else most
+        if stage.rows is not None:
+            self.num_rows = stage.rows
         if not stage.replacement and self.num_rows > most:
             raise ValueError(
                 f"balance(rows={self.num_rows:,}, replacement=False): the smallest of {len(sizes):,} classes has "
