@@ -188,15 +188,11 @@ class PlanWork:
         """Tell the kernel which parts of the shards are needed next."""
         self.plan.announce(item.row)
 
-    def __reduce__(self) -> tuple[Callable[..., PlanWork], tuple[Plan, bool]]:
-        return _make_plan_work, (self.plan, self._drops_consumed)
+    def __reduce__(self) -> tuple[Callable[..., PlanWork], tuple[Plan]]:
+        return functools.partial(PlanWork, drops_consumed=self._drops_consumed), (self.plan,)
 
     def _make_template(self, num_rows: int, num_pieces: int) -> Template:
         return Template(self.plan.output_arrays(num_rows), num_pieces)
-
-
-def _make_plan_work(plan: Plan, drops_consumed: bool) -> PlanWork:
-    return PlanWork(plan, drops_consumed=drops_consumed)
 
 
 def steps_per_bundle(plan: Plan, world_size: int) -> int:

@@ -211,7 +211,9 @@ class ScheduledMixture:
     _phases: tuple[_Phase, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        phases = [_Phase(0, Mixture(self.weights, self.seed), np.arange(len(self.weights)), _zeros(self.weights))]
+        num_sources = len(self.weights)
+        first = Mixture(self.weights, self.seed)
+        phases = [_Phase(0, first, np.arange(num_sources), np.zeros(num_sources, np.int64))]
         for row in sorted(self.changes):
             start = -(-checked_number("row of a change", row, at_least=1, at_most=MAX_ROWS // 2) // STRATUM) * STRATUM
             if start <= phases[-1].start:
@@ -256,7 +258,3 @@ class ScheduledMixture:
 def _next_phase(before: _Phase, start: int, weights: Sequence[float], seed: int) -> _Phase:
     active = np.flatnonzero(np.asarray(weights, np.float64))
     return _Phase(start, Mixture([weights[source] for source in active.tolist()], seed), active, before.counts(start))
-
-
-def _zeros(weights: Sequence[float]) -> Int64:
-    return np.zeros(len(weights), np.int64)
