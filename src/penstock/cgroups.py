@@ -38,17 +38,6 @@ def cpu_quota() -> float | None:
     return min((quota for quota in map(_quota_of, _groups("cpu")) if quota is not None), default=None)
 
 
-def throttled_seconds() -> float | None:
-    """How long this job has been throttled because its CPU quota was used up."""
-    for group in _groups("cpu"):
-        stat = _table(group / "cpu.stat")
-        if "throttled_usec" in stat:
-            return stat["throttled_usec"] / 1e6
-        if "throttled_time" in stat:
-            return stat["throttled_time"] / 1e9
-    return None
-
-
 def memory_limit() -> MemoryLimit | None:
     """The tightest memory limit of the groups around this process; None if there is none."""
     return min(_memory_limits(), default=None)

@@ -80,8 +80,10 @@ def _misfit_in_list(value: Any, shape: list[Any] | tuple[Any, ...], where: str) 
 
 
 def _fits(value: Any, shape: Any) -> bool:
-    if shape is None or shape is object:
-        return shape is object or value is None
+    if shape is object:
+        return True
+    if shape is None:
+        return value is None
     if isinstance(shape, range):
         return type(value) is int and value in shape
     if isinstance(shape, re.Pattern):

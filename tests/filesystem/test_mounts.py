@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.filesystem import _mounts, filesystem_type, is_network_filesystem
+from penstock.filesystem import _paths, filesystem_type, is_network_filesystem
 
 LINES = [
     b"22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw",
@@ -21,7 +21,7 @@ LINES = [
 @pytest.fixture
 def mounts(monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", lambda _: b"\n".join(LINES) + b"\n")
-    return _mounts._mounts()
+    return _paths._mounts()
 
 
 def test_the_root_has_a_type_and_is_on_this_machine_or_not():
@@ -69,7 +69,7 @@ def test_escapes_optional_fields_and_strange_bytes_are_parsed(mounts):
     ],
 )
 def test_a_device_that_no_mount_lists_is_found_by_the_longest_mount_point(mounts, path, kind):
-    assert _mounts._by_longest_prefix(path, mounts) == kind
+    assert _paths._by_longest_prefix(path, mounts) == kind
 
 
 def test_without_proc_nothing_is_told(monkeypatch, tmp_path):

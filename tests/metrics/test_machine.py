@@ -123,23 +123,6 @@ def test_the_memory_that_control_groups_allow(
     assert cgroups.memory_limit() == expected
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"cpu.stat": "usage_usec 9\nthrottled_usec 2500000\n"}, 2.5),
-        ({"cpu.stat": "nr_periods 1\nthrottled_time 1500000000\n"}, 1.5),
-        ({}, None),
-    ],
-)
-def test_how_long_a_job_was_stopped_by_its_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float | None
-) -> None:
-    monkeypatch.setattr(cgroups, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(cgroups, "_OWN_CGROUPS", tmp_path / "own")
-    write(tmp_path, {"own": "0::/\n", **files})
-    assert cgroups.throttled_seconds() == expected
-
-
 def test_without_a_library_there_are_no_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with Accelerators() as accelerators:

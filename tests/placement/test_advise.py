@@ -36,7 +36,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def words(advice: penstock.placement.Advice) -> str:
+def words(advice: _advise.Advice) -> str:
     return "\n".join(advice.sentences())
 
 

@@ -22,7 +22,7 @@ from penstock.errors import FormatError, TransformFailed, WorkerDied
 from penstock.preparation import Progress, prepare
 from penstock.preparation._local import worker_settings
 from penstock.transforms import FunctionTransform, Tokenize
-from penstock.workers import _silence
+from penstock.workers import _failures
 from waiting import wait_until
 
 from .corpora import make_corpus, write_jsonl
@@ -115,7 +115,7 @@ def test_a_stopped_worker_is_named_with_its_task_and_how_to_let_it_go_on(
 ) -> None:
     texts, mark = write_jsonl(tmp_path / "a\x1b[2J.jsonl", 20, 1), tmp_path / "mark"
     monkeypatch.setenv("PENSTOCK_TEST_MARK", str(mark))
-    monkeypatch.setattr(_silence, "FIRST_REPORT_SECONDS", 1.0)
+    monkeypatch.setattr(_failures, "FIRST_REPORT_SECONDS", 1.0)
 
     def let_go_on_when_told() -> None:
         assert wait_until(lambda: "it is stopped" in caplog.text)

@@ -15,7 +15,7 @@ import torch
 
 from penstock.pytorch import _warnings
 from penstock.pytorch._device_feed import make_feed
-from penstock.pytorch._pinning import PinningFeed, wants_pinning
+from penstock.pytorch._feed import PinningFeed, wants_pinning
 from pytorch.fake_device import FakeDevice, Slots
 from waiting import wait_until
 
@@ -116,7 +116,7 @@ def test_a_ctrl_c_while_waiting_for_a_pin_loses_no_batch(monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     feed = PinningFeed(Slots(4), Slow())
-    monkeypatch.setattr("penstock.pytorch._pinning.wait", interrupted)
+    monkeypatch.setattr("penstock.pytorch._feed.wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         feed.next()
     assert [feed.next()[0] for _ in range(4)] == [0, 1, 2, 3]
@@ -163,7 +163,7 @@ def test_a_feed_that_is_forgotten_with_an_error_ahead_is_collected() -> None:
 
 
 def test_close_does_not_wait_for_ever_for_a_pin_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pytorch._pinning._CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.pytorch._feed._CLOSE_SECONDS", 0.01)
     go_on, has_begun = threading.Event(), threading.Event()
 
     class Hanging(Cloning):
@@ -207,7 +207,7 @@ def test_in_a_forked_child_it_refuses_and_can_be_closed() -> None:
 EXITING = """
 import sys
 sys.path[:0] = {path!r}
-from penstock.pytorch._pinning import PinningFeed
+from penstock.pytorch._feed import PinningFeed
 from pytorch.fake_device import FakeDevice, Slots
 feed = PinningFeed(Slots(9), FakeDevice())
 feed.next()

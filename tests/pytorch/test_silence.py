@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock.loader import Bundle
 from penstock.loader._threads import _describe_place
-from penstock.workers import _silence
+from penstock.workers import _failures
 from pytorch.examples import NUM_ROWS, children, numbers
 from pytorch.functions import close_all_at_8, stop_at_8, time_out
 from waiting import wait_until
@@ -35,7 +35,7 @@ def wait_for_ever(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Says what is waited for after a moment."""
-    monkeypatch.setattr(_silence, "FIRST_REPORT_SECONDS", 1.0)
+    monkeypatch.setattr(_failures, "FIRST_REPORT_SECONDS", 1.0)
     with caplog.at_level(logging.WARNING, LOG):
         yield
     _is_open.clear()

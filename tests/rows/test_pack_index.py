@@ -171,7 +171,6 @@ def test_one_builds_and_the_others_wait_for_it(cache: Path, built: list[int]) ->
             column="tokens",
             fingerprint="f",
             attributes={},
-            cache=cache,
         )
         found.append(index.rows_per_window.tolist())
 

@@ -86,7 +86,7 @@ def test_all_stages_in_their_order_are_accepted() -> None:
     [
         (lambda: numbers().shuffle(1.5), "seed must be an int"),
         (lambda: numbers().shuffle(True), "seed must be an int"),
-        (lambda: numbers().shuffle(1, "random"), "modes are 'windows' and 'full'"),
+        (lambda: numbers().shuffle(1, "random"), "choices are 'windows' and 'full'"),
         (lambda: numbers().shuffle(1, group=0), r"group=0"),
         (lambda: numbers().shuffle(1, group=2**63), r"group="),
         (lambda: dataset().window(0), r"window\(length=0\)"),
@@ -98,7 +98,7 @@ def test_all_stages_in_their_order_are_accepted() -> None:
         (lambda: dataset().pack(8, positions="reset"), "choices are 'restart' and 'continue'"),
         (lambda: dataset().pack(8, pad=0.0), r"pack\(pad=0.0\)"),
         (lambda: numbers().batch(0), r"batch\(global_size=0\)"),
-        (lambda: numbers().batch(2, tail="keep"), "tails are 'carry', 'short', 'even', 'pad', 'drop'"),
+        (lambda: numbers().batch(2, tail="keep"), "choices are 'carry', 'short', 'even', 'pad' and 'drop'"),
         (lambda: numbers().map(3), r"map\(3\): a function is needed"),
     ],
 )

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.sources import SourceFile, SourceOptions, why_unsplittable
-from penstock.streams import PartRun, share_of
+from penstock.streams import PartRun
+from penstock.streams._shares import share_of
 
 from .examples import recipe_of
 

@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reserve-gb", type=float, metavar="GB", help="memory that each training process needs for itself (default: 2)"
     )
-    parser.add_argument(
-        "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
-    )
+    _values.add_allow_code(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

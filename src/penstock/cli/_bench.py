@@ -33,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", choices=("auto", "thread", "process", "inline"), help="kind of workers, for a plan (default: auto)"
     )
     parser.add_argument("--num-workers", type=int, metavar="N", help="number of workers, for a plan or a job")
-    parser.add_argument(
-        "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
-    )
+    _values.add_allow_code(parser)
     parser.add_argument("--html", type=_values.path, metavar="FILE", help="write a report to open in a browser")
 
 

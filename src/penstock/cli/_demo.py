@@ -8,12 +8,12 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cli import _values
-from penstock.cli._prepare_output import preparation_bar, show_prepared
+from penstock.cli._prepare import preparation_bar, show_prepared
 from penstock.errors import MissingExtra
 from penstock.report import console, print_json
 
@@ -88,11 +88,11 @@ def _show(folder: Path, *, report: Path | None, as_json: bool) -> int:
     if not as_json:
         print_description(describe(data, num_samples=1, looks_at_sources=True))
     say("3. Train", f"a GPT of a million parameters on packed rows of {ROW} tokens; killed with -9 at step {_KILL_AT}")
-    lines = _train_until(data, folder / "checkpoint.pt", _KILL_AT, as_json=as_json)
+    lines = _train_until_killed(data, folder / "checkpoint.pt", as_json=as_json)
     say("4. Resume", "from the last checkpoint, in which the loader's state is a few numbers")
     resumed, is_right = _resume(data, folder / "checkpoint.pt", as_json=as_json)
     say("5. The same loop with torch's DataLoader and padding", f"{_COMPARED} steps")
-    padded = list(_run(data, steps=_COMPARED, loader="torch", show=_no_show if as_json else _show_step))
+    padded = list(_run(data, steps=_COMPARED, loader="torch", as_json=as_json))
     result = _result(data, lines, resumed, padded, is_right)
     if not as_json:
         _print_table(result)
@@ -163,7 +163,7 @@ def _run(
     data: Path,
     *,
     steps: int,
-    show: Callable[[dict[str, Any]], None],
+    as_json: bool,
     loader: str = "penstock",
     checkpoint: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
@@ -178,20 +178,21 @@ def _run(
         try:
             for line in process.stdout:
                 step = json.loads(line)
-                show(step)
+                if not as_json:
+                    _show_step(step)
                 yield step
         finally:
             process.kill()
 
 
-def _train_until(data: Path, checkpoint: Path, kill_at: int, *, as_json: bool) -> list[dict[str, Any]]:
+def _train_until_killed(data: Path, checkpoint: Path, *, as_json: bool) -> list[dict[str, Any]]:
     lines = []
-    for line in _run(data, steps=_STEPS, checkpoint=checkpoint, show=_no_show if as_json else _show_step):
+    for line in _run(data, steps=_STEPS, checkpoint=checkpoint, as_json=as_json):
         lines.append(line)
-        if line["step"] == kill_at:
+        if line["step"] == _KILL_AT:
             break
     if not as_json:
-        console().print(f"   kill -9 at step {kill_at}")
+        console().print(f"   kill -9 at step {_KILL_AT}")
     return lines
 
 
@@ -202,7 +203,7 @@ def _resume(data: Path, checkpoint: Path, *, as_json: bool) -> tuple[list[dict[s
     state = torch.load(checkpoint, weights_only=True)["data"]
     plan = make_plan(data)
     due = digest_of(plan.read_at(state["epoch"] * plan.num_rows + state["row"]))
-    lines = list(_run(data, steps=_STEPS, checkpoint=checkpoint, show=_no_show if as_json else _show_step))
+    lines = list(_run(data, steps=_STEPS, checkpoint=checkpoint, as_json=as_json))
     is_right = lines[0]["batch"] == due
     if not as_json:
         verdict = "as the plan says" if is_right else f"but the plan says {due}"
@@ -214,10 +215,6 @@ def _show_step(line: dict[str, Any]) -> None:
     if line["step"] % 20 == 0 or line["step"] == 1:
         bar = "█" * round(6 * line["loss"])
         console().print(f"   step {line['step']:>4}  loss {line['loss']:.3f}  {bar}")
-
-
-def _no_show(line: dict[str, Any]) -> None:
-    pass
 
 
 def _measure(lines: list[dict[str, Any]]) -> _Measured:

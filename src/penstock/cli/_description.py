@@ -14,7 +14,7 @@ from penstock.errors import IncompleteDataset, PenstockError, counted, printable
 from penstock.preparation import find_unfinished, is_stale
 from penstock.report import Histogram, histogram
 from penstock.schema import Column
-from penstock.shards import Manifest, ShardFolder
+from penstock.shards import Manifest, ShardFolder, tokenizers_of
 from penstock.transforms import Tokenize, find_decoder
 
 _CHUNK = 1 << 22
@@ -84,7 +84,7 @@ def with_texts(description: Description, tokenizer: str | None) -> Description:
     Raises:
         ValueError: a tokenizer is given, but the dataset has no column of tokens.
     """
-    decoder = find_decoder(tokenizer, {} if tokenizer is not None else _made_with(description))
+    decoder = find_decoder(tokenizer, {} if tokenizer is not None else tokenizers_of(description.manifest.attributes))
     if decoder is None:
         return description
     folder = ShardFolder(description.path.absolute(), io="auto", check="window")
@@ -146,15 +146,8 @@ def _preview(column: Column, value: NDArray[Any]) -> str:
     return f"{shown}{' …' if items.size > _SHOWN_ITEMS else ''}{shape}"
 
 
-def _made_with(description: Description) -> dict[str, str]:
-    facts = description.manifest.attributes.get("tokenizer")
-    if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
-        return {}
-    return {facts["sha256"]: str(facts.get("name"))}
-
-
 def _difference(description: Description, tokenizer: str) -> str:
-    made_with = _made_with(description)
+    made_with = tokenizers_of(description.manifest.attributes)
     if not made_with or Tokenize(tokenizer).attributes["tokenizer"]["sha256"] in made_with:
         return ""
     return f" [made with another tokenizer: {next(iter(made_with.values()))}]"

@@ -35,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.cli._description_output import print_description
     from penstock.filesystem import local_path
 
-    num_samples = (3 if arguments.json else 1) if arguments.samples is None else arguments.samples
+    num_samples = arguments.samples
+    if num_samples is None:
+        num_samples = 3 if arguments.json else 1
     path = local_path(arguments.path, "a dataset")
     if path.suffix == ".toml" and path.is_file():
         return _show_batch(arguments)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli._prepare_arguments import add_arguments
-from penstock.cli._prepare_output import show_prepared, show_progress
 from penstock.errors import counted
 
 if TYPE_CHECKING:
+    from penstock.preparation import Prepared, Progress
     from penstock.sources import SourceOptions
     from penstock.transforms import Transform
 
 __all__ = ["add_arguments", "run"]
 
 _INTERRUPTED = 130
-_CHAT = ("chat_format", "chat_template", "tools_column", "template_date", "template_values", "loss_on")
+_CHAT = ("chat_format", "chat_template")
+_CHAT_DETAILS = ("tools_column", "template_date", "template_values", "loss_on")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,11 +84,11 @@ def _wrong_usage(arguments: argparse.Namespace) -> str | None:
     kinds = {name.split("_")[0]: _flag(name) for name in transforms if getattr(arguments, name)}
     if len(kinds) > 1:
         return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give only one."
-    needs_tokenizer = ("append_eos", "prepend_bos", "special_tokens", *_CHAT)
+    needs_tokenizer = ("append_eos", "prepend_bos", "special_tokens", *_CHAT, *_CHAT_DETAILS)
     given = [_flag(name) for name in needs_tokenizer if getattr(arguments, name)]
     if given and not arguments.tokenizer:
         return f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --tokenizer."
-    needs_chat = [_flag(name) for name in _CHAT[2:] if getattr(arguments, name)]
+    needs_chat = [_flag(name) for name in _CHAT_DETAILS if getattr(arguments, name)]
     if needs_chat and not (arguments.chat_format or arguments.chat_template):
         return f"{needs_chat[0]} needs --chat-format or --chat-template."
     if arguments.column and not kinds.keys() & {"tokenizer", "image"}:
@@ -176,3 +179,71 @@ def _split_by_of(arguments: argparse.Namespace) -> str | tuple[str, ...]:
     """What decides a sample's part: a word, or columns."""
     names: tuple[str, ...] = arguments.split_by
     return names[0] if len(names) == 1 else names
+
+
+@contextmanager
+def show_progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar for people, lines of JSON for programs."""
+    from penstock import report
+
+    if as_json:
+        yield lambda progress: report.print_json({"progress": progress.to_json()})
+        return
+    with preparation_bar() as show:
+        yield show
+
+
+@contextmanager
+def preparation_bar() -> Iterator[Callable[[Progress], None]]:
+    """A progress bar with the rates of documents, bytes and tokens, the time left, and workers that died."""
+    if not sys.stderr.isatty():  # in rich 13, even a disabled bar prints an empty line
+        yield lambda progress: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from penstock.report import format_bytes
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[size]}"),
+        TextColumn("{task.fields[rates]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Bar(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        line = bar.add_task("listing the sources", total=None, size="", rates="")
+
+        def show(progress: Progress) -> None:
+            bar.update(
+                line,
+                description=progress.stage,
+                completed=progress.raw_bytes,
+                total=progress.total_bytes,
+                size=f"{format_bytes(progress.raw_bytes)} of {format_bytes(progress.total_bytes)}",
+                rates=_rates(progress),
+            )
+
+        yield show
+
+
+def _rates(progress: Progress) -> str:
+    from penstock.report import format_bytes
+
+    parts = [f"{progress.documents_per_second:,.0f} documents/s", f"{format_bytes(progress.bytes_per_second)}/s"]
+    if progress.tokens:
+        parts.append(f"{progress.tokens_per_second / 1e6:.1f} Mtok/s")
+    parts += [f"{progress.skipped:,} skipped"] if progress.skipped else []
+    parts += [f"{worker} died {counted(count, 'time')}" for worker, count in progress.failures.items()]
+    return ", ".join(parts)
+
+
+def show_prepared(prepared: Prepared, *, as_json: bool) -> None:
+    """Print the summary of a preparation."""
+    from penstock import report
+
+    if as_json:
+        report.print_json(prepared.to_json())
+        return
+    report.console().print(str(prepared))

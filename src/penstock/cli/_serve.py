@@ -38,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, metavar="N", help="worker processes (default: the processors of this job)"
     )
-    parser.add_argument(
-        "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
-    )
+    _values.add_allow_code(parser)
     parser.add_argument(
         "--token-file", type=_values.path, metavar="FILE", help="file with the secret that clients must show"
     )
@@ -73,17 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 after a clean shutdown."""
     from penstock.plan import load_plan
-    from penstock.service import Security
 
     if arguments.allow_code:
         sys.path.insert(0, os.getcwd())  # like `python -m`; otherwise nothing in a stranger's folder is imported
     plan = load_plan(arguments.plan, allow_code=arguments.allow_code)
-    security = Security(
-        token_file=arguments.token_file,
-        certificate=arguments.certificate,
-        key=arguments.key,
-        authority=arguments.authority,
-    )
+    security = _values.security_of(arguments)
     ended = threading.Event()
     _end_on_signals(ended)
     return (_serve_here if arguments.ray is None else _serve_on_ray)(arguments, plan, security, ended)

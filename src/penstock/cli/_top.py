@@ -31,14 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Once, with --json or without a terminal: 0 if every server answers. Otherwise until Ctrl-C: 0."""
-    from penstock.service import Security, read_servers
+    from penstock.service import read_servers
 
-    security = Security(
-        token_file=arguments.token_file,
-        certificate=arguments.certificate,
-        key=arguments.key,
-        authority=arguments.authority,
-    )
+    security = _values.security_of(arguments)
     readings = read_servers(arguments.servers, security)
     if not readings:
         raise ValueError(

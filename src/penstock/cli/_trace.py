@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli import _values
 from penstock.report import console, print_json
 
 if TYPE_CHECKING:
@@ -34,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--decode", metavar="TOKENIZER", help="tokenizer.json or folder: show what each document says")
     shown.add_argument("--full", action="store_true", help=f"all documents, not the first {_SHOWN_DOCUMENTS}")
-    shown.add_argument(
-        "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
-    )
+    _values.add_allow_code(shown)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,9 +63,9 @@ def _find_plan(arguments: argparse.Namespace) -> Plan:
     from penstock.filesystem import local_path
     from penstock.plan import Plan, load_plan, open_dataset
 
-    given = {name: getattr(arguments, name) for name in ("seed", "pack", "window", "batch")}
+    given = (arguments.seed, arguments.pack, arguments.window, arguments.batch)
     if local_path(arguments.path, "a dataset or a plan file").is_file() and str(arguments.path).endswith(".toml"):
-        if any(value is not None for value in given.values()):
+        if any(value is not None for value in given):
             raise ValueError(
                 f"{arguments.path} is a plan, with its own stages: --seed, --pack, --window and --batch are for "
                 "datasets."
@@ -74,14 +73,18 @@ def _find_plan(arguments: argparse.Namespace) -> Plan:
         plan = load_plan(arguments.path, allow_code=arguments.allow_code)
         return Plan(plan.source, tuple(stage for stage in plan.stages if stage.verb != "map"))
     plan = open_dataset(arguments.path).as_plan()
-    if given["batch"] is None:
+    if arguments.batch is None:
         raise ValueError(
             f"{arguments.path} is a dataset: say what a batch is, as in --seed 7 --pack 4096 --batch 32, or give a "
             "plan file."
         )
-    for verb, name in (("shuffle", "seed"), ("pack", "pack"), ("window", "window"), ("batch", "batch")):
-        plan = plan if given[name] is None else getattr(plan, verb)(given[name])
-    return plan
+    if arguments.seed is not None:
+        plan = plan.shuffle(arguments.seed)
+    if arguments.pack is not None:
+        plan = plan.pack(arguments.pack)
+    if arguments.window is not None:
+        plan = plan.window(arguments.window)
+    return plan.batch(arguments.batch)
 
 
 def _texts(plan: Plan, at: dict[str, int], traces: list[DocumentTrace], decoder: Decoder | None) -> list[str | None]:

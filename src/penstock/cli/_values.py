@@ -1,4 +1,4 @@
-"""Parse what people type as values of flags."""
+"""Parse what people type as values of flags; and flags that several verbs have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.service import Security
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
@@ -105,3 +108,18 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object, such as {{"enable_thinking": false}}')
     return value
+
+
+def add_allow_code(parser: Any) -> None:
+    """The flag of verbs that load a plan file, for a parser or one of its groups."""
+    parser.add_argument(
+        "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
+    )
+
+
+def security_of(arguments: argparse.Namespace) -> Security:
+    """What --token-file, --certificate, --key and --authority say."""
+    from penstock.service import Security
+
+    names = ("token_file", "certificate", "key", "authority")
+    return Security(**{name: getattr(arguments, name) for name in names})

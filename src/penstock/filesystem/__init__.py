@@ -23,9 +23,8 @@ from penstock.filesystem._durable import (
     sync_directory,
 )
 from penstock.filesystem._lock import DirectoryLock, lock_holder
-from penstock.filesystem._mounts import filesystem_type, is_network_filesystem
 from penstock.filesystem._open_folder import OpenFolder
-from penstock.filesystem._paths import local_path, similar_path
+from penstock.filesystem._paths import filesystem_type, is_network_filesystem, local_path, similar_path
 from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular, read_small
 
 __all__ = [

@@ -1,4 +1,8 @@
-"""Paths as people type them: expand `~`, refuse URLs, and guess what a mistyped one meant."""
+"""What a path means: `~`, URLs and typing errors in what people give, and the kind of file system it leads to.
+
+A vanished page of a memory map is a signal (SIGBUS) that ends the process; a failed read is an error that can be named.
+Servers vanish and local disks seldom do, so maps are for local disks.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,11 @@ _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/+")  # one slash: a Path has already
 _GLOB = re.compile(r"[*?\[]")
 _MOST_SIBLINGS = 10_000
 """How many names in a folder to compare: a message must not wait for a folder of millions."""
+_NETWORK_TYPES = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs"}
+    | {"nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs"}
+)
+_OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 def local_path(path: str | os.PathLike[str], what: str) -> Path:
@@ -55,3 +64,46 @@ def _names_in(folder: Path) -> list[str]:
             return [entry.name for entry in itertools.islice(entries, _MOST_SIBLINGS)]
     except OSError:
         return []
+
+
+def is_network_filesystem(path: Path) -> bool:
+    """Whether reads of `path` may depend on another machine; a FUSE mount counts."""
+    kind = filesystem_type(path)
+    return kind in _NETWORK_TYPES or kind.startswith("fuse")
+
+
+def filesystem_type(path: Path) -> str:
+    """Type of the file system that holds `path` ("ext4", "nfs4"), or "" if unknown."""
+    try:
+        status, real = os.stat(path), os.path.realpath(path)
+    except OSError:
+        return ""
+    mounts = _mounts()
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    # A later mount hides an earlier one. Subvolumes (btrfs) have a device that is listed in no mount.
+    by_device = [kind for number, _, kind in mounts if number == device]
+    return by_device[-1] if by_device else _by_longest_prefix(real, mounts)
+
+
+def _by_longest_prefix(real: str, mounts: list[tuple[str, str, str]]) -> str:
+    inside = [(point, kind) for _, point, kind in mounts if f"{real}/".startswith(point.rstrip("/") + "/")]
+    return max(reversed(inside), key=lambda mount: len(mount[0]), default=("", ""))[1]
+
+
+def _mounts() -> list[tuple[str, str, str]]:
+    """(device, mount point, type) of each mount; see proc_pid_mountinfo(5).
+
+    Read again each time: the device numbers of network mounts are reused after an unmount.
+    """
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
+    except OSError:
+        return []
+    return [_parse_mount(line) for line in lines if line]
+
+
+def _parse_mount(line: bytes) -> tuple[str, str, str]:
+    left, _, right = line.partition(b" - ")
+    fields = left.split(b" ")
+    point = _OCTAL.sub(lambda match: bytes([int(match[1], 8)]), fields[4])
+    return fields[2].decode(), os.fsdecode(point), right.split(b" ")[0].decode()

@@ -17,15 +17,13 @@ May import: `errors`, `plan`, `report`, `schema`, `shapes`, `workers`. Imported 
 `service`. Holds state: the thread engines of this process, weakly, to close them at exit.
 """
 
-from penstock.loader._cursor import Cursor
 from penstock.loader._engine import Engine, Result, Wait, WaitedTooLong, WorkerKind
 from penstock.loader._engines import make_engine
 from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagged, Template
-from penstock.loader._memory import Arena, PrivateSlot, SlotPool, private_slot
+from penstock.loader._memory import Arena, SlotPool, private_slot
 from penstock.loader._pipeline import InFlight, LoaderStatistics, Pipeline, count_computed, count_handed_over
-from penstock.loader._plan_work import Bundle, Item, PlanWork, has_batches, plan_items, steps_per_bundle
+from penstock.loader._plan_work import Bundle, Cursor, Item, PlanWork, has_batches, plan_items, steps_per_bundle
 from penstock.loader._processes import ProcessEngine, start_early
-from penstock.loader._work import Work
 
 __all__ = [
     "Arena",
@@ -41,14 +39,12 @@ __all__ = [
     "PlacedArray",
     "PlacedRagged",
     "PlanWork",
-    "PrivateSlot",
     "ProcessEngine",
     "Result",
     "SlotPool",
     "Template",
     "Wait",
     "WaitedTooLong",
-    "Work",
     "WorkerKind",
     "count_computed",
     "count_handed_over",

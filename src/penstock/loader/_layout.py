@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,7 +90,7 @@ class BatchLayout:
 
     __slots__ = ("_fixed", "_parts", "end", "is_lasting", "num_bytes", "num_pieces")
 
-    def __init__(self, parts: dict[str, Any], *, is_lasting: bool = False, num_pieces: int = 1) -> None:
+    def __init__(self, parts: dict[str, Any], num_pieces: int = 1, *, is_lasting: bool = False) -> None:
         self._parts = parts
         self.is_lasting = is_lasting
         """Whether this object describes many batches; a worker process then sends it only once."""
@@ -117,12 +117,8 @@ class BatchLayout:
     def __getitem__(self, key: str) -> Any:
         return self._parts[key]
 
-    def __reduce__(self) -> tuple[Callable[..., BatchLayout], tuple[Any, ...]]:
-        return _make_layout, (self._parts, self.num_pieces)
-
-
-def _make_layout(parts: dict[str, Any], num_pieces: int) -> BatchLayout:
-    return BatchLayout(parts, num_pieces=num_pieces)
+    def __reduce__(self) -> tuple[type[BatchLayout], tuple[Any, ...]]:
+        return BatchLayout, (self._parts, self.num_pieces)
 
 
 _FixedArrays = list[tuple[str, tuple[int, ...], np.dtype[Any], int]]

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.loader._engine import Engine, Result, WaitedTooLong
+from penstock.loader._engine import Engine, Result, WaitedTooLong, Work
 from penstock.loader._layout import Batch
 from penstock.loader._plan_work import Bundle
-from penstock.loader._work import Work
 
 if TYPE_CHECKING:
     from penstock.report import FigureLine

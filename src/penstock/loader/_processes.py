@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import WorkerDied
-from penstock.loader._engine import Result, Wait
+from penstock.loader._engine import Computed, Result, Wait, Work
 from penstock.loader._memory import Slot
-from penstock.loader._work import Computed, Work
 from penstock.loader._worker_process import ComputeItems, ItemWorker
 from penstock.plan import from_arrays
 from penstock.schema import Ragged

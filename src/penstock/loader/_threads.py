@@ -18,9 +18,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
-from penstock.loader._engine import Result, Wait
+from penstock.loader._engine import Computed, Computer, Result, Wait, Work
 from penstock.loader._memory import AnySlot, SlotPool, private_slot
-from penstock.loader._work import Computed, Computer, Work
 from penstock.workers import abandon_in_forks, describe_silence
 
 _CLOSE_SECONDS = 5.0

@@ -17,10 +17,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.loader._engine import Result
+from penstock.loader._engine import Computed, Computer, Result, Work
 from penstock.loader._layout import BatchLayout
 from penstock.loader._memory import Slot, SlotPool
-from penstock.loader._work import Computed, Computer, Work
 from penstock.workers import (
     Channel,
     PackedError,

@@ -8,14 +8,10 @@ Holds no state.
 """
 
 from penstock.order._border import MAX_ROWS
-from penstock.order._deal import ClassDeal
-from penstock.order._draw import WeightedDraw
-from penstock.order._keys import ORDER_VERSION, derive_key
-from penstock.order._mixture import BLOCK, Mixture
-from penstock.order._orders import FullOrder, Order, SequentialOrder, WindowedOrder
-from penstock.order._parts import draw_shares, share_ranges
-from penstock.order._permutation import Permutation
-from penstock.order._schedule import ScheduledMixture
+from penstock.order._draw import ClassDeal, WeightedDraw
+from penstock.order._keys import ORDER_VERSION, derive_key, draw_shares, share_ranges
+from penstock.order._mixture import BLOCK, Mixture, ScheduledMixture
+from penstock.order._orders import FullOrder, Order, Permutation, SequentialOrder, WindowedOrder
 
 __all__ = [
     "BLOCK",

@@ -182,7 +182,7 @@ def deal_evenly(quotas: Int64, out: Int64) -> None:
 def deal_classes(
     rows: Int64, out: Int64, size: int, key: np.uint64, is_shuffled: bool, sizes: Int64, starts: Int64, used: Int64
 ) -> int:
-    """Row -> member: permute the classes of the round, then the members of the class in its cycle; see `_deal.py`."""
+    """Row -> member: permute the classes of the round, then the members of the class in its cycle; see `_draw.py`."""
     num_classes = sizes.size
     round_shape, round_key, cycle_key = _shape(num_classes), child_key(key, 0), child_key(key, 1)
     for i in range(rows.size):

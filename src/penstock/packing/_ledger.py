@@ -16,9 +16,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from penstock.packing._lengths import apply_long_policy, check_lengths
 from penstock.packing._pack import count_rows
-from penstock.packing._settings import PackingSettings
+from penstock.packing._settings import PackingSettings, apply_long_policy, check_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,7 @@ def make_ledger(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> 
     num_tokens, tokens_placed = int(given.sum()), int(kept.sum())
     num_long = int(np.count_nonzero(given > settings.length))
     num_cuts = _count_cuts(kept, settings.length)
-    is_truncating, is_dropping = settings.long == "truncate", settings.long == "drop"
+    lost = num_tokens - tokens_placed
     return PackingLedger(
         num_documents=given.size,
         num_tokens=num_tokens,
@@ -105,10 +104,10 @@ def make_ledger(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> 
         padding_tokens=num_rows * settings.length - tokens_placed,
         num_empty=given.size - int(np.count_nonzero(given)),
         num_split=num_long if settings.long == "split" else 0,
-        tokens_truncated=(num_tokens - tokens_placed) * is_truncating,
-        documents_dropped=num_long * is_dropping,
-        tokens_dropped=(num_tokens - tokens_placed) * is_dropping,
-        targets_lost=num_cuts + num_long * is_truncating,
+        tokens_truncated=lost if settings.long == "truncate" else 0,
+        documents_dropped=num_long if settings.long == "drop" else 0,
+        tokens_dropped=lost if settings.long == "drop" else 0,
+        targets_lost=num_cuts + (num_long if settings.long == "truncate" else 0),
     )
 
 

@@ -25,8 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.packing._lengths import apply_long_policy, check_lengths
-from penstock.packing._settings import PackingSettings
+from penstock.packing._settings import PackingSettings, apply_long_policy, check_lengths
 from penstock.schema import offsets_of
 
 # The kernels live in `_kernels` and are imported by the functions that call them: numba takes 0.4 s

@@ -7,8 +7,7 @@ May import: `errors`, `filesystem`, `metrics`, `plan`, `report`, `shards`, `work
 state.
 """
 
-from penstock.placement._advise import Advice, Speed, advise
-from penstock.placement._scratch import storage_kind
-from penstock.placement._stage import Staged, stage
+from penstock.placement._advise import advise
+from penstock.placement._stage import stage
 
-__all__ = ["Advice", "Speed", "Staged", "advise", "stage", "storage_kind"]
+__all__ = ["advise", "stage"]

@@ -2,7 +2,7 @@
 
     Location -> Samples -> Dataset                                  _open, _dataset            (`samples`)
     Dataset, or a Mix of plans, + stages -> Plan                    _verbs, _plan, _mix        (`stages`)
-        the stages decide the RowSource: what row i of the run is   _build_rows, _plannable    (`rows`)
+        the stages decide the RowSource: what row i of the run is   _plannable                 (`rows`)
         batch() decides the Steps: which rows are batch k           _steps
     plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _mapping, _row_results
     plan.save() <-> file; a batch as text                           _plan_file, _toml; _show
@@ -20,15 +20,12 @@ from penstock.plan._open import concat, from_arrays, open_dataset
 from penstock.plan._plan import Plan
 from penstock.plan._plan_file import load_plan
 from penstock.plan._verbs import WholeBatch
-from penstock.rows import DocumentTrace, Ledger, Mixing, SourceLedger
+from penstock.rows import DocumentTrace
 
 __all__ = [
     "Dataset",
     "DocumentTrace",
-    "Ledger",
-    "Mixing",
     "Plan",
-    "SourceLedger",
     "WholeBatch",
     "concat",
     "from_arrays",

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import SchemaError, counted, whole_number
-from penstock.plan._build_rows import build_rows, map_seed
 from penstock.plan._plan import Plan
-from penstock.plan._plannable import Stages
+from penstock.plan._plannable import Stages, build_rows, map_seed
 from penstock.plan._verbs import Verbs, WholeBatch
 from penstock.rows import RowSource, is_cheap_at_random
 from penstock.samples import (
@@ -42,7 +41,7 @@ from penstock.samples import (
     split_parts,
 )
 from penstock.schema import Schema
-from penstock.shards import Storage, classes_of
+from penstock.shards import Storage, classes_of, tokenizers_of
 from penstock.stages import Stage, order_facts
 
 
@@ -246,10 +245,7 @@ class Dataset(Verbs[Plan]):
     @property
     def tokenizers(self) -> dict[str, str]:
         """The tokenizer that `prepare` used, as {digest: name}; empty if nothing says which it was."""
-        facts = self.attributes.get("tokenizer")
-        if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
-            return {}
-        return {facts["sha256"]: str(facts.get("name", "unnamed"))}
+        return tokenizers_of(self.attributes)
 
     @property
     def classes(self) -> tuple[str, ...]:

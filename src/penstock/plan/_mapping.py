@@ -45,7 +45,7 @@ def pure(function: Function) -> Function:
 
 def is_pure(function: Callable[..., Any]) -> bool:
     """Whether a function needs no isolation: it takes a generator, or is marked."""
-    return takes_generator(function) or getattr(function, _PURE, False)
+    return takes_generator(function) or is_marked_pure(function)
 
 
 def is_marked_pure(function: Callable[..., Any]) -> bool:

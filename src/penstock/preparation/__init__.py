@@ -14,13 +14,11 @@ from penstock.preparation._parts import part_of_recipe
 from penstock.preparation._prepare import prepare
 from penstock.preparation._prepared import Prepared
 from penstock.preparation._progress import Progress
-from penstock.preparation._staleness import Staleness, Unfinished, find_unfinished, is_stale
+from penstock.preparation._staleness import find_unfinished, is_stale
 
 __all__ = [
     "Prepared",
     "Progress",
-    "Staleness",
-    "Unfinished",
     "find_unfinished",
     "is_stale",
     "part_of_recipe",

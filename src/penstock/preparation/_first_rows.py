@@ -74,8 +74,10 @@ def read_first_rows(
             raise SchemaError(
                 f"The transform makes a column {name!r}, a reserved name. Rename it, or do not --keep it."
             )
-    runs = _find_runs(splits, reading, columns) if settings.shuffle == "auto" and settings.origins == "auto" else None
-    shuffle = settings.shuffle if settings.shuffle != "auto" else (None if runs is None else _SEED)
+    shuffle, runs = settings.shuffle, None
+    if shuffle == "auto":
+        runs = _find_runs(splits, reading, columns) if settings.origins == "auto" else None
+        shuffle = None if runs is None else _SEED
     origins = _choose_origins(settings, shuffle is not None or is_part, output)
     if origins == "column":
         columns = {**columns, ORIGIN_COLUMN: ORIGIN_SPEC}

@@ -114,9 +114,12 @@ def plan_parts(fractions: Mapping[str, float], seed: int, by: str | Sequence[str
             raise ValueError(f"split={dict(fractions)}: {name!r} cannot name a folder; use letters, digits, _ and -.")
     if by == "index":
         raise ValueError("split_by='index' would move samples to other parts; use 'content', 'file' or columns.")
-    known = by if by in ("content", "file") else (by,) if isinstance(by, str) else tuple(by)
+    if not isinstance(by, str):
+        by = tuple(by)
+    elif by not in ("content", "file"):
+        by = (by,)
     parts = tuple((name, float(share)) for name, share in shares.items())
-    made = [Part(name=name, parts=parts, seed=seed, by=known) for name in shares]
+    made = [Part(name=name, parts=parts, seed=seed, by=by) for name in shares]
     return tuple(sorted(made, key=lambda part: not part.is_largest))
 
 

@@ -156,9 +156,7 @@ class Preparation:
         )
 
 
-def _run_tasks(
-    plan: RunPlan, work: WorkFolder, workforce: Workforce, others: Sequence[RunPlan] = ()
-) -> list[CommittedTask]:
+def _run_tasks(plan: RunPlan, work: WorkFolder, workforce: Workforce, others: Sequence[RunPlan]) -> list[CommittedTask]:
     """Do the tasks that are left, and return all new tasks with what they made.
 
     If the dataset is split, `others` are the plans of the other parts: tasks that they share make their samples, too.

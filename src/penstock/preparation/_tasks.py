@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.identity import digest, digest_json
-from penstock.preparation._classes import check_used
 from penstock.preparation._specification import Specification
 from penstock.sources import SourceFile, SourceOptions, Split, class_names, resolve_types
 from penstock.transforms import Transform
@@ -59,7 +58,7 @@ class Task:
 def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[SourceFile]) -> SourceOptions:
     """The options with what sources and transform determine: image classes, columns to read, types of CSV columns."""
     classes = class_names(files)
-    check_used(reading.classes, classes, files)
+    _check_used(reading.classes, classes, files)
     if classes and reading.classes is None:
         reading = dataclasses.replace(reading, classes=classes)
     needed = getattr(transform, "input_columns", None)
@@ -67,6 +66,18 @@ def pin_reading(reading: SourceOptions, transform: Transform, files: Sequence[So
         reading = dataclasses.replace(reading, columns=tuple(needed))
     reading = dataclasses.replace(reading, exact=getattr(transform, "exact_columns", reading.exact))
     return resolve_types(files, reading)
+
+
+def _check_used(classes: tuple[str, ...] | None, found: tuple[str, ...], files: Sequence[SourceFile]) -> None:
+    """Refuse a list of classes if no source has any.
+
+    Raises:
+        ValueError: it is of no use; the message names the first source.
+    """
+    if classes is not None and files and not found:
+        raise ValueError(
+            f"classes={classes!r:.80}, but no source is an image in a class folder ({files[0].path}). Leave it out."
+        )
 
 
 def mix_files(files: Sequence[SourceFile]) -> list[SourceFile]:

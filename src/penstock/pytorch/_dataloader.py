@@ -33,7 +33,7 @@ from penstock.pytorch._arguments import (
     with_settings,
 )
 from penstock.pytorch._device import find_device
-from penstock.pytorch._pinning import wants_pinning
+from penstock.pytorch._feed import wants_pinning
 from penstock.pytorch._plan_run import PlanRun
 from penstock.pytorch._plan_view import PlanBatchSampler, PlanSampler, find_plan, find_run, shown_arguments
 from penstock.pytorch._ranks import find_data_rank

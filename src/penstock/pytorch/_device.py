@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock.pytorch._batches import is_pinned
-from penstock.pytorch._pinning import HostPinning, Pinning
+from penstock.pytorch._feed import HostPinning, Pinning
 
 _WITHOUT_STREAMS = "mps"
 

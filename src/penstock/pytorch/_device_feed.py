@@ -26,8 +26,7 @@ import torch
 
 from penstock.pytorch._batches import can_keep, copy_batch, keepables
 from penstock.pytorch._device import Accelerator, Event, open_accelerator
-from penstock.pytorch._feed import BatchSource, Feed, Lookahead
-from penstock.pytorch._pinning import HostPinning, PinningFeed
+from penstock.pytorch._feed import BatchSource, Feed, HostPinning, Lookahead, PinningFeed
 
 _NUM_BEGUN = 2  # the batch that is taken, and the one after it
 _NUM_UNFINISHED_STEPS = 2

@@ -177,11 +177,13 @@ def find_plan(dataset: Any, given: Mapping[str, Any], defaults: Mapping[str, Any
         return PlanSource(dataset=dataset)
     if not isinstance(dataset, Dataset) or _needs_python(given):
         return None
-    generator = given["generator"]
+    seed, generator = None, given["generator"]
+    if given["shuffle"]:
+        seed = 0 if generator is None else generator.initial_seed()
     return PlanSource(
         dataset=dataset,
         batch_size=given["batch_size"],
-        seed=(0 if generator is None else generator.initial_seed()) if given["shuffle"] else None,
+        seed=seed,
         drop_last=given["drop_last"],
         world_size=given["world_size"],
     )

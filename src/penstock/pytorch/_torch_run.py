@@ -17,8 +17,8 @@ from typing import Any, cast
 from penstock.loader import LoaderStatistics, make_engine
 from penstock.pytorch._device import find_device
 from penstock.pytorch._device_feed import make_feed
+from penstock.pytorch._feed import wants_pinning
 from penstock.pytorch._live_tuning import LiveTuning
-from penstock.pytorch._pinning import wants_pinning
 from penstock.pytorch._samplers import (
     Indices,
     current_draws,

@@ -48,8 +48,9 @@ class Epochs:
     @property
     def group(self) -> int:
         """Storage windows that are mixed with each other; 1 where none are."""
-        is_grouped = self.shuffle is not None and self.shuffle.mode == "windows"
-        return (self.shuffle.group or 1) if self.shuffle is not None and is_grouped else 1
+        if self.shuffle is None or self.shuffle.mode == "full":
+            return 1
+        return self.shuffle.group or 1
 
     def locate(self, rows: Rows) -> list[tuple[int, Rows, NDArray[np.int64]]]:
         """(epoch, places in `rows`, rows of the data) for each epoch that `rows` touch; nearly always one."""

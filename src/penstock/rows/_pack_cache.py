@@ -33,7 +33,6 @@ def find_pack_index(
     column: str,
     fingerprint: str,
     attributes: Mapping[str, Any],
-    cache: Path | None = None,
 ) -> PackIndex:
     """The index: from the dataset's `attributes`, from the cache, or counted now and kept."""
     name = index_name(column, settings)
@@ -44,7 +43,7 @@ def find_pack_index(
         indexes = stored.get("indexes")
         if isinstance(indexes, dict) and name in indexes:
             return _from_dataset(indexes[name], num_documents, name)
-    folder = cache or cache_folder()
+    folder = cache_folder()
     if num_documents < _WORTH_KEEPING or folder is None:
         return build_pack_index(read_lengths, num_documents, settings)
     key = digest(f"{fingerprint} {name} {PACKING_VERSION}")

@@ -6,8 +6,8 @@ stands at which position of an epoch is decided in `_epochs.py`; what the row ho
 
     SampleRows        each sample (`_sample_rows.py`)
     TokenWindowRows   fixed windows of all tokens (`_token_window_rows.py`)
+    PaddedRows        one document each, padded to the longest of a batch (`_sample_rows.py`)
     PackedRows        whole documents side by side (`_packed_rows.py`)
-    PaddedRows        one document each, padded to the longest of a batch (`_padded_rows.py`)
     MixedRows         rows of several of these (`_mixed_rows.py`)
     StretchedRows     another number of them in an epoch (`_stretched_rows.py`)
 """
@@ -18,7 +18,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,7 +191,7 @@ class TokenColumns(NamedTuple):
     samples: Samples
     tokens: Column
     mask: Column | None
-    kept: Mapping[str, Column] = MappingProxyType({})
+    kept: Mapping[str, Column]
 
 
 class Filling(NamedTuple):

@@ -3,7 +3,7 @@
 StoredOrder     each sample once in an epoch, as stored or shuffled
 WeightedOrder   each as often as its weight says (`penstock.order.WeightedDraw`), then shuffled like stored ones
 BalancedOrder   every class in turn, its samples in passes of their own (`penstock.order.ClassDeal`)
-BucketedOrder   any of these, rows of like length together (`_padded_rows.py`)
+BucketedOrder   any of these, rows of like length together (`_sample_rows.py`)
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ class BalancedOrder(SampleOrder):
         """Samples, class after class."""
         most = len(sizes) * int(sizes.min())
         rounded = max(1, len(samples) // len(sizes)) * len(sizes)
-        self.num_rows = stage.rows if stage.rows is not None else rounded if stage.replacement else most
+        self.num_rows = rounded if stage.replacement else most
+        if stage.rows is not None:
+            self.num_rows = stage.rows
         if not stage.replacement and self.num_rows > most:
             raise ValueError(
                 f"balance(rows={self.num_rows:,}, replacement=False): the smallest of {len(sizes):,} classes has "

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from penstock.rows._accounts import DocumentTrace, Ledger, Mixing
 from penstock.rows._rows import BatchArrays, Filling, OutputArrays, PieceSource, Rows, RowSource
 from penstock.schema import Column
 from penstock.stages import Repeat, Skip, TakeRows
+
+OneOrMany = TypeVar("OneOrMany", int, Rows)
 
 
 class StretchedRows(RowSource):
@@ -46,7 +48,7 @@ class StretchedRows(RowSource):
     @property
     def order_identity(self) -> Any:
         """Where epochs begin; where they end does not change which row is row i."""
-        return self._order_over(self.inner, self.num_passes)
+        return self._order_with(self.num_passes)
 
     @property
     def run_identity(self) -> Any:
@@ -57,7 +59,7 @@ class StretchedRows(RowSource):
         """The same with fewer passes, which ends earlier; and those of the source."""
         num_passes = _passes_for(epoch_rows or self.inner.num_rows, self.inner)
         if self.begin == 0 and num_passes < self.num_passes:
-            yield self._order_over(self.inner, num_passes), num_passes * self.inner.num_rows
+            yield self._order_with(num_passes), num_passes * self.inner.num_rows
         if not isinstance(self.inner, StretchedRows):
             is_plain = self.begin == 0 and self.num_passes == 1
             for identity, row in self.inner.earlier_orders(epoch_rows):
@@ -78,15 +80,15 @@ class StretchedRows(RowSource):
 
     def describe(self, row: int) -> str:
         """As the source describes it."""
-        return self.inner.describe(self._find_one(row))
+        return self.inner.describe(self._find(row))
 
     def announce(self, row: int) -> None:
         """What the source's row needs."""
-        self.inner.announce(self._find_one(row))
+        self.inner.announce(self._find(row))
 
     def release(self, row: int) -> None:
         """What is behind the source's row."""
-        self.inner.release(self._find_one(row))
+        self.inner.release(self._find(row))
 
     def mixing(self) -> list[Mixing]:
         """Of the source."""
@@ -107,7 +109,7 @@ class StretchedRows(RowSource):
 
     def schedule_until(self, end: int) -> Mapping[int, Mapping[str, float]]:
         """The source's, in rows of this."""
-        found = self.inner.schedule_until(self._find_one(end - 1) + 1) if end else {}
+        found = self.inner.schedule_until(self._find(end - 1) + 1) if end else {}
         return {self._num_rows_before(row): shares for row, shares in found.items()}
 
     def rows_of_sources(self, begin: int, end: int) -> Mapping[str, int]:
@@ -115,22 +117,19 @@ class StretchedRows(RowSource):
         counts: Counter[str] = Counter()
         while begin < end:
             stop = end if self._period == self.num_rows else min(end, (begin // self.num_rows + 1) * self.num_rows)
-            first = self._find_one(begin)
+            first = self._find(begin)
             counts.update(self.inner.rows_of_sources(first, first + stop - begin))
             begin = stop
         return counts
 
-    def _order_over(self, inner: RowSource, num_passes: int) -> Any:
+    def _order_with(self, num_passes: int) -> Any:
         if self.begin == 0 and num_passes == 1:
-            return inner.order_identity
-        return ["stretch", self.begin, num_passes, inner.run_identity]
+            return self.inner.order_identity
+        return ["stretch", self.begin, num_passes, self.inner.run_identity]
 
-    def _find(self, rows: Rows) -> Rows:
-        """The row of the source behind each row."""
+    def _find(self, rows: OneOrMany) -> OneOrMany:
+        """The row of the source behind a row, or behind each of several."""
         return rows // self.num_rows * (self._period - self.num_rows) + rows + self.begin
-
-    def _find_one(self, row: int) -> int:
-        return row // self.num_rows * (self._period - self.num_rows) + row + self.begin
 
     def _num_rows_before(self, row: int) -> int:
         """How many rows come before a row of the source."""

@@ -5,18 +5,14 @@
                                                                                                  (_joined)
         cut       into windows of series                                                         _unfolded
     Samples       a storage, and the selections that say which of its samples are meant          _samples
-        chosen by position, by a column's values, or by a key that follows the sample            _filters, _splits,
-                                                                                                 _keys
-        read      as columns and single samples; their tokens as one stream                      _columns, _tokens
-    find_earlier  a dataset as it was before samples were appended                               _as_of
+        chosen by position, by a column's values, or by a key that follows the sample            _selections, _keys
+        read      as columns and single samples; their tokens as one stream                      _samples, _tokens
+    find_earlier  a dataset as it was before samples were appended                               _location
 
 May import: `errors`, `identity`, `order`, `schema`, `shards`, `splitmix`. Imported by: `plan`, `rows`. Holds no state.
 """
 
-from penstock.samples._as_of import find_earlier
-from penstock.samples._columns import Columns, Sample, read_columns, read_sample
 from penstock.samples._concatenated import ConcatStorage, check_classes, check_concat
-from penstock.samples._filters import Condition, find_samples, find_true
 from penstock.samples._joined import lasting_attributes
 from penstock.samples._keys import SampleKeys
 from penstock.samples._location import (
@@ -26,9 +22,10 @@ from penstock.samples._location import (
     JoinedLocation,
     Location,
     UnfoldedLocation,
+    find_earlier,
 )
-from penstock.samples._samples import Samples, Selection, Take, as_indices
-from penstock.samples._splits import SplitPart, split_parts
+from penstock.samples._samples import Columns, Sample, Samples, Selection, Take, as_indices, read_columns, read_sample
+from penstock.samples._selections import Condition, SplitPart, find_samples, find_true, split_parts
 from penstock.samples._tokens import (
     TokenStream,
     check_mask_lengths,

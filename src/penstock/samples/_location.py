@@ -2,16 +2,22 @@
 
 A process that unpickles a location opens the files itself and compares the fingerprint; it raises
 `DatasetChanged` before it reads anything else.
+
+A folder can also be opened as it was before samples were appended. Appending writes new shards behind the old ones and
+leaves those as they are, and a dataset's fingerprint is a digest of its list of shards. So what a folder held earlier
+is found by its fingerprint: it is the first shards of today's list.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from penstock.errors import DatasetChanged
+from penstock.identity import digest
 from penstock.samples._concatenated import ConcatStorage
 from penstock.samples._joined import AnyDataset
 from penstock.samples._unfolded import UnfoldedStorage
@@ -26,6 +32,7 @@ from penstock.shards import (
     open_megatron,
     open_npy,
     open_raw,
+    read_manifest,
     storage_of_arrays,
 )
 
@@ -85,8 +92,7 @@ class ForeignLocation:
             storage = open_megatron(self.path, self.column)
         else:
             storage = open_raw(self.path, self.column, self.dtype, self.shape, self.offset)
-        if fingerprint is not None and storage.fingerprint != fingerprint:
-            raise DatasetChanged(f"{self.path}: the file changed since it was opened. Open it again.")
+        _check_same(storage, fingerprint, f"{self.path}: the file")
         return storage
 
     def to_json(self) -> dict[str, Any]:
@@ -131,8 +137,7 @@ class JoinedLocation:
     def open(self, fingerprint: str | None = None) -> ConcatStorage | ZipStorage:
         """The parts as one storage."""
         storage = (ConcatStorage if self.kind == "concat" else ZipStorage)([part.samples for part in self.parts])
-        if fingerprint is not None and storage.fingerprint != fingerprint:
-            raise DatasetChanged(f"{self}: a part changed since it was opened. Open it again.")
+        _check_same(storage, fingerprint, f"{self}: a part")
         return storage
 
     def to_json(self) -> dict[str, Any]:
@@ -154,8 +159,7 @@ class UnfoldedLocation:
     def open(self, fingerprint: str | None = None) -> UnfoldedStorage:
         """The windows as a storage."""
         storage = UnfoldedStorage(self.steps.samples, self.length, self.stride)
-        if fingerprint is not None and storage.fingerprint != fingerprint:
-            raise DatasetChanged(f"{self}: the data changed since it was opened. Open it again.")
+        _check_same(storage, fingerprint, f"{self}: the data")
         return storage
 
     def to_json(self) -> dict[str, Any]:
@@ -164,3 +168,38 @@ class UnfoldedLocation:
 
     def __str__(self) -> str:
         return f"windows of {self.length} every {self.stride} of {self.steps!r}"
+
+
+def _check_same(storage: Storage, fingerprint: str | None, what: str) -> None:
+    if fingerprint is not None and storage.fingerprint != fingerprint:
+        raise DatasetChanged(f"{what} changed since it was opened. Open it again.")
+
+
+def find_earlier(path: Path, as_of: str | Mapping[str, Any]) -> str:
+    """The fingerprint of the storage then, from the state of a loader or any fingerprint of the dataset.
+
+    Raises:
+        DatasetChanged: the folder does not begin with what it held then.
+        ValueError: the state does not name a single whole dataset.
+    """
+    wanted = as_of if isinstance(as_of, str) else _data_of(as_of)
+    manifest = read_manifest(path)
+    schema = repr(manifest.schema.shown.to_json())
+    for own, _ in manifest.as_it_grew():
+        if wanted in (own, digest(own), digest(f"{own}\n{schema}")):  # the storage, all its rows, the dataset
+            return own
+    raise DatasetChanged(
+        f"{path}: its first shards never had the fingerprint {wanted[:64]}. Either it was not only appended to "
+        "since, or that is of a part of it (a split, a filter): give the one that `penstock inspect` showed then."
+    )
+
+
+def _data_of(state: Mapping[str, Any]) -> str:
+    facts = state.get("facts") if isinstance(state, Mapping) else None
+    data = facts.get("data") if isinstance(facts, Mapping) else None
+    if not isinstance(data, str):
+        raise ValueError(
+            f"as_of={reprlib.repr(state)}: not the state of a plan over one dataset. For a source of a mixture, "
+            "give its fingerprint."
+        )
+    return data

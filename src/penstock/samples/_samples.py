@@ -2,25 +2,33 @@
 
 A dataset shows all samples of a storage in order, or those that its selections pick. This module knows the
 difference, so that row sources need not: index in the dataset in, bytes of the storage out. Whole datasets cost
-nothing; picked samples cost 8 bytes each, computed when first needed.
+nothing; picked samples cost 8 bytes each, computed when first needed. Single samples and whole columns are read here
+too.
 
-A selection is a small recipe that any process can apply again: a list of indices, or a part of a split (`_splits`).
+A selection is a small recipe that any process can apply again: a list of indices, or a part of a split (`_selections`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.errors import SchemaError
 from penstock.identity import digest
 from penstock.samples._keys import SampleKeys, keys_of
-from penstock.schema import Column, Schema
+from penstock.schema import Column, Ragged, Schema
 from penstock.shards import Storage, from_front
+
+Sample = dict[str, Any]
+Columns = dict[str, NDArray[Any] | Ragged]
+
+# A copy of this size costs about a microsecond; a view keeps the whole map alive.
+_COPY_BYTES = 16 << 10
 
 
 class Selection(Protocol):
@@ -76,7 +84,7 @@ class Samples:
         """Keys of stored samples; shared by all datasets over one storage."""
 
     def __len__(self) -> int:
-        return self.storage.num_samples if self._chosen is None else len(self._chosen)
+        return self.storage.num_samples if self.chosen is None else len(self.chosen)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -91,11 +99,11 @@ class Samples:
     @property
     def are_whole(self) -> bool:
         """Whether every stored sample is here, in stored order."""
-        return self._chosen is None
+        return self.chosen is None
 
     def locate(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Index in the storage of each sample; the indices are trusted."""
-        return indices if self._chosen is None else self._chosen[indices]
+        return indices if self.chosen is None else self.chosen[indices]
 
     def locate_checked(self, indices: ArrayLike) -> NDArray[np.int64]:
         """Index in the storage of each sample that a caller asks for; negative ones count from the end.
@@ -114,7 +122,7 @@ class Samples:
         """Index of one sample in the storage; negative indices count from the end."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"Index {index} is out of range for {len(self):,} samples.")
-        return index % len(self) if self._chosen is None else int(self._chosen[index])
+        return index % len(self) if self.chosen is None else int(self.chosen[index])
 
     def origin(self, index: int) -> str | None:
         """File and row that a sample was prepared from; None when the dataset does not say."""
@@ -128,33 +136,29 @@ class Samples:
     def lengths(self, column: Column) -> NDArray[np.int64]:
         """Lengths of all samples of a ragged column."""
         lengths = self.storage.lengths(column, 0, self.storage.num_samples)
-        return lengths if self._chosen is None else lengths[self._chosen]
+        return lengths if self.chosen is None else lengths[self.chosen]
 
     def lengths_between(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
-        if self._chosen is None:
+        if self.chosen is None:
             return self.storage.lengths(column, begin, end)
-        return self.storage.lengths_of(column, self._chosen[begin:end])
+        return self.storage.lengths_of(column, self.chosen[begin:end])
 
     def announce(self, columns: Iterable[Column], begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` are needed soon; picked samples are left to it."""
-        if self._chosen is None:
+        if self.chosen is None:
             for column in columns:
                 self.storage.announce(column, begin, end)
 
     def release(self, columns: Iterable[Column], begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` are no longer needed; picked samples are left to it."""
-        if self._chosen is None:
+        if self.chosen is None:
             for column in columns:
                 self.storage.release(column, begin, end)
 
-    @property
+    @functools.cached_property
     def chosen(self) -> NDArray[np.int64] | None:
         """Index in the storage of each sample; None when all of them are shown in order."""
-        return self._chosen
-
-    @functools.cached_property
-    def _chosen(self) -> NDArray[np.int64] | None:
         if not self.selections:
             return None
         before = Samples(self.storage, self.selections[:-1], self.schema, self.keys)
@@ -189,3 +193,61 @@ def _hint(array: NDArray[np.generic]) -> str:
         return ""
     name = str(array)
     return f" A whole column is ds.select_columns([{name!r}])[:][{name!r}]."
+
+
+def read_sample(samples: Samples, index: int) -> Sample:
+    """One sample; a negative index counts from the end."""
+    stored = samples.locate_one(index)
+    columns = samples.schema.columns
+    return {column.name: _present(column, samples.storage.value(column, stored)) for column in columns}
+
+
+def read_columns(samples: Samples, indices: ArrayLike, out: Mapping[str, NDArray[Any]] | None) -> Columns:
+    """Many samples; fixed columns that `out` offers an array for are read into it.
+
+    Raises:
+        IndexError: an index is out of range.
+        SchemaError: an array in `out` does not fit its column, or there is no such column.
+    """
+    wanted = samples.locate_checked(indices)
+    for name in out or {}:
+        samples.schema[name]
+    columns: Columns = {}
+    for column in samples.schema.columns:
+        given = out.get(column.name) if out is not None else None
+        if not column.is_ragged:
+            columns[column.name] = filled = _output(column, len(wanted), given)
+            samples.storage.read_fixed(column, wanted, filled)
+        elif given is None:
+            columns[column.name] = samples.storage.read_ragged(column, wanted)
+        else:
+            raise SchemaError(f"Column {column.name!r} is ragged; its size is not known beforehand.")
+    return columns
+
+
+def _output(column: Column, num_samples: int, given: NDArray[Any] | None) -> NDArray[Any]:
+    """What a fixed column is read into: the array that is given for it, or a new one."""
+    shape = (num_samples, *column.shape)
+    if given is None:
+        return np.empty(shape, column.dtype)
+    if given.shape != shape or not _can_hold(column.dtype, given.dtype) or not given.flags.writeable:
+        access = "" if given.flags.writeable else "read-only "
+        raise SchemaError(
+            f"Column {column.name!r}: out is {access}{given.dtype} of shape {list(given.shape)}; "
+            f"writeable {column.dtype} (or wider) of shape {list(shape)} is needed."
+        )
+    return given
+
+
+def _present(column: Column, value: NDArray[Any]) -> Any:
+    """What a caller gets for one value: bytes, a number, a small copy, or a large view."""
+    if column.kind == "bytes":
+        return value.tobytes()
+    if value.ndim == 0:
+        return value[()]
+    return value.copy() if value.nbytes <= _COPY_BYTES else value
+
+
+@functools.cache
+def _can_hold(stored: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    return np.can_cast(stored, wanted, "safe")

@@ -79,7 +79,7 @@ class Column:
         """The one-line description that `parse` reads."""
         if self.kind == "bytes":
             return "bytes"
-        dimensions = ["*"] * self.is_ragged + [str(size) for size in self.shape]
+        dimensions = [*(["*"] if self.is_ragged else []), *map(str, self.shape)]
         return dtype_name(self.dtype) + (f"[{','.join(dimensions)}]" if dimensions else "")
 
     @property

@@ -17,7 +17,7 @@ from penstock.shards._checksums import checksum
 from penstock.shards._folder import Check, ShardFolder
 from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
 from penstock.shards._hashing import content_columns, hash_samples, hash_texts
-from penstock.shards._manifest import Manifest, ShardEntry, classes_of, read_manifest
+from penstock.shards._manifest import Manifest, ShardEntry, classes_of, read_manifest, tokenizers_of
 from penstock.shards._provenance import (
     ORIGIN_COLUMN,
     ORIGIN_SPEC,
@@ -33,7 +33,7 @@ from penstock.shards._provenance import (
 from penstock.shards._shard import Io, read_lengths
 from penstock.shards._shard_writer import ShardWriter, convert_columns
 from penstock.shards._storage import Spans, Storage, column_bytes, from_front, read_samples, samples_per_chunk
-from penstock.shards._verify import Verification, verify
+from penstock.shards._verify import verify
 from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter
 
@@ -55,7 +55,6 @@ __all__ = [
     "Spans",
     "SplitOrigin",
     "Storage",
-    "Verification",
     "Workspace",
     "checksum",
     "classes_of",
@@ -79,5 +78,6 @@ __all__ = [
     "read_samples",
     "samples_per_chunk",
     "storage_of_arrays",
+    "tokenizers_of",
     "verify",
 ]

@@ -1,11 +1,14 @@
 """A dataset folder, open for reading.
 
-read_* -> gather_* (maps, compiled loops) or read_* by pread -> OpenShards opens and checks what they need
+read_* -> gather_* (maps, compiled loops) or _pread_* -> OpenShards opens and checks what they need
+
+`pread` is for file systems on which mapped pages may vanish; neighbouring samples are fetched by one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +19,9 @@ from penstock.schema import Column, Ragged, Schema
 from penstock.shards._gather import gather_fixed, gather_lengths, gather_ragged, gather_spans, gather_stream
 from penstock.shards._manifest import Manifest, read_manifest
 from penstock.shards._open_shards import OPEN_FILES, OpenShards
-from penstock.shards._positioned import read_fixed, read_ragged, read_spans, read_stream
 from penstock.shards._provenance import read_provenance
-from penstock.shards._shard import Io, changed, resolve_io
-from penstock.shards._storage import Spans
+from penstock.shards._shard import Io, Shard, changed, resolve_io
+from penstock.shards._storage import Spans, check_span
 
 Check = Literal["window", "open", "never"]
 
@@ -52,18 +54,18 @@ class ShardFolder:
 
     def read_fixed(self, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copy samples of a fixed column into `out`, converting to its dtype."""
-        read = gather_fixed if self.io == "map" else read_fixed
+        read = gather_fixed if self.io == "map" else _pread_fixed
         read(self.shards, column, indices, out)
 
     def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
         """Samples of a ragged column, side by side."""
-        read = gather_ragged if self.io == "map" else read_ragged
+        read = gather_ragged if self.io == "map" else _pread_ragged
         parts = [read(self.shards, column, indices[begin:end]) for begin, end in self._pieces(len(indices))]
         return parts[0] if len(parts) == 1 else Ragged.concatenate(parts)
 
     def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
         """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
-        read = gather_spans if self.io == "map" else read_spans
+        read = gather_spans if self.io == "map" else _pread_spans
         read(self.shards, column, spans, out)
 
     def lengths_of(self, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -77,7 +79,7 @@ class ShardFolder:
         if self.io == "map":
             gather_stream(self.shards, column, firsts, out)
         else:
-            read_stream(self.shards, column, firsts, out)
+            _pread_stream(self.shards, column, firsts, out)
 
     @property
     def num_bytes(self) -> int:
@@ -151,3 +153,73 @@ class ShardFolder:
         if num_indices <= size or len(self.manifest.shards) <= size:
             return [(0, num_indices)]
         return [(begin, min(begin + size, num_indices)) for begin in range(0, num_indices, size)]
+
+
+def _pread_fixed(shards: OpenShards, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Copy samples of a fixed column into `out`, converting to its dtype."""
+    for shard, places, samples in _by_shard(shards, indices):
+        for begin, end in _runs(samples):
+            first, last = int(samples[begin]), int(samples[end - 1]) + 1
+            shards.check_shard(shard, column, first, last)
+            out[places[begin:end]] = shard.values(column, first, last)
+
+
+def _pread_ragged(shards: OpenShards, column: Column, indices: NDArray[np.int64]) -> Ragged:
+    """Samples of a ragged column, side by side."""
+    parts: list[NDArray[Any]] = [np.empty(0)] * len(indices)
+    for shard, places, samples in _by_shard(shards, indices):
+        for begin, end in _runs(samples):
+            first, last = int(samples[begin]), int(samples[end - 1]) + 1
+            shards.check_shard(shard, column, first, last)
+            edges = shard.offsets(column, first, last)
+            values = shard.values(column, int(edges[0]), int(edges[-1]))
+            pieces = np.split(values, edges[1:-1] - edges[0])
+            for place, piece in zip(places[begin:end].tolist(), pieces, strict=True):
+                parts[place] = piece
+    values = np.concatenate(parts) if parts else np.empty((0, *column.shape), column.dtype)
+    return Ragged.from_lengths(values, [len(part) for part in parts], column.kind == "bytes")
+
+
+def _pread_spans(shards: OpenShards, column: Column, spans: Spans, out: NDArray[Any]) -> None:
+    """Copy parts of samples of a ragged column into the flat array `out`."""
+    shard_of, samples = shards.locate(spans.indices)
+    for place in np.lexsort((samples, shard_of)).tolist():
+        shard, sample = shards.open_shard(int(shard_of[place])), int(samples[place])
+        shards.check_shard(shard, column, sample, sample + 1)
+        begin, end = shard.offsets(column, sample, sample + 1).tolist()
+        first, size, target = (int(part[place]) for part in (spans.firsts, spans.sizes, spans.targets))
+        check_span(first, size, end - begin)
+        out[target : target + size] = shard.values(column, begin + first, begin + first + size)
+
+
+def _pread_stream(shards: OpenShards, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Copy a row of consecutive elements from each of `firsts`, across samples and shards."""
+    value_starts = shards.value_starts[column.name]
+    for row, first in enumerate(firsts.tolist()):
+        done, length = 0, out.shape[1]
+        while done < length:
+            number = int(np.searchsorted(value_starts, first + done, side="right")) - 1
+            begin = first + done - int(value_starts[number])
+            size = min(length - done, int(value_starts[number + 1]) - first - done)
+            shard = shards.open_shard(number)
+            shards.check_elements(shard, column, begin, begin + size)
+            out[row, done : done + size] = shard.values(column, begin, begin + size)
+            done += size
+
+
+def _by_shard(
+    shards: OpenShards, indices: NDArray[np.int64]
+) -> Iterator[tuple[Shard, NDArray[np.int64], NDArray[np.int64]]]:
+    """(shard, places in the result, samples in the shard) of each shard, in file order."""
+    shard_of, samples = shards.locate(indices)
+    order = np.lexsort((samples, shard_of))
+    edges = np.flatnonzero(np.diff(shard_of[order])) + 1
+    for places in np.split(order, edges) if len(order) else []:
+        shard = shards.open_shard(int(shard_of[places[0]]))
+        yield shard, places, samples[places]
+
+
+def _runs(samples: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """(begin, end) of each run of consecutive samples in a sorted array."""
+    edges = [0, *(np.flatnonzero(np.diff(samples) != 1) + 1).tolist(), len(samples)]
+    return itertools.pairwise(edges)

@@ -36,6 +36,7 @@ _CHECKSUM = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _CLOSING = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\n')
 _CLOSING_BYTES = 26
 _MAX_LEVELS = 100
+_SHOWN_FOLDERS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,6 @@ class Manifest:
         lines.append(f' "shards": [\n{shards}\n ]')
         text = ("{\n" + ",\n".join(lines)).encode()
         return text + f',\n "crc32c": "{checksum(text):08x}"\n}}\n'.encode()
-
-
-_SHOWN_FOLDERS = 5
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -314,6 +312,14 @@ def classes_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
             names = names.get(key) if isinstance(names, Mapping) else None
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return tuple(names) if is_list else ()
+
+
+def tokenizers_of(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """The tokenizer that made the tokens, as {digest: name}; empty if nothing says which it was."""
+    facts = attributes.get("tokenizer")
+    if not isinstance(facts, Mapping) or not isinstance(facts.get("sha256"), str):
+        return {}
+    return {facts["sha256"]: str(facts.get("name", "unnamed"))}
 
 
 def copy_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,16 +76,12 @@ class Shard:
         count = self.entry.num_values[column.name]
         # Compared, not subtracted: differences of hostile offsets wrap around and look valid.
         if offsets[0] < 0 or offsets[-1] > count or (offsets[1:] < offsets[:-1]).any():
-            raise self.bad_offsets(column, begin, end)
+            raise FormatError(
+                f"{self._where}: the offsets of column {column.name!r} decrease or exceed its {count:,} values, "
+                f"between samples {begin:,} and {end:,} of the shard. The file was not written by Penstock, or was "
+                "changed; prepare the dataset again."
+            )
         return offsets
-
-    def bad_offsets(self, column: Column, begin: int, end: int) -> FormatError:
-        """The error for invalid offsets."""
-        return FormatError(
-            f"{self._where}: the offsets of column {column.name!r} decrease or exceed its "
-            f"{self.entry.num_values[column.name]:,} values, between samples {begin:,} and {end:,} of the shard. "
-            "The file was not written by Penstock, or was changed; prepare the dataset again."
-        )
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check the blocks that samples `begin` to `end` need, unless that was done before.

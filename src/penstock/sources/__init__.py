@@ -7,12 +7,11 @@ May import: `errors`, `filesystem`, `identity`. Imported by: `cli`, `preparation
 Holds state: the objects given as sources, by name.
 """
 
-from penstock.sources._formats import format_of
 from penstock.sources._listing import Source, list_files, list_skipped
 from penstock.sources._listing_local import changed_since
 from penstock.sources._model import Records, RowError, Rows, SourceFile, Split
 from penstock.sources._objects import IterableSource
-from penstock.sources._options import FORMATS, Format, SourceOptions, TextUnit
+from penstock.sources._options import FORMATS, Format, SourceOptions, TextUnit, format_of
 from penstock.sources._reading import (
     peek_split,
     read_rows,

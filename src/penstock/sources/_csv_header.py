@@ -21,8 +21,7 @@ from typing import Any
 
 from penstock.errors import FormatError, SchemaError, did_you_mean
 from penstock.sources._files import ByteStream, read_exactly, without_mark
-from penstock.sources._formats import is_tab_separated
-from penstock.sources._options import SourceOptions
+from penstock.sources._options import SourceOptions, is_tab_separated
 
 _HEADER_BYTES = (4 << 10, 64 << 10, 1 << 20)
 _ROWS_TO_COMPARE = 50

@@ -13,8 +13,7 @@ from typing import Any, Protocol, cast
 
 from penstock.errors import DatasetChanged, FormatError, StorageError
 from penstock.sources._arrow import arrow, check_memory
-from penstock.sources._formats import compression_of
-from penstock.sources._options import SourceOptions
+from penstock.sources._options import SourceOptions, compression_of
 from penstock.sources._remote import ForwardFile, RangeFile, RemoteStore
 from penstock.sources._urls import is_remote
 

@@ -17,11 +17,10 @@ from typing import Any
 
 from penstock.errors import printable
 from penstock.filesystem import similar_path
-from penstock.sources._formats import COLUMN_OF_FILES, format_of
 from penstock.sources._listing_local import expand_local, first_folder, is_wanted_folder, is_wanted_name, skipped_in
 from penstock.sources._model import SourceFile
 from penstock.sources._objects import IterableSource, is_table, list_object
-from penstock.sources._options import FORMATS, SourceOptions
+from penstock.sources._options import COLUMN_OF_FILES, FORMATS, SourceOptions, format_of
 from penstock.sources._remote import RemoteStore
 from penstock.sources._urls import Url, address_of, is_remote
 

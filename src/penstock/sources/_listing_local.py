@@ -12,9 +12,8 @@ from typing import Any
 
 from penstock.errors import FormatError
 from penstock.filesystem import open_regular
-from penstock.sources._formats import COLUMN_OF_FILES, is_data_name
 from penstock.sources._model import SourceFile
-from penstock.sources._options import SourceOptions
+from penstock.sources._options import COLUMN_OF_FILES, SourceOptions, is_data_name
 
 _MANIFEST_START = 64
 _STATE_NAME = "state.json"  # of a Hugging Face dataset

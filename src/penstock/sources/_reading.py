@@ -19,11 +19,10 @@ from penstock.sources._arrow import check_memory
 from penstock.sources._columnar import read_ipc, read_parquet, read_parquet_rows
 from penstock.sources._csv import read_csv, read_csv_rows
 from penstock.sources._csv_types import infer_types
-from penstock.sources._formats import format_of
 from penstock.sources._jsonl import read_jsonl, read_jsonl_rows
 from penstock.sources._model import Records, Rows, SourceFile, Split
 from penstock.sources._objects import peek_object, read_object
-from penstock.sources._options import FieldType, SourceOptions
+from penstock.sources._options import FieldType, SourceOptions, format_of
 from penstock.sources._text import read_text, read_text_rows
 from penstock.sources._webdataset import read_webdataset
 from penstock.sources._whole_files import read_files

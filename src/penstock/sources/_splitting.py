@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from penstock.errors import FormatError
 from penstock.sources._columnar import split_ipc, split_parquet
 from penstock.sources._csv import has_line_records
-from penstock.sources._formats import COLUMN_OF_FILES, compression_of, format_of, is_object
 from penstock.sources._model import SourceFile, Split, byte_ranges, runs
 from penstock.sources._objects import split_object
-from penstock.sources._options import SourceOptions
+from penstock.sources._options import COLUMN_OF_FILES, SourceOptions, compression_of, format_of, is_object
 
 # An assumption, not a measurement: text compresses to about a quarter. Tasks are sized by the uncompressed data.
 _COMPRESSION_RATIO = 4

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError
 from penstock.sources._arrow import arrow
 from penstock.sources._files import open_stream, read_exactly
-from penstock.sources._formats import COLUMN_OF_FILES
 from penstock.sources._model import Records, RowError, Split
-from penstock.sources._options import SourceOptions
+from penstock.sources._options import COLUMN_OF_FILES, SourceOptions
 
 Clean = Callable[[bytes, str], bytes]
 """Strips from a file's content, given its path, what is not part of the record; `FormatError` if it is not a record."""

@@ -1,7 +1,7 @@
 """What the verbs of a plan say: each stage's settings, the order in which stages may come, and how they are written.
 
     ds.shuffle(seed=7).pack(4096).batch(32)
-      -> Shuffle, Pack, Batch     frozen settings, checked when they are made     _stages, _drawing (_checks)
+      -> Shuffle, Pack, Batch     frozen settings, checked when they are made     _stages
       -> may this follow that?    the legal order                                 _rules
       -> text, files, identities  for people, plan files, fingerprints            _rules
 
@@ -10,7 +10,6 @@ Pure data: what rows come of it is for `rows` to say, what batches for `plan`.
 May import: `errors`, `identity`, `packing`. Imported by: `plan`, `rows`. Holds no state.
 """
 
-from penstock.stages._drawing import Balanced, SampleWeights, Weighted
 from penstock.stages._rules import (
     LEGAL_ORDER,
     check_next,
@@ -23,6 +22,7 @@ from penstock.stages._rules import (
 )
 from penstock.stages._stages import (
     IGNORED,
+    Balanced,
     Batch,
     Cast,
     Labels,
@@ -33,12 +33,14 @@ from penstock.stages._stages import (
     Pad,
     Positions,
     Repeat,
+    SampleWeights,
     Shuffle,
     Side,
     Skip,
     Stage,
     Tail,
     TakeRows,
+    Weighted,
     Window,
 )
 

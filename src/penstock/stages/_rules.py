@@ -12,8 +12,20 @@ from typing import Any
 
 from penstock.errors import StageError
 from penstock.identity import function_identity, importable_name
-from penstock.stages._drawing import SampleWeights, Weighted
-from penstock.stages._stages import Cast, Map, Pack, Pad, Repeat, Shuffle, Skip, Stage, TakeRows, Window
+from penstock.stages._stages import (
+    Cast,
+    Map,
+    Pack,
+    Pad,
+    Repeat,
+    SampleWeights,
+    Shuffle,
+    Skip,
+    Stage,
+    TakeRows,
+    Weighted,
+    Window,
+)
 
 LEGAL_ORDER = (
     "select_columns, cast -> sample or balance -> shuffle -> window, pack or pad -> (mix) -> take, skip, repeat -> "

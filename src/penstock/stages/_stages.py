@@ -12,9 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from penstock.errors import whole_number
+from penstock.identity import digest
 from penstock.packing import PackingSettings
-from penstock.stages._checks import check_choice, check_names, make_whole
-from penstock.stages._drawing import Balanced, Weighted
 
 Mode = Literal["windows", "full"]
 Tail = Literal["carry", "short", "even", "pad", "drop"]
@@ -25,6 +28,85 @@ OnError = Literal["raise", "skip"]
 
 IGNORED = -100
 """The label where nothing is predicted; torch's losses leave it out."""
+
+
+def _make_whole(stage: Stage, name: str, *, at_least: int | None = None, at_most: int | None = None) -> None:
+    """Make a field a Python int; `TypeError` or `ValueError` if it is no number in range."""
+    number = whole_number(stage.verb, name, getattr(stage, name), at_least=at_least, at_most=at_most)
+    object.__setattr__(stage, name, number)
+
+
+def _check_choice(stage: Stage, name: str, choices: Any) -> None:
+    """Refuse a value that is not among those of a `Literal`."""
+    allowed, value = get_args(choices), getattr(stage, name)
+    if value not in allowed:
+        *others, last = map(repr, allowed)
+        raise ValueError(f"{stage.verb}({name}={value!r}): the choices are {', '.join(others)} and {last}.")
+
+
+def _check_names(stage: Stage, name: str) -> None:
+    """Refuse what cannot be names of columns."""
+    if not all(isinstance(each, str) for each in getattr(stage, name)):
+        raise TypeError(f"{stage.verb}({name}={getattr(stage, name)!r}): the names of columns are needed.")
+
+
+class SampleWeights:
+    """One number per sample, compared and told apart by a digest."""
+
+    __slots__ = ("identity", "values")
+
+    def __init__(self, values: ArrayLike) -> None:
+        self.values = np.array(values)
+        self.identity = digest(f"{self.values.dtype} {self.values.shape}".encode() + self.values.tobytes())
+
+    def __deepcopy__(self, memo: object) -> SampleWeights:
+        return self  # nobody changes it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SampleWeights) and other.identity == self.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __repr__(self) -> str:
+        return f"<{self.values.size:,} numbers {self.identity[:8]}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighted:
+    """Draw samples by weight, each as often as its share says, rounded up or down."""
+
+    verb: ClassVar[str] = "sample"
+    level: ClassVar[int] = 1
+    weights: str | SampleWeights
+    """A column, or one number per sample."""
+    rows: int | None = None
+    """Rows in an epoch; None is as many as there are samples."""
+    replacement: bool = True
+    """Whether a sample may come more than once in an epoch."""
+
+    def __post_init__(self) -> None:
+        if self.rows is not None:
+            _make_whole(self, "rows", at_least=1, at_most=2**32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balanced:
+    """Deal classes in turn, each as often as every other."""
+
+    verb: ClassVar[str] = "balance"
+    level: ClassVar[int] = 1
+    column: str
+    """The column whose values are the classes."""
+    rows: int | None = None
+    """Rows in an epoch; None is as many as there are samples, in whole rounds of all classes."""
+    replacement: bool = True
+    """Whether a sample may come more than once in an epoch; without it, one has as many rounds as the smallest class
+    has samples."""
+
+    def __post_init__(self) -> None:
+        if self.rows is not None:
+            _make_whole(self, "rows", at_least=1, at_most=2**62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +134,10 @@ class Shuffle:
     keeps 5 bytes per document of them in memory. None is about a gigabyte of them: see `with_groups`."""
 
     def __post_init__(self) -> None:
-        make_whole(self, "seed")
+        _make_whole(self, "seed")
         if self.group is not None:
-            make_whole(self, "group", at_least=1, at_most=2**62)
-        if self.mode not in ("windows", "full"):
-            raise ValueError(f"shuffle(mode={self.mode!r}): the modes are 'windows' and 'full'.")
+            _make_whole(self, "group", at_least=1, at_most=2**62)
+        _check_choice(self, "mode", Mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +152,7 @@ class Window:
     """The column that is cut."""
 
     def __post_init__(self) -> None:
-        make_whole(self, "length", at_least=1, at_most=2**40)
+        _make_whole(self, "length", at_least=1, at_most=2**40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +175,10 @@ class Pack:
     """Columns to have beside the tokens."""
 
     def __post_init__(self) -> None:
-        make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
-        check_choice(self, "labels", Labels)
-        check_choice(self, "positions", Positions)
-        check_names(self, "keep")
+        _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
+        _check_choice(self, "labels", Labels)
+        _check_choice(self, "positions", Positions)
+        _check_names(self, "keep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +209,11 @@ class Pad:
     def __post_init__(self) -> None:
         for name, most in (("length", 2**40), ("multiple", 2**40), ("bucket", 2**24), ("run", 2**24)):
             if getattr(self, name) is not None:
-                make_whole(self, name, at_least=1, at_most=most)
-        make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
-        check_choice(self, "labels", Labels)
-        check_choice(self, "side", Side)
-        check_names(self, "keep")
+                _make_whole(self, name, at_least=1, at_most=most)
+        _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
+        _check_choice(self, "labels", Labels)
+        _check_choice(self, "side", Side)
+        _check_names(self, "keep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +232,7 @@ class TakeRows:
             raise ValueError("take(): give rows=, the rows in an epoch, or tokens=, the places for tokens in it.")
         if isinstance(self.tokens, float) and self.tokens.is_integer():  # 300e9 is how people write it
             object.__setattr__(self, "tokens", int(self.tokens))
-        make_whole(self, "rows" if self.tokens is None else "tokens", at_least=1, at_most=2**62)
+        _make_whole(self, "rows" if self.tokens is None else "tokens", at_least=1, at_most=2**62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +245,7 @@ class Skip:
     """Rows left out at the start of every epoch."""
 
     def __post_init__(self) -> None:
-        make_whole(self, "rows", at_least=0, at_most=2**62)
+        _make_whole(self, "rows", at_least=0, at_most=2**62)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +258,7 @@ class Repeat:
     """Passes in an epoch; each is shuffled anew."""
 
     def __post_init__(self) -> None:
-        make_whole(self, "times", at_least=1, at_most=2**40)
+        _make_whole(self, "times", at_least=1, at_most=2**40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +278,8 @@ class Map:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"map({self.function!r}): a function is needed.")
-        check_names(self, "ragged")
-        check_choice(self, "on_error", OnError)
+        _check_names(self, "ragged")
+        _check_choice(self, "on_error", OnError)
         if self.on_error == "skip" and self.batched:
             raise ValueError("map(on_error='skip', batched=True): only a function of single rows can be given another.")
         if self.ragged and self.batched:
@@ -220,9 +301,8 @@ class Batch:
     leaves them out and counts them."""
 
     def __post_init__(self) -> None:
-        make_whole(self, "global_size", at_least=1, at_most=2**40)
-        if self.tail not in get_args(Tail):
-            raise ValueError(f"batch(tail={self.tail!r}): the tails are {', '.join(map(repr, get_args(Tail)))}.")
+        _make_whole(self, "global_size", at_least=1, at_most=2**40)
+        _check_choice(self, "tail", Tail)
 
 
 Stage = Cast | Weighted | Balanced | Shuffle | Window | Pack | Pad | TakeRows | Skip | Repeat | Map | Batch

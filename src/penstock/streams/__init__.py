@@ -7,10 +7,8 @@ Knows nothing of torch or processes.
 May import: `errors`, `identity`, `order`, `shapes`, `sources`. Imported by: `pytorch`. Holds no state.
 """
 
-from penstock.streams._recipe import OnError, Recipe, make_recipe
+from penstock.streams._recipe import OnError, Recipe, check_state, make_recipe, start_state
 from penstock.streams._run import PartRun
-from penstock.streams._shares import share_of
-from penstock.streams._state import check_state, start_state
 
 __all__ = [
     "OnError",
@@ -18,6 +16,5 @@ __all__ = [
     "Recipe",
     "check_state",
     "make_recipe",
-    "share_of",
     "start_state",
 ]

@@ -23,10 +23,9 @@ from typing import Any
 from penstock.errors import DatasetChanged, FormatError
 from penstock.order import derive_key
 from penstock.sources import Rows, Split, read_rows
-from penstock.streams._recipe import Recipe
+from penstock.streams._recipe import Recipe, check_part, start_state
 from penstock.streams._shares import FileRange, share_of, splits_of
 from penstock.streams._shuffle import ShuffleBuffer, permutation
-from penstock.streams._state import check_part, start_state
 
 Record = dict[str, Any]
 

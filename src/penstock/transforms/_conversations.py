@@ -209,14 +209,17 @@ def _find_marked(
     if _MARK.search(text) or _MARK.sub("", marked) != text:
         raise TemplateRefused("its generation marks cannot be located: the marked text differs from the plain one")
     spans: list[tuple[int, int]] = []
+    begin = None
     for count, mark in enumerate(_MARK.finditer(marked)):
         place = mark.start() - count
-        if (mark.group() == BEGIN_MARK) != (count % 2 == 0):
+        expected = BEGIN_MARK if begin is None else END_MARK
+        if mark.group() != expected:
             raise TemplateRefused("its generation marks are nested")
-        if count % 2 == 0:
+        if begin is None:
             begin = place
         else:
             spans.append((begin, place))
+            begin = None
     if said and not any(begin < end for begin, end in spans):
         raise TemplateRefused("it marks nothing as generated, although the assistant has a turn")
     if learned != said:

@@ -42,8 +42,8 @@ def _make(source: TokenizerSource) -> Decoder:
         return lambda ids: bytes(_below(ids, 256).astype(np.uint8)).decode(errors="replace")
     if source.kind == "tiktoken":
         encoding = make_encoding(source)
-        known = np.array([*encoding._mergeable_ranks.values(), *encoding._special_tokens.values()], np.int64)
-        return lambda ids: str(encoding.decode((few := _below(ids, source.vocab_size))[np.isin(few, known)].tolist()))
+        known = {*encoding._mergeable_ranks.values(), *encoding._special_tokens.values()}
+        return lambda ids: str(encoding.decode([token for token in np.asarray(ids).tolist() if token in known]))
     tokenizer = import_text("tokenizers").Tokenizer.from_str(source.data.decode())
     return lambda ids: str(tokenizer.decode(_below(ids, source.vocab_size).tolist(), skip_special_tokens=False))
 

@@ -87,10 +87,9 @@ class DecodeImage:
             object.__setattr__(self, "_types", dict(pairs))
 
     def _check_size(self) -> None:
-        is_kept = self.mode == "keep" or self.store == "as_is"
         if self.store == "as_is" and self.mode != "keep":
             raise ValueError(f"store='as_is' leaves the bytes alone; write mode='keep' with it, not {self.mode!r}.")
-        if is_kept != (self.size is None):
+        if (self.mode == "keep") != (self.size is None):
             raise ValueError(f"mode={self.mode!r} with size={self.size}; 'resize' and 'crop' need a size, 'keep' none.")
         height, width = self.settings.size or (1, 1)
         if type(height) is not int or type(width) is not int or min(height, width) < 1:

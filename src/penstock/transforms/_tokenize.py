@@ -105,7 +105,7 @@ class Tokenize:
         self._set("column", self._chat.layout.column if self._chat else self.column or "text")
         for role in ("append_eos", "prepend_bos"):
             self._source.resolve(getattr(self, role), role)
-        pairs = check_keep(self.keep, self._made)
+        pairs = check_keep(self.keep, (name for side in self._sides for name in made_columns(side)))
         if all(spec for _, spec in pairs):
             self._set("_types", dict(pairs))
 
@@ -133,10 +133,9 @@ class Tokenize:
         )
 
     @property
-    def _made(self) -> tuple[str, ...]:
-        """Columns that this transform writes itself."""
-        sides = self._chat.layout.sides if self._chat is not None else ("",)
-        return tuple(name for side in sides for name in made_columns(side))
+    def _sides(self) -> tuple[str, ...]:
+        """Names of the conversations in a row; "" if there is only one, or a text."""
+        return ("",) if self._chat is None else self._chat.layout.sides
 
     @property
     def _guard(self) -> Guard | None:
@@ -256,9 +255,12 @@ class Tokenize:
         """Tokens in the smallest dtype that can hold the vocabulary, the mask, and kept columns."""
         if self._types is None:
             return None
-        has_mask = self._chat is not None and self.loss_mask
-        types = (f"{smallest_dtype(self.vocab_size).name}[*]", "bool[*]")
-        made = {name: types[number % 2] for number, name in enumerate(self._made) if has_mask or number % 2 == 0}
+        made: dict[str, str] = {}
+        for side in self._sides:
+            tokens, loss_mask = made_columns(side)
+            made[tokens] = f"{smallest_dtype(self.vocab_size).name}[*]"
+            if self._chat is not None and self.loss_mask:
+                made[loss_mask] = "bool[*]"
         return {**made, **self._types}
 
     def before_run(self, sample: Iterable[Records]) -> Tokenize:

@@ -209,7 +209,7 @@ class TokenMaker:
 
     @staticmethod
     def _frame(ids: NDArray[Any], offsets: NDArray[np.int64], first: int, last: int, dtype: np.dtype[Any]) -> Ragged:
-        num_added = (first >= 0) + (last >= 0)
+        num_added = sum(token >= 0 for token in (first, last))
         if not num_added:
             return Ragged(ids.astype(dtype, copy=False), offsets)
         framed = np.empty(len(ids) + num_added * (len(offsets) - 1), dtype)

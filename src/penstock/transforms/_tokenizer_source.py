@@ -76,7 +76,7 @@ class TokenizerSource:
         """
         found = self.specials.get(token)
         if found is None:
-            found = _token_ids(self).get(token)
+            found = _ids_of_content(self.kind, self.data).get(token)
         if found is None:
             shown = ", ".join(map(repr, list(self.specials)[:_SHOWN_TOKENS])) or "none"
             raise ValueError(
@@ -343,7 +343,3 @@ def _ids_of_content(kind: str, data: bytes) -> dict[str, int]:
         return ids
     ranks = json.loads(data)["ranks"] if data else {}
     return {base64.b64decode(token).decode("utf-8", "replace"): rank for token, rank in ranks.items()}
-
-
-def _token_ids(source: TokenizerSource) -> dict[str, int]:
-    return _ids_of_content(source.kind, source.data)

@@ -30,14 +30,21 @@ from penstock.workers._cluster import Cluster
 from penstock.workers._cpus import default_workers, ranks_on_node, thread_settings, usable_cpus
 from penstock.workers._crew import Crew
 from penstock.workers._entry import guard_life_line
-from penstock.workers._failures import PackedError, describe_death, describe_ending, is_crash, may_lack_memory
+from penstock.workers._failures import (
+    PackedError,
+    Patience,
+    describe_death,
+    describe_ending,
+    describe_silence,
+    is_crash,
+    may_lack_memory,
+)
 from penstock.workers._forks import abandon_in_forks
 from penstock.workers._packed import Packed
 from penstock.workers._running_servers import ServerLease, lease_early
 from penstock.workers._shared_memory import create_shared_memory, grow_shared_memory
-from penstock.workers._silence import Patience, describe_silence
 from penstock.workers._starting import StartMethod, WorkerProcess
-from penstock.workers._worker import Program, fail_setup, flush_printed
+from penstock.workers._worker import fail_setup, flush_printed
 
 __all__ = [
     "Channel",
@@ -46,7 +53,6 @@ __all__ = [
     "Packed",
     "PackedError",
     "Patience",
-    "Program",
     "ServerLease",
     "StartMethod",
     "WorkerProcess",

@@ -2,6 +2,13 @@
 
 Large arrays and tensors lie beside the pickle. Each worker maps the memory privately: nothing is copied until a worker
 writes to it, and its writes stay its own. Descriptors that the program needs are sent with the message.
+
+Some things are sent by reference, not as a copy:
+
+- A memory-mapped array is sent as the name of its file, and mapped again. If that would give different numbers, because
+  the file is gone or a private map was written to, it is copied instead, with a warning.
+- Whatever shares memory or a lock with the owner (`multiprocessing.Value`, `Queue`, `Event`, a tensor in shared memory)
+  is sent the way `multiprocessing` and torch send it to their own processes: as descriptors and names.
 """
 
 from __future__ import annotations
@@ -11,11 +18,15 @@ import io
 import mmap
 import os
 import pickle
+import sys
+import warnings
 import weakref
+from collections.abc import Callable
 from multiprocessing import context, resource_tracker
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
-from penstock.workers._by_reference import Departing, Inherited, ProgramPickler
 from penstock.workers._channel import MAX_DESCRIPTORS, Channel
 from penstock.workers._forks import abandon_in_forks
 from penstock.workers._packed import Packed
@@ -28,6 +39,7 @@ _TRACKED = b"multiprocessing.shared_memory"
 
 _Message = tuple[dict[str, Any] | None, list[tuple[int, int]], bool]
 """(how to import the user's script, where the pickle and its buffers lie, whether the tracker's descriptor is last)"""
+_MAP_MODES = {"r": "r", "c": "c", "r+": "r+", "w+": "r+"}
 
 
 class Parcel:
@@ -126,3 +138,130 @@ def _write(parts: list[Any]) -> tuple[int, list[tuple[int, int]]]:
 def _close(descriptors: tuple[int, ...]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+class ProgramPickler(ForkingPickler):
+    """Pickles a program; `buffer_callback` is offered every array and tensor in it."""
+
+    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
+        super().__init__(file, 5, True, buffer_callback)
+
+    def reducer_override(self, value: Any) -> Any:
+        """Send maps as maps, and the memory of tensors as a buffer; leave the rest to `multiprocessing` and torch."""
+        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            root = _map_of(value)
+            return NotImplemented if root is None else _reduce_map(value, root)
+        if torch is not None and type(value) is getattr(torch, "UntypedStorage", None):
+            is_private = value.device.type == "cpu" and not value.is_shared() and value.nbytes()
+            return (_make_storage, (_bytes_of(value),)) if is_private else NotImplemented
+        return NotImplemented
+
+
+class Inherited:
+    """A descriptor sent along with a program, by its number; `multiprocessing` calls `detach`."""
+
+    arrived: tuple[int, ...] = ()
+    """The descriptors of the program that this process is loading."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def detach(self) -> int:
+        """The descriptor in this process; the caller closes it."""
+        return os.dup(self.arrived[self._number])
+
+
+class Departing:
+    """Collects the descriptors of a program; `multiprocessing` takes it for the process being started."""
+
+    def __init__(self) -> None:
+        self.descriptors: dict[int, int] = {}
+        """Copies, by the descriptor they were made from."""
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        """Send a descriptor along, and return its number."""
+        if descriptor not in self.descriptors:
+            self.descriptors[descriptor] = os.dup(descriptor)
+        return list(self.descriptors).index(descriptor)
+
+    def DupFd(self, number: int) -> Inherited:  # noqa: N802 - multiprocessing's name
+        """What is pickled instead of a descriptor."""
+        return Inherited(number)
+
+
+def _bytes_of(storage: Any) -> pickle.PickleBuffer:
+    torch = sys.modules["torch"]
+    return pickle.PickleBuffer(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+
+
+def _make_storage(memory: Any) -> Any:
+    import torch
+
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
+
+def _map_of(array: Any) -> Any:
+    """The memory map that an array is, or is a view of; None for others."""
+    numpy = sys.modules["numpy"]
+    while isinstance(array.base, numpy.ndarray):
+        array = array.base
+    return array if isinstance(array, numpy.memmap) and array.filename is not None else None
+
+
+def _reduce_map(array: Any, root: Any) -> Any:
+    obstacle = _obstacle(root)
+    if obstacle is not None:
+        warnings.warn(
+            f"{root.filename}: {obstacle}, so worker processes are sent a copy of the mapped array: "
+            f"{array.nbytes:,} bytes.",
+            stacklevel=2,
+        )
+        return NotImplemented
+    first = array.ctypes.data - root.ctypes.data
+    where = (str(root.filename), _MAP_MODES[root.mode], root.offset, root.nbytes)
+    is_map = isinstance(array, type(root))
+    return _map_again, (where, array.dtype, array.shape, array.strides, first, is_map)
+
+
+def _map_again(
+    where: tuple[str, str, int, int],
+    dtype: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    first: int,
+    is_map: bool,
+) -> Any:
+    import numpy
+
+    path, mode, offset, num_bytes = where
+    array = numpy.memmap(path, numpy.uint8, mode, offset, (num_bytes,))  # type: ignore[call-overload]
+    view = numpy.ndarray(shape, dtype, array, first, strides)
+    return view.view(numpy.memmap) if is_map else view
+
+
+def _obstacle(root: Any) -> str | None:
+    """Why mapping the file again would give different numbers, if it would."""
+    try:
+        region, anonymous = _region(root.ctypes.data)
+        num_bytes = os.stat(root.filename).st_size
+    except OSError:
+        return "the file is gone"
+    if region.endswith("(deleted)") or num_bytes < root.offset + root.nbytes:
+        return "the file is not the one that was mapped"
+    return "the private map was written to" if anonymous else None
+
+
+def _region(address: int) -> tuple[str, int]:
+    """(what is mapped at an address, how many kilobytes of it are private to this process)."""
+    region, is_found = "", False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        begin, separator, _ = line.partition(" ")[0].partition("-")
+        if separator:
+            if is_found:
+                break
+            end = line.partition("-")[2].partition(" ")[0]
+            region, is_found = line, int(begin, 16) <= address < int(end, 16)
+        elif is_found and line.startswith("Anonymous:"):
+            return region, int(line.split()[1])
+    return region if is_found else "(deleted)", 0

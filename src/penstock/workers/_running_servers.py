@@ -5,6 +5,10 @@ what workers run, 0.12 on numba and 0.08 on its first kernels; a fork takes mill
 same time share a server, and a caller that will need one soon can have it started early. What workers inherit from
 their server is part of its kind: a program that changes its environment, its import path or the processors it may use
 gets another server for its next worker.
+
+    RunningServer        the owner's end of one server
+    ServerLease          the use of one, for as long as somebody needs it
+    ForkServerStarter    starts the workers of a crew through a leased server, and learns from it how they ended
 """
 
 from __future__ import annotations
@@ -26,7 +30,14 @@ from penstock.workers._fork_server import ForkServer
 from penstock.workers._forks import abandon_in_forks
 from penstock.workers._packed import is_importing_script
 from penstock.workers._parcel import Parcel
-from penstock.workers._starting import END_SECONDS, occupy_standard_descriptors, start_interpreter, wait_for
+from penstock.workers._starting import (
+    END_SECONDS,
+    EXIT_SECONDS,
+    WorkerProcess,
+    occupy_standard_descriptors,
+    start_interpreter,
+    wait_for,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +225,63 @@ def lease_early(environment: Mapping[str, str], warm_up: Callable[[], None]) -> 
     """Start a server that will be needed soon; None in a spawned process that is only importing the user's script."""
     is_importing = is_importing_script() or getattr(multiprocessing.current_process(), "_inheriting", False)
     return None if is_importing else ServerLease(environment, warm_up)
+
+
+class ForkServerStarter:
+    """Workers come from a fork server, which is leased with the first of them."""
+
+    def __init__(
+        self, life_line: int, environment: Mapping[str, str], program: Parcel, warm_up: Callable[[], None]
+    ) -> None:
+        self._life_line, self._environment, self._program = life_line, environment, program
+        self._warm_up = warm_up
+        self._lease: ServerLease | None = None
+        self._forked: dict[int, tuple[RunningServer, int]] = {}
+        """Which server forked each worker, and its number there."""
+
+    def start(self, number: int) -> WorkerProcess:
+        """Ask the server for a fork; if the server was killed, start another."""
+        ours, theirs = Channel.pair()
+        try:
+            self._forked[number] = self._fork(theirs)
+        except ConnectionError:
+            assert self._lease is not None
+            self._lease.report_dead()
+            self._lease.close()
+            self._lease = None
+            self._forked[number] = self._fork(theirs)
+        theirs.close()
+        self._program.send(ours)
+        return WorkerProcess(number, ours)
+
+    def find_pid(self, worker: WorkerProcess) -> int | None:
+        """What the server said."""
+        server, number = self._forked[worker.number]
+        return server.find_pid(number)
+
+    def exit_code(self, worker: WorkerProcess) -> int | None:
+        """What the server saw."""
+        server, number = self._forked.pop(worker.number)
+        if not server.wait_for_end(number, EXIT_SECONDS):
+            server.kill(number)
+            server.wait_for_end(number, EXIT_SECONDS)
+        worker.pid, code = server.forget(number)
+        return code
+
+    def close(self) -> None:
+        """Wait for the workers if others still use the server, otherwise for the server, which ends after them."""
+        deadline = time.monotonic() + END_SECONDS
+        for server, number in self._forked.values():
+            if server.is_shared:
+                server.wait_for_end(number, deadline - time.monotonic())
+            server.forget(number)
+        self._forked.clear()
+        if self._lease is not None:
+            self._lease.close()
+        self._program.close()
+
+    def _fork(self, channel: Channel) -> tuple[RunningServer, int]:
+        if self._lease is None:
+            self._lease = ServerLease(self._environment, self._warm_up)
+        server = self._lease.server
+        return server, server.fork(channel, self._life_line)
