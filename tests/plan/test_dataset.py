@@ -461,6 +461,17 @@ def test_a_dataset_that_describes_itself_takes_no_description(option: str, folde
         penstock.open(folder, **{option: "x"})  # type: ignore[arg-type]
 
 
+def test_lists_of_large_integers_are_not_rounded() -> None:
+    large = 2**63 + 5
+    ds = penstock.from_arrays({"x": [1, large], "y": [[1, large], [2]], "z": [[1], [large]]})
+    assert ds[1]["x"] == large
+    assert ds[:]["z"].tolist() == [[1], [large]]
+    assert ds[0]["y"].tolist() == [1, large]
+    assert ds.map(lambda row: {"x": [1, large]}).batch(2).read(0)["x"].tolist() == [[1, large]] * 2
+    with pytest.raises(SchemaError, match="object"):
+        penstock.from_arrays({"x": [-1, large]})
+
+
 def test_arrays_lists_and_byte_strings_become_columns() -> None:
     ds = penstock.from_arrays(
         {
