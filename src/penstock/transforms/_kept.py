@@ -84,7 +84,8 @@ def _holds(kind: str, least: int, largest: int) -> bool:
 
 
 def _infer_arrays(name: str, arrays: list[NDArray[Any]]) -> str:
-    dtype = common_dtype(arrays)
+    # An empty list is an array of float64, which says nothing about the column.
+    dtype = common_dtype([array for array in arrays if array.shape != (0,)] or arrays)
     shapes = {array.shape for array in arrays}
     if len(shapes) == 1:
         return Column(name, dtype, shapes.pop()).spec
