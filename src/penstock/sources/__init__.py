@@ -7,7 +7,7 @@ May import: `errors`, `filesystem`, `identity`. Imported by: `cli`, `preparation
 Holds state: the objects given as sources, by name.
 """
 
-from penstock.sources._formats import format_of
+from penstock.sources._formats import format_of, is_data_name
 from penstock.sources._listing import Source, list_files, list_skipped
 from penstock.sources._listing_local import changed_since
 from penstock.sources._model import Records, RowError, Rows, SourceFile, Split
@@ -39,6 +39,7 @@ __all__ = [
     "changed_since",
     "class_names",
     "format_of",
+    "is_data_name",
     "list_files",
     "list_skipped",
     "peek_split",
