@@ -22,6 +22,7 @@ import penstock
 from penstock.errors import DatasetChanged, IncompleteDataset, SchemaError
 
 NUM_SAMPLES = 100
+LARGE = 2**63
 COLUMNS = {"label": "int64", "image": "uint8[4,4]", "large": "float32[5000]", "tokens": "uint16[*]", "jpeg": "bytes"}
 
 
@@ -127,6 +128,42 @@ def test_what_is_no_index_is_a_type_error(ds: penstock.Dataset, indices: Any) ->
 def test_a_number_of_samples_to_take_is_answered_with_a_range(ds: penstock.Dataset) -> None:
     with pytest.raises(TypeError, match=r"The first 5 are range\(5\)"):
         ds.take(5)
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted", "found"),
+    [
+        ("hash", [1, LARGE + 5], [0, 2]),
+        ("hash", [-1, LARGE + 5], [2]),
+        ("hash", [0.5, LARGE + 5], [2]),
+        ("hash", float(LARGE), [1]),
+        ("hash", 2**70, []),
+        ("single", 0.1, [0]),
+        ("single", [0.1, 0.5], [0, 2]),
+        ("single", 1e39, []),
+        ("single", float("inf"), [3]),
+        ("double", 2**53 + 1, []),
+        ("double", [2**53, 1], [0, 1]),
+        ("flag", 1, [0, 2]),
+        ("flag", 2, []),
+        ("byte", [255, 256, -1], [2]),
+        ("byte", [1.5, 2.0, float("nan")], [1]),
+        ("byte", np.array([2, 255]), [1, 2]),
+        ("byte", [], []),
+    ],
+)
+def test_filter_compares_numbers_as_the_column_holds_them(column: str, wanted: Any, found: list[int]) -> None:
+    ds = penstock.from_arrays(
+        {
+            "index": np.arange(4),
+            "hash": np.array([1, LARGE, LARGE + 5, LARGE + 7], np.uint64),
+            "single": np.array([0.1, 0.2, 0.5, np.inf], np.float32),
+            "double": np.array([2.0**53, 1.0, -np.inf, np.nan]),
+            "flag": np.array([True, False, True, False]),
+            "byte": np.array([1, 2, 255, 0], np.uint8),
+        }
+    )
+    assert ds.filter(**{column: wanted})[:]["index"].tolist() == found
 
 
 def test_a_mask_is_answered_with_filter(ds: penstock.Dataset) -> None:
@@ -459,6 +496,17 @@ def test_a_path_may_be_text(folder: Path) -> None:
 def test_a_dataset_that_describes_itself_takes_no_description(option: str, folder: Path) -> None:
     with pytest.raises(ValueError, match="describes itself"):
         penstock.open(folder, **{option: "x"})  # type: ignore[arg-type]
+
+
+def test_lists_of_large_integers_are_not_rounded() -> None:
+    large = LARGE + 5
+    ds = penstock.from_arrays({"x": [1, large], "y": [[1, large], [2]], "z": [[1], [large]]})
+    assert ds[1]["x"] == large
+    assert ds[:]["z"].tolist() == [[1], [large]]
+    assert ds[0]["y"].tolist() == [1, large]
+    assert ds.map(lambda row: {"x": [1, large]}).batch(2).read(0)["x"].tolist() == [[1, large]] * 2
+    with pytest.raises(SchemaError, match="object"):
+        penstock.from_arrays({"x": [-1, large]})
 
 
 def test_arrays_lists_and_byte_strings_become_columns() -> None:

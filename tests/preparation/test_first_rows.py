@@ -51,6 +51,41 @@ def test_a_source_without_rows_is_named(tmp_path: Path) -> None:
         prepare(tmp_path / "a.csv", tmp_path / "data", workers=1)
 
 
+def test_lists_of_large_integers_are_stored_exactly(tmp_path: Path) -> None:
+    hashes = [[1, 2**63 + 5], [3, 2**64 - 1]]
+    rows = [{"hashes": each} for each in hashes]
+    for kind, name in ((pa.list_(pa.uint64()), "lists"), (pa.list_(pa.uint64(), 2), "pairs")):
+        pq.write_table(pa.table({"hashes": pa.array(hashes, kind)}), tmp_path / f"{name}.parquet")
+        prepare(tmp_path / f"{name}.parquet", tmp_path / name, workers=1)
+        assert [sample.tolist() for sample in penstock.open(tmp_path / name)[:]["hashes"]] == hashes
+    for options in ({}, {"transform": KeepColumns({"hashes": "uint64[2]"})}):
+        kept = keep(tmp_path, rows, overwrite=True, **options)
+        assert kept.schema["hashes"].dtype == np.uint64
+        assert kept[:]["hashes"].tolist() == hashes
+
+
+@pytest.mark.parametrize(
+    ("rows", "spec", "message"),
+    [
+        ([[0.5], [0.5, 2**53 + 1]], None, "'x' cannot be kept: its first rows hold integers that no 64-bit type holds"),
+        ([[0.5, 2**53 + 1]], "float64[*]", r"row 0: Column 'x' holds \[0.5, 9007199254740993\]"),
+        ([[1], [-1, 2**63 + 5]], "int64[*]", "row 1: Column 'x' holds"),
+        ([0.5, 1e39], "float32", r"row 1: Column 'x' holds 1e\+39"),
+        ([[0.5], [7e4]], "float16[*]", r"row 1: Column 'x' holds \[70000.0\]"),
+    ],
+)
+def test_a_number_that_the_column_cannot_hold_is_refused(
+    tmp_path: Path, rows: list[Any], spec: str | None, message: str
+) -> None:
+    with pytest.raises((FormatError, SchemaError), match=message):
+        keep(tmp_path, [{"x": row} for row in rows], transform=KeepColumns({"x": spec} if spec else ["x"]))
+
+
+def test_floats_are_rounded_to_narrower_ones_and_infinity_stays(tmp_path: Path) -> None:
+    kept = keep(tmp_path, [{"x": 0.1}, {"x": float("inf")}], transform=KeepColumns({"x": "bfloat16"}))
+    assert kept[:]["x"].astype(np.float32).tolist() == [0.10009765625, float("inf")]
+
+
 def test_a_column_that_no_row_has_is_asked_about(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"Column 'body' is null, here in every row\. The fields are 'text' "):
         keep(tmp_path, [{"text": "a"}], transform=Tokenize("bytes", "body"))

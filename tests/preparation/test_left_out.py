@@ -52,15 +52,31 @@ def test_files_of_a_folder_whose_names_say_nothing_are_told(tmp_path: Path) -> N
 
 
 def test_data_whose_name_begins_with_an_underscore_is_told(tmp_path: Path) -> None:
-    for name in ("a.txt", "_b.txt", "deep/_c.txt", "_SUCCESS", "_README"):
+    for name in ("a.txt", "_b.txt", "deep/_c.txt", "_SUCCESS", "_README", "_noise_/deep/d.txt", "_noise_/README.txt"):
         path = tmp_path / "raw" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
     done = prepare(tmp_path / "raw", tmp_path / "data", transform=Tokenize("bytes"), workers=1)
     assert done.num_samples == 1
     [note] = done.notes
-    assert note.startswith(f"Skipped files whose names begin with an underscore: 2 .txt ({tmp_path}/raw/_b.txt, …).")
+    told = "Skipped files whose names, or whose folders' names, begin with an underscore: 3 .txt"
+    assert note.startswith(f"{told} ({tmp_path}/raw/_b.txt, …).")
     assert prepare(f"{tmp_path}/raw/*.txt", tmp_path / "all", transform=Tokenize("bytes"), workers=1).num_samples == 2
+
+
+def test_class_folders_that_begin_with_an_underscore_are_told_and_read_if_the_format_is_given(tmp_path: Path) -> None:
+    for name in ("yes/a.wav", "_noise_/b.wav", "_noise_/.c.wav", ".git/d.wav"):
+        path = tmp_path / "raw" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    done = prepare(tmp_path / "raw", tmp_path / "some", workers=1)
+    assert done.num_samples == 1
+    assert f"begin with an underscore: 1 .wav ({tmp_path}/raw/_noise_/b.wav)" in done.notes[0]
+    prepare(tmp_path / "raw", tmp_path / "all", reading=penstock.SourceOptions(format="audio"), workers=1)
+    assert penstock.open(tmp_path / "all").classes == ("_noise_", "yes")
+    (tmp_path / "raw" / "yes" / "a.wav").unlink()
+    with pytest.raises(FileNotFoundError, match=r"that begin with an underscore \(1 \.wav\)"):
+        prepare(tmp_path / "raw", tmp_path / "none", workers=1)
 
 
 def test_files_that_are_no_longer_given_are_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -64,3 +65,11 @@ def test_a_data_frame_is_a_table(tmp_path: Path) -> None:
         (b"c", 3),
     ]
     assert done.notes == ()
+
+
+def test_an_empty_list_among_arrays_says_nothing_about_their_type(tmp_path: Path) -> None:
+    rows = [{"labels": []}, {"labels": np.array([1, 2])}, {"labels": np.array([3])}]
+    prepare(rows, tmp_path / "data", workers=1)
+    labels = penstock.open(tmp_path / "data")[:]["labels"]
+    assert labels.values.dtype == np.int64
+    assert [each.tolist() for each in labels] == [[], [1, 2], [3]]

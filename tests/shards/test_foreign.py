@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -208,6 +209,14 @@ def test_a_raw_file_that_does_not_fit_is_refused(
     np.arange(10, dtype=np.uint16).tofile(tmp_path / "train.bin")
     with pytest.raises(error, match=message):
         penstock.open(tmp_path / "train.bin", **options)
+
+
+def test_big_endian_numbers_in_a_raw_file_are_refused_and_not_read_the_wrong_way_round(tmp_path: Path) -> None:
+    np.arange(6, dtype=">f4").tofile(tmp_path / "x.bin")
+    with pytest.raises(SchemaError, match=r"dtype >f4 is big-endian.*array\.astype\('<f4'\)"):
+        penstock.open(tmp_path / "x.bin", dtype=np.dtype(">f4"))
+    for dtype in (np.dtype(">u1"), np.uint8, np.dtype("<f4"), np.float32, ml_dtypes.bfloat16):
+        assert len(penstock.open(tmp_path / "x.bin", dtype=dtype)) == 24 // np.dtype(dtype).itemsize
 
 
 def test_an_empty_raw_file_has_no_samples(tmp_path: Path) -> None:

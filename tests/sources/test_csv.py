@@ -307,6 +307,16 @@ def test_whole_numbers_are_never_rounded_by_the_type_inferred(tmp_path: Path) ->
     assert rows[0]["large"] == str(2**64)
 
 
+def test_a_number_too_large_for_its_type_is_a_bad_row_and_not_infinite(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,x\na,0.5\nb,1e39\nc,inf\nd,-1e400\ne,\n")
+    rows, errors = gather(tmp_path / "a.csv", types={"x": "float32"})
+    assert rows == [{"id": "a", "x": 0.5}, {"id": "c", "x": float("inf")}, {"id": "e", "x": None}]
+    assert ["types={'x': 'float64'}" in error.message for error in errors] == [True, False]
+    rows, errors = gather(tmp_path / "a.csv", types={"x": "float64"})
+    assert [row["x"] for row in rows] == [0.5, 1e39, float("inf"), None]
+    assert [error.row for error in errors] == [3]
+
+
 def test_large_numbers_some_of_which_are_missing_stay_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", b"id,age\n9007199254740993,9007199254740992\n,\n")
     options = SourceOptions(types="infer", missing="nan")

@@ -199,6 +199,7 @@ def test_typed_members_are_numbers_and_arrays_and_the_key_is_kept(tmp_path: Path
     ("name", "content", "message"),
     [
         ("a.cls", b"cat", "is not a decimal number"),
+        ("a.id", b"9" * 21, "is not a decimal number of 64 bits"),
         ("a.npy", b"nonsense", "is not a .npy file of numbers"),
         ("a.npy", npy(np.array([{}], dtype=object)), "is not a .npy file of numbers"),
     ],
@@ -212,6 +213,20 @@ def test_members_that_are_not_what_they_say_are_bad_rows(
     [records] = read_split(split, options)
     assert [error.reason for error in records.errors] == ["wrong_type"]
     assert message in records.errors[0].message
+    assert records.columns["key"] == ["b"]
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 2**64 - 1])
+def test_numbers_of_64_bits_are_read_from_typed_members(tmp_path: Path, number: int) -> None:
+    write(tmp_path / "a.tar", tar_of([("a.id", b"%d" % number), ("a.txt", b"x")]))
+    penstock.prepare(tmp_path / "a.tar", tmp_path / "data", reading=SourceOptions(typed_members=True), workers=1)
+    assert int(penstock.open(tmp_path / "data")[0]["id"]) == number
+
+
+def test_a_member_called_key_is_not_replaced_by_the_key_of_its_sample(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", tar_of([("a.key", b"secret"), ("b.cls", b"1")]))
+    [records] = read_split(Split("webdataset", str(tmp_path / "a.tar"), 0, -1, 0), SourceOptions(typed_members=True))
+    assert "the column 'key' is for the keys of samples" in records.errors[0].message
     assert records.columns["key"] == ["b"]
 
 

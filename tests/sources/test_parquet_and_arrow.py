@@ -177,6 +177,30 @@ def test_hugging_face_datasets_are_read_from_disk_and_as_objects(tmp_path: Path)
         gather(datasets.DatasetDict({"train": dataset}))
 
 
+def test_a_hugging_face_dataset_whose_columns_were_replaced_is_not_read_from_its_old_files(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="pip install datasets")
+    old = [{"id": n, "score": n + 10} for n in range(20)]
+    datasets.Dataset.from_list(old).save_to_disk(str(tmp_path / "saved"), num_shards=2)
+    loaded = datasets.load_from_disk(str(tmp_path / "saved"))
+    replaced = loaded.remove_columns("score").add_column("score", list(range(50, 70)))
+    swapped = loaded.rename_columns({"id": "score", "score": "id"}).select_columns(["id", "score"])
+    for each in (replaced, swapped):
+        assert each.column_names == loaded.column_names
+        assert each.cache_files
+        assert gather(each, target_bytes=100)[0] == list(each)
+    described = loaded.cast_column("score", datasets.ClassLabel(num_classes=70))
+    assert gather(described, target_bytes=100)[0] == old
+
+
+def test_a_hugging_face_dataset_with_a_transform_is_refused_rather_than_read_without_it(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="pip install datasets")
+    plain = datasets.Dataset.from_list([{"id": n} for n in range(3)])
+    doubled = plain.with_transform(lambda batch: {"id": [2 * value for value in batch["id"]]})
+    with pytest.raises(ValueError, match="has a transform"):
+        gather(doubled)
+    assert gather(doubled.with_format(None))[0] == list(plain)
+
+
 def test_a_saved_dataset_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "../secret.arrow"}]}')
     with pytest.raises(FormatError, match="outside the folder"):

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.schema import Ragged, array_of_tensor
+from penstock.schema import Ragged, array_of_tensor, exact_array
 
 Row = Mapping[str, Any]
 
@@ -125,7 +125,7 @@ def _fill_in(values: list[Any], arrays: list[NDArray[Any] | None]) -> list[NDArr
 
 def _as_array(value: Any) -> NDArray[Any] | None:
     try:
-        return np.asarray(without_torch(value))
+        return exact_array(without_torch(value))
     except ValueError:  # lists of uneven length
         return None
 

@@ -123,7 +123,7 @@ def plan_run(survey: Survey) -> RunPlan:
         removed=_removed(survey),
         is_up_to_date=survey.is_up_to_date,
         notes=(
-            *note_skipped_files(survey.skipped_files),
+            *note_skipped_files(survey.skipped_files, request.reading),
             *note_gone(previous, survey.files),
             *note_numbers_as_text(survey.numbers_as_text),
             *note_limit(specification.limit),

@@ -21,7 +21,7 @@ from penstock.preparation._specification import Specification
 from penstock.preparation._task_record import TaskRecord
 from penstock.shapes import COUNT, misfit
 from penstock.shards import Manifest, classes_of
-from penstock.sources import SourceFile, changed_since
+from penstock.sources import SourceFile, SourceOptions, changed_since, is_data_name
 
 PHASES = ("read", "transform", "write")
 _SHOWN_KINDS = 5
@@ -106,10 +106,10 @@ def describe_run(settings: Settings, summary: Prepared) -> dict[str, Any]:
     }
 
 
-def note_skipped_files(paths: Sequence[str]) -> list[str]:
+def note_skipped_files(paths: Sequence[str], reading: SourceOptions) -> list[str]:
     """Notes if folders contain files that were not read, counted by extension."""
-    private = [path for path in paths if os.path.basename(path).startswith("_")]
-    unknown = [path for path in paths if not os.path.basename(path).startswith("_")]
+    private = [path for path in paths if is_data_name(path, reading)]
+    unknown = [path for path in paths if not is_data_name(path, reading)]
     notes = []
     if unknown:
         notes.append(
@@ -118,8 +118,9 @@ def note_skipped_files(paths: Sequence[str]) -> list[str]:
         )
     if private:
         notes.append(
-            f"Skipped files whose names begin with an underscore: {_kinds(private)} ({_such_as(private)}). "
-            "If they are data, give them as paths or by a glob, as in 'folder/*.txt'."
+            f"Skipped files whose names, or whose folders' names, begin with an underscore: {_kinds(private)} "
+            f"({_such_as(private)}). If they are data, give them as paths or by a glob, as in 'folder/*.txt'; images "
+            "and sounds also by their format, as in --format images."
         )
     return notes
 

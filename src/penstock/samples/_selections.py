@@ -21,7 +21,7 @@ from penstock.errors import SchemaError, whole_number
 from penstock.order import derive_key, draw_shares, share_ranges
 from penstock.samples._keys import By
 from penstock.samples._samples import Samples
-from penstock.schema import Column, Ragged, Schema
+from penstock.schema import Column, Schema, exact_array
 from penstock.shards import read_samples, samples_per_chunk
 from penstock.splitmix import GAMMA, mix
 
@@ -55,16 +55,16 @@ def find_true(mask: Any, num_samples: int) -> NDArray[np.int64]:
 
 def _fulfil(samples: Samples, column: Column, condition: Condition, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
     step = samples_per_chunk(samples.storage, [column], _CHUNK_BYTES)
+    test = condition if callable(condition) else _comparison(column, condition)
     kept = np.zeros(len(indices), bool)
     for begin in range(0, len(indices), step):
         chunk = indices[begin : begin + step]
         values = read_samples(samples.storage, column, samples.locate(chunk))
-        kept[begin : begin + step] = _check(column, condition, values, len(chunk))
+        kept[begin : begin + step] = _check(column, np.asarray(test(values)), len(chunk))
     return kept
 
 
-def _check(column: Column, condition: Condition, values: Ragged | NDArray[Any], num_values: int) -> NDArray[np.bool_]:
-    found = np.asarray(condition(values)) if callable(condition) else _compare(column, values, condition)
+def _check(column: Column, found: NDArray[Any], num_values: int) -> NDArray[np.bool_]:
     if found.dtype != np.bool_ or found.shape != (num_values,):
         raise ValueError(
             f"filter({column.name}=…): the function must give {num_values:,} bools for {num_values:,} values; it gave "
@@ -73,17 +73,43 @@ def _check(column: Column, condition: Condition, values: Ragged | NDArray[Any], 
     return found
 
 
-def _compare(column: Column, values: Ragged | NDArray[Any], wanted: Any) -> NDArray[np.bool_]:
+def _comparison(column: Column, wanted: Any) -> Callable[[Any], NDArray[np.bool_]]:
+    """A function that says which values of a column are the wanted one, or among those wanted."""
     chosen = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset, np.ndarray, range)) else [wanted]
     if column.kind == "bytes":
         _check_kind(column, chosen, (str, bytes), "texts")
         texts = {text.encode() if isinstance(text, str) else text for text in chosen}
-        return np.array([value in texts for value in values], bool)
+        return lambda values: np.array([value in texts for value in values], bool)
     if column.is_ragged or column.shape:
         raise SchemaError(f"filter({column.name}=…): the column is {column.spec}; give a function of its values.")
     _check_kind(column, chosen, (Real, np.bool_), "numbers")
-    found: NDArray[np.bool_] = np.isin(np.asarray(values), chosen)
-    return found
+    numbers = _as_stored(column.dtype, chosen)
+    return lambda values: np.isin(np.asarray(values), numbers)
+
+
+def _as_stored(dtype: np.dtype[Any], chosen: list[Any]) -> NDArray[Any]:
+    """The numbers as a column holds them: floats rounded as it rounds them, others only if it holds them exactly.
+
+    Left to numpy, 0.1 is not in a float32 column that holds it, and [1, 2**63 + 5] would be compared as floats.
+    """
+    given = exact_array(chosen)
+    if given.dtype.kind in "iu" and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return given[(given >= limits.min) & (given <= limits.max)].astype(dtype)
+    with np.errstate(over="ignore"):
+        stored = [_convert(dtype, value) for value in chosen]
+    return np.array([value for value in stored if value is not None], dtype)
+
+
+def _convert(dtype: np.dtype[Any], value: Any) -> Any:
+    """A number in this dtype; None if no sample can have it."""
+    try:
+        stored = np.array(value if dtype.kind in "fcV" else int(value)).astype(dtype)[()]
+    except (ValueError, OverflowError):  # not a whole number, or one of more than 64 bits
+        return None
+    is_float = isinstance(value, (float, np.floating)) and dtype.kind in "fcV"
+    keeps = np.isfinite(stored) == np.isfinite(value) if is_float else stored.item() == value
+    return stored if keeps else None
 
 
 def _check_kind(column: Column, chosen: list[Any], kinds: tuple[type, ...], expected: str) -> None:

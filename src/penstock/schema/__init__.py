@@ -15,6 +15,7 @@ from penstock.schema._dtypes import (
     dtype_tag,
     name_of_dtype,
 )
+from penstock.schema._numbers import common_dtype, exact_array
 from penstock.schema._ragged import Ragged, join_samples, offsets_of, take_samples
 
 __all__ = [
@@ -24,10 +25,12 @@ __all__ = [
     "Ragged",
     "Schema",
     "array_of_tensor",
+    "common_dtype",
     "dtype_from_name",
     "dtype_from_tag",
     "dtype_name",
     "dtype_tag",
+    "exact_array",
     "join_samples",
     "name_of_dtype",
     "offsets_of",

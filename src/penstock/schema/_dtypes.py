@@ -83,8 +83,20 @@ def dtype_from_tag(tag: str) -> np.dtype[Any]:
 
 
 def name_of_dtype(dtype: DTypeLike) -> str:
-    """Name of a dtype given as text, which may be one that numpy itself does not know, or as numpy's own."""
-    return dtype_name(dtype_from_name(dtype) if isinstance(dtype, str) else np.dtype(dtype))
+    """Name of a dtype given as text, which may be one that numpy itself does not know, or as numpy's own.
+
+    Raises:
+        SchemaError: no shard can hold it, or its bytes are in the other order, which a name does not say.
+    """
+    if isinstance(dtype, str):
+        return dtype_name(dtype_from_name(dtype))
+    given = np.dtype(dtype)
+    if given.newbyteorder("<") != given:
+        raise SchemaError(
+            f"dtype {given.str} is big-endian; shards and raw files hold little-endian numbers. "
+            f"Write them so: array.astype({given.newbyteorder('<').str!r})."
+        )
+    return dtype_name(given)
 
 
 def array_of_tensor(tensor: Any) -> NDArray[Any]:

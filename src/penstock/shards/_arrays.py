@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
 from penstock.filesystem import MappedFile
-from penstock.schema import Column, Ragged, Schema
+from penstock.schema import Column, Ragged, Schema, common_dtype, exact_array
 from penstock.shards._checksums import checksum
 from penstock.shards._convert import convert_batch
 from penstock.shards._gather import gather_fixed, gather_lengths, gather_ragged, gather_spans, gather_stream
@@ -207,7 +207,7 @@ def _spec(name: str, value: Any) -> str:
         if samples[0].ndim and len({sample.shape for sample in samples}) > 1:
             # An empty list is an array of float64, which says nothing about the column.
             telling = [sample for sample in samples if sample.size] or samples
-            return Column(name, np.result_type(*telling), samples[0].shape[1:], "ragged").spec
+            return Column(name, common_dtype(telling), samples[0].shape[1:], "ragged").spec
     array = _as_array(name, value)
     if array.ndim == 0:
         raise SchemaError(f"Column {name!r} is a single value; a column has one per sample.")
@@ -216,6 +216,6 @@ def _spec(name: str, value: Any) -> str:
 
 def _as_array(name: str, value: Any) -> NDArray[Any]:
     try:
-        return np.asarray(value)
+        return exact_array(value)
     except (TypeError, ValueError) as error:
         raise SchemaError(f"Column {name!r}: this value cannot be converted to an array: {error}") from None

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.schema import Column, Ragged, array_of_tensor
+from penstock.schema import Column, Ragged, array_of_tensor, exact_array
 
 
 def convert_sample(column: Column, value: Any) -> NDArray[Any]:
@@ -82,7 +82,7 @@ def _convert_dtype(column: Column, value: Any) -> NDArray[Any]:
 
 def _as_array(column: Column, value: Any) -> NDArray[Any]:
     try:
-        array = np.asarray(array_of_tensor(value) if _is_tensor(value) else value)
+        array = exact_array(array_of_tensor(value) if _is_tensor(value) else value)
     except (ValueError, TypeError, RuntimeError) as error:  # torch raises the latter two
         raise SchemaError(f"Column {column.name!r}: this value cannot be converted to an array: {error}") from None
     if array.dtype.kind not in "biufcV" or array.dtype.type is np.void:

@@ -11,7 +11,7 @@ from penstock.sources._listing import Source, list_files, list_skipped
 from penstock.sources._listing_local import changed_since
 from penstock.sources._model import Records, RowError, Rows, SourceFile, Split
 from penstock.sources._objects import IterableSource
-from penstock.sources._options import FORMATS, Format, SourceOptions, TextUnit, format_of
+from penstock.sources._options import FORMATS, Format, SourceOptions, TextUnit, format_of, is_data_name
 from penstock.sources._reading import (
     peek_split,
     read_rows,
@@ -38,6 +38,7 @@ __all__ = [
     "changed_since",
     "class_names",
     "format_of",
+    "is_data_name",
     "list_files",
     "list_skipped",
     "peek_split",

@@ -7,6 +7,7 @@ identifier. Whole numbers are never inferred to be floats that would round them:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -97,9 +98,18 @@ def _convert(column: Any, kind: str, options: SourceOptions) -> tuple[Any, dict[
         misfits = {place: value for place, value in enumerate(values) if not _fits(value, target)}
         fitting = [None if place in misfits else value for place, value in enumerate(values)]
         converted = pa.array(fitting, column.type).cast(target)
+    if pa.types.is_floating(target):
+        misfits |= _overflown(present, converted)
     if options.missing == "nan" and pa.types.is_floating(target):
         converted = converted.fill_null(float("nan"))
     return converted, misfits
+
+
+def _overflown(texts: Any, numbers: Any) -> dict[int, str]:
+    """Numbers too large for the type, by their places: Arrow reads them as infinite."""
+    infinite = np.flatnonzero(arrow("compute").is_inf(numbers).fill_null(False).to_numpy(zero_copy_only=False))
+    found = {int(place): texts[int(place)].as_py() for place in infinite}
+    return {place: text for place, text in found.items() if _NUMBER.fullmatch(text.lstrip("+"))}
 
 
 def _fits(value: str | None, target: Any) -> bool:
@@ -117,6 +127,6 @@ def _misfit(path: str, row: int, name: str, kind: str, value: str) -> RowError:
 
 def _guess_cause(name: str, value: str) -> str:
     if _NUMBER.fullmatch(value):
-        better = "text" if _WHOLE_NUMBER.fullmatch(value) else "float64"
+        better = "text" if _WHOLE_NUMBER.fullmatch(value) or math.isinf(float(value)) else "float64"
         return f" Is it right? Then the column needs another type: types={{{name!r}: {better!r}}}."
     return " Is it missing? Then name it in null_values (--null-values)." if len(value) < 10 else ""

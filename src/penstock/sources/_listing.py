@@ -20,7 +20,7 @@ from penstock.filesystem import similar_path
 from penstock.sources._listing_local import expand_local, first_folder, is_wanted_folder, is_wanted_name, skipped_in
 from penstock.sources._model import SourceFile
 from penstock.sources._objects import IterableSource, is_table, list_object
-from penstock.sources._options import COLUMN_OF_FILES, FORMATS, SourceOptions, format_of
+from penstock.sources._options import COLUMN_OF_FILES, FORMATS, SourceOptions, format_of, is_data_name
 from penstock.sources._remote import RemoteStore
 from penstock.sources._urls import Url, address_of, is_remote
 
@@ -140,6 +140,12 @@ def _check_unread(source: str, options: SourceOptions) -> None:
         return
     kinds = collections.Counter(posixpath.splitext(name)[1].lower() or "no extension" for name in names)
     found = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN_KINDS))
+    if any(is_data_name(name, options) for name in names):
+        raise FileNotFoundError(
+            f"{source}: all files that can be read have names, or are in folders with names, that begin with an "
+            f"underscore ({found}). Give them as paths or by a glob; images and sounds also by their format, as in "
+            "reading=SourceOptions(format='images') (--format)."
+        )
     raise FileNotFoundError(
         f"{source}: no file has a recognised extension ({found}). If these are {', '.join(FORMATS[:-1])} or "
         f"{FORMATS[-1]}, pass reading=SourceOptions(format=…) (--format); if not, read them yourself and give the rows "

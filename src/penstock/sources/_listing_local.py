@@ -63,7 +63,7 @@ def skipped_in(source: str, options: SourceOptions) -> Iterator[str]:
     """Files in a folder that are not listed because of their names, but may well be data."""
     path = _absolute(source)
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, _STATE_NAME)):
-        yield from _walk(path, options, set(), is_worth_a_word)
+        yield from _walk(path, options, set(), is_worth_a_word, _is_private_data)
 
 
 def is_wanted_name(name: str, options: SourceOptions) -> bool:
@@ -75,7 +75,7 @@ def is_visible_name(name: str, options: SourceOptions) -> bool:
     """Whether a file found in a folder is not one of those that tools write beside data."""
     if name.startswith(".") or (name.startswith("_") and options.format not in COLUMN_OF_FILES):
         return False
-    return options.format is not None or name.lower().split(".", 1)[0] not in _NOT_DATA
+    return not _is_description(name, options)
 
 
 def is_worth_a_word(name: str, options: SourceOptions) -> bool:
@@ -83,6 +83,16 @@ def is_worth_a_word(name: str, options: SourceOptions) -> bool:
     if is_visible_name(name, options):
         return not is_data_name(name, options)
     return name.startswith("_") and os.path.splitext(name)[1] != "" and is_data_name(name, options)
+
+
+def _is_private_data(name: str, options: SourceOptions) -> bool:
+    """Whether a file in a folder that begins with an underscore may well be data."""
+    return is_data_name(name, options) and not _is_description(name, options)
+
+
+def _is_description(name: str, options: SourceOptions) -> bool:
+    """Whether a name is one of those under which people and tools describe data."""
+    return options.format is None and name.lower().split(".", 1)[0] in _NOT_DATA
 
 
 def is_wanted_folder(name: str, options: SourceOptions) -> bool:
@@ -148,17 +158,24 @@ def _walk(
     options: SourceOptions,
     seen: set[tuple[int, int]],
     takes: Callable[[str, SourceOptions], bool] = is_visible_name,
+    takes_in_private: Callable[[str, SourceOptions], bool] | None = None,
 ) -> Iterator[str]:
-    """Files in a folder and its subfolders whose names `takes` accepts, whatever format they suggest."""
+    """Files in a folder and its subfolders whose names `takes` accepts, whatever format they suggest.
+
+    Folders that begin with an underscore are passed over, unless `takes_in_private` says what to take from them.
+    """
     status = os.stat(folder)
     if (status.st_dev, status.st_ino) in seen or _is_dataset(folder):  # a link that leads back up, or our own output
         return
     seen.add((status.st_dev, status.st_ino))
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.startswith("."):
+                continue
             if entry.is_dir():
-                if is_wanted_folder(entry.name, options):
-                    yield from _walk(entry.path, options, seen, takes)
+                inside = takes if is_wanted_folder(entry.name, options) else takes_in_private
+                if inside is not None:
+                    yield from _walk(entry.path, options, seen, inside, takes_in_private)
             elif (entry.is_file() or entry.is_symlink()) and takes(entry.name, options):
                 yield entry.path
 

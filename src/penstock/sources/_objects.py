@@ -83,8 +83,10 @@ def list_object(source: Any, number: int) -> list[SourceFile]:
     """The object as one file, or as the files that it is made of."""
     if type(source).__name__ in ("DatasetDict", "IterableDatasetDict"):
         raise ValueError(f"The dataset has the parts {', '.join(map(repr, source))}; give one of them.")
-    if _is_hf_dataset(source) and (paths := _files_of_dataset(source)):
-        return list_local_files(paths)
+    if _is_hf_dataset(source):
+        _check_no_transform(source)
+        if paths := _files_of_dataset(source):
+            return list_local_files(paths)
     name = source.name if isinstance(source, IterableSource) else type(source).__name__.lower()
     path = f"object:{number}:{name}"
     if type(source).__module__.partition(".")[0] in _DATA_FRAMES:
@@ -138,10 +140,19 @@ def _is_hf_dataset(source: Any) -> bool:
     return datasets is not None and isinstance(source, datasets.Dataset)
 
 
+def _check_no_transform(dataset: Any) -> None:
+    """Refuse a dataset whose rows a function changes when they are accessed: what is stored are the rows before."""
+    if dataset.format["type"] == "custom":
+        raise ValueError(
+            "The dataset has a transform (set_transform, with_transform), which is not applied here. Give "
+            "dataset.with_format(None), with the function as a map of the plan or as transform=."
+        )
+
+
 def _files_of_dataset(dataset: Any) -> list[str]:
-    """Arrow files that hold exactly the dataset; none if rows or columns were selected, or a file occurs twice."""
+    """Arrow files that hold exactly the dataset; none if rows or columns were changed, or a file occurs twice."""
     paths = [entry["filename"] for entry in dataset.cache_files]
-    if dataset._indices is not None or len(set(paths)) != len(paths):
+    if dataset._indices is not None or len(set(paths)) != len(paths) or not _is_as_in_files(dataset.data):
         return []
     ipc, num_rows = arrow("ipc"), 0
     for path in paths:
@@ -151,6 +162,20 @@ def _files_of_dataset(dataset: Any) -> list[str]:
                 return []
             num_rows += sum(batch.num_rows for batch in reader)
     return paths if num_rows == len(dataset) else []  # a dataset in memory has no files
+
+
+def _is_as_in_files(table: Any) -> bool:
+    """Whether a dataset's table is made of mapped files with nothing beside them, and nothing done to their columns.
+
+    Names and counts do not show it: a column may have been replaced by another of the same name.
+    """
+    blocks = getattr(table, "blocks", [[table]])
+    return all(len(row) == 1 and _is_whole_file(row[0]) for row in blocks)
+
+
+def _is_whole_file(block: Any) -> bool:
+    changes = getattr(block, "replays", None)  # a table in memory keeps no list of them
+    return changes is not None and all(name == "replace_schema_metadata" for name, *_ in changes)
 
 
 def _num_bytes(source: Any) -> int:

@@ -37,7 +37,8 @@ from penstock.sources._options import SourceOptions
 _DRAIN_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 1 << 20
 _NUMBERS = frozenset({"cls", "index", "id"})
-_INTEGER = re.compile(rb"\s*[+-]?[0-9]{1,18}\s*")
+_INTEGER = re.compile(rb"\s*[+-]?[0-9]{1,20}\s*")
+"""What may fit 64 bits; Python would read a number of any length."""
 
 
 def read_webdataset(split: Split, options: SourceOptions) -> Iterator[Records]:
@@ -213,6 +214,8 @@ def _read_member(
         sample.blame("too_long", f"has {member.size:,} bytes in {name!r}, more than max_record_bytes")
     elif (column := extension.replace(".", "_") if options.typed_members else extension) in sample.values:
         sample.blame("duplicate", f"has the member {name!r} twice")
+    elif options.typed_members and column == "key":
+        sample.blame("duplicate", f"has the member {name!r}, but the column 'key' is for the keys of samples")
     elif options.columns is None or column in options.columns:
         content = _content_of(archive, member)
         sample.num_bytes += len(content)
@@ -231,7 +234,7 @@ def _value_of(extension: str, content: bytes) -> Any:
     kind = extension.rpartition(".")[2]
     if kind in _NUMBERS:
         if not _INTEGER.fullmatch(content):
-            raise ValueError(f"{content!r:.40} is not a decimal number")
+            raise ValueError(f"{content!r:.40} is not a decimal number of 64 bits")
         return int(content)
     if kind == "npy":
         try:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.schema import Column, Ragged
+from penstock.schema import Column, Ragged, common_dtype, exact_array
 from penstock.sources import Records
 from penstock.transforms._byte_rows import find_column, is_arrow, read_bytes
 from penstock.transforms._transform import BadRows
@@ -60,13 +60,22 @@ def infer_type(name: str, column: Any) -> str:
     if all(type(value) is int for value in known):  # numpy would turn integers too large for int64 into floats
         kind = next((kind for kind in ("int64", "uint64") if _holds(kind, min(known), max(known))), None)
         return kind or _refuse(name, "integers of more than 64 bits")
+    found = "values that are not numbers of one shape"
     try:
-        return _infer_arrays(name, [np.asarray(value) for value in known])
+        arrays = [exact_array(value) for value in known]
+        if any(map(_holds_numbers, arrays)):
+            found = "integers that no 64-bit type holds exactly, beside the others"
+        return _infer_arrays(name, arrays)
     except (ValueError, TypeError):  # objects, or arrays of several dtypes or shapes
-        return _refuse(name, "values that are not numbers of one shape")
+        return _refuse(name, found)
 
 
 _ONLY_NULLS = "nothing but nulls (is the name right? if so, give its type, as in keep={name: 'float32'})"
+
+
+def _holds_numbers(array: NDArray[Any]) -> bool:
+    """Whether an array of objects is one of numbers that have no common type."""
+    return array.dtype.hasobject and all(isinstance(each, (int, float)) for each in array.ravel())
 
 
 def _holds(kind: str, least: int, largest: int) -> bool:
@@ -75,7 +84,8 @@ def _holds(kind: str, least: int, largest: int) -> bool:
 
 
 def _infer_arrays(name: str, arrays: list[NDArray[Any]]) -> str:
-    dtype = np.result_type(*{array.dtype for array in arrays})
+    # An empty list is an array of float64, which says nothing about the column.
+    dtype = common_dtype([array for array in arrays if array.shape != (0,)] or arrays)
     shapes = {array.shape for array in arrays}
     if len(shapes) == 1:
         return Column(name, dtype, shapes.pop()).spec
@@ -177,18 +187,24 @@ def _read_value(column: Column, value: Any, place: int, bad: BadRows, empty: NDA
 def _convert(column: Column, value: Any) -> NDArray[Any] | None:
     """The value in the column's dtype and shape; None if that would change it."""
     try:
-        array = np.asarray(value)
+        array = exact_array(value)
         with np.errstate(all="ignore"):
             converted = array.astype(column.dtype)
         shape = array.shape[1:] if column.is_ragged and array.ndim else array.shape
         # Floats may be rounded to the column's precision; everything else must come back unchanged.
-        is_rounded = array.dtype.kind == column.dtype.kind == "f"
-        is_same = array.dtype.kind in "biuf" and (is_rounded or _is_exact(array, converted))
+        is_float = array.dtype.kind == "f" and column.dtype.kind in "fV"  # "V" is bfloat16 and the like
+        keeps = _is_rounded if is_float else _is_exact
+        is_same = array.dtype.kind in "biuf" and keeps(array, converted)
     except (ValueError, TypeError, OverflowError):
         return None
     if column.is_ragged and array.shape == (0,):
         return converted.reshape(0, *column.shape)
     return converted if is_same and shape == column.shape and (array.ndim or not column.is_ragged) else None
+
+
+def _is_rounded(array: NDArray[Any], converted: NDArray[Any]) -> bool:
+    """Whether floats are at most rounded: one too large for the column's dtype would become infinite."""
+    return bool((np.isfinite(array) == np.isfinite(converted)).all())
 
 
 def _is_exact(array: NDArray[Any], converted: NDArray[Any]) -> bool:
