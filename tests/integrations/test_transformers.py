@@ -129,6 +129,28 @@ def test_evaluation_takes_plans_by_name_and_gives_each_its_loss(tmp_path: Path) 
     assert trainer.evaluate(plans["packed"])["eval_loss"] == pytest.approx(found["eval_packed_loss"])
 
 
+@pytest.mark.parametrize("verb", ["pack", "pad", "window"])
+def test_the_loss_of_an_evaluation_is_the_mean_over_targets_not_over_batches(tmp_path: Path, verb: str) -> None:
+    rows = getattr(documents(), verb)(32)
+    trainer = Trainer(tiny_llama(), arguments(tmp_path), train_dataset=packed())
+    whole = trainer.evaluate(rows.batch(rows.num_rows, tail="even"))["eval_loss"]
+    uneven = rows.batch(rows.num_rows - 1, tail="even")  # the last batch has one row
+    assert trainer.evaluate(uneven)["eval_loss"] == pytest.approx(whole, rel=1e-6)
+    assert trainer.predict(uneven).metrics["test_loss"] == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_row_that_comes_twice_in_an_evaluation_has_labels_once(tmp_path: Path) -> None:
+    plan = documents().pack(32).batch(4, tail="even")  # 22 rows: the last batch has too few for four ranks
+    loaders = [ModelLoader(plan, num_workers=0, rank=rank, world_size=4) for rank in range(4)]
+    trainer = Trainer(tiny_llama(), arguments(tmp_path), train_dataset=packed())
+    batches = [batch for loader in loaders for batch in trainer.get_eval_dataloader(loader)]
+    num_targets = sum(int((batch["labels"] != -100).sum()) for batch in batches)
+    counted = plan.ledger().packing
+    assert counted is not None
+    assert sum(batch["input_ids"].numel() for batch in batches) > 22 * 32
+    assert num_targets == counted.num_tokens - counted.num_pieces
+
+
 def test_a_trainer_without_plans_is_the_frameworks_own(tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8
     trainer = Trainer(tiny_llama(), arguments(tmp_path, max_steps=1), None, rows, rows)

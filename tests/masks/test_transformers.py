@@ -93,6 +93,29 @@ def test_the_check_refuses_a_model_whose_convolutions_cross_borders() -> None:
         masks.check_isolation(model, pack(LENGTHS, ROW_LENGTH))
 
 
+def test_the_check_takes_rounding_among_experts_for_what_it_is() -> None:
+    torch.manual_seed(0)
+    sizes = {**SMALL, "hidden_size": 256, "head_dim": 16}
+    experts = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    configuration = transformers.Qwen3MoeConfig(**sizes, **experts)
+    model = transformers.AutoModelForCausalLM.from_config(configuration, attn_implementation="sdpa").eval()
+    batch = pack(LENGTHS, ROW_LENGTH)
+    changed = {**batch, "input_ids": batch["input_ids"].clone()}
+    changed["input_ids"][0, :40] = 1
+    differs = logits(model, changed) != logits(model, batch)
+    assert differs[batch["document_ids"] > 0].any()  # or this is no test of rounding
+    masks.check_isolation(model, batch)
+
+
+def test_the_check_refuses_experts_that_never_read_positions() -> None:
+    sizes = {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.GptOssConfig(**sizes), attn_implementation="eager"
+    )
+    with pytest.raises(RuntimeError, match="GptOssForCausalLM does not keep packed documents apart"):
+        masks.check_isolation(model, pack(LENGTHS, ROW_LENGTH))
+
+
 def test_the_check_needs_two_documents() -> None:
     with pytest.raises(ValueError, match="holds one document"):
         masks.check_isolation(build("llama", "sdpa"), pack([[128]], ROW_LENGTH))

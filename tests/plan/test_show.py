@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 import penstock
 from penstock.errors import StageError
@@ -76,3 +77,13 @@ def test_rows_that_fill_up_an_epochs_last_batch_are_shown_to_the_ranks_that_read
     padded = documents.pad().batch(4, tail="pad")
     assert "document 4: 4 tokens, 3 predicted" in padded.show(1, letters)
     assert "document 0: 4 tokens, 0 predicted" in padded.show(1, letters)  # its labels are hidden
+
+
+def test_control_tokens_are_shown_although_a_tokenizer_would_leave_them_out() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<|end|>": 2}, unk_token="a"))
+    tokenizer.add_special_tokens(["<|end|>"])
+    data = penstock.from_arrays({"tokens": [np.array([0, 2]), np.array([1, 0, 2])]})
+    plan = data.pack(8).batch(1)
+    assert "a <|end|>" not in tokenizer.decode([0, 2])
+    for shows in (tokenizer, tokenizer.decode):
+        assert "│ b a <|end|>" in plan.show(0, shows)

@@ -231,3 +231,11 @@ def test_any_ragged_column_pads_and_nests(side: Any) -> None:
         penstock.Ragged(np.zeros(1, np.uint8), np.array([0, 1]), is_bytes=True).padded()
     with pytest.raises(ValueError, match="'right' or 'left'"):
         boxes.padded(side="both")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int16, np.float16, bool])
+def test_tensors_of_any_dtype_of_tokens_pad_as_arrays_do(dtype: Any) -> None:
+    arrays = penstock.Ragged.from_lengths(np.array([1, 0, 250, 1, 1]).astype(dtype), [2, 0, 3])
+    tensors = penstock.Ragged(torch.from_numpy(arrays.values), torch.from_numpy(arrays.offsets))
+    assert tensors.padded(1).dtype == tensors.values.dtype  # type: ignore[comparison-overlap]
+    assert tensors.padded(1).tolist() == arrays.padded(1).tolist()

@@ -134,6 +134,11 @@ def test_only_streams_of_integers_are_windowed(columns: dict[str, Any]) -> None:
         penstock.from_arrays(columns).window(2)
 
 
+def test_documents_that_happen_to_be_of_one_length_are_told_what_to_do_about_windows() -> None:
+    with pytest.raises(SchemaError, match="all of one length.*a Ragged makes them uneven"):
+        penstock.from_arrays({"tokens": [np.arange(8), np.arange(8)]}).window(4)
+
+
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     for build in (lambda: dataset().pack(8, column="ids"), lambda: dataset().window(8, column="ids")):
         with pytest.raises(SchemaError, match="No column 'ids'; the columns are 'tokens'"):

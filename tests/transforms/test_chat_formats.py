@@ -260,3 +260,16 @@ def test_a_column_may_be_a_field_of_another(tmp_path: Path, kind: str) -> None:
     penstock.prepare(source, tmp_path / "out", transform=Tokenize("bytes", column="a.b.c"), workers=1)
     found = [bytes(sample["tokens"].astype("uint8")).decode() for sample in penstock.open(tmp_path / "out")]
     assert found == [f"text {row}" for row in range(50)]
+
+
+def test_inspect_does_not_claim_a_template_where_texts_were_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, pair = [{"prompt": "a", "chosen": "b", "rejected": "c"}], {"chat_format": "preference", "column": "prompt"}
+    for name, template in (("plain", None), ("rendered", PLAIN)):
+        transform = penstock.Tokenize(hf_tokenizer(), chat_template=template, **pair)
+        penstock.prepare(rows, tmp_path / name, transform=transform)
+    assert main(["inspect", str(tmp_path / "plain")]) == 0
+    assert "Tokenize, preference joined as plain text, column prompt" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "rendered")]) == 0
+    assert "Tokenize, chat template, column prompt" in capsys.readouterr().out

@@ -43,8 +43,8 @@ CHATML = (
 ENGINES = ("gigatoken", "reference")
 
 
-def sentencepiece_bpe() -> Tokenizer:
-    """As Llama 2's: spaces as ▁, unknown characters as bytes, control tokens in the vocabulary."""
+def trained_with_bytes() -> Tokenizer:
+    """As `tokenizers` leaves one that it trained: the bytes that spell unknown characters are flagged special."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(
@@ -53,7 +53,12 @@ def sentencepiece_bpe() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator([library_texts()[4]], trainer)
-    content = json.loads(tokenizer.to_str())
+    return tokenizer
+
+
+def sentencepiece_bpe() -> Tokenizer:
+    """As Llama 2's: spaces as ▁, unknown characters as bytes, control tokens in the vocabulary."""
+    content = json.loads(trained_with_bytes().to_str())
     content["added_tokens"] = content["added_tokens"][:3]
     return Tokenizer.from_str(json.dumps(content))
 
@@ -95,7 +100,7 @@ def test_a_document_cannot_end_itself(engine: str) -> None:
     assert hf_tokenizer().decode(tokens[:-1], skip_special_tokens=False) == f"a{EOS}b"
 
 
-@pytest.mark.parametrize("make", [hf_tokenizer, sentencepiece_bpe, word_pieces])
+@pytest.mark.parametrize("make", [hf_tokenizer, sentencepiece_bpe, trained_with_bytes, word_pieces])
 def test_text_is_encoded_as_tokenizers_does_when_told_to_encode_special_tokens(make: Callable[[], Tokenizer]) -> None:
     own = make()
     own.encode_special_tokens = True
@@ -130,6 +135,17 @@ def test_a_unigram_vocabulary_lets_control_tokens_through_in_tokenizers_itself_b
     [tokens] = token_lists(run(unigram(), text_records(["a</s>b"])))
     assert 1 not in tokens
     assert "".join(unigram().id_to_token(token) for token in tokens) == "▁a</s>b"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bytes_that_are_flagged_special_still_spell_what_the_vocabulary_lacks(engine: str) -> None:
+    tokenizer = trained_with_bytes()
+    written, spelled = token_lists(
+        run(tokenizer, text_records(["<0xE5>", "\N{CJK UNIFIED IDEOGRAPH-5B57}"]), engine=engine)
+    )
+    assert [tokenizer.id_to_token(token) for token in spelled[-3:]] == ["<0xE5>", "<0xAD>", "<0x97>"]
+    assert tokenizer.token_to_id("<0xE5>") not in written
+    assert "".join(map(tokenizer.id_to_token, written)) == "▁<0xE5>"
 
 
 def test_added_tokens_that_are_not_special_stay_tokens() -> None:
@@ -176,6 +192,26 @@ def test_a_vocabulary_that_merges_text_into_a_special_token_is_refused() -> None
     with pytest.raises(FormatError, match=r"merges ordinary text into its special token .* special_tokens='allow'"):
         run(tokenizer, text_records(["a"]))
     assert run(tokenizer, text_records(["a"]), special_tokens="allow").num_samples == 1
+
+
+@pytest.mark.parametrize("unknown", ["<unk>", None])
+def test_a_character_that_only_a_special_token_spells_is_refused_not_lost(unknown: str | None) -> None:
+    tokenizer = Tokenizer(models.BPE(unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<unk>", "</s>", "\n"]
+    tokenizer.train_from_iterator(["ab cd"], trainers.BpeTrainer(special_tokens=special, show_progress=False))
+    with pytest.raises(FormatError, match=r"special token '\\n', a character .* texts would lose it.*'allow'"):
+        run(tokenizer, text_records(["ab\ncd"]))
+    [tokens] = token_lists(run(tokenizer, text_records(["ab\ncd"]), special_tokens="allow"))
+    assert tokens.count(tokenizer.token_to_id("\n")) == 1
+
+
+def test_a_special_character_that_bytes_can_spell_is_text() -> None:
+    tokenizer = hf_tokenizer()
+    tokenizer.add_special_tokens(["\n"])
+    [tokens] = token_lists(run(tokenizer, text_records(["a\nb"])))
+    assert tokenizer.token_to_id("\n") not in tokens
+    assert tokenizer.decode(tokens) == "a\nb"
 
 
 def chat(talks: list[Any], template: str = CHATML, tokenizer: Any = None, **options: Any) -> Output:
@@ -281,6 +317,8 @@ def test_the_choice_is_recorded_and_part_of_the_identity() -> None:
     assert allowed.attributes["tokenizer"]["special_tokens"] == "allow"
     assert "special_tokens" not in allowed.identity, "so that datasets from before can be continued"
     assert "special_tokens" not in Tokenize("bytes").identity, "bytes never were control tokens"
+    assert "bytes" in Tokenize(trained_with_bytes()).identity, "their tokens were others before"
+    assert "bytes" not in base.identity
 
 
 class TestDatasets:

@@ -204,9 +204,15 @@ def _tokenizer(value: Mapping[str, Any]) -> str:
 
 def _transform(value: Mapping[str, Any]) -> str:
     shown = {key: value[key] for key in _SHOWN_OF_TRANSFORM if key in value}
-    chat = ["chat template"] if value.get("chat") else []
     rest = _in_words(shown)
-    return ", ".join([_in_words(value["transform"]), *chat, *([rest] if rest != "nothing" else [])])
+    return ", ".join([_in_words(value["transform"]), *_chat(value.get("chat")), *([rest] if rest != "nothing" else [])])
+
+
+def _chat(value: Any) -> list[str]:
+    """How conversations became text, if there were any; pairs and prompts may be joined without a template."""
+    if not isinstance(value, Mapping) or not value:
+        return []
+    return ["chat template"] if "template" in value else [f"{_in_words(value.get('format'))} joined as plain text"]
 
 
 def _skipped(value: Mapping[str, Any]) -> str:

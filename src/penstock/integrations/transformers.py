@@ -4,7 +4,7 @@
 
     Trainer(model, args, train_dataset=plan, eval_dataset=other_plan).train(resume_from_checkpoint=True)
 
-Three things stand between a plan and a transformers model, and are done here:
+Four things stand between a plan and a transformers model, and are done here:
 
 - **Arguments.** A packed batch becomes what `masks.hugging_face_kwargs` says, so that no document sees another, and
   labels that the plan has shifted are shifted back, since these models shift them: `ModelLoader`.
@@ -12,6 +12,8 @@ Three things stand between a plan and a transformers model, and are done here:
   `per_device_train_batch_size`, so the two must agree, and a message says how.
 - **Epochs.** To resume, the `Trainer` divides its steps by the length of the first epoch, and epochs of `tail="carry"`
   differ by a batch. So its epochs are loops of equally many steps (`DataLoader(plan, steps=...)`), which is exact.
+- **Evaluation.** The `Trainer` averages the mean losses of batches, and packed rows are one line to it, so that a last
+  batch of one row would count as much as a full one. Its loss becomes the mean over all targets of the plan, each once.
 """
 
 from __future__ import annotations
@@ -50,14 +52,19 @@ class ModelLoader(DataLoader[dict[str, Any]]):
         return map(self.collate_fn, super().__iter__())
 
 
-def model_arguments(batch: Mapping[str, Any], *, labels: Literal["next", "same"] | None) -> dict[str, Any]:
+def model_arguments(
+    batch: Mapping[str, Any], *, labels: Literal["next", "same"] | None, once: bool = False
+) -> dict[str, Any]:
     """The batch of a plan as a transformers model takes it; `labels` as the plan has them.
 
-    The last label of a row is of a token that is not in it, and these models have no place for that one.
+    The last label of a row is of a token that is not in it, and these models have no place for that one. With `once`,
+    rows that come twice in an epoch have labels only the first time.
     """
     arguments = dict(batch)
+    if once and labels is not None and "is_repeated" in batch:
+        arguments["labels"] = batch["labels"].masked_fill(batch["is_repeated"][:, None], _IGNORED)
     if labels == "next":
-        arguments["labels"] = torch.nn.functional.pad(batch["labels"], (1, 0), value=_IGNORED)[:, :-1]
+        arguments["labels"] = torch.nn.functional.pad(arguments["labels"], (1, 0), value=_IGNORED)[:, :-1]
     if "cu_seqlens" in arguments:
         return dict(hugging_face_kwargs(arguments))
     if labels is None:  # samples: they are the user's, and go as they are
@@ -80,6 +87,7 @@ class TakesPlans(transformers.Trainer):
         for name, value in plans.items():
             setattr(self, name, {**getattr(self, name), **value} if isinstance(value, dict) else value)
         self._data_scalars: LoaderScalars | None = None
+        self._losses: list[torch.Tensor] | None = None
 
     def get_train_dataloader(self) -> Any:
         """The loader of the plan to train on, if it is one."""
@@ -99,6 +107,27 @@ class TakesPlans(transformers.Trainer):
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """The loader of the plan to predict, if it is one."""
         return self._as_loader(test_dataset) if _is_plan(test_dataset) else super().get_test_dataloader(test_dataset)
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the framework does; the loss of a plan of tokens is the mean over its targets."""
+        self._losses = [] if isinstance(dataloader, ModelLoader) and dataloader.plan.labels is not None else None
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        noted, self._losses = self._losses, None
+        name = f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
+        if noted and name in output.metrics:
+            sums = torch.stack(noted).cpu().double().sum(dim=0).float()
+            total, count = self.accelerator.reduce(sums.to(self.args.device))
+            output.metrics[name] = (total / count).item()
+        return output
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the framework does; the loss is noted, with the number of its targets."""
+        found = super().prediction_step(model, inputs, *args, **kwargs)
+        if self._losses is not None and found[0] is not None:
+            count = (inputs["labels"] != _IGNORED).sum()
+            total = torch.where(count > 0, found[0].float() * count, 0)  # the mean over none is NaN
+            self._losses.append(torch.stack([total, count.float()]))
+        return found
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows of an epoch."""
@@ -129,15 +158,19 @@ class TakesPlans(transformers.Trainer):
         if isinstance(data, ModelLoader):
             if micro_batch is not None:
                 _check_pieces(data, micro_batch)
-            return data
-        return ModelLoader(
-            plan,
-            num_workers=self.args.dataloader_num_workers or None,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-            pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",
-            micro_batch=micro_batch,
-            steps=plan.num_batches() if is_training else None,
-        )
+            loader = data
+        else:
+            loader = ModelLoader(
+                plan,
+                num_workers=self.args.dataloader_num_workers or None,
+                prefetch_factor=self.args.dataloader_prefetch_factor,
+                pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",
+                micro_batch=micro_batch,
+                steps=plan.num_batches() if is_training else None,
+            )
+        if not is_training:
+            loader.collate_fn = functools.partial(loader.collate_fn, once=True)
+        return loader
 
 
 class Trainer(TakesPlans):

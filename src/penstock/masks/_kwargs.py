@@ -13,7 +13,8 @@ A row's padding tail is one segment of its own. Inside it padding sees earlier p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypedDict, overload
 
 import torch
@@ -86,7 +87,7 @@ def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
     `attention_mask`, because its presence turns packing off. The four boundary arguments are for
     FlashAttention and work together: with one missing, boundaries are guessed from `position_ids`.
     The other backends always read them from there, but only in a model without a cache, which is
-    why `use_cache=False` is among them. A few architectures (OPT, BLOOM, Falcon, MPT, Mamba, LFM2) never look:
+    why `use_cache=False` is among them. Some architectures (OPT, BLOOM, Falcon, MPT, gpt-oss, Mamba, LFM2) never look:
     `check_isolation` tells.
 
     transformers shifts labels itself, so pack with `labels="same"`.
@@ -114,21 +115,26 @@ def check_isolation(model: Callable[..., Any], batch: Batch) -> None:
     `model(**hugging_face_kwargs(batch))` runs twice, in eval mode and without gradients; compare on the
     device and with the attention you train with. This waits for the GPU.
 
+    A mixture of experts computes the tokens of all documents in groups, so that others differ in their last bits. Where
+    logits differ, the model therefore runs once more: only what a gradient flows back from depends on the document.
+
     Raises:
         RuntimeError: documents see each other, so this model must not be trained on packed rows.
         ValueError: the batch holds fewer than two documents, so there is nothing to compare.
     """
     kwargs = hugging_face_kwargs(batch)
     documents = tensor(batch, "document_ids").reshape(-1).to(kwargs["input_ids"].device)
-    is_other = (documents != documents[0]) & (documents >= 0)
+    is_first, is_other = documents == documents[0], (documents != documents[0]) & (documents >= 0)
     if not is_other.any():
         raise ValueError("the batch holds one document; expected two or more, to see whether one changes another.")
-    changed = kwargs["input_ids"].clone()
-    is_first = documents == documents[0]  # to its last token: a convolution looks back over a few only
+    changed = kwargs["input_ids"].clone()  # to its last token: a convolution looks back over a few only
     changed[0, is_first] = (changed[0, is_first] == 0).to(changed.dtype)
-    before, after = _logits(model, kwargs), _logits(model, {**kwargs, "input_ids": changed})
-    num_changed = int((before != after).any(dim=-1)[0, is_other].sum())
-    if num_changed:
+    with _evaluating(model):
+        with torch.no_grad():
+            before, after = model(**kwargs).logits, model(**{**kwargs, "input_ids": changed}).logits
+        num_changed = int((before != after).any(dim=-1)[0, is_other].sum())
+        is_rounding = num_changed and not _depends(model, kwargs, is_first, is_other)
+    if num_changed and not is_rounding:
         raise RuntimeError(
             f"other tokens in the batch's first document changed the logits of {num_changed} tokens of others, of "
             f"{int(is_other.sum())}: {type(model).__name__} does not keep packed documents apart. Use another "
@@ -136,17 +142,42 @@ def check_isolation(model: Callable[..., Any], batch: Batch) -> None:
         )
 
 
-def _logits(model: Callable[..., Any], kwargs: Mapping[str, object]) -> Tensor:
+def _depends(model: Callable[..., Any], kwargs: Mapping[str, object], is_first: Tensor, is_other: Tensor) -> bool:
+    """Whether a gradient flows from the logits of others to the first document; True if the model cannot say.
+
+    Attention that is masked has a weight of exactly zero, and so has its gradient.
+    """
+    find = getattr(getattr(model, "module", model), "get_input_embeddings", None)
+    if find is None:
+        return True
+    given: list[Tensor] = []
+
+    def watch(_module: object, _inputs: object, output: Tensor) -> Tensor:
+        given.append(output.detach().requires_grad_())
+        return given[-1].clone()  # some models change it in place
+
+    handle = find().register_forward_hook(watch)
+    try:
+        with torch.enable_grad():
+            total = model(**kwargs).logits[0, is_other].float().square().sum()
+            (gradient,) = torch.autograd.grad(total, given[:1])
+    except NotImplementedError:  # no backward pass: FlexAttention on a CPU
+        return True
+    finally:
+        handle.remove()
+    return bool(gradient[0, is_first].any())
+
+
+@contextlib.contextmanager
+def _evaluating(model: Callable[..., Any]) -> Iterator[None]:
     was_training = getattr(model, "training", False)
     try:
         if was_training:
             model.eval()  # type: ignore[attr-defined]
-        with torch.no_grad():
-            logits: Tensor = model(**kwargs).logits
+        yield
     finally:
         if was_training:
             model.train()  # type: ignore[attr-defined]
-    return logits
 
 
 def _flat(batch: Batch, key: str) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -32,7 +34,7 @@ def show_batch(batch: Mapping[str, Any], traces: Sequence[DocumentTrace], tokeni
     """
     if "input_ids" not in batch or "labels" not in batch:
         raise StageError("show() prints rows of tokens: window(), pack() or pad() makes them.")
-    decode: Decode = getattr(tokenizer, "decode", None) or tokenizer or _as_numbers  # type: ignore[assignment]
+    decode = _decoder(tokenizer)
     input_ids = batch["input_ids"]
     lines = [f"{counted(len(input_ids), 'row')} of {counted(input_ids.shape[1], 'place')}"]
     for row, ids in enumerate(input_ids):
@@ -45,6 +47,16 @@ def show_batch(batch: Mapping[str, Any], traces: Sequence[DocumentTrace], tokeni
         if padding := input_ids.shape[1] - sum(trace.size for trace in own):
             lines.append(f"  ┆ {counted(padding, 'place')} of padding{' before it' if left else ''}")
     return "\n".join(lines)
+
+
+def _decoder(tokenizer: Tokenizer | Decode | None) -> Decode:
+    """What turns ids into text, control tokens included: `tokenizers` leaves them out unless told not to."""
+    decode: Decode = getattr(tokenizer, "decode", None) or tokenizer or _as_numbers  # type: ignore[assignment]
+    try:
+        can_skip = "skip_special_tokens" in inspect.signature(decode).parameters
+    except ValueError:  # a function in C may not say what it takes
+        can_skip = False
+    return functools.partial(decode, skip_special_tokens=False) if can_skip else decode
 
 
 def _lines_of(trace: DocumentTrace, ids: NDArray[Any], labels: NDArray[Any], decode: Decode) -> Iterator[str]:

@@ -21,12 +21,16 @@ def packed_column(schema: Schema, name: str, *, verb: str = "pack") -> Column:
     column = schema[name]
     if column.kind == "ragged" and _holds_tokens(column):
         return column
-    hint = "Name the token column with column=."
-    if column.kind == "fixed" and len(column.shape) == 1:
-        hint = "Its documents are all of one length: batch() alone takes them as they are, a Ragged makes them uneven."
     raise SchemaError(
-        f"{verb}() takes documents of uneven length, as in 'uint16[*]'; column {name!r} is {column.spec}. {hint}"
+        f"{verb}() takes documents of uneven length, as in 'uint16[*]'; column {name!r} is {column.spec}. "
+        f"{_advise(column)}"
     )
+
+
+def _advise(column: Column) -> str:
+    if column.kind == "fixed" and len(column.shape) == 1:
+        return "Its documents are all of one length: batch() alone takes them as they are, a Ragged makes them uneven."
+    return "Name the token column with column=."
 
 
 def windowed_column(schema: Schema, name: str) -> Column:
@@ -34,7 +38,7 @@ def windowed_column(schema: Schema, name: str) -> Column:
     column = schema[name]
     if column.kind == "bytes" or not _holds_tokens(column):
         raise SchemaError(
-            f"window() cuts a stream of integers; column {name!r} is {column.spec}. Name the token column with column=."
+            f"window() cuts a stream of integers; column {name!r} is {column.spec}. {_advise(column)}"
         )
     return column
 

@@ -74,7 +74,7 @@ class Ragged:
         shape = (*is_value.shape, *values.shape[1:])
         padded: NDArray[Any]
         padded = values.new_full(shape, value) if self._is_of_tensors else np.full(shape, value, values.dtype)
-        padded[is_value] = values
+        _writable(padded)[is_value] = _writable(values)
         return padded
 
     def mask(self, *, multiple: int = 1, side: Literal["right", "left"] = "right") -> NDArray[np.bool_]:
@@ -130,6 +130,14 @@ class Ragged:
     def __repr__(self) -> str:
         dtype = "bytes" if self.is_bytes else str(self.values.dtype).removeprefix("torch.")
         return f"Ragged({len(self)} samples, {len(self.values)} values of {dtype})"
+
+
+def _writable(values: Any) -> Any:
+    """The same memory in a dtype that can be indexed: torch cannot write to places of wide unsigned integers."""
+    name = str(values.dtype)
+    if name not in ("torch.uint16", "torch.uint32", "torch.uint64"):
+        return values
+    return values.view(getattr(sys.modules["torch"], name.removeprefix("torch.u")))
 
 
 def offsets_of(lengths: NDArray[Any] | Sequence[int]) -> NDArray[np.int64]:

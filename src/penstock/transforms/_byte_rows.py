@@ -72,9 +72,14 @@ def mark_absent(records: Records, name: str, bad: BadRows) -> None:
     column = find_column(records, name)
     if not is_arrow(column) or str(column.type) != "null":
         return
+    there = "" if name in records.known else (list_fields(records, name) or " Is the name right?")
+    _mark_nulls(name, range(len(column)), bad, f", here in every row.{there}")
+
+
+def list_fields(records: Records, name: str) -> str:
+    """A sentence about the fields that there are, and the one that is probably meant; "" if the reader does not say."""
     fields = ", ".join(map(repr, records.known[:_SHOWN_FIELDS])) + (", …" if len(records.known) > _SHOWN_FIELDS else "")
-    there = f" The fields are {fields}.{did_you_mean(name, records.known)}" if fields else " Is the name right?"
-    _mark_nulls(name, range(len(column)), bad, f", here in every row.{'' if name in records.known else there}")
+    return f" The fields are {fields}.{did_you_mean(name, records.known)}" if fields else ""
 
 
 def read_text(records: Records, name: str, bad: BadRows) -> Ragged:

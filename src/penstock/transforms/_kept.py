@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.errors import SchemaError
 from penstock.schema import Column, Ragged, common_dtype, exact_array
 from penstock.sources import Records
-from penstock.transforms._byte_rows import find_column, is_arrow, read_bytes
+from penstock.transforms._byte_rows import find_column, is_arrow, list_fields, read_bytes
 from penstock.transforms._transform import BadRows
 
 Keep = Sequence[str] | Mapping[str, str]
@@ -41,7 +41,16 @@ def check_keep(keep: Keep, made: Iterable[str]) -> tuple[tuple[str, str | None],
 
 def infer_types(keep: Iterable[tuple[str, str | None]], records: Records) -> dict[str, str]:
     """Type of each kept column, inferred from these records if not given."""
-    return {name: spec or infer_type(name, find_column(records, name)) for name, spec in keep}
+    return {name: spec or _infer_kept(name, records) for name, spec in keep}
+
+
+def _infer_kept(name: str, records: Records) -> str:
+    column = find_column(records, name)
+    if name not in records.known and is_arrow(column) and str(column.type) == "null":
+        fields = list_fields(records, name)
+        if fields:
+            raise SchemaError(f"Column {name!r} cannot be kept: the first rows have no such field.{fields}")
+    return infer_type(name, column)
 
 
 def infer_type(name: str, column: Any) -> str:

@@ -16,7 +16,10 @@ the same tokens for BPE, but is bypassed by a Unigram vocabulary, which has `</s
 A defused conversation must render to the same text as the original once its marks are removed: a template that looks
 for special tokens in the messages is refused, not misread. One that cuts words out of them may still form a new one.
 
-Only tokens that are flagged special count. Other added tokens (runs of spaces, Qwen's `<tool_call>`) are vocabulary.
+Only tokens that are flagged special count. Other added tokens (runs of spaces, Qwen's `<tool_call>`) are vocabulary. So
+are the bytes of `byte_fallback` (`<0x0A>`), which `tokenizers` flags if it trained them: the model spells unknown
+characters with them, and would have no name for them if they were renamed. A text that contains `<0x0A>` does not mean
+the byte, so they are no added tokens in the sealed tokenizer.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ import numpy as np
 
 from penstock.errors import FormatError
 from penstock.schema import Ragged
-from penstock.transforms._tokenizer_source import TokenizerSource
+from penstock.transforms._tokenizer_source import TokenizerSource, import_text
 from penstock.transforms._transform import BadRows
 
 MARK = "\ufdd2"
@@ -50,17 +53,18 @@ def seal_tokenizer(source: TokenizerSource) -> TokenizerSource:
     """The same tokenizer, but with special tokens that no text can spell.
 
     Raises:
-        FormatError: its vocabulary builds a special token from ordinary ones.
+        FormatError: its vocabulary builds a special token from ordinary ones, or has no other spelling for one.
     """
     if not source.controls:
         return source
-    specials = {MARK + name if name in source.controls else name: index for name, index in source.specials.items()}
-    data = _seal_data(source.kind, source.name, source.data, source.controls)
+    kept = {name: index for name, index in source.specials.items() if name not in source.fallback_bytes}
+    specials = {MARK + name if name in source.controls else name: index for name, index in kept.items()}
+    data = _seal_data(source.kind, source.name, source.data, source.controls, source.fallback_bytes)
     return dataclasses.replace(source, data=data, specials=specials, controls=frozenset())
 
 
 @functools.lru_cache(maxsize=2)
-def _seal_data(kind: str, name: str, data: bytes, controls: frozenset[str]) -> bytes:
+def _seal_data(kind: str, name: str, data: bytes, controls: frozenset[str], fallback_bytes: frozenset[str]) -> bytes:
     content = json.loads(data)
 
     def rename(token: str) -> str:
@@ -71,8 +75,8 @@ def _seal_data(kind: str, name: str, data: bytes, controls: frozenset[str]) -> b
         return json.dumps(content).encode()
     model = content["model"]
     _check_merges(name, model.get("merges") or (), controls)
-    for added in content["added_tokens"]:
-        added["content"] = rename(added["content"])
+    added_tokens = [each for each in content["added_tokens"] if each["content"] not in fallback_bytes]
+    content["added_tokens"] = [{**each, "content": rename(each["content"])} for each in added_tokens]
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         model["vocab"] = {rename(token): index for token, index in vocabulary.items()}
@@ -80,7 +84,9 @@ def _seal_data(kind: str, name: str, data: bytes, controls: frozenset[str]) -> b
         model["vocab"] = [[rename(token), *score] for token, *score in vocabulary]
     if model.get("unk_token"):
         model["unk_token"] = rename(model["unk_token"])
-    return json.dumps(content).encode()
+    sealed = json.dumps(content)
+    _check_characters(name, data.decode(), sealed, [token for token in controls if len(token) == 1])
+    return sealed.encode()
 
 
 def _check_merges(name: str, merges: Iterable[Any], controls: frozenset[str]) -> None:
@@ -92,6 +98,25 @@ def _check_merges(name: str, merges: Iterable[Any], controls: frozenset[str]) ->
                     f"{name} merges ordinary text into its special token {token!r}, so they cannot be distinguished. "
                     f"Use special_tokens='allow' (--special-tokens allow), or a tokenizer without that merge."
                 )
+
+
+def _check_characters(name: str, open_json: str, sealed_json: str, characters: list[str]) -> None:
+    """Refuse a character that only its special token spells: as text it would be unknown, or vanish."""
+    if not characters:
+        return
+    load = import_text("tokenizers").Tokenizer.from_str
+    own, sealed = load(open_json), load(sealed_json)
+    own.encode_special_tokens = True
+    model = json.loads(sealed_json)["model"]
+    unknown = model.get("unk_id", sealed.token_to_id(model.get("unk_token") or ""))
+    for character in characters:
+        whole, spelled = (each.encode(character, add_special_tokens=False).ids for each in (own, sealed))
+        if own.token_to_id(character) in whole and (unknown in spelled or len(spelled) < len(whole)):
+            raise FormatError(
+                f"{name} has the special token {character!r}, a character that its vocabulary cannot spell in another "
+                "way, so texts would lose it. Use special_tokens='allow' (--special-tokens allow), or a tokenizer in "
+                "which it is not special."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,8 @@ class Tokenize:
             "chat": self._chat and self._chat.identity,
             # Datasets made before this option existed used "allow", and can be continued with it.
             **({"special_tokens": self.special_tokens} if self._guard else {}),
+            # Before, characters that the vocabulary lacks were unknown, not spelled with these.
+            **({"bytes": "spelled"} if self._guard and self._source.fallback_bytes else {}),
         }  # fmt: skip
 
     @property

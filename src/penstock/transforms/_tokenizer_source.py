@@ -25,6 +25,7 @@ BYTES_EOS, BYTES_BOS = "<|eos|>", "<|bos|>"
 _BYTES_SPECIALS = {BYTES_EOS: 256, BYTES_BOS: 257}
 TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Names under which a tokenizer declares tokens, and chat templates know them."""
+_BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _TIKTOKEN_PREFIX = "tiktoken:"
 _SENTENCEPIECE_SUFFIX = ".model"
 _CONVERT = "Convert it once with transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
@@ -64,6 +65,8 @@ class TokenizerSource:
     """Added tokens and their ids."""
     controls: frozenset[str] = field(default=frozenset(), repr=False)
     """Those of them that are special: the libraries would turn them into control tokens even in ordinary text."""
+    fallback_bytes: frozenset[str] = field(default=frozenset(), repr=False)
+    """Those that are flagged special, but with which the model spells characters that it lacks: `<0x0A>`."""
     declared: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What else a folder declares: "eos_token" and other `TOKEN_ROLES`, "chat_template", and "tool_template" if it has
     another one for conversations with tools."""
@@ -274,6 +277,8 @@ def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> Tokenizer
         )
     ids = loaded.get_vocab(with_added_tokens=True)
     added = loaded.get_added_tokens_decoder()
+    special = frozenset(token.content for token in added.values() if token.special)
+    fallback_bytes = special & _BYTE_TOKENS if content["model"].get("byte_fallback") else frozenset()
     return TokenizerSource(
         "json",
         name,
@@ -281,7 +286,8 @@ def _load_json(name: str, data: bytes, declared: Mapping[str, str]) -> Tokenizer
         hash_content(content),
         vocab_size=max(ids.values(), default=-1) + 1,
         specials={token.content: index for index, token in added.items()},
-        controls=frozenset(token.content for token in added.values() if token.special),
+        controls=special - fallback_bytes,
+        fallback_bytes=fallback_bytes,
         declared=dict(declared),
     )
 
