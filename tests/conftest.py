@@ -5,9 +5,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-collect_ignore_glob = ["*/strangers/*", "integrations/scripts/*"]
-"""Training scripts as others write them: they train when they are imported, which collecting doctests would do."""
-
 settings.register_profile("everyday", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everyday")
 
