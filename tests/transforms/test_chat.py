@@ -207,7 +207,7 @@ def test_arguments_of_tools_lose_the_fields_that_arrow_filled_with_nulls() -> No
     assert [bytes(tokens).decode() for tokens in token_lists(output)] == expected
 
 
-def test_objects_stay_in_the_order_and_with_the_numbers_of_their_own_row(tmp_path: Path) -> None:
+def test_objects_stay_in_the_order_and_with_the_numbers_of_their_own_row(tmp_path: Path, inline: None) -> None:
     calls = [{"b": 1, "a": "x"}, {"a": "y", "b": 2.5}, {"a": 3, "c": [1, 2.5]}]
     rows = [
         {"data": {"messages": [{"role": "assistant", "content": "", "calls": [call]}]}, "tools": [call]}
