@@ -1,15 +1,22 @@
 """Property tests of every day: fewer examples than hypothesis's 100, and a busy machine is no failure."""
 
+import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-collect_ignore_glob = ["*/strangers/*", "integrations/scripts/*"]
-"""Training scripts as others write them: they train when they are imported, which collecting doctests would do."""
-
 settings.register_profile("everyday", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("everyday")
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of a preparation are done in this process: to the same bytes, and no worker has to start."""
+    from penstock.preparation import _engines
+
+    monkeypatch.setattr(_engines.Workforce, "_choose_engine", lambda *_: _engines.InlineTaskEngine())
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +28,27 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def lasting_fork_servers() -> Iterator[None]:
+    """Fork servers go on from test to test: each takes half a second of processor time to start, with torch three.
+
+    Two tests are not alike for a server, because pytest puts the name of each into the environment: not here.
+    """
+    from penstock.workers._running_servers import RunningServer, _running_servers, _RunningServers
+
+    lend, kept = _RunningServers.lend, []
+
+    def lend_and_keep(servers: _RunningServers, kind: Any) -> RunningServer:
+        variables = tuple(each for each in kind.environment if each[0] != "PYTEST_CURRENT_TEST")
+        kind = dataclasses.replace(kind, environment=variables)
+        if kind not in servers._servers:
+            kept.append(lend(servers, kind))
+        return lend(servers, kind)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_RunningServers, "lend", lend_and_keep)
+        yield
+    for server in kept:
+        _running_servers.take_back(server)

@@ -11,7 +11,6 @@ import pytest
 
 from given import GIVEN
 from pages import blocks_of, follow, given_by
-from penstock.preparation._engines import InlineTaskEngine
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("start", "guide", "how-to")
@@ -30,10 +29,12 @@ def named(page: Path) -> Any:
 
 
 @pytest.mark.parametrize("page", [named(page) for page in PAGES])
-def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_does_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
-    if page.parent.name != "start":  # the same bytes without starting workers, which takes a second or two
-        monkeypatch.setattr("penstock.preparation._engines.LocalEngine", lambda *_: InlineTaskEngine())
+    if page.parent.name != "start":
+        request.getfixturevalue("inline")
     text = page.read_text()
     for name in given_by(text):
         GIVEN[name]()

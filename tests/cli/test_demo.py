@@ -16,7 +16,7 @@ from penstock.cli._demo_doctor import leave_report
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, inline: None) -> Path:
     """What the demo leaves for the script: a tokenizer, and a dataset made with it."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "word": 1}, unk_token="?"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

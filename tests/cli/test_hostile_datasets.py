@@ -111,7 +111,7 @@ def test_only_plain_urls_of_a_dataset_are_followed_even_when_asked(
 
 
 @pytest.mark.parametrize("url", CHAINS[:6])
-def test_nobody_chains_urls(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_chains_urls(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, inline: None) -> None:
     import fsspec.core
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", lambda *_, **__: pytest.fail("opens a chain"))
@@ -185,7 +185,7 @@ def test_control_characters_in_errors_are_shown_as_text(tmp_path: Path) -> None:
     assert printable(str(caught.value)) == str(caught.value)
 
 
-def test_control_characters_in_the_names_of_raw_files_are_shown_as_text(tmp_path: Path) -> None:
+def test_control_characters_in_the_names_of_raw_files_are_shown_as_text(tmp_path: Path, inline: None) -> None:
     (tmp_path / "raw").mkdir()
     write_jsonl(tmp_path / "raw" / f"a{CLEAR_SCREEN}.jsonl", 5, 1)
     (tmp_path / "raw" / f"b{CLEAR_SCREEN}.xyz").write_text("no data")

@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-m", "penstock.cli"]
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Path:
+def dataset(tmp_path: Path, inline: None) -> Path:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"row {n}", "n": n}) + "\n" for n in range(500)))
     prepare(tmp_path / "a.jsonl", tmp_path / "data", workers=1)
     return tmp_path / "data"
@@ -65,7 +65,9 @@ def test_every_verb_says_that_a_url_is_no_dataset(
     assert json.loads(capsys.readouterr().out)["error"] == "ValueError"
 
 
-def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: None
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir("/")
     (tmp_path / "template.jinja").write_text("{{ messages[0].content }}")
@@ -166,6 +168,7 @@ def test_every_file_of_a_preparation_follows_the_umask(tmp_path: Path, mask: int
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path.name
 
 
+@pytest.mark.usefixtures("inline")
 @pytest.mark.parametrize("num_tasks", [0, 1])
 def test_an_interrupted_run_says_what_it_keeps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, num_tasks: int

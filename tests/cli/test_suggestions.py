@@ -15,7 +15,7 @@ from penstock.filesystem import similar_path
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: None) -> Path:
     """A folder with one of each thing that a path may name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "raw").mkdir()

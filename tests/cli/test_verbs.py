@@ -70,7 +70,7 @@ def test_inspect_shows_tokens_as_text(dataset, tmp_path, capsys):
     assert "no column of tokens to decode" in capsys.readouterr().err
 
 
-def test_inspect_tells_how_a_dataset_was_made_in_a_few_words(tmp_path, capsys):
+def test_inspect_tells_how_a_dataset_was_made_in_a_few_words(tmp_path, capsys, inline):
     Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="a")).save(str(tmp_path / "words.json"))
     (tmp_path / "a.txt").write_bytes(b"a a\na\xff\n")
     tokenize = penstock.Tokenize(str(tmp_path / "words.json"), append_eos="<eos>")
@@ -99,7 +99,7 @@ def test_inspect_shows_attributes_that_are_not_as_prepare_writes_them(tmp_path, 
     assert main(["inspect", str(tmp_path / "data")]) == 0
 
 
-def test_inspect_shows_bytes_of_a_plan_as_text_without_a_tokenizer(tmp_path, capsys):
+def test_inspect_shows_bytes_of_a_plan_as_text_without_a_tokenizer(tmp_path, capsys, inline):
     (tmp_path / "a.txt").write_text("To be, or not to be")
     assert (
         main(["prepare", str(tmp_path / "a.txt"), str(tmp_path / "d"), "--tokenizer", "bytes", "--workers", "1"]) == 0

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
 import penstock
 from penstock.plan import Dataset, Plan
@@ -36,6 +35,8 @@ def expected(plan: Plan, num_steps: int, rank: int = 0, world_size: int = 1) -> 
 
 def tiny_llama() -> Any:
     """A model of a few thousand parameters."""
+    import transformers
+
     torch.manual_seed(0)
     configuration = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -47,6 +48,7 @@ def tiny_llama() -> Any:
 def tiny_tokenizer() -> Any:
     """Words that are numbers; the trainers ask for a tokenizer, and these tests for none."""
     import tokenizers
+    import transformers
 
     words = tokenizers.models.WordLevel({str(number): number for number in range(VOCABULARY)}, unk_token="0")
     return transformers.PreTrainedTokenizerFast(

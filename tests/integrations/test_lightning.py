@@ -2,87 +2,49 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
-import logging
 import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 import penstock
-from penstock.integrations.lightning import DataModule, LogLoader
 
 from .frameworks import documents, expected, packed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and Lightning's own
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-class Noting(lightning.LightningModule):
-    """Notes what it is given, and stops after so many steps."""
-
-    def __init__(self, stops_after: int | None = None) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen: list[Any] = []
-        self.validated = 0
-        self.stops_after = stops_after
-
-    def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        self.seen.append((batch["input_ids"] if isinstance(batch, dict) else batch).ravel().tolist())
-        if len(self.seen) == self.stops_after:
-            self.trainer.should_stop = True
-        return self.weight.sum()
-
-    def validation_step(self, batch: Any, index: int) -> None:
-        self.validated += 1
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-class Metrics(lightning.pytorch.loggers.logger.DummyLogger):
-    def __init__(self) -> None:
-        super().__init__()
-        self.logged: list[tuple[int, dict[str, float]]] = []
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:  # type: ignore[override]
-        self.logged.append((step, metrics))
-
-
-def fit(folder: Path, model: Noting, data: Any, *, steps: int, **others: Any) -> None:
-    saving = ModelCheckpoint(dirpath=folder, every_n_train_steps=1, save_last=True)
-    lightning.Trainer(
-        max_steps=steps, max_epochs=-1, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
-        min_steps=1, default_root_dir=folder, **{"logger": False, "callbacks": [saving], **others},
-    ).fit(model, data, ckpt_path=folder / "last.ckpt" if (folder / "last.ckpt").exists() else None)  # fmt: skip
+@pytest.fixture(scope="module")
+def runs() -> Any:
+    """Runs of Lightning, which takes seconds to import: not where these tests are only collected."""
+    return importlib.import_module("integrations.lightning_runs")
 
 
 @pytest.mark.parametrize("stopped", [3, 6, 8, *(pytest.param(step, marks=pytest.mark.stress) for step in (5, 7, 12))])
-def test_lightning_resumes_at_the_next_batch_in_any_epoch(tmp_path: Path, stopped: int) -> None:
+def test_lightning_resumes_at_the_next_batch_in_any_epoch(tmp_path: Path, stopped: int, runs: Any) -> None:
     plan, validation = packed(), documents().pack(32).batch(4, tail="even")
-    first, second = Noting(), Noting()
-    fit(tmp_path, first, DataModule(train=plan, validation=validation, num_workers=0), steps=stopped)
-    fit(tmp_path, second, DataModule(train=plan, validation=validation, num_workers=0), steps=20)
+    first, second = runs.Noting(), runs.Noting()
+    runs.fit(tmp_path, first, runs.DataModule(train=plan, validation=validation, num_workers=0), steps=stopped)
+    runs.fit(tmp_path, second, runs.DataModule(train=plan, validation=validation, num_workers=0), steps=20)
     assert first.seen + second.seen == expected(plan, 20)
     assert second.validated
 
 
-def test_a_checkpoint_saved_after_training_goes_on_with_the_next_epoch(tmp_path: Path) -> None:
-    plan, first, second = packed(), Noting(), Noting()
+def test_a_checkpoint_saved_after_training_goes_on_with_the_next_epoch(tmp_path: Path, runs: Any) -> None:
+    plan, first, second = packed(), runs.Noting(), runs.Noting()
     options: dict[str, Any] = {
         "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "logger": False,
         "enable_checkpointing": False, "default_root_dir": tmp_path,
     }  # fmt: skip
-    stopped = lightning.Trainer(max_steps=3, **options)
-    stopped.fit(first, DataModule(train=plan, num_workers=0))
+    stopped = runs.lightning.Trainer(max_steps=3, **options)
+    stopped.fit(first, runs.DataModule(train=plan, num_workers=0))
     stopped.save_checkpoint(tmp_path / "after.ckpt")  # Lightning says that epoch 0 was finished
-    again = lightning.Trainer(max_steps=8, **options)
-    again.fit(second, DataModule(train=plan, num_workers=0), ckpt_path=tmp_path / "after.ckpt")
+    again = runs.lightning.Trainer(max_steps=8, **options)
+    again.fit(second, runs.DataModule(train=plan, num_workers=0), ckpt_path=tmp_path / "after.ckpt")
     steps = expected(plan, 14)  # and that epoch 1 has 3 batches left
     assert first.seen + second.seen == steps[:3] + steps[6:9] + steps[12:]
 
@@ -93,49 +55,53 @@ def stream_loader(folder: Path) -> penstock.DataLoader[Any]:
     return penstock.DataLoader(records, batch_size=4, collate_fn=lambda rows: torch.tensor([row["x"] for row in rows]))
 
 
-def test_a_loader_without_a_length_resumes_after_the_batch_trained_on_not_the_one_fetched(tmp_path: Path) -> None:
+def test_a_loader_without_a_length_resumes_after_the_batch_trained_on_not_the_one_fetched(
+    tmp_path: Path, runs: Any
+) -> None:
     straight = [batch.tolist() for batch in stream_loader(tmp_path)]
     for stopped in (2, 5):
-        first, second, folder = Noting(stopped), Noting(), tmp_path / str(stopped)
-        fit(folder, first, DataModule(train=stream_loader(tmp_path)), steps=stopped)
-        fit(folder, second, DataModule(train=stream_loader(tmp_path)), steps=6)
+        first, second, folder = runs.Noting(stopped), runs.Noting(), tmp_path / str(stopped)
+        runs.fit(folder, first, runs.DataModule(train=stream_loader(tmp_path)), steps=stopped)
+        runs.fit(folder, second, runs.DataModule(train=stream_loader(tmp_path)), steps=6)
         assert first.seen + second.seen == straight
 
 
-def test_an_endless_loader_resumes_in_a_later_epoch_of_the_plan(tmp_path: Path) -> None:
+def test_an_endless_loader_resumes_in_a_later_epoch_of_the_plan(tmp_path: Path, runs: Any) -> None:
     plan = packed()
-    first, second = Noting(), Noting()
+    first, second = runs.Noting(), runs.Noting()
     for model, steps in ((first, 9), (second, 14)):
-        fit(tmp_path, model, DataModule(train=penstock.DataLoader(plan, epochs=None, num_workers=0)), steps=steps)
+        runs.fit(
+            tmp_path, model, runs.DataModule(train=penstock.DataLoader(plan, epochs=None, num_workers=0)), steps=steps
+        )
     assert list(itertools.chain(first.seen, second.seen)) == expected(plan, 14)
 
 
-def test_what_a_data_module_does_not_have_is_not_missed(tmp_path: Path) -> None:
-    class WithoutValidation(Noting):
-        validation_step = lightning.LightningModule.validation_step
-        test_step = Noting.validation_step
+def test_what_a_data_module_does_not_have_is_not_missed(tmp_path: Path, runs: Any) -> None:
+    class WithoutValidation(runs.Noting):
+        validation_step = runs.lightning.LightningModule.validation_step
+        test_step = runs.Noting.validation_step
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(tmp_path, WithoutValidation(), DataModule(train=packed(), num_workers=0), steps=1)
+        runs.fit(tmp_path, WithoutValidation(), runs.DataModule(train=packed(), num_workers=0), steps=1)
     assert [str(each.message) for each in caught if "val_dataloader" in str(each.message)] == []
     with pytest.raises(Exception, match="`test_dataloader` must be implemented"):
-        lightning.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path).test(
-            WithoutValidation(), DataModule(train=packed())
+        runs.lightning.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path).test(
+            WithoutValidation(), runs.DataModule(train=packed())
         )
 
 
-def test_what_the_loader_measured_goes_to_the_loggers(tmp_path: Path) -> None:
-    logger = Metrics()
-    data = DataModule(train=packed(), num_workers=0)
-    fit(tmp_path, Noting(), data, steps=4, logger=logger, callbacks=[LogLoader()], log_every_n_steps=2)
+def test_what_the_loader_measured_goes_to_the_loggers(tmp_path: Path, runs: Any) -> None:
+    logger = runs.Metrics()
+    data = runs.DataModule(train=packed(), num_workers=0)
+    runs.fit(tmp_path, runs.Noting(), data, steps=4, logger=logger, callbacks=[runs.LogLoader()], log_every_n_steps=2)
     logged = [(step, set(metrics)) for step, metrics in logger.logged if "data/wait_share" in metrics]
     assert [step for step, _ in logged] == [2, 4]
     assert {"data/wait_seconds", "data/steps_per_second"} <= logged[0][1]
 
 
 @pytest.mark.parametrize("kind", ["plan", "dataset"])
-def test_overfitting_is_refused_with_what_to_do_instead(tmp_path: Path, kind: str) -> None:
-    data = DataModule(train=packed()) if kind == "plan" else penstock.DataLoader(documents(), batch_size=4)
+def test_overfitting_is_refused_with_what_to_do_instead(tmp_path: Path, kind: str, runs: Any) -> None:
+    data = runs.DataModule(train=packed()) if kind == "plan" else penstock.DataLoader(documents(), batch_size=4)
     with pytest.raises(ValueError, match=r"overfit_batches. Leave that out, and give a plan over a few samples"):
-        fit(tmp_path, Noting(), data, steps=2, overfit_batches=2)
+        runs.fit(tmp_path, runs.Noting(), data, steps=2, overfit_batches=2)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from penstock import masks
 
@@ -17,12 +16,26 @@ SMALL = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0,
 }  # fmt: skip
-CONFIGURATIONS = {
-    "llama": lambda: transformers.LlamaConfig(**SMALL),
-    "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=16),
-    "qwen3": lambda: transformers.Qwen3Config(**SMALL),
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=2),
-}
+CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", SMALL),
+    "mistral": ("MistralConfig", {**SMALL, "sliding_window": 16}),
+    "qwen3": ("Qwen3Config", SMALL),
+    "gpt2": ("GPT2Config", {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 2}),
+    "opt": (
+        "OPTConfig",
+        {
+            "vocab_size": 97, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "word_embed_proj_dim": 32,
+        },
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        {
+            "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "full_attn_idxs": [],
+        },
+    ),
+}  # fmt: skip
 BACKENDS = [
     ("llama", "eager"), ("llama", "sdpa"), ("llama", "flex_attention"),
     ("mistral", "eager"), ("mistral", "sdpa"), ("qwen3", "sdpa"), ("gpt2", "eager"), ("gpt2", "sdpa"),
@@ -30,9 +43,13 @@ BACKENDS = [
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and transformers' own
 
 
-def build(name: str, attention: str) -> Any:
+def build(name: str, attention: str | None = None) -> Any:
+    import transformers  # only here: it takes seconds, also where tests are only collected
+
     torch.manual_seed(0)
-    return transformers.AutoModelForCausalLM.from_config(CONFIGURATIONS[name](), attn_implementation=attention)
+    kind, values = CONFIGURATIONS[name]
+    configuration = getattr(transformers, kind)(**values)
+    return transformers.AutoModelForCausalLM.from_config(configuration, attn_implementation=attention)
 
 
 def logits(model: Any, batch: PackedBatch) -> torch.Tensor:
@@ -71,26 +88,13 @@ def test_the_check_passes_a_model_that_keeps_documents_apart_and_leaves_its_mode
 
 
 def test_the_check_refuses_a_model_that_never_reads_positions() -> None:
-    configuration = transformers.OPTConfig(
-        vocab_size=97, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=32
-    )
-    model = transformers.AutoModelForCausalLM.from_config(configuration, attn_implementation="sdpa")
     with pytest.raises(RuntimeError, match="changed the logits of 208 tokens of others, of 208: OPTForCausalLM"):
-        masks.check_isolation(model, pack(LENGTHS, ROW_LENGTH))
+        masks.check_isolation(build("opt", "sdpa"), pack(LENGTHS, ROW_LENGTH))
 
 
 def test_the_check_refuses_a_model_whose_convolutions_cross_borders() -> None:
-    configuration = transformers.Lfm2Config(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        full_attn_idxs=[],
-        num_attention_heads=2,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(configuration)
     with pytest.raises(RuntimeError, match="changed the logits of 2 tokens of others"):
-        masks.check_isolation(model, pack(LENGTHS, ROW_LENGTH))
+        masks.check_isolation(build("lfm2"), pack(LENGTHS, ROW_LENGTH))
 
 
 def test_the_check_takes_rounding_among_experts_for_what_it_is() -> None:

@@ -20,7 +20,9 @@ from penstock.cli import main
 from .corpora import assert_holds, decoded, make_corpus, write_jsonl
 
 
-def test_the_usual_call_says_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_usual_call_says_what_was_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], worker_processes: None
+) -> None:
     texts = make_corpus(tmp_path / "src", 2, 40)
     code = main(
         ["prepare", f"{tmp_path}/src/*.jsonl", str(tmp_path / "data"), "--tokenizer", "bytes", "--workers", "1"]

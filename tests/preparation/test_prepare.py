@@ -49,7 +49,9 @@ def test_the_output_is_the_same_to_the_byte_for_any_number_of_workers(
     assert contents(tmp_path / "data") == contents(reference)
 
 
-def test_the_summary_counts_what_was_done(corpus: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_the_summary_counts_what_was_done(
+    corpus: tuple[Path, list[str]], tmp_path: Path, worker_processes: None
+) -> None:
     seen: list[Progress] = []
     done = prepare(
         f"{corpus[0]}/*.jsonl",

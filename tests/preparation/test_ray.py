@@ -17,6 +17,7 @@ from penstock.transforms import FunctionTransform, Tokenize
 
 from .corpora import assert_holds, contents, make_corpus
 
+pytestmark = pytest.mark.usefixtures("worker_processes")
 SHARD = 60_000
 BYTES = Tokenize("bytes")
 TESTS = str(Path(__file__).parents[1])

@@ -27,6 +27,7 @@ from waiting import wait_until
 
 from .corpora import make_corpus, write_jsonl
 
+pytestmark = pytest.mark.usefixtures("worker_processes")
 TYPES = {"length": "int64"}
 
 

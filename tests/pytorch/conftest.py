@@ -1,8 +1,11 @@
-"""Scripts are run by a test, not imported to look for doctests."""
+"""Torch's own loaders, with which ours are compared, take less long to start workers and to give up."""
+
+import multiprocessing
 
 from torch.utils.data import _utils
 
-collect_ignore = ["scripts"]
+# Python's own fork server imports torch once, for all that it forks: two seconds of processor time for each.
+multiprocessing.set_forkserver_preload(["torch", "penstock.pytorch"])
 
 # Torch's own loaders wait so long for each worker when they are collected late, after an error: 5 s in a test that
 # compares with them, or in whichever comes next.

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from waiting import wait_until
+
 PREAMBLE = """
 import os, sys, time, signal
 import numpy as np
@@ -23,6 +25,10 @@ import penstock
 def slow(row, rng):
     time.sleep(0.001)
     return row
+
+def wait_to_go_on():
+    while not os.path.exists("go-on"):
+        time.sleep(0.01)
 
 plan = penstock.from_arrays({"x": np.arange(4000)}).shuffle(seed=1)
 """
@@ -56,6 +62,7 @@ class Script:
             env=os.environ | {"TMPDIR": str(folder)},
         )
         self.family: dict[int, float] = {}
+        self._folder = folder
         running.append(self)
 
     def wait_for(self, line: str) -> None:
@@ -75,18 +82,30 @@ class Script:
                 maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
                 self.shared |= {line.split()[-1] for line in maps if " /dev/shm/" in line}
 
+    def wait_for_family(self, size: int) -> None:
+        """Until so many processes belong to it; some may still be starting."""
+
+        def is_complete() -> bool:
+            self.remember()
+            return len(self.family) >= size
+
+        assert wait_until(is_complete), self.family
+        assert len(self.family) == size
+
+    def let_go_on(self) -> None:
+        """End its `wait_to_go_on()`."""
+        (self._folder / "go-on").touch()
+
     def left(self) -> list[int]:
         return [pid for pid, created in self.family.items() if _is_running(pid, created)]
 
-    def finish(self, seconds: float = 10.0) -> tuple[int, str, str]:
+    def finish(self) -> tuple[int, str, str]:
         """(exit code, output, errors) when it has ended."""
-        out, err = self.process.communicate(timeout=seconds)
+        out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out, err
 
     def assert_nothing_left(self, seconds: float = 3.0) -> None:
-        deadline = time.monotonic() + seconds
-        while self.left() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: not self.left(), seconds)
         assert self.left() == []
         assert self.shared == set()
 
@@ -132,12 +151,13 @@ def test_a_script_that_ends_without_close_ends_at_once_and_quietly(tmp_path: Pat
         for step, batches in enumerate(zip(*loaders)):
             if step == 3:
                 print("running", flush=True)
-                time.sleep(0.3)
+                wait_to_go_on()
                 {statement}
         """,
     )
     script.wait_for("running")
-    assert len(script.family) == sum(FAMILY.values())
+    script.wait_for_family(sum(FAMILY.values()))
+    script.let_go_on()
     begin = time.monotonic()
     assert script.finish() == (expected_code, "", "")
     assert time.monotonic() - begin < 5
@@ -155,7 +175,7 @@ def test_ctrl_c_ends_everything_with_nothing_but_the_traceback(tmp_path: Path) -
         """,
     )
     script.wait_for("running")
-    time.sleep(0.2)
+    script.wait_for_family(sum(FAMILY.values()))
     os.killpg(script.process.pid, signal.SIGINT)
     code, _, err = script.finish()
     assert code == -signal.SIGINT
@@ -184,12 +204,9 @@ def test_a_script_stopped_while_its_workers_start_leaves_none(
 ) -> None:
     script = Script(tmp_path, STARTING)
     script.wait_for("starting")
-    deadline = time.monotonic() + 5
-    while not script.family and time.monotonic() < deadline:
-        script.remember()
+    assert wait_until(lambda: script.remember() or script.family)
     time.sleep(delay)
     script.remember()
-    assert script.family
     os.killpg(script.process.pid, stop)
     try:
         script.process.wait(4)
@@ -229,7 +246,7 @@ def test_a_caught_ctrl_c_leaves_a_loader_that_works(tmp_path: Path) -> None:
                 loader.close()
         """,
     )
-    assert script.finish(60) == (0, "True\nTrue\n", "")
+    assert script.finish() == (0, "True\nTrue\n", "")
 
 
 def test_a_sigkill_of_the_trainer_takes_every_worker_along(tmp_path: Path) -> None:
@@ -252,9 +269,8 @@ def test_a_sigkill_of_the_trainer_takes_every_worker_along(tmp_path: Path) -> No
         """,
     )
     script.wait_for("running")
-    time.sleep(0.5)
-    script.remember()
-    assert len(script.family) == sum(FAMILY.values())
+    script.wait_for_family(sum(FAMILY.values()))
+    time.sleep(0.5)  # until workers of each kind spin
     script.process.kill()
     script.process.wait()
     script.assert_nothing_left()
@@ -272,7 +288,7 @@ def test_a_grandchild_that_inherits_nothing_keeps_nothing_alive(tmp_path: Path) 
         batches = iter(loader)
         next(batches)
         print("running", flush=True)
-        time.sleep(0.5)
+        wait_to_go_on()
         other = subprocess.Popen(["sleep", "20"], close_fds=False, start_new_session=True, stdout=subprocess.DEVNULL,
                                  stderr=subprocess.DEVNULL)
         pid = os.fork()
@@ -283,9 +299,11 @@ def test_a_grandchild_that_inherits_nothing_keeps_nothing_alive(tmp_path: Path) 
         """,
     )
     script.wait_for("running")
-    time.sleep(1.5)
-    family = psutil.Process(script.process.pid).children(recursive=True)
-    assert len(family) == len(script.family) + 2
+    script.wait_for_family(FAMILY["forkserver"])
+    script.let_go_on()
+    trainer = psutil.Process(script.process.pid)
+    assert wait_until(lambda: len(trainer.children(recursive=True)) == len(script.family) + 2)
+    family = trainer.children(recursive=True)
     script.process.kill()
     script.process.wait()
     try:
@@ -321,7 +339,7 @@ def test_functions_of_the_script_itself_run_in_processes(tmp_path: Path) -> None
                 loader.close()
         """,
     )
-    code, out, err = script.finish(40)
+    code, out, err = script.finish()
     assert (code, err) == (0, "")
     assert out.split("\n") == ["0", "16", "32", "MyError thirty"] * 2 + [""]
 
@@ -361,7 +379,7 @@ def test_the_script_is_not_imported_when_no_function_lives_in_it(tmp_path: Path)
         print(sum(1 for _ in loader))
         """,
     )
-    assert script.finish(40) == (0, "50\n", "")
+    assert script.finish() == (0, "50\n", "")
     assert (tmp_path / "runs.txt").read_text() == "ran\n"
 
 
@@ -373,7 +391,7 @@ def test_a_script_without_a_main_guard_is_told_and_starts_no_cascade(tmp_path: P
         print(sum(1 for _ in loader))
         """,
     )
-    code, out, err = script.finish(40)
+    code, out, err = script.finish()
     assert code == 1
     assert out == ""
     assert "Put what the script does under `if __name__ == '__main__':`" in err
@@ -403,7 +421,7 @@ def test_what_a_worker_prints_arrives(tmp_path: Path) -> None:
                 loader.close()
         """,
     )
-    code, out, err = script.finish(40)
+    code, out, err = script.finish()
     assert (code, err) == (0, "")
     assert sorted(out.split("\n")) == sorted(["first", *["row 0", "row 1", "row 2"] * 2, ""])
 
@@ -432,7 +450,7 @@ def test_a_sigterm_to_the_group_lets_the_trainer_save_and_go_on(tmp_path: Path) 
     script.wait_for("running")
     for pid in (*script.family, script.process.pid):
         os.kill(pid, signal.SIGTERM)
-    code, out, err = script.finish(40)
+    code, out, err = script.finish()
     assert (code, out, err) == (0, "True\n", "")
     script.assert_nothing_left()
 

@@ -49,7 +49,7 @@ def test_programs_without_standard_streams_load(tmp_path: Path, redirections: st
             totals = []
             plan = penstock.from_arrays({"x": np.arange(32)}).batch(4)
             for method in ("fork", "spawn", "forkserver"):
-                loader = penstock.DataLoader(Squares(), batch_size=8, num_workers=2, multiprocessing_context=method)
+                loader = penstock.DataLoader(Squares(), batch_size=8, num_workers=1, multiprocessing_context=method)
                 totals.append(sum(batch.sum().item() for batch in loader))
                 with penstock.DataLoader(plan, workers="process", num_workers=2, start_method=method) as loader:
                     totals.append(sum(batch["x"].sum().item() for batch in loader))

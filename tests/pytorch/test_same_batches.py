@@ -105,7 +105,7 @@ def test_random_samples_are_the_same_in_every_kind_of_worker(function: object, k
     plan = numbers().shuffle(seed=5).map(function).batch(4)  # type: ignore[arg-type]
     seen = []
     for kind in kinds:
-        with penstock.DataLoader(plan, workers=kind, num_workers=2) as loader:
+        with penstock.DataLoader(plan, workers=kind, num_workers=2, start_method="fork") as loader:
             seen.append(received(loader))
     assert all(other == seen[0] for other in seen)
     noise = np.concatenate([batch["noise"] for batch in seen[0]])

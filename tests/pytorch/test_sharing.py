@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import penstock
 from pytorch.torch_examples import Numbers
 
+pytestmark = pytest.mark.usefixtures("lasting_fork_servers")
 METHODS = ["spawn", "forkserver"]
 
 
@@ -62,9 +63,9 @@ def test_what_multiprocessing_shares_is_shared_with_workers(method: str) -> None
 
 def test_a_counter_is_shared_as_torch_shares_it() -> None:
     counts = []
-    for loader in (penstock.DataLoader, TorchDataLoader):
-        dataset = Sharing("spawn")
-        list(loader(dataset, num_workers=1, multiprocessing_context="spawn"))
+    for loader, method in ((penstock.DataLoader, "forkserver"), (TorchDataLoader, "spawn")):
+        dataset = Sharing(method)
+        list(loader(dataset, num_workers=1, multiprocessing_context=method))
         counts.append((dataset.counter.value, dataset.seen.tolist()))
     assert counts[0] == counts[1]
 
@@ -85,7 +86,7 @@ def test_a_named_segment_survives_the_workers_that_used_it() -> None:
     segment = shared_memory.SharedMemory(create=True, size=4)
     try:
         for _ in range(2):
-            list(penstock.DataLoader(Segment(segment), num_workers=1, multiprocessing_context="spawn"))
+            list(penstock.DataLoader(Segment(segment), num_workers=1, multiprocessing_context="forkserver"))
             assert bytes(segment.buf[:4]) == bytes([1, 2, 3, 4])
             segment.buf[:4] = bytes(4)
     finally:
@@ -108,7 +109,7 @@ class Locking(Numbers):
         return torch.tensor(index)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_worker_that_is_no_longer_wanted_gives_its_lock_back(method: str) -> None:
     lock = multiprocessing.get_context(method).Lock()
     for _ in range(3):
@@ -119,7 +120,7 @@ def test_a_worker_that_is_no_longer_wanted_gives_its_lock_back(method: str) -> N
 
 def test_hundreds_of_shared_tensors_are_sent() -> None:
     class_of = Many([torch.full((1,), float(index)).share_memory_() for index in range(300)])
-    (batch,) = penstock.DataLoader(class_of, batch_size=300, num_workers=1, multiprocessing_context="spawn")
+    (batch,) = penstock.DataLoader(class_of, batch_size=300, num_workers=1, multiprocessing_context="forkserver")
     assert batch.flatten().tolist() == list(range(300))
 
 
@@ -176,7 +177,7 @@ VIEWS = {
 def test_a_map_is_sent_as_a_map(view: str, tmp_path: Path) -> None:
     array = VIEWS[view](make_map(tmp_path))
     rows, _, files = zip(
-        *penstock.DataLoader(Mapped(array), batch_size=None, num_workers=1, multiprocessing_context="spawn"),
+        *penstock.DataLoader(Mapped(array), batch_size=None, num_workers=1, multiprocessing_context="forkserver"),
         strict=True,
     )
     assert np.array_equal(np.stack(rows), array)
@@ -185,7 +186,7 @@ def test_a_map_is_sent_as_a_map(view: str, tmp_path: Path) -> None:
 
 def test_what_a_worker_writes_into_a_shared_map_is_in_the_file(tmp_path: Path) -> None:
     array = make_map(tmp_path, "r+")
-    list(penstock.DataLoader(Writing(array), num_workers=1, multiprocessing_context="spawn"))
+    list(penstock.DataLoader(Writing(array), num_workers=1, multiprocessing_context="forkserver"))
     assert (array[:, 0] == -1).all()
 
 
@@ -218,7 +219,7 @@ def test_a_map_that_cannot_be_mapped_again_is_copied_with_a_word(trouble: str, t
     expected = array.copy()
     with pytest.warns(UserWarning, match=rf"numbers\.dat: .*{trouble}.*a copy .*16,000 bytes"):
         loader = iter(
-            penstock.DataLoader(Mapped(array), batch_size=None, num_workers=1, multiprocessing_context="spawn")
+            penstock.DataLoader(Mapped(array), batch_size=None, num_workers=1, multiprocessing_context="forkserver")
         )
     assert np.array_equal(np.stack([row for row, *_ in loader]), expected)
 

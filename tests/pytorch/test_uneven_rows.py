@@ -15,8 +15,8 @@ from penstock.schema import Ragged
 ENGINES: list[dict[str, Any]] = [
     {"workers": "inline"},
     {"workers": "thread", "num_workers": 2},
-    {"workers": "process", "num_workers": 2, "start_method": "forkserver"},
-    {"workers": "process", "num_workers": 1, "start_method": "fork"},
+    {"workers": "process", "num_workers": 1, "start_method": "forkserver"},  # each worker imports torch for `scene`
+    {"workers": "process", "num_workers": 2, "start_method": "fork"},
 ]
 
 

@@ -80,7 +80,9 @@ def test_packed_documents_token_windows_and_mixtures_are_measured_too() -> None:
     assert documents.shuffle(1).pack(512).mixing() == []  # fewer windows than a group
 
 
-def test_sources_of_different_names_are_told_apart_and_numbered_parts_of_one_are_not(tmp_path: Path) -> None:
+def test_sources_of_different_names_are_told_apart_and_numbered_parts_of_one_are_not(
+    tmp_path: Path, inline: None
+) -> None:
     def prepare(names: list[str]) -> Dataset:
         folder = tmp_path / names[0]
         folder.mkdir()

@@ -167,7 +167,7 @@ def npy(array: Any) -> bytes:
     return out.getvalue()
 
 
-def test_typed_members_are_numbers_and_arrays_and_the_key_is_kept(tmp_path: Path) -> None:
+def test_typed_members_are_numbers_and_arrays_and_the_key_is_kept(tmp_path: Path, inline: None) -> None:
     boxes = [np.arange(4.0 * count).reshape(count, 4) for count in range(3)]
     members = [
         member
@@ -230,7 +230,7 @@ def test_a_member_called_key_is_not_replaced_by_the_key_of_its_sample(tmp_path: 
     assert records.columns["key"] == ["b"]
 
 
-def test_sounds_are_bytes_with_the_class_of_their_folder(tmp_path: Path) -> None:
+def test_sounds_are_bytes_with_the_class_of_their_folder(tmp_path: Path, inline: None) -> None:
     for kind in ("bark", "meow"):
         (tmp_path / "raw" / kind).mkdir(parents=True)
         for number in range(2):

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pytest
-import transformers
 
 import penstock
 from penstock.errors import MissingExtra, SchemaError
@@ -107,9 +106,17 @@ MARKED_AS_TRL = (
 )
 
 
+@pytest.fixture
+def fast_tokenizers() -> Any:
+    """The tokenizers of transformers, which takes seconds to import: not where these tests are only collected."""
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast
+
+
 @pytest.mark.parametrize("template", [MARKED, MARKED_AS_TRL])
-def test_the_mask_of_a_marked_template_is_that_of_transformers(template: str) -> None:
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=hf_tokenizer())
+def test_the_mask_of_a_marked_template_is_that_of_transformers(template: str, fast_tokenizers: Any) -> None:
+    tokenizer = fast_tokenizers(tokenizer_object=hf_tokenizer())
     for talk in (TALK, TALK[:3]):
         expected = tokenizer.apply_chat_template(
             talk, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
@@ -119,8 +126,8 @@ def test_the_mask_of_a_marked_template_is_that_of_transformers(template: str) ->
         assert np.asarray(output.columns["loss_mask"][0]).astype(int).tolist() == expected["assistant_masks"]
 
 
-def test_without_marks_the_mask_is_that_of_transformers_with_trls_marks() -> None:
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=hf_tokenizer())
+def test_without_marks_the_mask_is_that_of_transformers_with_trls_marks(fast_tokenizers: Any) -> None:
+    tokenizer = fast_tokenizers(tokenizer_object=hf_tokenizer())
     expected = tokenizer.apply_chat_template(
         TALK, chat_template=MARKED_AS_TRL, return_dict=True, return_assistant_tokens_mask=True
     )
@@ -207,7 +214,7 @@ def test_arguments_of_tools_lose_the_fields_that_arrow_filled_with_nulls() -> No
     assert [bytes(tokens).decode() for tokens in token_lists(output)] == expected
 
 
-def test_objects_stay_in_the_order_and_with_the_numbers_of_their_own_row(tmp_path: Path) -> None:
+def test_objects_stay_in_the_order_and_with_the_numbers_of_their_own_row(tmp_path: Path, inline: None) -> None:
     calls = [{"b": 1, "a": "x"}, {"a": "y", "b": 2.5}, {"a": 3, "c": [1, 2.5]}]
     rows = [
         {"data": {"messages": [{"role": "assistant", "content": "", "calls": [call]}]}, "tools": [call]}
@@ -318,11 +325,11 @@ VARIABLES = (
 )
 
 
-def test_templates_have_the_variables_that_transformers_gives_them(tmp_path: Path) -> None:
+def test_templates_have_the_variables_that_transformers_gives_them(tmp_path: Path, fast_tokenizers: Any) -> None:
     folder = write_hf_folder(tmp_path / "model", eos_token=EOS, pad_token="<|im_end|>", chat_template=VARIABLES)
     (folder / "special_tokens_map.json").write_text(json.dumps({"unk_token": {"content": "<|im_start|>"}}))
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    theirs = fast_tokenizers.from_pretrained(folder)
     expected = theirs.apply_chat_template(talk, return_dict=True, return_assistant_tokens_mask=True)
     for tokenizer in (folder, theirs):
         output = run([talk], None, tokenizer, chat_format="messages")
@@ -337,7 +344,7 @@ def test_reasoning_has_every_name_that_templates_read(name: str) -> None:
     assert bytes(token_lists(run([talk], template, "bytes", loss_mask=False))[0]) == b"abcc"
 
 
-def test_a_tokenizer_may_have_another_template_for_tools(tmp_path: Path) -> None:
+def test_a_tokenizer_may_have_another_template_for_tools(tmp_path: Path, fast_tokenizers: Any) -> None:
     templates = {"default": "plain", "tool_use": "{{ tools | tojson }}{% generation %}x{% endgeneration %}"}
     listed = [{"name": name, "template": text} for name, text in templates.items()]
     folder = write_hf_folder(tmp_path / "listed", eos_token=EOS, chat_template=listed)
@@ -345,7 +352,7 @@ def test_a_tokenizer_may_have_another_template_for_tools(tmp_path: Path) -> None
     (files / "chat_template.jinja").write_text(templates["default"])
     (files / "additional_chat_templates").mkdir()
     (files / "additional_chat_templates" / "tool_use.jinja").write_text(templates["tool_use"])
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    theirs = fast_tokenizers.from_pretrained(folder)
     talk, tools = [{"role": "assistant", "content": "Hi"}], [None, [{"name": "f"}]]
     records = make_records({"messages": [talk, talk], "tools": tools})
     expected = [theirs.apply_chat_template(talk, each, return_dict=True)["input_ids"] for each in tools]

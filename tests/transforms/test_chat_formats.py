@@ -192,7 +192,12 @@ def test_rows_in_another_layout_are_bad_and_say_what_to_do(
     ],
 )
 def test_the_command_says_which_layout_rows_are_in(
-    row: dict[str, Any], arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    row: dict[str, Any],
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    inline: None,
 ) -> None:
     folder = write_hf_folder(tmp_path / "model", chat_template=PLAIN)
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
@@ -245,7 +250,7 @@ def test_the_command_prepares_fine_tuning_data_with_the_tokenizers_own_template(
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "rows"])
-def test_a_column_may_be_a_field_of_another(tmp_path: Path, kind: str) -> None:
+def test_a_column_may_be_a_field_of_another(tmp_path: Path, kind: str, inline: None) -> None:
     rows: list[dict[str, Any]] = [{"a": {"b": {"c": f"text {row}"}, "x": row}, "y": 1.5} for row in range(50)]
     source: Any = tmp_path / f"data.{kind}"
     if kind == "jsonl":

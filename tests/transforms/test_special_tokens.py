@@ -321,6 +321,7 @@ def test_the_choice_is_recorded_and_part_of_the_identity() -> None:
     assert "bytes" not in base.identity
 
 
+@pytest.mark.usefixtures("inline")
 class TestDatasets:
     def prepare(self, folder: Path, **options: Any) -> penstock.Prepared:
         transform = Tokenize(folder / "tokenizer.json", **options)
