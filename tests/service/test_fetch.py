@@ -1,4 +1,7 @@
-"""One connection to one server: whatever ends it, its socket is closed, and no token leaves but through TLS."""
+"""One connection to one server: whatever ends it, its socket is closed, and no token leaves but through TLS.
+
+Headers are understood whether they look as our own servers send them or not.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,20 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import penstock
 from penstock.errors import CorruptionError
-from penstock.service import make_certificates
-from penstock.service._addresses import Address
+from penstock.service import make_certificates, serve
+from penstock.service._addresses import Address, split_address
 from penstock.service._fetch import Connection, Refused
+from penstock.service._wire import BatchRequest
+from penstock.shards import checksum
 from waiting import wait_until
 
 TLS_HANDSHAKE = 0x16
@@ -25,9 +33,11 @@ TLS_HANDSHAKE = 0x16
 class Peer:
     """Sends `answer` to whoever asks, closes the connection, and keeps the first byte that each one sent."""
 
-    def __init__(self, listener: socket.socket, answer: bytes, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, listener: socket.socket, answer: bytes, tls: ssl.SSLContext | None, num_first: int | None
+    ) -> None:
         self.first_bytes: list[int] = []
-        self._listener, self._answer, self._tls = listener, answer, tls
+        self._listener, self._answer, self._tls, self._num_first = listener, answer, tls, num_first
 
     def run(self) -> None:
         with contextlib.suppress(OSError):
@@ -41,13 +51,19 @@ class Peer:
         speaking = self._tls.wrap_socket(connection, server_side=True) if self._tls else connection
         with speaking:
             speaking.recv(65536)
-            speaking.sendall(self._answer)
+            if self._num_first is not None:
+                speaking.sendall(self._answer[: self._num_first])
+                time.sleep(0.05)
+            speaking.sendall(self._answer[self._num_first or 0 :])
 
 
 @contextlib.contextmanager
-def answering(answer: bytes, tls: ssl.SSLContext | None = None) -> Iterator[tuple[Address, Peer]]:
+def answering(
+    answer: bytes, tls: ssl.SSLContext | None = None, num_first: int | None = None
+) -> Iterator[tuple[Address, Peer]]:
+    """A peer that answers; the first bytes come a little earlier than the rest."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        peer = Peer(listener, answer, tls)
+        peer = Peer(listener, answer, tls, num_first)
         thread = threading.Thread(target=peer.run, daemon=True)
         thread.start()
         yield Address(host="127.0.0.1", port=listener.getsockname()[1], name="127.0.0.1"), peer
@@ -73,8 +89,9 @@ def test_an_answer_that_ends_with_its_connection_leaves_no_open_socket(answer: b
     with answering(answer) as (address, _):
         before = num_sockets()
         connection = Connection(address, tls=None, token=None, seconds=5.0)
+        connection.ask("/v1/batch")
         with pytest.raises((OSError, Refused, CorruptionError)) as raised:  # kept: it keeps all that its frames knew
-            connection.get_body("/v1/batch", lambda size: mmap.mmap(-1, size))
+            connection.read_body(lambda size: mmap.mmap(-1, size))
         connection.close()
         assert wait_until(lambda: num_sockets() <= before, 5.0), raised.value  # the peer closes one of its own
 
@@ -89,3 +106,47 @@ def test_after_a_server_closed_a_connection_the_token_goes_through_tls_again(tmp
         assert [connection.get_json("/v1/plan") for _ in range(3)] == [{}] * 3
         connection.close()
     assert peer.first_bytes == [TLS_HANDSHAKE] * 3
+
+
+def test_the_header_of_an_answer_of_our_own_servers_is_known_by_its_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = penstock.from_arrays({"x": np.arange(100)}).batch(10)
+    request = BatchRequest(plan.fingerprint, 0, 1, 0, 1, 0, 1)
+    with serve(plan, "127.0.0.1:0", num_workers=1) as server:
+        host, port = split_address(server.address)
+        connection = Connection(Address(host=host, port=port, name=host), tls=None, token=None, seconds=60.0)
+        connection.ask(request.path)
+        monkeypatch.delattr("http.client.HTTPResponse")
+        memory = mmap.mmap(-1, 1 << 20)
+        size = connection.read_body(lambda _: memory)
+        connection.close()
+    assert np.frombuffer(memory[size - 80 : size], np.int64).tolist() == list(range(10))
+
+
+def header(*lines: str) -> bytes:
+    return "".join(f"{line}\r\n" for line in ("HTTP/1.1 200 OK", *lines, "")).encode()
+
+
+CHECKED = f"Penstock-Checksum: {checksum(b'12345678'):08x}"
+USUAL = (CHECKED, "Content-Type: application/octet-stream", "Content-Length: 8", "Date: today", "Server: Python")
+HEADERS = {
+    "as our servers send it": header(*USUAL),
+    "in another order": header(*reversed(USUAL)),
+    "in small letters": header(*map(str.lower, USUAL)),
+    "with one line more": header(*USUAL, "Via: a proxy"),
+    "of a proxy that closes": header(*USUAL, "Connection: close"),
+    "with a long line": header(*USUAL, "X: " + 1000 * "x"),
+}
+
+
+@pytest.mark.parametrize("sent", HEADERS.values(), ids=HEADERS)
+@pytest.mark.parametrize("in_halves", [False, True])
+def test_a_header_is_understood_however_it_looks_and_arrives(sent: bytes, in_halves: bool) -> None:
+    with answering(sent + b"12345678", num_first=40 if in_halves else None) as (address, _):
+        connection = Connection(address, tls=None, token=None, seconds=5.0)
+        memory = mmap.mmap(-1, 8)
+        for _ in range(2):  # the second on a connection that was closed meanwhile
+            memory[:] = bytes(8)
+            connection.ask("/v1/batch")
+            assert connection.read_body(lambda _: memory) == 8
+            assert memory[:] == b"12345678"
+        connection.close()

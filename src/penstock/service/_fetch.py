@@ -1,9 +1,10 @@
 """One connection to one server: asks for a body, and reads it straight into memory that becomes the batch.
 
-`http.client` reads the headers. The body is received piece by piece into the slot, and each piece is added to the
-checksum while it is in the processor's cache. A connection stays open from request to request, and is opened again
-after anything went wrong. No wait outlasts the time limit, and `close` ends one in another thread. A token is
-sent over TLS, or to this machine, and nowhere else.
+The body is received piece by piece into the slot, and each piece is added to the checksum while it is in the
+processor's cache. `http.client` reads the headers, except those that look exactly as our own servers send them: with
+it, a body of 8 MiB took 3.2 ms of processor time instead of 2.5, its code being cold by then. A connection stays open
+from request to request, and is opened again after anything went wrong. No wait outlasts the time limit, and `close`
+ends one in another thread. A token is sent over TLS, or to this machine, and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import http.client
 import json
 import mmap
+import re
 import socket
 import ssl
 import struct
@@ -29,6 +31,16 @@ _MAX_BODY_BYTES = 4 << 30
 _MAX_PAGE_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 """Of a body, read and checked while it is in the processor's cache."""
+_USUAL_HEADER = re.compile(
+    rb"HTTP/1\.1 200 OK\r\n"
+    rb"Penstock-Checksum: ([0-9a-f]{8})\r\n"
+    rb"Content-Type: application/octet-stream\r\n"
+    rb"Content-Length: ([0-9]{1,9})\r\n"
+    rb"Date: [^\r\n]*\r\n"
+    rb"Server: [^\r\n]*\r\n\r\n"
+)
+"""Of a body, as our servers send it."""
+_USUAL_HEADER_BYTES = 512
 _MAX_REASON, _MAX_TRACE = 500, 20_000
 """Characters of a server's reason and of its traceback that are shown."""
 
@@ -75,25 +87,43 @@ class Connection:
 
     def __init__(self, address: Address, *, tls: ssl.SSLContext | None, token: str | None, seconds: float) -> None:
         self._address, self._tls, self._seconds = address, tls, seconds
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http: http.client.HTTPConnection | None = None
+        self._has_token = token is not None
+        self._headers = f"Host: {address}\r\n" + (f"Authorization: Bearer {token}\r\n" if token else "")
         self._sock: socket.socket | None = None
         self._response: http.client.HTTPResponse | None = None
+        """The last answer that `http.client` read."""
         self._is_closed = False
+        self._path, self._may_reopen = "", False
 
     def get_json(self, path: str) -> dict[str, Any]:
         """A small page, as JSON."""
-        page = _parse(self._read_page(self._get(path)))
+        page = _parse(self._get_page(path))
         if page is None:
             raise Refused(f"answers {path} with something other than a JSON object")
         return page
 
     def get_text(self, path: str) -> str:
         """A small page, as text."""
-        return self._read_page(self._get(path)).decode("utf-8", "replace")
+        return self._get_page(path).decode("utf-8", "replace")
 
-    def get_body(self, path: str, memory: Callable[[int], mmap.mmap]) -> int:
-        """Read a body into the memory that `memory(size)` gives; return its size.
+    def ask(self, path: str) -> None:
+        """Ask for a body, which `read_body` reads.
+
+        Raises:
+            OSError: the server cannot be reached.
+            Refused: it would get the token unencrypted.
+        """
+        if self._response is not None and self._response.will_close:
+            self.drop()
+        self._path, self._may_reopen = path, self._sock is not None
+        try:
+            self._send()
+        except ConnectionError:
+            if not self._may_reopen:
+                raise
+
+    def read_body(self, memory: Callable[[int], mmap.mmap]) -> int:
+        """Read what was asked for into the memory that `memory(size)` gives; return its size.
 
         Raises:
             OSError: the server cannot be reached, or broke off.
@@ -101,104 +131,127 @@ class Connection:
             RemoteFailed: it could not compute what was asked for.
             Damaged: the checksum is not that of the bytes.
         """
-        response = self._get(path)
-        size = response.length
+        response = None
+        size, expected = self._read_usual_header() or (None, None)
+        if size is None:
+            response = self._answer()
+            size, expected = response.length, response.headers.get(CHECKSUM_HEADER)
         if size is None or size > _MAX_BODY_BYTES:
-            self._drop()
+            self.drop()
             raise Refused("does not say how much it sends" if size is None else f"wants to send {size:,} bytes")
-        with memoryview(memory(max(size, 1))) as whole, whole[:size] as body:
-            if response.headers.get(CHECKSUM_HEADER) != f"{self._read(response, body):08x}":
-                raise Damaged(f"{size:,} bytes arrived damaged")
+        with self._dropped_on_error(), memoryview(memory(max(size, 1))) as whole, whole[:size] as body:
+            found = self._fill(body, response)
+        if expected != f"{found:08x}":
+            raise Damaged(f"{size:,} bytes arrived damaged")
         return size
 
     def close(self) -> None:
         """Close the socket for good; any thread may call this, also to end a read in another."""
         self._is_closed = True
-        self._drop()
+        self.drop()
 
-    def _drop(self) -> None:
-        """Close the socket; the next request opens another.
-
-        An answer that ends with its connection holds the socket alone: `http.client` has forgotten both by then.
-        """
-        sock, connection, response = self._sock, self._http, self._response
-        self._sock = self._http = self._response = None
+    def drop(self) -> None:
+        """Close the socket; the next request opens another."""
+        sock, response = self._sock, self._response
+        self._sock = self._response = None
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # first: a thread that reads holds what closing waits for
             sock.close()
-        for one in (connection, response):
-            if one is not None:
-                one.close()
+        if response is not None:
+            response.close()
 
-    def _get(self, path: str) -> http.client.HTTPResponse:
-        """Ask; a connection that the server closed while it was idle is opened once more."""
-        was_open = self._http is not None
+    def _get_page(self, path: str) -> bytes:
+        self.ask(path)
+        return self._read_page(self._answer())
+
+    def _answer(self) -> http.client.HTTPResponse:
+        """What comes; a connection that the server closed while it was idle is opened once more."""
         try:
-            response = self._ask(path)
+            response = self._begin()
         except ConnectionError:
-            if not was_open or self._is_closed:
+            if not self._may_reopen or self._is_closed:
                 raise
-            response = self._ask(path)
+            self._send()
+            response = self._begin()
         if response.status != 200:
             self._raise_refusal(response)
         return response
 
-    def _ask(self, path: str) -> http.client.HTTPResponse:
-        connection = self._http = self._http or self._open()
+    def _send(self) -> None:
+        sock = self._sock = self._sock or self._open()
         with self._dropped_on_error():
             if self._is_closed:
                 raise ConnectionError("the connection was closed")
-            connection.request("GET", path, headers=self._headers)
-            response = self._response = connection.getresponse()
-        if response.will_close:
-            self._http = None
+            sock.sendall(f"GET {self._path} HTTP/1.1\r\n{self._headers}\r\n".encode())
+
+    def _read_usual_header(self) -> tuple[int, str] | None:
+        """(size, checksum) of a body with a header as servers of ours send it; otherwise None, and nothing is read."""
+        sock, head = self._sock, bytearray(_USUAL_HEADER_BYTES)
+        if not isinstance(sock, _PatientSocket):
+            return None
+        try:
+            sock.recv_into(head, len(head), socket.MSG_PEEK)
+        except TimeoutError:
+            self.drop()
+            raise
+        except OSError:
+            return None  # `http.client` says what is wrong
+        found = _USUAL_HEADER.match(head)
+        if found is None:
+            return None
+        sock.recv_into(head, found.end())
+        return int(found[2]), found[1].decode()
+
+    def _begin(self) -> http.client.HTTPResponse:
+        sock = self._sock
+        if sock is None:
+            raise ConnectionError("the connection was closed")
+        with self._dropped_on_error():
+            response = self._response = http.client.HTTPResponse(sock, method="GET")
+            response.begin()
         return response
 
-    def _open(self) -> http.client.HTTPConnection:
-        self._drop()  # what an answer that ended with its connection left
-        if self._headers and self._tls is None and not is_loopback(self._address.host):
+    def _open(self) -> socket.socket:
+        if self._has_token and self._tls is None and not is_loopback(self._address.host):
             raise Refused("would get the token unencrypted; give authority=, so that it is sent over TLS")
         raw = socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_SECONDS)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            sock: socket.socket
-            if self._tls:
-                sock = self._tls.wrap_socket(raw, server_hostname=self._address.name)
-                sock.settimeout(self._seconds)
-            else:
-                sock = _PatientSocket(raw, self._seconds)
+            if self._tls is None:
+                return _PatientSocket(raw, self._seconds)
+            sock = self._tls.wrap_socket(raw, server_hostname=self._address.name)
+            sock.settimeout(self._seconds)
         except BaseException:
             raw.close()
             raise
-        connection = http.client.HTTPConnection(self._address.host, self._address.port)
-        connection.sock = self._sock = sock
-        connection.auto_open = 0  # it would open a connection without TLS, and send the token unencrypted
-        return connection
+        return sock
 
-    def _read(self, response: http.client.HTTPResponse, body: memoryview) -> int:
-        """Fill a body; returns its checksum, computed piece by piece while the bytes are in the cache."""
-        with self._dropped_on_error():
-            done = response.readinto(body[: len(response.peek())])  # what came with the header
-            found = checksum(body[:done])
-            sock = self._sock
-            while done < len(body):
-                piece = body[done : done + _PIECE_BYTES]
-                if isinstance(sock, _PatientSocket):
-                    count = sock.recv_into(piece, len(piece), socket.MSG_WAITALL)
-                else:
-                    count = response.readinto(piece)
-                if not count:
-                    raise ConnectionError(f"broke off after {done:,} of {len(body):,} bytes")
-                found = checksum(piece[:count], found)
-                done += count
-            response.length = 0
-            response.read()  # the end of the message, so that the connection can be used again
+    def _fill(self, body: memoryview, response: http.client.HTTPResponse | None) -> int:
+        """Read a body; returns its checksum, computed piece by piece while the bytes are in the cache."""
+        done = 0 if response is None else response.readinto(body[: len(response.peek())])  # came with the header
+        found = checksum(body[:done])
+        source = self._sock if isinstance(self._sock, _PatientSocket) else response
+        while done < len(body):
+            piece = body[done : done + _PIECE_BYTES]
+            if isinstance(source, _PatientSocket):
+                count = source.recv_into(piece, len(piece), socket.MSG_WAITALL)
+            else:
+                count = source.readinto(piece) if source is not None else 0
+            if not count:
+                raise ConnectionError(f"broke off after {done:,} of {len(body):,} bytes")
+            found = checksum(piece[:count], found)
+            done += count
+        if response is not None:
+            response.close()
         return found
 
     def _read_page(self, response: http.client.HTTPResponse) -> bytes:
         with self._dropped_on_error():
-            return response.read(_MAX_PAGE_BYTES)
+            page = response.read(_MAX_PAGE_BYTES)
+        if not response.isclosed():  # there is more of it
+            self.drop()
+        return page
 
     @contextlib.contextmanager
     def _dropped_on_error(self) -> Iterator[None]:
@@ -206,7 +259,7 @@ class Connection:
         try:
             yield
         except BaseException as error:
-            self._drop()
+            self.drop()
             if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
                 raise ConnectionError(f"answers with something other than HTTP: {type(error).__name__}") from error
             raise
@@ -214,7 +267,7 @@ class Connection:
     def _raise_refusal(self, response: http.client.HTTPResponse) -> NoReturn:
         page = _parse(self._read_page(response)) or {}
         reason = printable(str(page.get("error", "no reason given"))[:_MAX_REASON], keep="\n\t")
-        self._drop()
+        self.drop()
         if response.status == 500:
             trace = str(page.get("traceback", ""))[:_MAX_TRACE]
             raise RemoteFailed(f"Computing on {self._address} failed: {reason}\n\nOn the server:\n{trace}")

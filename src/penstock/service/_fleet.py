@@ -162,7 +162,8 @@ class Fleet:
             job, slot = taken
             begin = time.monotonic()
             try:
-                size = connection.get_body(self._request(job.item).path, slot.memory)
+                connection.ask(self._request(job.item).path)
+                size = connection.read_body(slot.memory)
                 arrived = Arrived.read(slot, size, job.item, time.monotonic() - begin, self._layouts)
             except Exception as error:  # noqa: BLE001 - `failed` tells them apart
                 requests.failed(link, job, slot, error)
