@@ -20,6 +20,14 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", SMALL),
     "mistral": ("MistralConfig", {**SMALL, "sliding_window": 16}),
     "qwen3": ("Qwen3Config", SMALL),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            **SMALL, "hidden_size": 256, "head_dim": 16, "num_experts": 16, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+        },
+    ),
+    "gpt_oss": ("GptOssConfig", {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "gpt2": ("GPT2Config", {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 2}),
     "opt": (
         "OPTConfig",
@@ -98,11 +106,7 @@ def test_the_check_refuses_a_model_whose_convolutions_cross_borders() -> None:
 
 
 def test_the_check_takes_rounding_among_experts_for_what_it_is() -> None:
-    torch.manual_seed(0)
-    sizes = {**SMALL, "hidden_size": 256, "head_dim": 16}
-    experts = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-    configuration = transformers.Qwen3MoeConfig(**sizes, **experts)
-    model = transformers.AutoModelForCausalLM.from_config(configuration, attn_implementation="sdpa").eval()
+    model = build("qwen3_moe", "sdpa").eval()
     batch = pack(LENGTHS, ROW_LENGTH)
     changed = {**batch, "input_ids": batch["input_ids"].clone()}
     changed["input_ids"][0, :40] = 1
@@ -112,12 +116,8 @@ def test_the_check_takes_rounding_among_experts_for_what_it_is() -> None:
 
 
 def test_the_check_refuses_experts_that_never_read_positions() -> None:
-    sizes = {**SMALL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.GptOssConfig(**sizes), attn_implementation="eager"
-    )
     with pytest.raises(RuntimeError, match="GptOssForCausalLM does not keep packed documents apart"):
-        masks.check_isolation(model, pack(LENGTHS, ROW_LENGTH))
+        masks.check_isolation(build("gpt_oss", "eager"), pack(LENGTHS, ROW_LENGTH))
 
 
 def test_the_check_needs_two_documents() -> None:
