@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import FormatError, SchemaError
-from penstock.sources import SourceOptions, _csv_header, list_files, plan_splits, resolve_types
+from penstock.sources import SourceOptions, _csv_header, list_files, plan_splits, read_split, resolve_types
 
 from .gathering import gather, values
 
@@ -305,6 +305,17 @@ def test_whole_numbers_are_never_rounded_by_the_type_inferred(tmp_path: Path) ->
     assert [row["id"] for row in rows] == [2**53 + 1, 2**63 - 1]
     assert rows[0]["hash"] == 2**64 - 1
     assert rows[0]["large"] == str(2**64)
+
+
+@pytest.mark.parametrize("options", [{}, {"quoted_newlines": False}, {"quote": None}])
+def test_batches_say_how_much_of_the_file_they_were_made_of(tmp_path: Path, options: dict) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "1,2\n" * 5000)
+    reading = SourceOptions(batch_bytes=1000, **options)
+    splits = plan_splits(list_files(str(path), reading), reading, 1 << 20)
+    sizes = [records.num_bytes for split in splits for records in read_split(split, reading)]
+    assert len(sizes) > 10
+    assert path.stat().st_size - 4 <= sum(sizes) <= path.stat().st_size
 
 
 def test_a_number_too_large_for_its_type_is_a_bad_row_and_not_infinite(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def _records_of_blocks(blocks: Iterator[Block], header: Header, path: str, optio
             yield numbering.too_long(block)
         elif block.data.strip(b"\r\n"):
             numbering.base = numbering.next_row
+            numbering.num_bytes_read += len(block.data)
             table = arrow("csv").read_csv(
                 arrow().BufferReader(block.data),
                 **_settings(header, path, options, numbering, block_bytes=len(block.data), newlines=False),
@@ -162,6 +163,7 @@ def _read_stream(
     for batch in arrow("csv").open_csv(arrow().PythonFile(rest, "r"), **settings):
         if batch.num_rows:
             last_value = batch.column(header.names[-1])[-1].as_py()
+        numbering.num_bytes_read = max(numbering.num_bytes_read, header.num_bytes + rest.num_bytes)
         yield from numbering.records(batch.select(list(options.columns or header.names)), options)
     yield from numbering.rest()
     if _is_unclosed(last_value, rest.tail, options):
@@ -222,6 +224,8 @@ class _Numbering:
         self.next_row = 0
         self.base = 0
         """Number of the row that pyarrow calls 1."""
+        self.num_bytes_read = 0
+        self._num_bytes_told = 0
         self._pending: list[RowError] = []
         self._num_good = 0
         self._num_to_skip = 0
@@ -249,7 +253,9 @@ class _Numbering:
         for piece in cut_batch(batch.slice(skipped), options.batch_bytes):
             if piece.num_rows:
                 errors = self._errors_among(piece.num_rows)
-                yield self._number(_as_text_batch(piece, options.encoding), errors, piece.nbytes, options)
+                num_bytes = self.num_bytes_read - self._num_bytes_told
+                self._num_bytes_told = self.num_bytes_read
+                yield self._number(_as_text_batch(piece, options.encoding), errors, num_bytes, options)
                 self._num_good += piece.num_rows
 
     def rest(self) -> Iterator[Records]:
@@ -296,6 +302,7 @@ class _Rest:
 
     def __init__(self, first: bytes, stream: ByteStream) -> None:
         self.tail = b""
+        self.num_bytes = 0
         self._first = first
         self._stream = stream
 
@@ -315,6 +322,7 @@ class _Rest:
         if data.endswith(b"\r") and len(data) > 1:
             data = data[:-1]
         self._first = self._first[len(data) :]
+        self.num_bytes += len(data)
         self.tail = (self.tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
         return data
 
