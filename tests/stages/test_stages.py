@@ -135,7 +135,7 @@ def test_only_streams_of_integers_are_windowed(columns: dict[str, Any]) -> None:
 
 
 def test_documents_that_happen_to_be_of_one_length_are_told_what_to_do_about_windows() -> None:
-    with pytest.raises(SchemaError, match="all of one length.*a Ragged makes them uneven"):
+    with pytest.raises(SchemaError, match=r"all of one length.*a Ragged makes them uneven"):
         penstock.from_arrays({"tokens": [np.arange(8), np.arange(8)]}).window(4)
 
 

@@ -37,9 +37,7 @@ def windowed_column(schema: Schema, name: str) -> Column:
     """The column that window() cuts."""
     column = schema[name]
     if column.kind == "bytes" or not _holds_tokens(column):
-        raise SchemaError(
-            f"window() cuts a stream of integers; column {name!r} is {column.spec}. {_advise(column)}"
-        )
+        raise SchemaError(f"window() cuts a stream of integers; column {name!r} is {column.spec}. {_advise(column)}")
     return column
 
 
