@@ -120,13 +120,18 @@ class TakesPlans(transformers.Trainer):
             output.metrics[name] = (total / count).item()
         return output
 
-    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the framework does; the loss is noted, with the number of its targets."""
-        found = super().prediction_step(model, inputs, *args, **kwargs)
-        if self._losses is not None and found[0] is not None:
-            count = (inputs["labels"] != _IGNORED).sum()
-            total = torch.where(count > 0, found[0].float() * count, 0)  # the mean over none is NaN
-            self._losses.append(torch.stack([total, count.float()]))
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """As the framework does; in an evaluation it is the mean over this process's targets, and noted."""
+        if self._losses is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        count = (inputs["labels"] != _IGNORED).sum()
+        # Given a number of items, the framework may divide by that of all processes.
+        found = super().compute_loss(model, inputs, return_outputs, None)
+        loss = (found[0] if return_outputs else found).detach().mean().float()
+        total = torch.where(count > 0, loss * count, 0)  # the mean over none is NaN
+        self._losses.append(torch.stack([total, count.float()]))
         return found
 
     def num_examples(self, dataloader: Any) -> int:

@@ -51,12 +51,13 @@ def show_batch(batch: Mapping[str, Any], traces: Sequence[DocumentTrace], tokeni
 
 def _decoder(tokenizer: Tokenizer | Decode | None) -> Decode:
     """What turns ids into text, control tokens included: `tokenizers` leaves them out unless told not to."""
-    decode: Decode = getattr(tokenizer, "decode", None) or tokenizer or _as_numbers  # type: ignore[assignment]
+    decode: Any = getattr(tokenizer, "decode", None) or tokenizer or _as_numbers
     try:
         can_skip = "skip_special_tokens" in inspect.signature(decode).parameters
     except ValueError:  # a function in C may not say what it takes
         can_skip = False
-    return functools.partial(decode, skip_special_tokens=False) if can_skip else decode
+    chosen: Decode = functools.partial(decode, skip_special_tokens=False) if can_skip else decode
+    return chosen
 
 
 def _lines_of(trace: DocumentTrace, ids: NDArray[Any], labels: NDArray[Any], decode: Decode) -> Iterator[str]:
