@@ -155,8 +155,14 @@ def test_help_may_be_cut_short_and_faults_are_faults_even_if_nobody_reads_them(d
         assert (done.returncode, done.stderr) == (code, "")
 
 
-@pytest.mark.parametrize("mask", [0o002, pytest.param(0o022, marks=pytest.mark.stress), 0o077])
-@pytest.mark.parametrize("flags", [[], ["--shuffle", "1"]], ids=str)
+SHUFFLE = ["--shuffle", "1"]
+OTHER_MASKS = [(0o077, []), (0o002, SHUFFLE), (0o022, []), (0o022, SHUFFLE)]
+
+
+@pytest.mark.parametrize(
+    ("mask", "flags"),
+    [(0o002, []), (0o077, SHUFFLE), *(pytest.param(*case, marks=pytest.mark.stress) for case in OTHER_MASKS)],
+)
 def test_every_file_of_a_preparation_follows_the_umask(tmp_path: Path, mask: int, flags: list[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 100)
     line = f"umask {mask:o}; exec {' '.join(COMMAND)} prepare a.jsonl data --tokenizer bytes --pack 8 --workers 1 "

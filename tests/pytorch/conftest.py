@@ -2,7 +2,12 @@
 
 import multiprocessing
 
+import torch
 from torch.utils.data import _utils
+
+# Processes of pytest are more than processors, and threads of OpenMP spin while they wait for each other: beside other
+# work, a hundred steps of a tiny model took 20 s of processor time with two threads, and 0.5 with one.
+torch.set_num_threads(1)
 
 # Python's own fork server imports torch once, for all that it forks: two seconds of processor time for each.
 multiprocessing.set_forkserver_preload(["torch", "penstock.pytorch"])

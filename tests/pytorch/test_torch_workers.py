@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,15 @@ def test_workers_start_anew_each_epoch_unless_they_are_persistent(persistent: bo
     assert (first == second) == persistent
 
 
-def test_the_worker_info_says_what_torchs_says() -> None:
+@pytest.fixture
+def two_torch_threads() -> Iterator[None]:
+    """In this process, so that one in a worker is the worker's own."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_the_worker_info_says_what_torchs_says(two_torch_threads: None) -> None:
     class Info(Numbers):
         tag = "mine"
 

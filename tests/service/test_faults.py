@@ -20,6 +20,9 @@ from penstock.errors import ServiceError
 
 from .processes import ServeProcess, serving, written_plan
 
+PATIENCE = 5
+"""Seconds: long enough for a server that has only half of a processor, and waited for by tests without servers."""
+
 
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -100,7 +103,7 @@ def test_servers_that_are_killed_and_stopped_cost_no_batch(num_each: int, plan_f
 def test_when_all_are_gone_each_is_named_and_the_state_goes_on_when_one_is_back(plan_file: Path) -> None:
     plan = penstock.load_plan(plan_file)
     with serving(plan_file, 2) as servers:
-        remote = penstock.Remote(servers=[server.address for server in servers], timeout_seconds=2)
+        remote = penstock.Remote(servers=[server.address for server in servers], timeout_seconds=PATIENCE)
         with penstock.DataLoader(plan, remote=remote, prefetch=2, epochs=None) as loader:
             batches = iter(loader)
             first = list(itertools.islice(batches, 5))
@@ -122,7 +125,7 @@ def test_when_all_are_gone_each_is_named_and_the_state_goes_on_when_one_is_back(
 def test_servers_that_hang_are_named_with_what_they_owe(plan_file: Path) -> None:
     plan = penstock.load_plan(plan_file)
     with serving(plan_file, 2) as servers:
-        remote = penstock.Remote(servers=[server.address for server in servers], timeout_seconds=2)
+        remote = penstock.Remote(servers=[server.address for server in servers], timeout_seconds=PATIENCE)
         with penstock.DataLoader(plan, remote=remote, prefetch=2, epochs=None) as loader:
             batches = iter(loader)
             next(batches)

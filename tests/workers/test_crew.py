@@ -48,6 +48,15 @@ def test_each_worker_runs_the_program_and_has_a_number_of_its_own(crew: Crew) ->
     assert len({answer[2] for answer in answers} | {os.getpid()}) == 3
 
 
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    """Forks inherit what is frozen, as all modules are in tests."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
 def test_workers_collect_garbage_but_not_among_what_they_share_with_their_server() -> None:
     for method in METHODS:
         crew = make(method)
