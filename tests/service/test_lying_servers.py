@@ -10,6 +10,7 @@ import random
 import socket
 import socketserver
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
@@ -30,6 +31,7 @@ from penstock.schema import Ragged
 from penstock.service import Remote, Security, read_servers, serve
 from penstock.service._addresses import Servers
 from penstock.service._arrivals import Arrived, Layouts
+from penstock.service._fleet import Fleet
 from penstock.service._server import Server
 from penstock.service._wire import CHECKSUM_HEADER
 from penstock.shards import checksum
@@ -160,6 +162,28 @@ def test_bodies_that_are_always_damaged_are_an_error_of_ours(plan: penstock.Plan
         with pytest.raises(CorruptionError, match="bytes arrived damaged") as raised:
             load(plan, address)
         assert raised.value.__notes__ == [f"This is what {address} sent."]
+
+
+def test_answers_that_do_not_come_are_waited_for_together_and_not_one_after_the_other(
+    plan: penstock.Plan, honest: Server
+) -> None:
+    page, asked_for, is_over = http(asked(honest, "/v1/plan")), list[str](), threading.Event()
+
+    def answer(path: str) -> bytes:
+        if path == "/v1/plan":
+            return page
+        asked_for.append(path)
+        is_over.wait(60)
+        return b""
+
+    with liar(answer) as address:
+        fleet = Fleet(plan, Remote(servers=address, timeout_seconds=2.0))
+        for ticket in range(4):
+            fleet.requests.add(ticket, Item(10 * ticket))
+        assert wait_until(lambda: len(asked_for) == 8, 6.0)  # all of them once more
+        assert Counter(asked_for).most_common(1)[0][1] == 2
+        is_over.set()
+        fleet.close()
 
 
 def test_an_endless_body_is_not_read(plan: penstock.Plan, honest: Server) -> None:

@@ -107,7 +107,7 @@ class Connection:
         return self._get_page(path).decode("utf-8", "replace")
 
     def ask(self, path: str) -> None:
-        """Ask for a body, which `read_body` reads.
+        """Ask for a body, which `read_body` reads: one thread asks through several connections before it reads.
 
         Raises:
             OSError: the server cannot be reached.

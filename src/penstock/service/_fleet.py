@@ -1,10 +1,12 @@
 """The servers a loader takes its batches from: where they are, which of them serve this plan, the connections to them.
 
-    Requests ◄── take the oldest ── connections, a thread each ── GET ──► servers
-             ◄── arrived, or failed ◄── body, checked ──────────────────┘
+    Requests ◄── take the oldest ── a thread for each server ── GET, on a free connection ──► server
+             ◄── arrived, or failed ◄── the oldest answer, checked ──────────────────────────┘
 
-One thread per server asks it what it serves, at the start and after it was down. One more sees to servers that take too
-long, come or leave. Nothing here waits for a result: that is the engine's job.
+Each server has several connections, so that it computes while it sends, and one thread that asks through them and reads
+the answers in the order in which it asked: with a thread for each connection, which mostly woke each other, the client
+took 8 % more processor time. Another thread asks the server what it serves, at the start and after it was down.
+One more sees to servers that take too long, come or leave. Nothing here waits for a result: that is the engine's job.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import logging
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import ServiceError, printable
 from penstock.loader import Bundle, Item
@@ -23,6 +26,7 @@ from penstock.plan import Plan
 from penstock.service._addresses import resolve
 from penstock.service._arrivals import Arrived, Layouts
 from penstock.service._fetch import Connection, Refused
+from penstock.service._jobs import Job
 from penstock.service._remote import Remote, requests_in_flight
 from penstock.service._requests import Link, Requests
 from penstock.service._wire import VERSION, BatchRequest
@@ -35,6 +39,14 @@ _MAX_CONNECTIONS = 16
 _MAX_WORKERS = 4096
 _MAX_STEP_BYTES = 1 << 40
 _MAX_STEP_SECONDS = 1e6
+
+
+class _Asked(NamedTuple):
+    """What a connection owes."""
+
+    job: Job
+    connection: Connection
+    begin: float
 
 
 class Fleet:
@@ -131,9 +143,11 @@ class Fleet:
         self.requests.met(
             link, num_workers=page["workers"], step_bytes=page["step_bytes"], step_seconds=page["step_seconds"]
         )
-        for number in range(len(link.connections), 1 + min(requests_in_flight(link.num_workers), _MAX_CONNECTIONS)):
-            work = functools.partial(self._work, link, self._connect(link))
-            self._start(work, f"penstock-remote-{link.address}-{number}")
+        is_new = len(link.connections) == 1  # the one that it was met through
+        for _ in range(len(link.connections), 1 + min(requests_in_flight(link.num_workers), _MAX_CONNECTIONS)):
+            link.free.append(self._connect(link))
+        if is_new:
+            self._start(functools.partial(self._work, link), f"penstock-remote-{link.address}-batches")
 
     def _connect(self, link: Link) -> Connection:
         seconds = self._remote.timeout_seconds
@@ -155,20 +169,49 @@ class Fleet:
         if type(page.get("step_seconds")) is not float or not 0 <= page["step_seconds"] < _MAX_STEP_SECONDS:
             raise Refused("does not say how long a batch takes")
 
-    def _work(self, link: Link, connection: Connection) -> None:
-        """One connection's life: take an item, ask for it, hand over what came."""
-        requests = self.requests
-        while (taken := requests.take(link)) is not None:
-            job, slot = taken
-            begin = time.monotonic()
-            try:
-                connection.ask(self._request(job.item).path)
-                size = connection.read_body(slot.memory)
-                arrived = Arrived.read(slot, size, job.item, time.monotonic() - begin, self._layouts)
-            except Exception as error:  # noqa: BLE001 - `failed` tells them apart
-                requests.failed(link, job, slot, error)
+    def _work(self, link: Link) -> None:
+        """The life of a server's thread: ask for all it may while connections are free, and read the oldest answer."""
+        asked: deque[_Asked] = deque()
+        while True:
+            job = self.requests.take(link, waits=not asked) if link.free else None
+            if job is not None:
+                self._ask(link, job, asked)
+            elif asked:
+                self._read(link, asked)
             else:
-                requests.answered(link, job, arrived)
+                return
+
+    def _ask(self, link: Link, job: Job, asked: deque[_Asked]) -> None:
+        connection = link.free.pop()
+        begin = time.monotonic()
+        try:
+            connection.ask(self._request(job.item).path)
+        except Exception as error:  # noqa: BLE001 - `failed` tells them apart
+            link.free.append(connection)
+            self.requests.failed(link, job, error)
+        else:
+            asked.append(_Asked(job, connection, begin))
+
+    def _read(self, link: Link, asked: deque[_Asked]) -> None:
+        """Take the oldest answer. If it does not come in time, the others are not waited for as long again."""
+        job, connection, begin = asked.popleft()
+        slot = self.requests.take_slot()
+        try:
+            size = connection.read_body(slot.memory)
+            arrived = Arrived.read(slot, size, job.item, time.monotonic() - begin, self._layouts)
+        except Exception as error:  # noqa: BLE001 - `failed` tells them apart
+            self.requests.pool.give_back(slot)
+            self.requests.failed(link, job, error)
+            while asked and isinstance(error, TimeoutError):
+                self._give_up(link, asked.popleft(), error)
+        else:
+            self.requests.answered(link, job, arrived)
+        link.free.append(connection)
+
+    def _give_up(self, link: Link, asked: _Asked, error: TimeoutError) -> None:
+        asked.connection.drop()
+        self.requests.failed(link, asked.job, error)
+        link.free.append(asked.connection)
 
     def _request(self, item: Item | Bundle) -> BatchRequest:
         plan = self._plan.fingerprint

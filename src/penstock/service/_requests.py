@@ -1,11 +1,11 @@
 """What is asked of which server, and how that ended: all that a loader's connections share.
 
-    Jobs ◄── take the oldest ── connections, a thread each
+    Jobs ◄── take the oldest ── a thread for each server
     done ◄── what lies where, or why not ─┘
 
-Everything here is changed under one lock. Connections without work wait in `take`, the training thread in `wait_for`;
-each is woken only for what concerns it, since a woken thread takes the interpreter from the others. Rare events wake
-all.
+Everything here is changed under one lock. The threads of servers wait in `take` if they have nothing to read, the
+training thread in `wait_for`; each is woken only for what concerns it, since a woken thread takes the interpreter from
+the others. Rare events wake all.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Link:
         """Notified when it may be down."""
         self.health = Health(state="down")
         self.connections: list[Connection] = []
+        self.free: list[Connection] = []
+        """Those that owe no answer."""
         self.num_asked = 0
         self.num_workers = 0
         self.is_gone = False
@@ -180,23 +182,27 @@ class Requests:
                 link.outage.wait(pause)
         return False
 
-    def take(self, link: Link) -> tuple[Job, Any] | None:
-        """The next item for a server, and a slot for it; None when there will be none."""
+    def take(self, link: Link, *, waits: bool) -> Job | None:
+        """The next item for a server; None when there is none now, or, for one who waits, when there will be none."""
         with self.lock:
             while not self.is_done_with(link):
                 job = self._jobs.take(link.address, time.monotonic()) if link.health.state == "up" else None
                 if job is not None:
                     link.num_asked += 1
-                    return job, self.pool.take()
+                if job is not None or not waits:
+                    return job
                 link.work.wait(_TICK_SECONDS)
         return None
+
+    def take_slot(self) -> Any:
+        """Memory for a body."""
+        with self.lock:
+            return self.pool.take()
 
     def answered(self, link: Link, job: Job, arrived: Arrived) -> None:
         """Take what a server was asked for and sent."""
         with self.lock:
             link.num_asked -= 1
-            if link.health.state != "up":
-                link.work.notify_all()
             link.health.answered(arrived.seconds)
             self._heard_at = time.monotonic()
             job.asked.pop(link.address, None)
@@ -209,10 +215,9 @@ class Requests:
                     self._jobs.give_up_on(slower)
                     self._wake_all()
 
-    def failed(self, link: Link, job: Job, slot: Any, error: Exception) -> None:
+    def failed(self, link: Link, job: Job, error: Exception) -> None:
         """Note that a server did not deliver: the body is damaged, cannot be computed there, or there is no answer."""
         with self.lock:
-            self.pool.give_back(slot)
             link.num_asked -= 1
             job.asked.pop(link.address, None)
             if isinstance(error, FormatError):
