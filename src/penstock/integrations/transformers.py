@@ -174,7 +174,7 @@ class TakesPlans(transformers.Trainer):
                 steps=plan.num_batches() if is_training else None,
             )
         if not is_training:
-            loader.collate_fn = functools.partial(loader.collate_fn, once=True)
+            loader.collate_fn = functools.partial(model_arguments, labels=plan.labels, once=True)
         return loader
 
 
