@@ -32,6 +32,12 @@ def failing(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return row
 
 
+def slow_at_first(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    if row["x"][0] == 0:
+        time.sleep(2)
+    return row
+
+
 def samples(count: int = 100) -> penstock.Dataset:
     return penstock.from_arrays({"x": np.arange(count * 4, dtype=np.int32).reshape(count, 4)})
 
@@ -131,6 +137,16 @@ def test_batches_that_take_long_travel_alone_however_small_they_are() -> None:
         while server.statistics.num_waiting:
             time.sleep(0.01)
         assert server.statistics.num_answers >= 4
+
+
+def test_a_slow_batch_holds_up_no_others_of_its_server_where_order_does_not_matter() -> None:
+    plan = samples().map(slow_at_first).batch(4)
+    with serve(plan, "127.0.0.1:0", num_workers=2) as server:
+        options = {"in_order": False, "prefetch": 4}
+        with penstock.DataLoader(plan, remote=[server.address], **options) as loader:
+            rows = [int(batch["x"][0, 0]) for batch in loader]
+    assert rows[0] != 0
+    assert sorted(rows) == list(range(0, 400, 16))
 
 
 def test_what_two_ask_for_is_computed_once() -> None:

@@ -145,6 +145,11 @@ class Connection:
             raise Damaged(f"{size:,} bytes arrived damaged")
         return size
 
+    def fileno(self) -> int:
+        """The descriptor of the socket, for polling; -1 if it is not open."""
+        sock = self._sock
+        return -1 if sock is None else sock.fileno()
+
     def close(self) -> None:
         """Close the socket for good; any thread may call this, also to end a read in another."""
         self._is_closed = True

@@ -1,11 +1,11 @@
 """The servers a loader takes its batches from: where they are, which of them serve this plan, the connections to them.
 
     Requests ◄── take the oldest ── a thread for each server ── GET, on a free connection ──► server
-             ◄── arrived, or failed ◄── the oldest answer, checked ──────────────────────────┘
+             ◄── arrived, or failed ◄── the first answer to arrive, checked ─────────────────┘
 
 Each server has several connections, so that it computes while it sends, and one thread that asks through them and reads
-the answers in the order in which it asked: with a thread for each connection, which mostly woke each other, the client
-took 8 % more processor time. Another thread asks the server what it serves, at the start and after it was down.
+whichever answer arrives first. With a thread for each connection, which mostly woke each other, the client took 8 %
+more processor time. Another thread asks the server what it serves, at the start and after it was down.
 One more sees to servers that take too long, come or leave. Nothing here waits for a result: that is the engine's job.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import select
 import ssl
 import threading
 import time
@@ -170,7 +171,7 @@ class Fleet:
             raise Refused("does not say how long a batch takes")
 
     def _work(self, link: Link) -> None:
-        """The life of a server's thread: ask for all it may while connections are free, and read the oldest answer."""
+        """The life of a server's thread: ask for all it may while connections are free, and read an answer."""
         asked: deque[_Asked] = deque()
         while True:
             job = self.requests.take(link, waits=not asked) if link.free else None
@@ -193,25 +194,54 @@ class Fleet:
             asked.append(_Asked(job, connection, begin))
 
     def _read(self, link: Link, asked: deque[_Asked]) -> None:
-        """Take the oldest answer. If it does not come in time, the others are not waited for as long again."""
-        job, connection, begin = asked.popleft()
-        slot = self.requests.take_slot()
+        """Take the answer that arrives first. If none arrives in time, none of them is waited for any longer."""
         try:
+            answering = self._find_answering(link, asked)
+        except TimeoutError as error:
+            self._give_up(link, asked, error)
+            return
+        job, connection, begin = answering
+        asked.remove(answering)
+        slot = None
+        try:
+            slot = self.requests.take_slot()
             size = connection.read_body(slot.memory)
             arrived = Arrived.read(slot, size, job.item, time.monotonic() - begin, self._layouts)
         except Exception as error:  # noqa: BLE001 - `failed` tells them apart
-            self.requests.pool.give_back(slot)
+            if slot is not None:
+                self.requests.pool.give_back(slot)
             self.requests.failed(link, job, error)
-            while asked and isinstance(error, TimeoutError):
-                self._give_up(link, asked.popleft(), error)
+            if isinstance(error, TimeoutError):
+                self._give_up(link, asked, error)
         else:
             self.requests.answered(link, job, arrived)
         link.free.append(connection)
 
-    def _give_up(self, link: Link, asked: _Asked, error: TimeoutError) -> None:
-        asked.connection.drop()
-        self.requests.failed(link, asked.job, error)
-        link.free.append(asked.connection)
+    def _find_answering(self, link: Link, asked: deque[_Asked]) -> _Asked:
+        """The oldest of those whose answer has begun to arrive, or whose connection is broken."""
+        if len(asked) == 1:
+            return asked[0]
+        owed = [(each.connection.fileno(), each) for each in asked]
+        sockets = select.poll()
+        for descriptor, each in owed:
+            if descriptor < 0:
+                return each
+            sockets.register(descriptor, select.POLLIN)
+        patience = time.monotonic() + self._remote.timeout_seconds
+        while time.monotonic() < patience:
+            ready = {descriptor for descriptor, _ in sockets.poll(1000 * _TICK_SECONDS)}
+            found = next((each for descriptor, each in owed if descriptor in ready), None)
+            if found is not None or self.requests.is_done_with(link):
+                return found or asked[0]
+        raise TimeoutError("timed out")
+
+    def _give_up(self, link: Link, asked: deque[_Asked], error: TimeoutError) -> None:
+        """Wait for no answer any more."""
+        for each in asked:
+            each.connection.drop()
+            self.requests.failed(link, each.job, error)
+            link.free.append(each.connection)
+        asked.clear()
 
     def _request(self, item: Item | Bundle) -> BatchRequest:
         plan = self._plan.fingerprint
