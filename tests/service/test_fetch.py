@@ -6,6 +6,7 @@ Headers are understood whether they look as our own servers send them or not.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import mmap
 import os
 import socket
@@ -150,3 +151,22 @@ def test_a_header_is_understood_however_it_looks_and_arrives(sent: bytes, in_hal
             assert connection.read_body(lambda _: memory) == 8
             assert memory[:] == b"12345678"
         connection.close()
+
+
+def test_a_connection_closed_by_another_thread_while_it_reads_a_header_was_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_status = http.client.HTTPResponse._read_status  # type: ignore[attr-defined]
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (address, _):
+        connection = Connection(address, tls=None, token=None, seconds=5)
+
+        def close_meanwhile(response: http.client.HTTPResponse) -> object:
+            found = read_status(response)
+            closer = threading.Thread(target=connection.close)
+            closer.start()
+            closer.join()
+            return found
+
+        monkeypatch.setattr(http.client.HTTPResponse, "_read_status", close_meanwhile)
+        with pytest.raises(ConnectionError, match="was closed"):
+            connection.get_json("/")

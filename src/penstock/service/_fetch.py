@@ -214,7 +214,12 @@ class Connection:
             raise ConnectionError("the connection was closed")
         with self._dropped_on_error():
             response = self._response = http.client.HTTPResponse(sock, method="GET")
-            response.begin()
+            try:
+                response.begin()
+            except (AttributeError, ValueError):  # what it reads from was closed, by another thread
+                if not self._is_closed:
+                    raise
+                raise ConnectionError("the connection was closed") from None
         return response
 
     def _open(self) -> socket.socket:
