@@ -238,6 +238,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         state = vars(self) | {"_iterator": None, "mesh": None}  # the run knows its rank; a mesh is of this process
         if isinstance(self._run, TorchRun):
             del state["_run"]
+        state.pop(_LIGHTNING_RECORD, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -264,6 +265,8 @@ class DataLoader(TorchDataLoader[BatchType]):
         return TorchRun(self)
 
 
+_LIGHTNING_RECORD = "__pl_attrs_record"
+"""Where Lightning notes what was ever set on a loader, running loops included, which no copy can have."""
 _TUNED = ("num_workers", "workers", "prefetch", "pin_memory")
 _DEFAULTS = defaults_of(DataLoader.__init__)
 """Read once from the signature, the only place where they are written."""
