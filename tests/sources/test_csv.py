@@ -135,6 +135,15 @@ def test_fields_that_may_end_with_something_else_are_not_taken_for_one(
     assert gather(path, delimiter=delimiter)[0][0]["name"] == "ann"
 
 
+def test_numbers_with_spaces_between_them_are_not_taken_for_one_field(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"a b\n1 2\n3.5 -4\n")
+    with pytest.raises(SchemaError, match=r"delimiter=' '\) \(--delimiter\); if not, delimiter=','"):
+        gather(path)
+    assert gather(path, delimiter=" ")[0][1] == {"a": "3.5", "b": "-4"}
+    path = write(tmp_path / "names.csv", b"full name\nann lee\nbob 2\n")
+    assert gather(path)[0][1] == {"full name": "bob 2"}
+
+
 def test_one_column_of_text_with_other_separators_is_one_column(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", b"a; b\nyes\nso; it; is\n")
     assert [row["a; b"] for row in gather(path)[0]] == ["yes", "so; it; is"]

@@ -66,7 +66,7 @@ class ShardEntry:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`; `KeyError`, `TypeError`, `ValueError` or `AttributeError` on anything else."""
-        if type(fields["name"]) is not str or not _SHARD_NAME.fullmatch(fields["name"]):
+        if not _is_shard_name(fields["name"]):
             raise ValueError(f"{reprlib.repr(fields['name'])} is not the name of a shard")
         return cls(
             name=fields["name"],
@@ -242,24 +242,28 @@ def _check_totals(manifest: Manifest, samples: Any, where: str) -> None:
 
 
 def _check_shard(entry: Any, ragged: set[str], where: str) -> ShardEntry:
-    name = entry.get("name") if isinstance(entry, dict) else None
-    if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name):
-        raise FormatError(f"{where}: {reprlib.repr(name)} is not the name of a shard.")
     try:
         shard = ShardEntry.from_json(entry)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not _is_shard_name(name):
+            raise FormatError(f"{where}: {reprlib.repr(name)} is not the name of a shard.") from None
         raise FormatError(f"{where}: the entry of {name} is incomplete ({type(error).__name__}: {error}).") from None
-    if set(shard.num_values) != ragged:
+    if shard.num_values.keys() != ragged:
         raise FormatError(
-            f"{where}: the entry of {name} counts values of {reprlib.repr(sorted(shard.num_values))}, "
+            f"{where}: the entry of {shard.name} counts values of {reprlib.repr(sorted(shard.num_values))}, "
             f"not of {sorted(ragged)}."
         )
     if not 0 < shard.header_bytes <= MAX_HEADER_BYTES or shard.header_bytes % ALIGNMENT:
         raise FormatError(
-            f"{where}: {name} has a header of {shard.header_bytes:,} bytes; "
+            f"{where}: {shard.name} has a header of {shard.header_bytes:,} bytes; "
             f"it must be a multiple of {ALIGNMENT:,}, and {MAX_HEADER_BYTES:,} is the limit."
         )
     return shard
+
+
+def _is_shard_name(name: object) -> bool:
+    return type(name) is str and _SHARD_NAME.fullmatch(name) is not None
 
 
 def _check_provenance(entry: Any, where: str) -> FileEntry | None:

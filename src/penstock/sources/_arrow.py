@@ -112,7 +112,10 @@ def longest_in_dictionary(column: Any) -> int:
             column = column.values
         else:
             return 0
-    return int(_value_lengths(column.dictionary).max(initial=0))
+    values, compute = column.dictionary, arrow("compute")
+    if not _is_text_or_binary(values.type):
+        return int(_value_lengths(values).max(initial=0))
+    return compute.max(compute.binary_length(values)).as_py() or 0  # to numpy, pyarrow goes through pandas
 
 
 def _cut(batch: Any, lengths: NDArray[np.int64], max_bytes: int) -> Iterator[Any]:
@@ -152,10 +155,15 @@ def _value_lengths(values: Any) -> NDArray[np.int64]:
         views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)
         lengths = views[values.offset : values.offset + len(values), 0]
         return np.maximum(lengths, 0).astype(np.int64)
-    if is_text(values.type) or pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
+    if _is_text_or_binary(values.type):
         lengths = np.asarray(arrow("compute").binary_length(values).fill_null(0))
         return np.maximum(lengths, 0).astype(np.int64)
     return np.full(len(values), values.nbytes // max(1, len(values)) + 1, np.int64)
+
+
+def _is_text_or_binary(kind: Any) -> bool:
+    types = arrow().types
+    return is_text(kind) or bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def plain_array(column: Any) -> Any:

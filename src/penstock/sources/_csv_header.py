@@ -157,8 +157,11 @@ def _check_is_header(first: _Record, rows: Sequence[_Record], path: str) -> None
 
 def _check_delimiter(first: _Record, rows: Sequence[_Record], path: str, usual: str) -> None:
     """Raise `SchemaError` if no delimiter was given, and another than the usual one may separate the fields."""
+    if len(first) > 1 or not rows:
+        return
     lines = [usual.join(record) for record in (first, *rows)]
-    for each in _OTHER_DELIMITERS if len(first) == 1 and rows else "":
+    are_numbers = all(_kind_of(word) == "a number" for line in lines[1:] for word in line.split(" "))
+    for each in _OTHER_DELIMITERS + (" " if are_numbers else ""):  # words have spaces between them; numbers do not
         counts = {line.count(each) for line in lines}
         if len(counts) == 1 and counts != {0}:
             raise SchemaError(
