@@ -30,6 +30,7 @@ GALLERY = Path(__file__).parents[1] / "examples" / "doctor"
 SCRIPTS = {
     "no_workers": "no-workers",
     "too_many_workers": "too-many-workers",
+    "needless_workers": "needless-workers",
     "small_prefetch": "small-prefetch",
     "heavy_collate": "heavy-collate",
     "slow_samples": "slow-samples",

@@ -2,8 +2,9 @@
 
 Each job runs with fixed numbers of workers first; their best rate is the mark. Then `--repeats` times with
 num_workers="auto" from a bad start, and the rate is measured in stretches of 25 steps: at which step it reaches 90 % of
-the mark, what share of the later stretches stays there, what was decided, and whether every batch is the one that the
-plan says. Storage and accelerator are waits, so that the figures depend less on what else the machine does.
+the mark, what share of the later stretches stays there, the median after 200 steps, when it has tried what there is to
+try, what was decided, and whether every batch is the one that the plan says. Storage and accelerator are waits, so that
+the figures depend less on what else the machine does.
 
     from-none   0 workers, and a transform that waits 4 ms for each of 8 rows; the step takes 10 ms
     crowded     8 processes, of which each decompresses every chunk for itself; the step takes 5 ms
@@ -118,6 +119,10 @@ class Job:
             "first stretch / best": found[0] / best,
             "reaches 90 % after steps": "never" if first is None else (first + 1) * STRETCH,
             "share of later stretches at 90 %": 0.0 if first is None else statistics.fmean(good[first:]),
+            "after 200 steps / best": statistics.median(
+                found[self.counted_from // STRETCH :][200 // STRETCH :] or found[-1:]
+            )
+            / best,
             "last quarter / best": statistics.median(found[-len(found) // 4 :]) / best,
             "workers at the end": stats.num_workers,
             "batches as the plan says": all(

@@ -11,7 +11,7 @@ model = torch.nn.Sequential(
 optimizer = torch.optim.Adam(model.parameters())
 table = TensorDataset(torch.randn(640, 16), torch.randn(640, 1))
 for _epoch in range(10_000):
-    for inputs, targets in DataLoader(table, batch_size=64):
+    for inputs, targets in DataLoader(table, batch_size=16):
         for _ in range(4):
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(inputs), targets).backward()

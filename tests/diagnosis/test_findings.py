@@ -81,6 +81,7 @@ CASES = {
     "no-workers": (steps(), [option(2, num_workers=2)], {"num_workers": 0}),
     "few-workers": (steps(), [option(2, num_workers=4)], {}),
     "too-many-workers": (steps(), [option(2, num_workers=2)], {"num_workers": 16}),
+    "needless-workers": (steps(fetch=0.0004), [option(2, num_workers=0)], {}),
     "heavy-collate": (steps(collate=0.02), [option(2, num_workers=4)], {}),
     "small-prefetch": (steps(slow=0.3, samples=0), [option(2, prefetch_factor=16)], {}),
     "slow-samples": (steps(slow=0.3, samples=8), [option(2, in_order=False)], {}),
@@ -281,3 +282,14 @@ def test_a_script_that_ends_too_soon_is_not_told_that_nothing_helps() -> None:
     assert finding.evidence[0].endswith("and the script ended before that.")
     assert finding.evidence[1] == "x looked best: × 1.79 in 2 turns."
     assert finding.change == "let the script run longer: more epochs or steps"
+
+
+@pytest.mark.parametrize(
+    ("fetch", "whole_epochs", "is_tried"), [(0.0004, False, True), (0.0004, True, False), (0.025, False, False)]
+)
+def test_doing_without_workers_is_tried_where_batches_cost_less_than_handing_them_over(
+    fetch: float, whole_epochs: bool, is_tried: bool
+) -> None:
+    recording = recorded(steps(fetch=fetch), [], {1: 2.0})
+    trials = choose_trials(recording, recording.turns, whole_epochs=whole_epochs, cores=2)
+    assert ("num_workers=0" in [trial.name for trial in trials]) is is_tried

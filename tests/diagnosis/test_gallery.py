@@ -17,6 +17,7 @@ GALLERY = Path(__file__).parents[2] / "examples" / "doctor"
 ILL = {
     "no_workers": "no-workers",
     "too_many_workers": "too-many-workers",
+    "needless_workers": "needless-workers",
     "small_prefetch": "small-prefetch",
     "heavy_collate": "heavy-collate",
     "slow_samples": "slow-samples",

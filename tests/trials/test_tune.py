@@ -54,6 +54,16 @@ def test_the_fastest_setting_is_found_and_every_loader_is_closed():
     assert "#SBATCH --cpus-per-task=1" in text
 
 
+def test_batches_that_cost_less_than_handing_them_over_are_made_without_workers():
+    def make(num_workers: int) -> Loader:
+        return Loader(0.02 if num_workers else 0.001)
+
+    found = penstock.tune(make, lambda batch: time.sleep(0.001), {"num_workers": (0, 1, 2, 3, 4)}, **QUICK)
+    assert found.options == {"num_workers": 0}
+    (alone,) = (each for each in found.tried if not each.options["num_workers"])
+    assert 0 < alone.waiting_share < 1
+
+
 def test_settings_that_fail_are_reported_and_the_rest_goes_on():
     def make(number: int) -> Loader:
         if number == 1:

@@ -204,3 +204,20 @@ def test_a_job_that_changes_while_something_is_tried_is_compared_with_what_it_is
     assert decided[1].setting == Setting(3, 2)
     assert decided[2].setting == Setting(4, 2)  # taken for what the third worker gave
     assert decided[3].setting == Setting(3, 2)  # which the fourth does not
+
+
+@pytest.mark.parametrize(("busy", "next_workers"), [(0.9, 2), (0.1, 7)])
+def test_workers_that_compute_are_not_made_more_than_processors_at_once(busy: float, next_workers: int):
+    """Those that wait are: they need no processor."""
+    tuner, starving = OnlineTuner(Setting(1, 2), 2), Stretch(10, 0.06, 0.05, 0.05, busy, 0.0, 0.01)
+    decisions = [tuner.observe(starving, lambda: WIDE) for _ in range(3)]
+    assert next(each for each in decisions if each is not None).setting == Setting(next_workers, 2)
+
+
+def test_a_job_that_waits_for_cheap_batches_is_told_once_what_else_there_is():
+    job, said = Job(step=0.0001, produce=0.0004, cpu=0.0004, uneven=0.002), []
+    for if_cheap in ("", "Try something else."):
+        tuner = OnlineTuner(Setting(1, 2), 2, if_cheap=if_cheap)
+        decisions = run(job, Setting(1, 2), 60, tuner=tuner)[1]
+        said.append([each.reason for each in decisions if "is made in 400 µs. Try something else." in each.reason])
+    assert [len(each) for each in said] == [0, 1]

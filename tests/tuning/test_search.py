@@ -18,6 +18,7 @@ from penstock.tuning import (
     choose_racers,
     compare,
     default_space,
+    key_of,
     leader_of,
     predict,
     race,
@@ -199,6 +200,27 @@ def test_when_all_racers_fail_the_others_are_tried():
     assert found is not None
     assert found["num_workers"] == 6
     assert len(asked) > 3
+
+
+def test_others_race_in_the_place_of_racers_that_fail():
+    look = Look([0.015] * 9, 0.0, [0.010] * 9, 0.0)
+    turns: list[Turn] = []
+    found, _ = run(
+        search(GRID, look, 8, turns, rounds=2, cost=equal), lambda arm: None if arm["num_workers"] == 3 else 1.0
+    )
+    assert found["num_workers"] != 3
+    assert len({key_of(turn.arm) for turn in turns}) == 3
+
+
+@pytest.mark.parametrize(("alone", "fastest"), [(9000.0, 0), (500.0, 2)])
+def test_no_workers_win_where_handing_over_takes_longer_than_making_a_batch(alone: float, fastest: int):
+    look = Look([0.00010] * 9, 0.0001, [0.00001] * 9, 0.00001)
+    space = {"num_workers": (0, 2, 4), "prefetch_factor": (2, 4)}
+    turns: list[Turn] = []
+    rates = {0: alone, 2: 800.0, 4: 700.0}
+    found, _ = run(search(space, look, 2, turns, rounds=2, cost=equal), lambda arm: rates[arm["num_workers"]])
+    assert found["num_workers"] == fastest
+    assert cheapest_within_noise(turns, found)["num_workers"] == fastest
 
 
 def test_other_options_are_tried_one_after_the_other_on_the_winner():

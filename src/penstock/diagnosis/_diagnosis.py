@@ -23,6 +23,7 @@ FINDINGS: tuple[Callable[[Case], Finding | None], ...] = (
     _worker_findings.workers_restart,
     _worker_findings.threads_share_one_lock,
     _worker_findings.too_many_workers,
+    _worker_findings.needless_workers,
     _batch_findings.costly_hand_over,
     _batch_findings.slow_samples,
     _batch_findings.heavy_collate,

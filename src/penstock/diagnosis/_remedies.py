@@ -83,6 +83,8 @@ def _about_loading(recording: Recording, stages: Stages, cores: int, whole_epoch
         if stages.is_uneven:
             yield "options", {"num_workers": needed, "prefetch_factor": _prefetch_needed(stages, needed), **keep}
         return
+    if stages.making < stages.wait and stages.bytes < _LARGE_BYTES and not whole_epochs:
+        yield "options", {"num_workers": 0}  # the training loop would wait less if it made its batches itself
     if workers * (1 - stages.waits_share) > cores:  # more of them are ready to run than can: that makes all uneven
         for count in dict.fromkeys((cores, max(1, cores // 2))):
             yield "options", {"num_workers": count}

@@ -1,4 +1,4 @@
-"""Findings about workers: none, too few, too many, of the wrong kind, started too often, too large.
+"""Findings about workers: none, too few, too many, needless, of the wrong kind, started too often, too large.
 
 Each is a pure function from a case to one finding, or to none; `_diagnosis.FINDINGS` sets their order.
 """
@@ -58,6 +58,24 @@ def too_many_workers(case: Case) -> Finding | None:
             f"A batch takes {format_seconds(case.stages.fetch)} to make: {format_seconds(case.stages.fetch_cpu)} of it "
             f"computing, {format_seconds(case.stages.fetch_delay)} ready to run and without a core.",
             f"The training thread was ready but had no core for {format_seconds(case.stages.delay)} of each step.",
+        ),
+        price="none; it frees memory",
+    )
+
+
+def needless_workers(case: Case) -> Finding | None:
+    """Batches take longer to hand over than to make."""
+    workers, stages = case.options["num_workers"], case.stages
+    found = case.best(lambda trial: trial.changes.get("num_workers") == 0)
+    if found is None or not workers or case.loader["is_plan"]:
+        return None
+    return case.advise(
+        found,
+        id="needless-workers",
+        title="Workers hand batches over for longer than it takes to make them",
+        evidence=(
+            f"A batch takes {format_seconds(stages.making)} to make, and each step waits {format_seconds(stages.wait)} "
+            "for one: the rest of the wait is its way here from another process.",
         ),
         price="none; it frees memory",
     )

@@ -46,6 +46,8 @@ from penstock.pytorch._worker_batches import WorkerBatches
 from penstock.tuning import OnlineTuner, Setting
 from penstock.workers import StartMethod, usable_cpus
 
+_IF_CHEAP = "Handing it over may take longer: try num_workers=0."
+
 
 class TorchRun:
     """What `DataLoader` does with a torch dataset. Settings are the loader's attributes, read when a loop starts."""
@@ -212,7 +214,8 @@ class TorchRun:
         if fetching.may_have_state or is_pipe(fetching.dataset):
             what = "an iterable dataset" if fetching.is_iterable else "a dataset that has a state"
             raise ValueError(f"num_workers='auto' with {what}: what comes next depends on its workers. Give a number.")
-        tuner = OnlineTuner(Setting(loader.num_workers, loader.prefetch_factor), usable_cpus())
+        setting = Setting(loader.num_workers, loader.prefetch_factor)
+        tuner = OnlineTuner(setting, usable_cpus(), if_cheap=_IF_CHEAP)
         return LiveTuning(self, tuner, self._statistics, "process")
 
     @property

@@ -147,7 +147,7 @@ class TorchWork:
             return self._end()
         self._tensors = tensors = SlotTensors(arena)
         if self.seeds_batches:
-            _seed_worker((self.base_seed ^ (item.epoch << 40)) & _LARGEST_SEED, item.number)
+            _seed_batch((self.base_seed ^ (item.epoch << 40)) & _LARGEST_SEED, item.number)
         try:
             value = self._fetcher.fetch(item.index)
         except StopIteration:
@@ -249,9 +249,15 @@ class _WatchedWorkerInfo(torch_worker.WorkerInfo):
 
 def _seed_worker(base_seed: int, worker: int) -> None:
     """Seed the global generators of Python, torch and numpy as torch does."""
-    random.seed(base_seed + worker)
     torch.manual_seed(base_seed + worker)
-    np.random.seed(torch_worker._generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+    _seed_batch(base_seed, worker)
+
+
+def _seed_batch(base_seed: int, number: int) -> None:
+    """The same for a batch, but for devices: of 0.3 ms, torch spends 0.2 on telling those that are not in use."""
+    random.seed(base_seed + number)
+    torch.default_generator.manual_seed(base_seed + number)
+    np.random.seed(torch_worker._generate_state(base_seed, number))  # type: ignore[no-untyped-call]
 
 
 def _set_worker_info(worker: int, num_workers: int, seed: int, dataset: Any) -> None:

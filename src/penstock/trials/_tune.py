@@ -143,7 +143,8 @@ class _Tuner:
             raise RuntimeError(f"No setting of {self._job.name} could be run: {first}") from first
         best = leader_of(self._turns) if self._best is None else self._best
         tried = [
-            TriedSetting.of(arm, self._measured.get(key, ()), self._failed.get(key)) for key, arm in self._arms.items()
+            TriedSetting.of(arm, self._measured.get(key, ()), self._failed.get(key), self._settings.steps)
+            for key, arm in self._arms.items()
         ]
         return Tuned(
             name=self._job.name,

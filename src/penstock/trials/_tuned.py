@@ -49,7 +49,9 @@ class TriedSetting(NamedTuple):
     loading_seconds: float
     """Mean wait for a batch."""
     training_seconds: float
-    """Time of one turn's counted steps, waiting included."""
+    """Time of a turn's steps, waiting included."""
+    waiting_share: float
+    """Of that time."""
     cores: float
     memory_bytes: float | None
     error: float
@@ -57,11 +59,11 @@ class TriedSetting(NamedTuple):
     failure: str
 
     @classmethod
-    def of(cls, options: Options, turns: Sequence[Measured], failure: Exception | None) -> TriedSetting:
-        """Means over the turns of a setting."""
+    def of(cls, options: Options, turns: Sequence[Measured], failure: Exception | None, num_steps: int) -> TriedSetting:
+        """Means over the turns of a setting; those of the look have more than `num_steps` steps."""
         if not turns:
             text = "" if failure is None else f"{type(failure).__name__}: {failure}".splitlines()[0]
-            return cls(options, 0, math.nan, math.nan, math.nan, math.nan, None, math.nan, text)
+            return cls(options, 0, math.nan, math.nan, math.nan, math.nan, math.nan, None, math.nan, text)
         rates = [turn.rate for turn in turns]
         memory = [turn.memory_bytes for turn in turns if turn.memory_bytes is not None]
         error = (
@@ -72,7 +74,8 @@ class TriedSetting(NamedTuple):
             len(turns),
             statistics.fmean(rates),
             statistics.fmean(turn.loading_seconds for turn in turns),
-            statistics.fmean(turn.seconds for turn in turns),
+            statistics.fmean(turn.seconds * num_steps / turn.num_steps for turn in turns),
+            statistics.fmean(turn.loading_seconds * turn.num_steps / turn.seconds for turn in turns),
             statistics.fmean(turn.cores for turn in turns),
             max(memory) if memory else None,
             error,
@@ -182,9 +185,12 @@ class Tuned:
                 "train_step never uses its batch: what a real step does with it (copies to the device, varying "
                 "lengths) was not measured."
             )
-        if self.best.loading_seconds * self.best.rate > 0.05:
-            share = 100 * self.best.loading_seconds * self.best.rate
-            yield f"With the best settings, training still waits for data {share:.0f} % of the time: `penstock doctor`."
+        share = self.best.waiting_share
+        if share > 0.05:
+            yield (
+                f"With the best settings, training still waits for data {100 * share:.0f} % of the time: "
+                "`penstock doctor`."
+            )
 
     def page(self) -> Page:
         """For `penstock.report` to draw."""
@@ -217,7 +223,7 @@ class Tuned:
             gain=gain,
             steps_per_second=each.rate,
             wait_seconds=each.loading_seconds,
-            step_seconds=1 / each.rate - each.loading_seconds,
+            step_seconds=(1 - each.waiting_share) / each.rate,
             cores=each.cores,
             is_baseline=key_of(each.options) == key_of(self.best_options),
             is_advised=key_of(each.options) == key_of(self.options),

@@ -40,6 +40,10 @@ _SURE = 2.0
 """A ratio this many standard errors above its threshold is not luck."""
 _MOST_TRIALS = 4
 """Stretches that a setting is tried for at most, however noisy the steps."""
+_COMPUTING = 0.5
+"""If workers compute, and do not wait, for a larger share of their time, more of them than processors are of no use."""
+_CHEAP_SECONDS = 0.001
+"""A batch that is made in less may well take longer to hand over."""
 _MARGIN = 1.2
 """More workers than the mean requires, because batches are uneven."""
 
@@ -131,10 +135,20 @@ class OnlineTuner:
         start: The current setting.
         num_cpus: Processors that the job may use.
         tunes_workers, tunes_depth: What may be changed.
+        if_cheap: What the user can do when steps wait for batches that are made at once; said once.
     """
 
-    def __init__(self, start: Setting, num_cpus: int, *, tunes_workers: bool = True, tunes_depth: bool = True) -> None:
+    def __init__(
+        self,
+        start: Setting,
+        num_cpus: int,
+        *,
+        tunes_workers: bool = True,
+        tunes_depth: bool = True,
+        if_cheap: str = "",
+    ) -> None:
         self.setting = start
+        self._if_cheap = if_cheap
         self._num_cpus, self._tunes_workers, self._tunes_depth = num_cpus, tunes_workers, tunes_depth
         self._known: dict[Setting, Stretch | None] = {start: None}
         """Settings tried since the job last changed, with what was measured."""
@@ -187,12 +201,23 @@ class OnlineTuner:
         found = self._propose(stretch, bounds) if stretch.is_starving or stretch.is_crowded else None
         if found is None:
             self._rest, self._unlike_rest = stretch, []
-            return None
+            return self._say_if_cheap(stretch)
         self._rest = None
         self._before, self._num_trials = self.setting, 0
         self.setting = found.setting
         self._known[found.setting] = None
         return found
+
+    def _say_if_cheap(self, stretch: Stretch) -> Decision | None:
+        """What the user could do, if nothing is left to try here; changes nothing."""
+        produce = stretch.produce_seconds / stretch.num_steps
+        if not self._if_cheap or not stretch.is_starving or not 0 < produce < _CHEAP_SECONDS:
+            return None
+        said, self._if_cheap = self._if_cheap, ""
+        return Decision(
+            self.setting,
+            f"stays at {self.setting}: {_why(stretch)}, but a batch is made in {1e6 * produce:.0f} µs. {said}",
+        )
 
     def _propose(self, stretch: Stretch, bounds: Callable[[], Bounds]) -> Decision | None:
         """The first change that has not been tried yet."""
@@ -212,6 +237,9 @@ class OnlineTuner:
         workers, depth = self.setting
         step = max((stretch.seconds - stretch.wait_seconds) / stretch.num_steps, 1e-6)
         needed = math.ceil(_MARGIN * stretch.produce_seconds / stretch.num_steps / step)
+        computed = stretch.busy_share * self._num_cpus * stretch.seconds
+        if computed > _COMPUTING * stretch.produce_seconds:
+            needed = min(needed, self._num_cpus)
         count = min(max(workers + 1, needed), limits.most_workers)
         return Setting(count, depth) if self._tunes_workers and count > workers else None
 

@@ -1,7 +1,8 @@
 """The whole search: which arms are tried, in which order.
 
     look         some batches without workers -> the model chooses three racers by workers and prefetch
-    race         between these three
+    race         between these three; in the place of those that fail, others
+    no workers   against the leader, if the look was faster: the model does not know what handing over costs
     the rest     each other option by itself: the leader against the same with another value
 
 Options are tried one after the other, not all combined: they seldom interact, and there are many combinations.
@@ -12,10 +13,11 @@ turn, and the best three race.
 from __future__ import annotations
 
 import functools
+import statistics
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from penstock.tuning._arms import MODELLED, Options, Space, arms_of, simplify
+from penstock.tuning._arms import MODELLED, Options, Space, arms_of, key_of, num_workers_of, simplify
 from penstock.tuning._model import Look, choose_racers
 from penstock.tuning._race import Cost, Turn, race
 
@@ -47,13 +49,28 @@ def _race_known(arms: Sequence[Options], look: Look | None, num_cpus: int, turns
     left = list(arms)
     if look is None and len(arms) > _NUM_RACERS:
         left = yield from _best_of_one_round(arms, turns)
-    while left:
-        racers = left if look is None else choose_racers(left, look, num_cpus, _NUM_RACERS)
-        leader = yield from run(racers)
-        if leader is not None:
-            return leader
-        left = [arm for arm in left if all(arm is not racer for racer in racers)]  # those that failed are out
-    return None
+    leader, num_wanted = None, _NUM_RACERS
+    while left and num_wanted:
+        chosen = left if look is None else choose_racers(left, look, num_cpus, num_wanted)
+        found = yield from run(chosen if leader is None else [leader, *chosen])
+        leader = leader if found is None else found
+        left = [arm for arm in left if all(arm is not each for each in chosen)]
+        num_wanted = len([arm for arm in chosen if not _rates(turns, arm)])  # those that failed
+    alone = next((arm for arm in left if not num_workers_of(arm)), None)
+    if look is not None and leader is not None and alone is not None and _was_faster(look, leader, turns):
+        leader = yield from run([leader, alone])
+    return leader
+
+
+def _was_faster(look: Look, leader: Options, turns: Sequence[Turn]) -> bool:
+    """Whether batches were made and used faster in the look, one after the other, than by the leader."""
+    size = leader.get("batch_size")
+    best = statistics.fmean(_rates(turns, leader)) / (size if isinstance(size, int) else 1)
+    return statistics.fmean(look.produce) + statistics.fmean(look.step) < 1 / best
+
+
+def _rates(turns: Sequence[Turn], arm: Options) -> list[float]:
+    return [turn.rate for turn in turns if key_of(turn.arm) == key_of(arm)]
 
 
 def _variants(leader: Options, name: str, values: Sequence[Any]) -> list[Options]:
