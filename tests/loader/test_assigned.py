@@ -13,6 +13,8 @@ from loader.works import BadBeginning, Counting
 from penstock.errors import WorkerDied
 from penstock.loader import Engine, make_engine
 
+pytestmark = pytest.mark.usefixtures("lasting_fork_servers")
+
 
 def make(start_method: Any, work: Any = None) -> Engine:
     return make_engine(work or Counting(), kind="process", num_workers=2, start_method=start_method, is_assigned=True)

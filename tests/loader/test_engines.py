@@ -19,9 +19,11 @@ import numpy as np
 import psutil
 import pytest
 
+import penstock
+from loader.torch_functions import say_who_imported_torch
 from loader.works import Awkward, Returned, Square, WarmedUp, a_lambda, odd_arrays
 from penstock.errors import WorkerDied
-from penstock.loader import Engine, make_engine
+from penstock.loader import Engine, Item, PlanWork, make_engine
 from penstock.workers import Channel
 from waiting import wait_until
 
@@ -322,6 +324,17 @@ def test_whoever_forks_workers_warms_up_once_for_all_of_them(start_method: str) 
     assert len(before) == 1
     assert before[0] not in {batch["worker"] for batch in found}
     assert (before[0] == os.getpid()) == (start_method == "fork")
+
+
+def test_functions_whose_module_imports_torch_find_it_imported_by_the_fork_server() -> None:
+    plan = penstock.from_arrays({"x": np.arange(8)}).map(say_who_imported_torch).batch(2)
+    work = PlanWork(plan)
+    assert work.warm_up.imports_torch
+    engine = make(("process", "forkserver"), work)
+    for ticket in range(4):
+        engine.submit(ticket, Item(2 * ticket, next_row=2 * ticket + 2))
+    assert not any(engine.wait(ticket).batch["is_own"].any() for ticket in range(4))
+    engine.close()
 
 
 def test_threads_asked_to_leave_and_come_back_are_as_many_as_asked_for() -> None:

@@ -29,8 +29,19 @@ class Unpicklable(Exception):
         self.lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Square:
+class Toy:
+    """Needs nothing before it computes."""
+
+    @staticmethod
+    def warm_up() -> None:
+        pass
+
+    def announce(self, item: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Square(Toy):
     """Squares numbers; tuples ask for trouble."""
 
     size: int = 4
@@ -43,14 +54,11 @@ class Square:
         out[...] = item * item
         return {"square": out, "number": item}
 
-    def announce(self, item: Any) -> None:
-        pass
-
 
 _warmed_up: list[int] = []
 
 
-class WarmedUp:
+class WarmedUp(Toy):
     """Says which processes warmed up before this one."""
 
     @staticmethod
@@ -59,9 +67,6 @@ class WarmedUp:
 
     def compute(self, item: Any, arena: Arena) -> dict[str, Any]:
         return {"before": list(_warmed_up), "worker": os.getpid()}
-
-    def announce(self, item: Any) -> None:
-        pass
 
 
 def trouble(kind: str, value: Any = 0) -> int:
@@ -101,14 +106,11 @@ def trouble(kind: str, value: Any = 0) -> int:
     return 3
 
 
-class Returned:
+class Returned(Toy):
     """Gives back whatever the item is, as a batch."""
 
     def compute(self, item: Any, arena: Arena) -> dict[str, Any]:
         return item() if callable(item) else dict(item)
-
-    def announce(self, item: Any) -> None:
-        pass
 
 
 def a_lambda() -> dict[str, Any]:
@@ -131,7 +133,7 @@ def odd_arrays() -> dict[str, Any]:
 
 
 @dataclass
-class Counting:
+class Counting(Toy):
     """Keeps a count in the worker, so that it matters which one computes an item."""
 
     count: int = 0
@@ -145,9 +147,6 @@ class Counting:
             trouble(*item)
         self.count += 1
         return {"count": self.count, "place": self.place, "pid": os.getpid()}
-
-    def announce(self, item: Any) -> None:
-        pass
 
 
 class BadBeginning(Counting):

@@ -22,7 +22,16 @@ from penstock.loader._engines import make_engine
 from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagged, Template
 from penstock.loader._memory import Arena, SlotPool, private_slot
 from penstock.loader._pipeline import InFlight, LoaderStatistics, Pipeline, count_computed, count_handed_over
-from penstock.loader._plan_work import Bundle, Cursor, Item, PlanWork, has_batches, plan_items, steps_per_bundle
+from penstock.loader._plan_work import (
+    Bundle,
+    Cursor,
+    Item,
+    PlanWork,
+    has_batches,
+    plan_items,
+    steps_per_bundle,
+    warm_up_for,
+)
 from penstock.loader._processes import ProcessEngine, start_early
 
 __all__ = [
@@ -54,4 +63,5 @@ __all__ = [
     "private_slot",
     "start_early",
     "steps_per_bundle",
+    "warm_up_for",
 ]

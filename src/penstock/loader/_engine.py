@@ -121,6 +121,11 @@ class Wait:
 class Work(Protocol):
     """Computes items, in any worker, in any order; small enough to be sent to workers."""
 
+    @property
+    def warm_up(self) -> Callable[[], None]:
+        """What a fork server does once for all workers: a function in a module, or a `WarmUp`."""
+        ...
+
     def compute(self, item: Any, arena: Arena) -> Batch:
         """Compute one item; arrays taken from `arena` are handed over without a copy."""
         ...

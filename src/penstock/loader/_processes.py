@@ -14,14 +14,12 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
-
 from penstock.errors import WorkerDied
 from penstock.loader._engine import Computed, Result, Wait, Work
 from penstock.loader._memory import Slot
+from penstock.loader._plan_work import warm_up_for
 from penstock.loader._worker_process import ComputeItems, ItemWorker
-from penstock.plan import from_arrays
-from penstock.schema import Ragged
+from penstock.plan import Plan
 from penstock.workers import Crew, ServerLease, StartMethod, describe_death, is_crash, lease_early, may_lack_memory
 
 _MAX_DEATHS = 3
@@ -47,7 +45,7 @@ class ProcessEngine:
             ComputeItems(work),
             start_method,
             environment=_ENVIRONMENT,
-            warm_up=getattr(work, "warm_up", _warm_up),
+            warm_up=work.warm_up,
             otherwise=_OTHERWISE,
         )
         self._is_assigned = is_assigned
@@ -259,9 +257,9 @@ class ProcessEngine:
         self._waiting.extendleft((ticket, item, None) for ticket, item in reversed(lost))
 
 
-def start_early() -> ServerLease | None:
-    """Start the fork server for the next engine's workers; it runs as long as the lease is kept."""
-    return lease_early(_ENVIRONMENT, _warm_up)
+def start_early(plan: Plan) -> ServerLease | None:
+    """Start the fork server for the workers of a plan's next engine; it runs as long as the lease is kept."""
+    return lease_early(_ENVIRONMENT, warm_up_for(plan))
 
 
 def _explain_death(worker: ItemWorker, code: int | None, item: Any, num_before: int = 0) -> str:
@@ -277,12 +275,3 @@ def _advise(code: int | None) -> str:
     if may_lack_memory(code):
         return "Lower num_workers or prefetch, or see what this batch needs."
     return "See what computes this batch, and what it printed to stderr."
-
-
-def _warm_up() -> None:
-    """Before workers are forked, unless the work has its own `warm_up`: load numba and the kernels by using them.
-
-    It takes 0.4 s of CPU time, which each worker would otherwise spend.
-    """
-    ragged = Ragged(np.arange(8, dtype=np.uint8), np.array([0, 3, 8]))
-    from_arrays({"fixed": np.arange(2), "ragged": ragged}).shuffle(seed=0).batch(1).read(0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -121,6 +121,11 @@ class Plan(Verbs["Plan"]):
     def has_maps(self) -> bool:
         """Whether rows pass through users' functions."""
         return bool(self._maps)
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """The users' functions that rows pass through, in this order."""
+        return tuple(stage.function for stage in self._maps)
 
     def without_maps(self) -> Plan:
         """The same rows and batches without users' functions: what is left of a batch's time is theirs."""

@@ -52,7 +52,7 @@ class PlanWorkers:
     def start_early(self) -> None:
         """Start now, while the program does other things, what the first batch would wait for longest."""
         if self.kind == "process" and self._settings.start_method == "forkserver":
-            self._fork_server = start_early()
+            self._fork_server = start_early(self._plan)
 
     def start(self, world_size: int) -> Pipeline:
         """The pipeline, with its workers; made if there is none, or only that of a parent process."""

@@ -10,9 +10,10 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.loader import Arena, Batch, Template
+from penstock.loader import Arena, Batch, Template, warm_up_for
 from penstock.plan import Plan
 from penstock.service._wire import Arrangement, BatchRequest, Body, encode
+from penstock.workers import WarmUp
 
 _KEPT_TEMPLATES = 8
 
@@ -24,6 +25,11 @@ class ServedWork:
         self.plan = plan
         self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.widened)
         self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
+
+    @property
+    def warm_up(self) -> WarmUp:
+        """What workers that read the plan have in common."""
+        return warm_up_for(self.plan)
 
     def compute(self, request: BatchRequest, arena: Arena) -> Batch:
         """Read what is asked for, into the arena if it is one piece; `unpack` takes it apart again."""

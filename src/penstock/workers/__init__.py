@@ -39,8 +39,9 @@ from penstock.workers._failures import (
     is_crash,
     may_lack_memory,
 )
+from penstock.workers._fork_server import WarmUp
 from penstock.workers._forks import abandon_in_forks
-from penstock.workers._packed import Packed
+from penstock.workers._packed import Packed, needs_torch
 from penstock.workers._running_servers import ServerLease, lease_early
 from penstock.workers._shared_memory import create_shared_memory, grow_shared_memory
 from penstock.workers._starting import StartMethod, WorkerProcess
@@ -55,6 +56,7 @@ __all__ = [
     "Patience",
     "ServerLease",
     "StartMethod",
+    "WarmUp",
     "WorkerProcess",
     "abandon_in_forks",
     "create_shared_memory",
@@ -69,6 +71,7 @@ __all__ = [
     "is_crash",
     "lease_early",
     "may_lack_memory",
+    "needs_torch",
     "ranks_on_node",
     "thread_settings",
     "usable_cpus",

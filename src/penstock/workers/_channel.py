@@ -126,7 +126,8 @@ class Channel:
         self._socket.close()
 
     def __del__(self) -> None:
-        self._socket.close()  # no ResourceWarning for an owner that was merely forgotten
+        if hasattr(self, "_socket"):  # else a copy that failed half-way
+            self._socket.close()  # no ResourceWarning for an owner that was merely forgotten
 
     # `socket.send_fds` and `recv_fds` would do, but ignore their flags (CPython 3.11).
     def _send_packet(self, data: bytes, descriptors: tuple[int, ...], flags: int) -> None:

@@ -23,6 +23,21 @@ from penstock.workers._worker import hold_signals, leave_signals_to_owner, run_p
 _REAP_SECONDS = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What a server does before it forks. Those that do the same are equal, so that their crews share a server."""
+
+    prepare: Callable[[], None]
+    """A function in a module: imports, and compiles or loads, what every worker would otherwise do by itself."""
+    imports_torch: bool = False
+    """Whether workers will: it takes two seconds of CPU time, and starts no threads."""
+
+    def __call__(self) -> None:
+        self.prepare()
+        if self.imports_torch:
+            import torch  # noqa: F401 - for workers
+
+
 class ServerNews(NamedTuple):
     """From the server: the worker with this number has started, with this process id; or ended, with this exit code."""
 
@@ -36,7 +51,7 @@ class ForkServer:
     """The server's program."""
 
     warm_up: Callable[[], None]
-    """A function in a module: imports, and compiles or loads, what every worker would otherwise do by itself."""
+    """A function in a module, or a `WarmUp`."""
 
     def run(self, channel: Channel, life_line: int) -> None:
         """Fork when asked, reap workers that have ended, and report both to the owner."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import runpy
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,47 @@ class Packed:
         if self.script is not None:
             _import_script(self.script)
         return pickle.loads(self.data, buffers=buffers)  # noqa: S301 - sent by the owner of this process
+
+
+def needs_torch(functions: Iterable[Callable[..., Any]]) -> bool:
+    """Whether a worker that is sent these functions imports torch, as far as this process can see.
+
+    It imports their modules, or the user's script, with all modules and packages that these take names from.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    modules, packages = [_module_of(function) for function in functions], set()
+    for name in modules:  # which grows
+        package = name.partition(".")[0]
+        for other in _modules_named_in(name):
+            if other.partition(".")[0] != package:
+                packages.add(other.partition(".")[0])
+            elif other not in modules:
+                modules.append(other)
+    packages.discard("penstock")  # which imports torch only for who asks
+    return any(
+        module is torch or getattr(module, "__dict__", {}).get("torch") is torch
+        for name, module in list(sys.modules.items())
+        if name in modules or name.partition(".")[0] in packages
+    )
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__module__", None) or type(function).__module__
+
+
+def _modules_named_in(name: str) -> Iterator[str]:
+    """The modules that a module takes names from, and the package that it is in."""
+    if "." in name:
+        yield name.rpartition(".")[0]
+    for value in list(getattr(sys.modules.get(name), "__dict__", {}).values()):
+        owner = value if isinstance(value, type | types.FunctionType) else type(value)
+        found: object = value.__name__ if isinstance(value, types.ModuleType) else owner.__module__
+        if isinstance(found, str):
+            yield found
 
 
 def is_importing_script() -> bool:
