@@ -53,6 +53,7 @@ def read_only_package(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(copy.parent), "HOME": "/proc/nowhere", "XDG_CACHE_HOME": "/proc/nowhere"}
 
 
+@pytest.mark.stress
 def test_without_a_place_of_numbas_they_are_kept_in_a_temporary_folder_of_ones_own(
     tmp_path: Path, read_only_package: dict[str, str]
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_full_disk_keeps_nothing_and_stops_nothing(tmp_path: Path) -> None:
     assert run(limited + CODE, NUMBA_CACHE_DIR=str(tmp_path)) == run(CODE)
 
 
+@pytest.mark.stress
 def test_kept_code_that_cannot_be_read_is_compiled_again(tmp_path: Path) -> None:
     expected = run(CODE, NUMBA_CACHE_DIR=str(tmp_path))
     for path in tmp_path.rglob("*.nbc"):
@@ -119,7 +121,7 @@ def give_away(folder: Path) -> None:
     ("place", "expose", "exposed"),
     [
         ("HOME", give_away, "inner"),
-        ("NUMBA_CACHE_DIR", open_to_all, ".cache"),
+        pytest.param("NUMBA_CACHE_DIR", open_to_all, ".cache", marks=pytest.mark.stress),
     ],
 )
 def test_kernels_that_another_user_may_have_put_there_are_not_run(
@@ -272,6 +274,7 @@ def machine(read_only_package: dict[str, str]) -> Iterator[SharedMachine]:
         yield machine
 
 
+@pytest.mark.stress
 def test_kernels_that_another_user_planted_are_not_run_with_a_shared_home_or_without_one(
     machine: SharedMachine,
 ) -> None:

@@ -38,6 +38,7 @@ def test_the_list_names_files_that_exist() -> None:
     assert [name for name in linked if not (EXAMPLES / name).exists()] == []
 
 
+@pytest.mark.stress
 @pytest.mark.timeout(300)
 def test_a_stream_of_a_table_is_trained_on_and_resumed(tmp_path: Path) -> None:
     assert "step 20: loss" in run("csv_stream.py", tmp_path, "--steps", 20)

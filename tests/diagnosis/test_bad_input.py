@@ -63,6 +63,7 @@ def test_a_script_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     assert "There is no script 'nowhere.py'" in done.stderr
 
 
+@pytest.mark.stress
 def test_what_runs_on_the_way_out_saves_no_checkpoint(tmp_path: Path) -> None:
     text = HEAD + (
         "torch.save(1, 'model.pt')\n"
@@ -229,6 +230,7 @@ print("went on")
 """
 
 
+@pytest.mark.stress
 def test_a_process_that_outlives_the_doctor_goes_on_as_if_there_had_been_none(tmp_path: Path) -> None:
     """Its folder is gone, before torch is imported there."""
     folder = tmp_path / "gone"

@@ -120,12 +120,8 @@ def check(found: dict[str, object], finding: bool = True) -> None:
         assert found["exit_code"] == (0 if is_unclear else 1), found
 
 
-QUICK = ("zips two loaders",)
-
-
-@pytest.mark.parametrize(
-    "kind", [name if name in QUICK else pytest.param(name, marks=pytest.mark.stress) for name in LOOPS]
-)
+@pytest.mark.stress
+@pytest.mark.parametrize("kind", LOOPS)
 def test_a_script_that(kind: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HEAD + LOOPS[kind])
     check(diagnose("train.py", options=("--seconds", "8"), cwd=tmp_path))

@@ -22,6 +22,7 @@ def evaluate(folder: Path, world_size: int) -> list[float]:
     return [float((folder / f"loss-{rank}").read_text()) for rank in range(world_size)]
 
 
+@pytest.mark.stress
 @pytest.mark.timeout(600)
 def test_two_processes_find_the_loss_that_one_finds(tmp_path: Path) -> None:
     [alone] = evaluate(tmp_path / "one", 1)

@@ -65,6 +65,7 @@ def site(tmp_path: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.stress
 def test_ranks_of_one_node_stage_once_and_read_a_share_each(site):
     command = ["bash", str(SCRIPTS / "one_node.sbatch")]
     done = subprocess.run(command, env=site, cwd=SCRIPTS, capture_output=True, text=True, timeout=110)
@@ -76,7 +77,8 @@ def test_ranks_of_one_node_stage_once_and_read_a_share_each(site):
     assert done.stdout.count("and verified in") == 1
 
 
-@pytest.mark.parametrize("num_nodes", [1, pytest.param(2, marks=pytest.mark.stress)])
+@pytest.mark.stress
+@pytest.mark.parametrize("num_nodes", [1, 2])
 def test_ranks_that_torchrun_starts_read_a_share_each(site, num_nodes):
     tasks = {"SLURM_JOB_NUM_NODES": str(num_nodes), "FAKE_TASKS": str(num_nodes)}
     own = {"SLURM_GPUS_ON_NODE": "2", "SLURM_CPUS_PER_TASK": "2"}

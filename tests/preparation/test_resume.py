@@ -91,11 +91,12 @@ def disturb(source: Path, destination: Path, rng: random.Random, kills: int, *mo
     return hit
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
         ("plain", ()),
-        pytest.param("shuffled", ("--shuffle", "3"), marks=pytest.mark.stress),
+        ("shuffled", ("--shuffle", "3")),
     ],
 )
 def test_kills_at_random_moments_change_no_byte(

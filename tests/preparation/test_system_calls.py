@@ -82,6 +82,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
         yield Room(folder, victims)
 
 
+@pytest.mark.stress
 def test_faults_in_a_worker_that_writes_past_the_page_cache_change_no_byte(room: Room) -> None:
     settings = {"workers": 1}
     reference, calls = room.run_undisturbed(settings)

@@ -81,6 +81,7 @@ def test_a_task_that_kills_every_worker_stops_the_run_and_is_named(tmp_path: Pat
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.stress
 def test_the_name_of_a_file_that_kills_workers_is_safe_to_print(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_stopped_worker_is_named_with_its_task_and_how_to_let_it_go_on(
     assert said.endswith(f"it is stopped; `kill -CONT {pid}` lets it go on.")
 
 
+@pytest.mark.stress
 def test_workers_prepare_where_there_is_no_proc(tmp_path: Path) -> None:
     texts = write_jsonl(tmp_path / "a.jsonl", 20, 1)
     command = ["-m", "penstock.cli", "prepare", str(tmp_path / "a.jsonl"), str(tmp_path / "data"), "--workers", "2"]

@@ -54,10 +54,12 @@ def run_trainer(hows: list[str], folder: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.stress
 def test_everything_works_where_memory_files_are_forbidden(tmp_path: Path) -> None:
     assert run_trainer([without_memory_files(errno.ENOSYS)], tmp_path) == "1"
 
 
+@pytest.mark.stress
 def test_without_proc_everything_works_but_counting_epochs_which_a_warning_says(tmp_path: Path) -> None:
     epoch, told = run_trainer(["/proc=0"], tmp_path).split("|")
     assert epoch == "0"

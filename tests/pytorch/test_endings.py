@@ -278,6 +278,7 @@ def test_a_sigkill_of_the_trainer_takes_every_worker_along(tmp_path: Path) -> No
     script.finish()
 
 
+@pytest.mark.stress
 def test_a_grandchild_that_inherits_nothing_keeps_nothing_alive(tmp_path: Path) -> None:
     """A program that the user's script starts holds no life-line, so workers end though it lives on."""
     script = Script(
@@ -397,6 +398,7 @@ def test_a_script_without_a_main_guard_is_told_and_starts_no_cascade(tmp_path: P
     assert "Put what the script does under `if __name__ == '__main__':`" in err
 
 
+@pytest.mark.stress
 def test_a_function_of_an_interactive_session_is_refused_with_the_reason() -> None:
     body = PREAMBLE + "next(iter(penstock.DataLoader(plan.map(slow).batch(4), workers='process', num_workers=1)))"
     done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, timeout=60)
@@ -455,6 +457,7 @@ def test_a_sigterm_to_the_group_lets_the_trainer_save_and_go_on(tmp_path: Path) 
     script.assert_nothing_left()
 
 
+@pytest.mark.stress
 def test_a_loader_that_was_made_and_not_used_leaves_no_fork_server(tmp_path: Path) -> None:
     """It has one started when it is made; whoever closes, forgets or never uses the loader ends it."""
     script = Script(

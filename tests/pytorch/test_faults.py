@@ -122,7 +122,7 @@ def plan_rows(plan: penstock.Plan, step: int) -> list[int]:
     return [int(x) for x in bare.read_at(step * 4)["x"]]
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+@pytest.mark.parametrize("start_method", [pytest.param("forkserver", marks=pytest.mark.stress), "fork"])
 def test_random_kills_of_workers_lose_and_repeat_no_batch(start_method: str) -> None:
     before = children()
     kill_workers_at_random(6, start_method, 0.2)

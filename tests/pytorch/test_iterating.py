@@ -20,6 +20,8 @@ from penstock.errors import StateError
 from pytorch.examples import documents, expected, numbers, received, rows_of
 from pytorch.functions import be_slow
 
+pytestmark = pytest.mark.usefixtures("lasting_fork_servers")
+
 Workers = Literal["thread", "process"]
 
 
@@ -362,7 +364,7 @@ def test_a_second_loop_ends_the_first() -> None:
             next(third)
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("workers", ["thread", pytest.param("process", marks=pytest.mark.stress)])
 def test_loops_begun_in_several_threads_end_all_but_one(workers: Workers) -> None:
     plan = numbers(400).map(be_slow).batch(4)
     complete, told = [], []
@@ -386,7 +388,7 @@ def test_loops_begun_in_several_threads_end_all_but_one(workers: Workers) -> Non
     assert all("This loop is over" in message for message in told)
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("workers", ["thread", pytest.param("process", marks=pytest.mark.stress)])
 def test_workers_and_prefetch_may_be_changed_from_another_thread(workers: Workers) -> None:
     plan = numbers(200).map(be_slow).batch(4)
     is_over = threading.Event()

@@ -37,9 +37,10 @@ def run(folder: Path, body: str, redirections: str = "") -> subprocess.Completed
     )
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize(
     "redirections",
-    ["<&- >&- 2>&-", pytest.param("<&-", marks=pytest.mark.stress), pytest.param(">&-", marks=pytest.mark.stress)],
+    ["<&- >&- 2>&-", "<&-", ">&-"],
 )
 def test_programs_without_standard_streams_load(tmp_path: Path, redirections: str) -> None:
     run(
@@ -60,6 +61,7 @@ def test_programs_without_standard_streams_load(tmp_path: Path, redirections: st
     assert (tmp_path / "totals").read_text() == str([10416, 496] * 3)
 
 
+@pytest.mark.stress
 def test_a_file_of_the_users_in_the_place_of_standard_input_stays_open_in_workers(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("1234")
     body = """
@@ -78,6 +80,7 @@ def test_a_file_of_the_users_in_the_place_of_standard_input_stays_open_in_worker
     assert (done.stdout, done.stderr) == ("0 [[1, 2], [3, 4]]\n", "")
 
 
+@pytest.mark.stress
 def test_what_nobody_reads_is_lost_when_printed_and_ends_no_worker(tmp_path: Path) -> None:
     body = """
         loader = penstock.DataLoader(Squares(), batch_size=8, num_workers=2)
@@ -96,6 +99,7 @@ def test_a_warning_of_the_training_loop_comes_once_and_not_once_an_epoch(tmp_pat
     assert run(tmp_path, body).stderr.count("UserWarning: said once") == 1
 
 
+@pytest.mark.stress
 def test_a_signal_to_a_worker_does_not_reach_the_event_loop_of_the_trainer(tmp_path: Path) -> None:
     body = """
         class Pids(torch.utils.data.Dataset):

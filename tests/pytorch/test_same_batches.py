@@ -23,6 +23,8 @@ from pytorch.functions import (
     sleep_in_the_first_batch,
 )
 
+pytestmark = pytest.mark.usefixtures("lasting_fork_servers")
+
 RUNNERS = [
     ("inline", 0, "fork"),
     ("thread", 0, "fork"),
@@ -36,6 +38,7 @@ RUNNERS = [
     ("process", 5, "fork"),
     ("process", 2, "fork"),
 ]
+LONG = [("process", 1, "forkserver"), ("process", 5, "forkserver")]
 
 
 @given(data=st.data())
@@ -60,7 +63,11 @@ def test_threads_and_forks_of_any_number_give_the_batches_of_the_plan(data: st.D
             assert received(loader) == expected(plan, epoch, rank, world_size), name
 
 
-@pytest.mark.parametrize("runner", RUNNERS, ids=lambda runner: "-".join(map(str, runner)))
+@pytest.mark.parametrize(
+    "runner",
+    [pytest.param(each, marks=pytest.mark.stress) if each in LONG else each for each in RUNNERS],
+    ids=lambda runner: "-".join(map(str, runner)),
+)
 def test_every_kind_and_number_of_workers_gives_the_batches_of_the_plan(runner: tuple[str, int, str]) -> None:
     """One loader for all prefetches, so that processes start once."""
     kind, num_workers, method = runner

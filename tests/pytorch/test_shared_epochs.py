@@ -18,7 +18,7 @@ def begin_one(epochs: SharedEpochs) -> None:
     epochs.begin(3, epochs.next_epoch(3))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.stress)])
 def test_a_worker_and_its_parent_count_together(method: str) -> None:
     epochs = SharedEpochs()
     epochs.set_next(7)
@@ -37,6 +37,7 @@ def test_a_copy_in_a_process_that_is_no_child_counts_on_its_own() -> None:
     assert (epochs.next_epoch(3), copy.next_epoch(3)) == (7, 8)
 
 
+@pytest.mark.stress
 def test_a_file_that_took_the_descriptor_since_is_not_taken_for_the_epochs() -> None:
     epochs = SharedEpochs()
     epochs.set_next(7)
@@ -50,6 +51,7 @@ def test_a_file_that_took_the_descriptor_since_is_not_taken_for_the_epochs() -> 
     assert done.stdout == b"7\n"
 
 
+@pytest.mark.stress
 def test_a_worker_of_a_worker_counts_together_with_both() -> None:
     epochs = SharedEpochs()
     code = "import pickle, sys; pickle.loads(sys.stdin.buffer.read()).begin(3, 7)"
@@ -73,6 +75,7 @@ assert [record["text"] for record in penstock.stream(sys.argv[1])] == ["a", "b"]
 """
 
 
+@pytest.mark.stress
 def test_streams_work_where_files_may_not_be_large(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\nb\n")
     done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path / "a.txt"], capture_output=True, text=True)

@@ -48,7 +48,7 @@ class Sharing(Numbers):
         return self.private.max()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.stress), "forkserver"])
 def test_what_multiprocessing_shares_is_shared_with_workers(method: str) -> None:
     dataset = Sharing(method)
     loader = penstock.DataLoader(dataset, num_workers=2, multiprocessing_context=method)

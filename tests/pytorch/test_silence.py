@@ -130,7 +130,7 @@ def test_a_timeout_needs_workers_that_can_be_waited_for() -> None:
         penstock.DataLoader(numbers().batch(4), timeout=3, num_workers=0)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("forkserver", marks=pytest.mark.stress), "fork"])
 def test_a_function_that_closes_every_descriptor_leaves_no_orphan_and_no_hanging_loop(method: Any) -> None:
     before = children()
     with penstock.DataLoader(

@@ -271,6 +271,7 @@ def test_nothing_is_left_open(numbers: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
 def test_a_stream_that_is_open_when_python_ends_says_nothing(tmp_path: Path, name: str) -> None:
     path = tmp_path / name

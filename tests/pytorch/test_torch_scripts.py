@@ -30,16 +30,11 @@ def losses(script: subprocess.Popen[str]) -> list[str]:
     return output.splitlines()
 
 
+@pytest.mark.stress
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "num_losses"),
-    [
-        ("text", 50),
-        *(
-            pytest.param(*case, marks=pytest.mark.stress)
-            for case in (("images", 16), ("table", 60), ("distributed", 42))
-        ),
-    ],
+    [("text", 50), ("images", 16), ("table", 60), ("distributed", 42)],
 )
 def test_losses_equal_torchs(name: str, num_losses: int, tmp_path: Path) -> None:
     script = SCRIPTS / f"{name}.py"

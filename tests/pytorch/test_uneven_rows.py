@@ -12,6 +12,8 @@ import penstock
 from penstock.plan import Plan
 from penstock.schema import Ragged
 
+pytestmark = pytest.mark.usefixtures("lasting_fork_servers")
+
 ENGINES: list[dict[str, Any]] = [
     {"workers": "inline"},
     {"workers": "thread", "num_workers": 2},

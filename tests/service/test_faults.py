@@ -77,7 +77,8 @@ def disturbed(servers: list[ServeProcess], num_each: int) -> Iterator[Chaos]:
         raise chaos.error
 
 
-@pytest.mark.parametrize("num_each", [1, pytest.param(50, marks=[pytest.mark.stress, pytest.mark.timeout(1800)])])
+@pytest.mark.stress
+@pytest.mark.parametrize("num_each", [1, pytest.param(50, marks=pytest.mark.timeout(1800))])
 def test_servers_that_are_killed_and_stopped_cost_no_batch(num_each: int, plan_file: Path) -> None:
     plan = penstock.load_plan(plan_file)
     longest = 0.0

@@ -153,7 +153,7 @@ def test_numbers_out_of_range_are_refused(numbers: str, server: ServeProcess, pl
     assert_serves(server, plan_file)
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=[pytest.mark.stress, pytest.mark.timeout(600)])])
 def test_wrong_tokens_are_refused_and_counted(count: int, server: ServeProcess, plan_file: Path) -> None:
     def refused() -> int:
         page = get(server, "/metrics")[1].decode()

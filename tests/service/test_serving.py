@@ -21,6 +21,8 @@ import penstock
 from penstock.errors import RemoteFailed, ServiceError
 from penstock.service import _security, make_certificates, serve
 
+pytestmark = pytest.mark.usefixtures("lasting_fork_servers")
+
 
 def scaled(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"x": row["x"].astype(np.float32) * rng.random(dtype=np.float32)}

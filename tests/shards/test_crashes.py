@@ -275,7 +275,9 @@ def lose_power(path: Path, mode: str, journal: Journal, first: int, seed: int) -
 
 @every_mode
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "forever"])
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.stress)], ids=errno.errorcode.get
+)
 def test_a_disk_that_refuses_any_call_gives_a_storage_error_or_success(room, mode, number, forever):
     before, _, after = CHANGES[mode]
     for k, _ in enumerate(count_calls(room, mode), start=1):

@@ -82,6 +82,7 @@ def test_descriptors_stay_bounded_with_many_shards(io: Any, many: Path, few_open
     assert num_descriptors(many) == 0
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("io", IOS)
 def test_a_read_over_hundreds_of_shards_needs_no_more_descriptors(io: Any, many: Path, few_open_files: int) -> None:
     ds = penstock.open(many, io=io)

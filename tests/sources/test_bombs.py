@@ -111,11 +111,16 @@ def write_arrow_views(path: Path) -> None:
     ("write", "name", "num_rows"),
     [
         (write_text, "a.parquet", NUM_ROWS),
-        (write_short_rows_first, "a.parquet", NUM_ROWS),
-        (write_dictionaries, "a.parquet", NUM_ROWS),
-        (write_lists, "a.parquet", NUM_ROWS // 10),
-        (write_arrow_dictionaries, "a.arrow", NUM_ROWS),
         (write_arrow_views, "a.arrow", NUM_ROWS),
+        *(
+            pytest.param(*case, marks=pytest.mark.stress)
+            for case in (
+                (write_short_rows_first, "a.parquet", NUM_ROWS),
+                (write_dictionaries, "a.parquet", NUM_ROWS),
+                (write_lists, "a.parquet", NUM_ROWS // 10),
+                (write_arrow_dictionaries, "a.arrow", NUM_ROWS),
+            )
+        ),
     ],
 )
 def test_values_that_many_rows_share_take_no_more_memory_than_a_batch(
@@ -128,7 +133,9 @@ def test_values_that_many_rows_share_take_no_more_memory_than_a_batch(
     assert megabytes < 500
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl.zst", "a.jsonl"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("a.parquet", marks=pytest.mark.stress), "a.arrow", "a.jsonl.zst", "a.jsonl"]
+)
 def test_a_sound_file_is_not_skipped_for_want_of_memory(tmp_path: Path, name: str) -> None:
     write_large(tmp_path / name)
     given = [sys.executable, "-c", LITTLE_MEMORY, str(tmp_path / name), str(tmp_path / "data")]
