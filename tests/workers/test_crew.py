@@ -140,6 +140,34 @@ def test_a_fork_that_holds_a_lock_is_let_finish(count: int) -> None:
     assert lock.get_value() == count, "it was given back"  # type: ignore[attr-defined]
 
 
+class Owner:
+    """Closes its crew when it is forgotten; part of a cycle, so that only the garbage collector forgets it."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew, self.itself = crew, self
+
+    def __del__(self) -> None:
+        self.crew.close()
+
+
+def test_a_crew_in_a_garbage_cycle_may_be_closed_after_its_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector calls `__del__` in no order that one can rely on, here that of the channels first."""
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    lock = multiprocessing.Lock()
+    crew = make("fork", Holding(lock))
+    worker = crew.start()
+    ask(crew, worker, "begin")
+    worker.send(60)
+    assert wait_until(lambda: lock._semlock._is_zero())  # type: ignore[attr-defined]
+    pid, _ = worker.pid, crew.start()  # another, so that the crew listens anew
+    Owner(crew)
+    del crew, worker
+    gc.collect()
+    assert raised == []
+    assert wait_until(lambda: not psutil.pid_exists(pid), seconds=10)
+
+
 def test_a_released_worker_ends_and_the_rest_of_the_crew_does_not(crew: Crew) -> None:
     worker, other = crew.start(), crew.start()
     pid = ask(crew, worker, 0)[2]

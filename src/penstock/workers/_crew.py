@@ -131,7 +131,9 @@ class Crew:
         may first finish what they are doing, for as long as torch allows its own. Forked workers are checked: if none
         holds a lock, they end at once.
         """
-        if not self.is_closed and (bool(find_locks()) if self._parcel is None else self._parcel.has_locks):
+        # A crew in a garbage cycle may be closed by its owner's `__del__` after the collector has ended its workers and
+        # finalised their channels: there is nothing left to wait for.
+        if not self.is_closed and self._end.alive and self._shares_locks():
             self._let_finish()
         self._let_go()
         self._end()
@@ -149,6 +151,9 @@ class Crew:
             poller.register(descriptor, select.POLLIN)
         self._listening = workers, poller
         return self._listening
+
+    def _shares_locks(self) -> bool:
+        return bool(find_locks()) if self._parcel is None else self._parcel.has_locks
 
     def _let_finish(self) -> None:
         """Have workers exit by themselves, each after the item it is computing."""
