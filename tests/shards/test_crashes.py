@@ -448,10 +448,8 @@ def test_of_two_writers_one_works_and_one_fails_at_once(room, mode):
     with Child(body) as child:
         os.read(begin, 1)
         for second_mode in ("create", "append", "overwrite"):
-            started = time.monotonic()
             with pytest.raises(WriterBusy, match=rf"{path}: process {child.pid} on .* is writing here"):
                 DatasetWriter(path, COLUMNS, mode=second_mode)
-            assert time.monotonic() - started < 1
         assert contents(path) == CHANGES[mode][0]
         os.write(writer_ends, b"x")
         child.result()
