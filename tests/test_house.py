@@ -23,13 +23,18 @@ _HOLDERS = {"ContextVar", "Lock", "RLock", "local", "WeakKeyDictionary", "WeakVa
 
 
 @cache
-def modules() -> dict[str, ast.Module]:
-    """Every module by its dotted name; a package's is its door."""
+def paths() -> dict[str, Path]:
+    """Every module's file by its dotted name; a package's is its door."""
     found = {}
     for path in sorted((SRC / "penstock").rglob("*.py")):
         parts = path.relative_to(SRC).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in paths().items()}
 
 
 def room_of(module: str) -> str:
@@ -38,7 +43,7 @@ def room_of(module: str) -> str:
 
 @cache
 def rooms() -> list[str]:
-    return sorted({room_of(module) for module in modules()} - {"", "_version", "__main__"})
+    return sorted({room_of(module) for module in paths()} - {"", "_version", "__main__"})
 
 
 def imports_of(tree: ast.AST) -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 import penstock
 from penstock.integrations.checkpoint import RankState
@@ -33,6 +32,8 @@ def planned() -> penstock.DataLoader[Any]:
 def test_a_loader_goes_on_where_a_distributed_checkpoint_was_saved(
     tmp_path: Path, make: Callable[[], Any], state: Callable[[Any], Any]
 ) -> None:
+    import torch.distributed.checkpoint as dcp
+
     loader = make()
     batches = iter(loader)
     for _ in itertools.islice(batches, 3):
@@ -45,6 +46,8 @@ def test_a_loader_goes_on_where_a_distributed_checkpoint_was_saved(
 
 
 def test_a_plans_state_is_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
     loader = planned()
     next(iter(loader))
     dcp.save({"data": loader}, checkpoint_id=tmp_path)

@@ -6,6 +6,7 @@ pass equals running each document alone; and padding tokens change nothing but p
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,11 +47,13 @@ def flex(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch) -> Tensor:
     return flex_attention(q, k, v, block_mask=masks.block_mask(batch))
 
 
-_compiled = torch.compile(flex_attention, fullgraph=True)
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, fullgraph=True)
 
 
 def compiled_flex(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch) -> Tensor:
-    return _compiled(q, k, v, block_mask=masks.block_mask(batch))
+    return _compiled()(q, k, v, block_mask=masks.block_mask(batch))
 
 
 def by_segments(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch) -> Tensor:
