@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -225,16 +223,3 @@ def test_a_damaged_file_may_be_kept_as_one_split_that_fails_when_it_is_read(
         list(read_split(split, options))
     path.write_bytes(whole)
     assert sum(records.num_rows for records in read_split(split, options)) == 50
-
-
-READS_PARQUET = """
-import sys, penstock
-assert sum(1 for _ in penstock.stream(sys.argv[1])) == 20_000
-assert "pandas" not in sys.modules
-"""
-
-
-def test_reading_parquet_does_not_import_pandas(tmp_path: Path) -> None:
-    """It takes half a second, in every process that reads."""
-    pq.write_table(pa.table({"text": [f"{n} " * 100 for n in range(20_000)]}), tmp_path / "a.parquet")
-    subprocess.run([sys.executable, "-c", READS_PARQUET, str(tmp_path / "a.parquet")], check=True, timeout=60)

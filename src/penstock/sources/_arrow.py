@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError, MissingExtra, PenstockError, SchemaError, did_you_mean
 from penstock.sources._model import Records, RowError, rows_around
 
+_MAX_STRING_BYTES = (1 << 31) - 1  # offsets of `string` have 32 bits
 _OUT_OF_MEMORY = "out of memory while reading"
 _MEMORY_MESSAGES = ("Cannot allocate memory", "not enough memory")  # mmap's, and zstd's
 
@@ -32,6 +33,47 @@ def arrow(submodule: str = "") -> Any:
         return importlib.import_module(f"pyarrow.{submodule}" if submodule else "pyarrow")
     except ImportError as error:
         raise MissingExtra("Reading raw data needs pyarrow: pip install pyarrow") from error
+
+
+# NOTE [without pandas]
+#   `pa.array(list)` and `to_numpy` import pandas, where it is installed, to see whether they deal with one of its
+#   objects: half a second in every process that prepares. So text goes to Arrow by its buffers, and numbers come
+#   from it through DLPack.
+
+
+def text_array(values: Sequence[str]) -> Any:
+    """Strings as an Arrow array of `string`, like `pa.array(values)`; see NOTE [without pandas]."""
+    pa = arrow()
+    encoded = list(map(str.encode, values))
+    if sum(map(len, encoded)) > _MAX_STRING_BYTES:
+        return pa.array(values)
+    return _array_of_bytes(encoded, pa.string(), np.int32)
+
+
+def binary_array(values: Sequence[bytes]) -> Any:
+    """Byte strings as an Arrow array of `large_binary`; a single one is not copied."""
+    return _array_of_bytes(values, arrow().large_binary(), np.int64)
+
+
+def plain_values(values: Sequence[Any]) -> Any:
+    """`pa.array(values)`; see NOTE [without pandas], which goes for text, and for numbers that fit 64 bits."""
+    pa = arrow()
+    kinds = set(map(type, values))
+    if kinds == {str}:
+        return text_array(values)
+    if kinds in ({int}, {float}):
+        numbers = np.array(values)
+        kind = {"int64": pa.int64(), "float64": pa.float64()}.get(numbers.dtype.name)
+        if kind is not None:
+            return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(numbers)])
+    return pa.array(values)
+
+
+def _array_of_bytes(values: Sequence[bytes], kind: Any, offset_dtype: type[np.signedinteger[Any]]) -> Any:
+    pa = arrow()
+    offsets = np.zeros(len(values) + 1, offset_dtype)
+    np.cumsum(np.fromiter(map(len, values), offset_dtype, len(values)), out=offsets[1:])
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))])
 
 
 def records_of_batch(
@@ -112,10 +154,7 @@ def longest_in_dictionary(column: Any) -> int:
             column = column.values
         else:
             return 0
-    values, compute = column.dictionary, arrow("compute")
-    if not _is_text_or_binary(values.type):
-        return int(_value_lengths(values).max(initial=0))
-    return compute.max(compute.binary_length(values)).as_py() or 0  # to numpy, pyarrow goes through pandas
+    return int(_value_lengths(column.dictionary).max(initial=0))
 
 
 def _cut(batch: Any, lengths: NDArray[np.int64], max_bytes: int) -> Iterator[Any]:
@@ -144,7 +183,7 @@ def _row_lengths(column: Any) -> NDArray[np.int64]:
     lengths = _value_lengths(column.dictionary)
     if not len(lengths):
         return np.zeros(len(column), np.int64)
-    indices = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    indices = np.from_dlpack(column.indices.fill_null(0))
     chosen: NDArray[np.int64] = lengths[np.clip(indices, 0, len(lengths) - 1)]
     return chosen
 
@@ -153,12 +192,14 @@ def _value_lengths(values: Any) -> NDArray[np.int64]:
     pa = arrow()
     if values.type in (pa.string_view(), pa.binary_view()):  # a view has 16 bytes; the first four are its length
         views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)
-        lengths = views[values.offset : values.offset + len(values), 0]
-        return np.maximum(lengths, 0).astype(np.int64)
+        return _at_least_0(views[values.offset : values.offset + len(values), 0])
     if _is_text_or_binary(values.type):
-        lengths = np.asarray(arrow("compute").binary_length(values).fill_null(0))
-        return np.maximum(lengths, 0).astype(np.int64)
+        return _at_least_0(np.from_dlpack(arrow("compute").binary_length(values).fill_null(0)))
     return np.full(len(values), values.nbytes // max(1, len(values)) + 1, np.int64)
+
+
+def _at_least_0(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    return np.maximum(lengths.astype(np.int64), 0)
 
 
 def _is_text_or_binary(kind: Any) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import SchemaError
-from penstock.sources._arrow import arrow
+from penstock.sources._arrow import arrow, plain_values
 from penstock.sources._model import Records, RowError, rows_around
 from penstock.sources._nested import dig, top_level, value_at
 
@@ -130,7 +130,7 @@ def array_or_list(values: list[Any]) -> Any:
     """An Arrow array, or the list itself if its values have no common type."""
     pa = arrow()
     try:
-        return pa.array(values)
+        return plain_values(values)
     except MemoryError:  # one of pyarrow's exceptions, too
         raise
     except (pa.ArrowException, OverflowError, ValueError, TypeError):

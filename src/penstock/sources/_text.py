@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.errors import FormatError
-from penstock.sources._arrow import arrow, as_text, records_of_batch
+from penstock.sources._arrow import arrow, as_text, binary_array, records_of_batch, text_array
 from penstock.sources._blocks import Block, record_blocks
 from penstock.sources._files import open_stream, read_exactly, without_mark
 from penstock.sources._model import Records, RowError, Rows, Split
@@ -72,12 +72,11 @@ def _read_block(block: Block, row: int, path: str, options: SourceOptions) -> Re
 
 def _split(data: bytes, separator: bytes) -> Any:
     """Documents of a block as a binary array."""
-    pa = arrow()
     if separator in data:  # then the block ends with one; only the end of the file may lack it
         data = data[: -len(separator)]
     elif not data:
-        return pa.array([], pa.large_binary())
-    return arrow("compute").split_pattern(pa.array([data], pa.large_binary()), separator).values
+        return binary_array([])
+    return arrow("compute").split_pattern(binary_array([data]), separator).values
 
 
 def _decode_block(block: Block, path: str, options: SourceOptions) -> Rows:
@@ -108,7 +107,7 @@ def _decode_each(documents: list[bytes], offset: int, path: str, options: Source
 
 def _records_of_files(batch: FileBatch, split: Split, options: SourceOptions) -> Records:
     paths = [split.paths[row] for row in batch.rows]
-    texts = as_text(arrow().array(batch.contents, arrow().large_binary()), options.encoding)
+    texts = as_text(binary_array(batch.contents), options.encoding)
     table = _with_paths(texts, paths)
     records = records_of_batch(
         table, batch.first_row, split.path, num_bytes=batch.num_bytes, errors=tuple(batch.errors)
@@ -117,4 +116,4 @@ def _records_of_files(batch: FileBatch, split: Split, options: SourceOptions) ->
 
 
 def _with_paths(texts: Any, paths: list[str]) -> Any:
-    return arrow().RecordBatch.from_arrays([texts, arrow().array(paths, arrow().string())], names=["text", "path"])
+    return arrow().RecordBatch.from_arrays([texts, text_array(paths)], names=["text", "path"])

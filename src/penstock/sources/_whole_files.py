@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError
-from penstock.sources._arrow import arrow
+from penstock.sources._arrow import arrow, text_array
 from penstock.sources._files import open_stream, read_exactly
 from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import COLUMN_OF_FILES, SourceOptions
@@ -67,11 +67,11 @@ def read_files(split: Split, options: SourceOptions) -> Iterator[Records]:
 
 def _columns(batch: FileBatch, split: Split) -> dict[str, Any]:
     pa = arrow()
-    paths = pa.array([split.paths[row] for row in batch.rows])
+    paths = text_array([split.paths[row] for row in batch.rows])
     columns: dict[str, Any] = {COLUMN_OF_FILES[split.format]: batch.contents, "path": paths}
     if split.labels:
         columns["label"] = pa.array([split.labels[row] for row in batch.rows], pa.int64())
-        columns["class"] = pa.array([split.class_names[row] for row in batch.rows])
+        columns["class"] = text_array([split.class_names[row] for row in batch.rows])
     return columns
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import SchemaError, did_you_mean
 from penstock.schema import Ragged
@@ -45,6 +46,22 @@ def find_column(records: Records, name: str) -> Any:
 def is_arrow(column: Any) -> bool:
     """Whether a column is a pyarrow array; does not import pyarrow."""
     return type(column).__module__.partition(".")[0] == "pyarrow"
+
+
+def is_number(kind: Any) -> bool:
+    """Whether an Arrow type is one of numbers, or of truth values."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def numbers_of(column: Any) -> NDArray[Any]:
+    """The values of an Arrow column of numbers without nulls; `to_numpy` would import pandas, in half a second."""
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type):  # eight to a byte, which DLPack cannot say
+        return np.from_dlpack(column.cast(pa.uint8())).view(np.bool_)
+    return np.from_dlpack(column)
 
 
 def _is_arrow_text(column: Any) -> bool:
@@ -119,7 +136,7 @@ def _read_arrow(name: str, column: Any, bad: BadRows) -> Ragged:
     if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
         raise SchemaError(f"Column {name!r} of the source is {kind}; it must be string or binary.")
     if column.null_count:
-        _mark_nulls(name, np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)), bad)
+        _mark_nulls(name, np.flatnonzero(numbers_of(column.is_null())), bad)
         column = column.fill_null("" if "string" in str(kind) else b"")
     return _arrow_buffers(column, np.dtype("<i8" if wide else "<i4"))
 

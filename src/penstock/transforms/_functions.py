@@ -24,7 +24,7 @@ from penstock.errors import SchemaError, TransformFailed
 from penstock.identity import import_function, name_function, source_digest
 from penstock.schema import Schema
 from penstock.sources import Records
-from penstock.transforms._byte_rows import is_arrow
+from penstock.transforms._byte_rows import is_arrow, is_number, numbers_of
 from penstock.transforms._transform import BadRows, OpenTransform, Output
 
 VERSION = 1
@@ -212,13 +212,9 @@ def _encode_text(column: Any) -> Any:
 
 def _as_batch(column: Any) -> Any:
     """Numbers without nulls as a numpy array, everything else as a list."""
-    import pyarrow as pa
-
     if not is_arrow(column):
         return column
-    kind = column.type
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    return column.to_numpy(zero_copy_only=False) if is_number and not column.null_count else column.to_pylist()
+    return numbers_of(column) if is_number(column.type) and not column.null_count else column.to_pylist()
 
 
 def _take_rows(batch: dict[str, Any], places: NDArray[np.int64]) -> dict[str, Any]:

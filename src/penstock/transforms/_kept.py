@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from penstock.errors import SchemaError
 from penstock.schema import Column, Ragged, common_dtype, exact_array
 from penstock.sources import Records
-from penstock.transforms._byte_rows import find_column, is_arrow, list_fields, read_bytes
+from penstock.transforms._byte_rows import (
+    find_column,
+    is_arrow,
+    is_number,
+    list_fields,
+    numbers_of,
+    read_bytes,
+)
 from penstock.transforms._transform import BadRows
 
 Keep = Sequence[str] | Mapping[str, str]
@@ -110,19 +117,13 @@ def _infer_arrow(name: str, column: Any) -> str:
         return _refuse(name, _ONLY_NULLS)
     if test.is_string(kind) or test.is_large_string(kind) or test.is_binary(kind) or test.is_large_binary(kind):
         return "bytes"
-    if _is_number(kind):
+    if is_number(kind):
         return _name_of_number(kind)
-    if (test.is_list(kind) or test.is_large_list(kind)) and _is_number(kind.value_type):
+    if (test.is_list(kind) or test.is_large_list(kind)) and is_number(kind.value_type):
         return f"{_name_of_number(kind.value_type)}[*]"
-    if test.is_fixed_size_list(kind) and _is_number(kind.value_type):
+    if test.is_fixed_size_list(kind) and is_number(kind.value_type):
         return f"{_name_of_number(kind.value_type)}[{kind.list_size}]"
     return _refuse(name, f"values of type {kind}")
-
-
-def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def _name_of_number(kind: Any) -> str:
@@ -164,9 +165,9 @@ def _read_column(records: Records, column: Column, bad: BadRows) -> Any:
 
 def _read_numbers(found: Any, column: Column) -> NDArray[Any] | None:
     """An Arrow column of exactly this dtype, without nulls; None if rows must be examined one by one."""
-    if column.kind != "fixed" or column.shape or not is_arrow(found) or found.null_count or not _is_number(found.type):
+    if column.kind != "fixed" or column.shape or not is_arrow(found) or found.null_count or not is_number(found.type):
         return None
-    array: NDArray[Any] = found.to_numpy(zero_copy_only=False)
+    array: NDArray[Any] = numbers_of(found)
     return array if array.dtype == column.dtype else None
 
 
