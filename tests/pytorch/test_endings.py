@@ -369,6 +369,7 @@ def test_a_script_run_as_a_module_works_too(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("[[0, 2, 4, 6], [8, 10, 12, 14]]\n", "")
 
 
+@pytest.mark.stress
 def test_the_script_is_not_imported_when_no_function_lives_in_it(tmp_path: Path) -> None:
     """It has no `if __name__ == "__main__"`, and writes down every time it runs."""
     script = Script(
@@ -406,6 +407,7 @@ def test_a_function_of_an_interactive_session_is_refused_with_the_reason() -> No
     assert done.returncode == 1
 
 
+@pytest.mark.stress
 def test_what_a_worker_prints_arrives(tmp_path: Path) -> None:
     script = Script(
         tmp_path,
