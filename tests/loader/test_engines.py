@@ -294,7 +294,7 @@ def test_workers_that_leave_finish_what_they_have_and_are_reaped(kind: tuple[str
         compute_with(1 + step % 3)
     compute_with(1)
     time.sleep(0.3)
-    compute_with(2)  # starting one is when the dead are buried
+    compute_with(2)  # starting one is when the dead are removed
     assert wait_until(lambda: len(children() - before) <= 3)  # a server and two workers
     processes.close()
 

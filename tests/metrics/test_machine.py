@@ -12,15 +12,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from penstock import cgroups
-from penstock.metrics import (
-    Accelerators,
-    AcceleratorUsage,
-    ThreadMeter,
-    _machine,
-    available_memory,
-    describe_machine,
-    machine_busy_seconds,
-)
+from penstock.metrics import ThreadMeter, _machine, available_memory, describe_machine
+from penstock.metrics._accelerators import Accelerators, AcceleratorUsage
+from penstock.metrics._machine import machine_busy_seconds
 
 
 def burn(seconds: float) -> None:

@@ -139,7 +139,7 @@ def test_nulls_are_bad_rows_with_their_row_numbers() -> None:
 
 
 def test_row_numbers_are_those_of_the_source_when_rows_are_missing_already() -> None:
-    output = run(Tokenize(hf_tokenizer()), make_records({"text": ["a", None, "c"]}, rows=[5, 9, 20]))
+    output = run(Tokenize(hf_tokenizer()), make_records({"text": ["a", None, "c"]}, first_row=7, bad_rows=[8]))
     assert reasons(output) == [(9, "null")]
 
 

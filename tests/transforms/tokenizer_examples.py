@@ -17,7 +17,7 @@ import tiktoken
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from penstock.schema import Ragged
-from penstock.sources import Records
+from penstock.sources import Records, RowError
 from penstock.transforms._transform import Output
 
 EOS, BOS, PAD = "<|eos|>", "<|bos|>", "<|pad|>"
@@ -93,9 +93,9 @@ def tiktoken_encoding() -> tiktoken.Encoding:
     )
 
 
-def make_records(columns: dict[str, Any], first_row: int = 0, rows: Sequence[int] | None = None) -> Records:
-    num_rows = len(next(iter(columns.values())))
-    return Records(columns, first_row, num_rows, rows=None if rows is None else np.array(rows))
+def make_records(columns: dict[str, Any], first_row: int = 0, bad_rows: Sequence[int] = ()) -> Records:
+    errors = tuple(RowError("", row, "bad_json", "it is not JSON") for row in bad_rows)
+    return Records(columns, first_row, len(next(iter(columns.values()))), errors)
 
 
 def text_records(texts: Sequence[str | None], first_row: int = 0) -> Records:

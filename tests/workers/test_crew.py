@@ -70,7 +70,7 @@ def test_a_death_is_an_end_of_file_and_its_exit_code_is_known(crew: Crew, messag
     pid = ask(crew, worker, 0)[2]
     with pytest.raises(EOFError):
         ask(crew, worker, message)
-    assert crew.bury(worker) == code
+    assert crew.remove_dead(worker) == code
     assert worker.pid == pid
     assert ask(crew, other, 1)[:2] == ("echo", 1)
 
@@ -80,7 +80,7 @@ def test_a_worker_that_closed_its_channel_and_goes_on_is_killed(crew: Crew) -> N
     pid = ask(crew, worker, 0)[2]
     with pytest.raises(EOFError):
         ask(crew, worker, "close all")
-    assert crew.bury(worker) == -signal.SIGKILL
+    assert crew.remove_dead(worker) == -signal.SIGKILL
     assert not psutil.pid_exists(pid)
     assert ask(crew, other, 1)[:2] == ("echo", 1)
 
@@ -209,7 +209,7 @@ def test_a_mistake_in_the_program_is_seen_as_a_death_and_printed(capfd: pytest.C
     assert crew.wait(30) == [worker]
     with pytest.raises(EOFError):
         worker.receive()
-    assert crew.bury(worker) == 1
+    assert crew.remove_dead(worker) == 1
     crew.close()
     assert "a mistake of the program's" in capfd.readouterr().err
 

@@ -56,7 +56,7 @@ def test_a_worker_of_one_crew_ends_alone_and_both_crews_learn_how_theirs_ended(c
         pid = ask(crew, worker, 0)[2]
         with pytest.raises(EOFError):
             ask(crew, worker, message)
-        assert crew.bury(worker) == code
+        assert crew.remove_dead(worker) == code
         assert worker.pid == pid
 
 

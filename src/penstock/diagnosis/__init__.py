@@ -18,12 +18,11 @@ Holds state: in a script under the doctor, the loaders that it made.
 from penstock.diagnosis._diagnosis import Diagnosis, diagnose
 from penstock.diagnosis._page import make_page
 from penstock.diagnosis._recording import make_excerpt, read_excerpt
-from penstock.diagnosis._run import DoctorSettings, ScriptRun, recording_folder, run_script
+from penstock.diagnosis._run import DoctorSettings, recording_folder, run_script
 
 __all__ = [
     "Diagnosis",
     "DoctorSettings",
-    "ScriptRun",
     "diagnose",
     "make_excerpt",
     "make_page",

@@ -237,7 +237,7 @@ class ProcessEngine:
 
     def _replace(self, worker: ItemWorker) -> None:
         """After a worker died: put its items back in the queue, oldest first, for its replacement."""
-        code = self._crew.bury(worker.process)
+        code = self._crew.remove_dead(worker.process)
         del self._workers[worker.number]
         if not worker.is_leaving:
             self._active.remove(worker)

@@ -14,22 +14,13 @@ May import: `cgroups`, `workers`. Imported by: `diagnosis`, `placement`, `pytorc
 state.
 """
 
-from penstock.metrics._accelerators import Accelerators, AcceleratorUsage
 from penstock.metrics._events import EventKind, EventWriter, no_events, read_events
-from penstock.metrics._machine import (
-    MachineFacts,
-    available_memory,
-    describe_machine,
-    job_memory,
-    machine_busy_seconds,
-)
+from penstock.metrics._machine import MachineFacts, available_memory, describe_machine, job_memory
 from penstock.metrics._processes import ProcessUsage, process_tree, read_process
 from penstock.metrics._sampler import Sampler, UsageHistory
 from penstock.metrics._threads import ThreadMeter, ThreadUsage
 
 __all__ = [
-    "AcceleratorUsage",
-    "Accelerators",
     "EventKind",
     "EventWriter",
     "MachineFacts",
@@ -41,7 +32,6 @@ __all__ = [
     "available_memory",
     "describe_machine",
     "job_memory",
-    "machine_busy_seconds",
     "no_events",
     "process_tree",
     "read_events",

@@ -265,10 +265,11 @@ class LocalEngine:
 
     def _replace(self, worker: _TaskWorker, waiting: collections.deque[Keyed], packed: Packed) -> Lost:
         """Put a dead worker's tasks back and start another worker in its place."""
-        code = self._crew.bury(worker.process)
+        code = self._crew.remove_dead(worker.process)
         del self._workers[worker.process.number]
         tasks = list(worker.tasks.values())
-        doing, key = worker.doing or "waiting", tasks[-1].key if tasks else ""
+        doing = worker.doing or "waiting"
+        key = tasks[-1].key if tasks else ""
         self._deaths[key] += 1
         if self._deaths[key] >= MAX_DEATHS:
             raise WorkerDied(_explain_death(worker, code, doing, self._deaths[key] - 1))

@@ -13,7 +13,7 @@ once. A request has no body and names only numbers and the plan's fingerprint; n
 May import: `errors`, `loader`, `plan`, `schema`, `shards`, `workers`. Imported by: `cli`, `pytorch`. Holds no state.
 """
 
-from penstock.service._addresses import Servers, resolve
+from penstock.service._addresses import Servers
 from penstock.service._certificates import make_certificates
 from penstock.service._client import RemoteEngine
 from penstock.service._ray import RayServers
@@ -33,6 +33,5 @@ __all__ = [
     "make_certificates",
     "read_servers",
     "requests_in_flight",
-    "resolve",
     "serve",
 ]

@@ -90,7 +90,7 @@ def records_of_batch(
     if found:
         columns = {name: column.filter(arrow().array(keep)) for name, column in columns.items()}
         rows, errors = rows[keep], tuple(sorted((*errors, *found), key=lambda error: error.row))
-    return Records(columns, first_row, len(rows), errors, rows if errors else None, size)
+    return Records(columns, first_row, len(rows), errors, size)
 
 
 def dicts_of(records: Records) -> list[dict[str, Any]]:

@@ -95,7 +95,10 @@ def _header_of(data: bytes, path: str, options: SourceOptions, *, is_whole: bool
         _check_delimiter(first, rows, path, delimiter_of(path, options))
     if len(names) != len(first):
         raise SchemaError(f"{path}: names= has {len(names)} names, but the first line {len(first)} fields: {first}.")
-    _check_doubt(first, rows, path, options)
+    if options.header is None and options.names is None:
+        _check_is_header(first, rows, path)
+    elif options.header is None and options.names is not None:
+        _check_is_data(first, rows, options.names, path)
     _check_names(names, path, options)
     start = mark + (end if has_header else 0)
     return Header(names, start, data[start:])
@@ -120,13 +123,6 @@ def _some_rows(records: Iterator[tuple[str, ...]], is_whole: bool) -> list[tuple
     except FormatError:  # reported when a reader gets there
         return rows
     return rows if is_whole or len(rows) == _ROWS_TO_COMPARE else rows[:-1]
-
-
-def _check_doubt(first: tuple[str, ...], rows: list[tuple[str, ...]], path: str, options: SourceOptions) -> None:
-    if options.header is None and options.names is None:
-        _check_is_header(first, rows, path)
-    elif options.header is None and options.names is not None:
-        _check_is_data(first, rows, options.names, path)
 
 
 def _repeated(names: Iterable[str]) -> list[str]:

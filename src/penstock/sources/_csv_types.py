@@ -80,7 +80,7 @@ def with_types(records: Records, path: str, options: SourceOptions) -> Records:
     keep[list(errors)] = False
     columns = {name: column.filter(arrow().array(keep)) for name, column in columns.items()}
     both = tuple(sorted((*records.errors, *errors.values()), key=lambda error: error.row))
-    return replace(records, columns=columns, num_rows=int(keep.sum()), errors=both, rows=rows[keep])
+    return replace(records, columns=columns, num_rows=int(keep.sum()), errors=both)
 
 
 def _convert(column: Any, kind: str, options: SourceOptions) -> tuple[Any, dict[int, str]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.errors import SchemaError
 from penstock.sources._arrow import arrow, plain_values
-from penstock.sources._model import Records, RowError, rows_around
+from penstock.sources._model import Records, RowError
 from penstock.sources._nested import dig, top_level, value_at
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -25,8 +25,7 @@ _scan = json.JSONDecoder().raw_decode
 def parse_lines(data: bytes, offset: int, path: str, first_row: int, exact: Collection[str] = ()) -> Records:
     """Records of lines that begin at byte `offset` of the file; blank lines are not rows."""
     objects, errors = parse_objects(data, offset, path, first_row)
-    rows = rows_around(first_row, len(objects), errors) if errors else None
-    return Records(columns_of(objects, exact), first_row, len(objects), errors, rows, len(data))
+    return Records(columns_of(objects, exact), first_row, len(objects), errors, len(data))
 
 
 def parse_objects(

@@ -69,7 +69,7 @@ def _read_block(block: Block, path: str, row: int, reader: _FastReader) -> Recor
     reader.learn(records)
     chosen = select_columns(records.columns, records.num_rows, reader.columns, reader.exact)
     known = reader.known_if_absent(chosen)
-    return Records(chosen, row, records.num_rows, records.errors, records.rows, len(block.data), known)
+    return Records(chosen, row, records.num_rows, records.errors, len(block.data), known)
 
 
 class _FastReader:

@@ -8,7 +8,7 @@ gives the same records in the same batches, on any machine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -112,18 +112,14 @@ class Records:
     """Records in the columns."""
     errors: tuple[RowError, ...] = ()
     """Rows that are not in the columns, in the order of their numbers."""
-    rows: NDArray[np.int64] | None = None
-    """Row number of each record; None if they are first_row, first_row + 1, …"""
-    num_bytes: int = field(default=0)
+    num_bytes: int = 0
     """Raw bytes this batch was made of, for rates."""
     known: tuple[str, ...] = ()
     """Names that these rows have, requested or not, if the reader knows; for messages."""
 
     def row_numbers(self) -> NDArray[np.int64]:
-        """Row number of each record within the split."""
-        if self.rows is not None:
-            return self.rows
-        return np.arange(self.first_row, self.first_row + self.num_rows, dtype=np.int64)
+        """Row number of each record within the split: from `first_row` on, without those of the errors."""
+        return rows_around(self.first_row, self.num_rows, self.errors)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from penstock.errors import FormatError
 from penstock.sources._arrow import arrow, cut_batch, explain_damage, records_of_batch
 from penstock.sources._json_lines import array_or_list
@@ -232,10 +230,9 @@ def _records_of_items(items: list[Any], row: int, num_bytes: int, path: str, opt
     errors = [error for place, item in enumerate(items) if (error := _find_fault(item, path, row + place))]
     bad = {error.row - row for error in errors}
     good = [item for place, item in enumerate(items) if place not in bad]
-    rows = np.array([row + place for place in range(len(items)) if place not in bad], np.int64) if bad else None
     names = options.columns or tuple(dict.fromkeys(name for item in good for name in item))
     columns = {name: _column(good, name, name in options.exact) for name in names}
-    return Records(columns, row, len(good), tuple(errors), rows, num_bytes)
+    return Records(columns, row, len(good), tuple(errors), num_bytes)
 
 
 def _column(items: list[Mapping[str, Any]], name: str, is_exact: bool) -> Any:

@@ -80,7 +80,6 @@ class _Batch:
         self._names = options.columns
         self._is_typed = options.typed_members
         self._samples: list[_Sample] = []
-        self._rows: list[int] = []
         self._errors: list[RowError] = []
 
     def add(self, sample: _Sample) -> None:
@@ -90,7 +89,6 @@ class _Batch:
             self._errors.append(RowError(self._path, self.next_row, sample.reason, message))
         else:
             self._samples.append(sample)
-            self._rows.append(self.next_row)
         self.num_bytes += sample.num_bytes
         self.next_row += 1
 
@@ -101,8 +99,7 @@ class _Batch:
         columns: dict[str, Any] = {name: [each.values.get(name) for each in self._samples] for name in names}
         if key in names:
             columns[key] = [each.key for each in self._samples]
-        rows = np.array(self._rows, np.int64) if self._errors else None
-        return Records(columns, self.first_row, len(self._rows), tuple(self._errors), rows, self.num_bytes)
+        return Records(columns, self.first_row, len(self._samples), tuple(self._errors), self.num_bytes)
 
 
 def _samples(stream: ByteStream, path: str, options: SourceOptions) -> Iterator[_Sample]:
@@ -205,24 +202,35 @@ def _key_and_extension(name: str) -> tuple[str, str]:
 def _read_member(
     archive: tarfile.TarFile, member: tarfile.TarInfo, extension: str, sample: _Sample, options: SourceOptions
 ) -> None:
-    name = member.name
-    if name.startswith("/") or ".." in name.split("/") or "\x00" in name or "\\" in name:
-        sample.blame("unsafe_name", f"has the member {name!r}, which would escape any folder it is extracted to")
-    elif not member.isreg() or member.issparse():
-        sample.blame("not_a_file", f"has the member {name!r}, which is a link or a device, not a file")
-    elif member.size > options.max_record_bytes:
-        sample.blame("too_long", f"has {member.size:,} bytes in {name!r}, more than max_record_bytes")
-    elif (column := extension.replace(".", "_") if options.typed_members else extension) in sample.values:
-        sample.blame("duplicate", f"has the member {name!r} twice")
-    elif options.typed_members and column == "key":
-        sample.blame("duplicate", f"has the member {name!r}, but the column 'key' is for the keys of samples")
+    column = extension.replace(".", "_") if options.typed_members else extension
+    fault = _find_fault(member, column, sample, options)
+    if fault is not None:
+        sample.blame(*fault)
     elif options.columns is None or column in options.columns:
         content = _content_of(archive, member)
         sample.num_bytes += len(content)
         try:
             sample.values[column] = _value_of(extension, content) if options.typed_members else content
         except ValueError as error:
-            sample.blame("wrong_type", f"has the member {name!r}, but {error}")
+            sample.blame("wrong_type", f"has the member {member.name!r}, but {error}")
+
+
+def _find_fault(
+    member: tarfile.TarInfo, column: str, sample: _Sample, options: SourceOptions
+) -> tuple[str, str] | None:
+    """Why a member is not read: one word to count by, and a sentence about the sample; None if it is read."""
+    name = member.name
+    if name.startswith("/") or ".." in name.split("/") or "\x00" in name or "\\" in name:
+        return "unsafe_name", f"has the member {name!r}, which would escape any folder it is extracted to"
+    if not member.isreg() or member.issparse():
+        return "not_a_file", f"has the member {name!r}, which is a link or a device, not a file"
+    if member.size > options.max_record_bytes:
+        return "too_long", f"has {member.size:,} bytes in {name!r}, more than max_record_bytes"
+    if column in sample.values:
+        return "duplicate", f"has the member {name!r} twice"
+    if options.typed_members and column == "key":
+        return "duplicate", f"has the member {name!r}, but the column 'key' is for the keys of samples"
+    return None
 
 
 def _value_of(extension: str, content: bytes) -> Any:

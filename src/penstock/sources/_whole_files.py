@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock.errors import FormatError
 from penstock.sources._arrow import arrow, text_array
 from penstock.sources._files import open_stream, read_exactly
@@ -32,11 +29,6 @@ class FileBatch:
     contents: list[bytes] = field(default_factory=list)
     errors: list[RowError] = field(default_factory=list)
     num_bytes: int = 0
-
-    @property
-    def row_numbers(self) -> NDArray[np.int64] | None:
-        """Row of each file, or None if none is missing."""
-        return np.array(self.rows, np.int64) if self.errors else None
 
 
 def batches_of_files(split: Split, options: SourceOptions, clean: Clean) -> Iterator[FileBatch]:
@@ -60,7 +52,6 @@ def read_files(split: Split, options: SourceOptions) -> Iterator[Records]:
             batch.first_row,
             len(batch.rows),
             tuple(batch.errors),
-            batch.row_numbers,
             batch.num_bytes,
         )
 

@@ -26,7 +26,7 @@ from penstock.transforms._kept import infer_types, read_kept, take_kept
 from penstock.transforms._special_tokens import MARK, SPELLED, Guard
 from penstock.transforms._tokenizer_engines import Bounds, Ids, TokenizerEngine, open_reference
 from penstock.transforms._tokenizer_source import TokenizerSource
-from penstock.transforms._transform import BadRows, Output, row_number
+from penstock.transforms._transform import BadRows, Output
 
 Pairs = tuple[tuple[str, str | None], ...]
 _KEY_DIGITS = 15
@@ -190,9 +190,8 @@ class TokenMaker:
             found = ids[offsets[chosen] : offsets[chosen + 1]]
             difference = check_document(self._engine, self.reference, text, found)
             if difference is not None:
-                row = row_number(records, int(places[chosen]))
                 raise TokenizerMismatch(
-                    f"gigatoken and the reference differ in row {row:,} of the split, {difference}. "
+                    f"gigatoken and the reference differ in row {int(numbers[chosen]):,} of the split, {difference}. "
                     f"Run again with engine='reference', and report this text to the authors of gigatoken."
                 )
 

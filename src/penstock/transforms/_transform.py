@@ -109,11 +109,7 @@ class BadRows:
 
     def errors(self) -> tuple[RowError, ...]:
         """What `Output.errors` holds; the caller, who knows the split, adds the path."""
-        return tuple(
-            RowError("", row_number(self._records, place), *self._reasons[place]) for place in sorted(self._reasons)
-        )
-
-
-def row_number(records: Records, place: int) -> int:
-    """Number, in its split, of the row at `place` of the records."""
-    return records.first_row + place if records.rows is None else int(records.rows[place])
+        if not self._reasons:
+            return ()
+        rows = self._records.row_numbers()
+        return tuple(RowError("", int(rows[place]), *self._reasons[place]) for place in sorted(self._reasons))

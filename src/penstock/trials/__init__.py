@@ -11,23 +11,13 @@ May import: `errors`, `filesystem`, `metrics`, `plan`, `pytorch`, `report`, `tun
 Holds no state.
 """
 
-from penstock.trials._bench import Bench, BenchLine, bench_job, bench_plan
-from penstock.trials._job import MakeLoader, TrainingJob, TrainStep, job_traceback, load_job
+from penstock.trials._bench import bench_job, bench_plan
+from penstock.trials._job import job_traceback, load_job
 from penstock.trials._tune import TuneSettings, tune
-from penstock.trials._tuned import TriedSetting, Tuned
-from penstock.trials._turns import EmptyLoader, Measured, take_turn
+from penstock.trials._turns import take_turn
 
 __all__ = [
-    "Bench",
-    "BenchLine",
-    "EmptyLoader",
-    "MakeLoader",
-    "Measured",
-    "TrainStep",
-    "TrainingJob",
-    "TriedSetting",
     "TuneSettings",
-    "Tuned",
     "bench_job",
     "bench_plan",
     "job_traceback",

@@ -23,18 +23,9 @@ from penstock.tuning._arms import (
     num_workers_of,
     simplify,
 )
-from penstock.tuning._model import Look, choose_racers, predict
+from penstock.tuning._model import Look
 from penstock.tuning._online import Bounds, Decision, OnlineTuner, Setting, Stretch
-from penstock.tuning._race import (
-    ROUNDS,
-    Cost,
-    Turn,
-    cheapest_within_noise,
-    compare,
-    leader_of,
-    race,
-    student_quantile,
-)
+from penstock.tuning._race import ROUNDS, Turn, cheapest_within_noise, compare, leader_of, student_quantile
 from penstock.tuning._search import search
 from penstock.tuning._settings_file import FILE_NAME, SettingsFile, format_settings, read_settings
 
@@ -42,7 +33,6 @@ __all__ = [
     "FILE_NAME",
     "ROUNDS",
     "Bounds",
-    "Cost",
     "Decision",
     "Look",
     "OnlineTuner",
@@ -54,7 +44,6 @@ __all__ = [
     "arms_of",
     "cheapest_within_noise",
     "check_space",
-    "choose_racers",
     "compare",
     "default_space",
     "format_settings",
@@ -62,8 +51,6 @@ __all__ = [
     "leader_of",
     "name_of",
     "num_workers_of",
-    "predict",
-    "race",
     "read_settings",
     "search",
     "simplify",

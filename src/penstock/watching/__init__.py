@@ -12,10 +12,9 @@ May import: `errors`, `metrics`, `report`. Imported by: `diagnosis`. Holds no st
 
 from penstock.watching._gauge import gauge_of
 from penstock.watching._summary import WatchSummary
-from penstock.watching._watch import Watch, watch
+from penstock.watching._watch import watch
 
 __all__ = [
-    "Watch",
     "WatchSummary",
     "gauge_of",
     "watch",

@@ -12,7 +12,7 @@
       worker.send(…)  <------ channel ------------->   3. program.run(channel): messages, and descriptors
       .wait()     who has sent something, or died; a long silence -> Patience, describe_silence
                   <------ PackedError --------------   an error: raised again in the owner, its traceback the cause
-      .bury()     <------ end of file --------------   a death: exit code -> describe_death
+      .remove_dead()  <-- end of file --------------   a death: exit code -> describe_death
       .close()    cuts the life-line --------------->  SIGKILL by the kernel, whatever it is doing; likewise
                                                        when the owner exits or is killed
 

@@ -113,7 +113,7 @@ class Crew:
         self._listening = None
         worker.channel.close()
 
-    def bury(self, worker: WorkerProcess) -> int | None:
+    def remove_dead(self, worker: WorkerProcess) -> int | None:
         """Take a dead worker out of the crew; return its exit code for `describe_death`, if known.
 
         If it is alive, because a function that it runs closed its channel, it is killed.

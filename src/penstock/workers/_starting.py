@@ -73,7 +73,7 @@ class Starter(Protocol):
         ...
 
     def find_pid(self, worker: WorkerProcess) -> int | None:
-        """The process id of a worker that is not buried; None while it is being started."""
+        """The process id of a worker that is still in the crew; None while it is being started."""
         ...
 
     def exit_code(self, worker: WorkerProcess) -> int | None:

@@ -38,11 +38,6 @@ class SetupFailed:
     error: PackedError
 
 
-def run_sent_program(descriptor: int, life_line: int) -> NoReturn:
-    """Act as a worker whose owner sends the program as its first message."""
-    run_program(Channel.of_descriptor(descriptor), life_line, None)
-
-
 def run_program(channel: Channel, life_line: int, program: Program | None) -> NoReturn:
     """Act as a worker: run the program, or the one that the owner sends first, until the owner closes the channel."""
     leave_signals_to_owner()
