@@ -51,7 +51,7 @@ def hostile_run(recording: Recording) -> ScriptRun:
         command=(f"{HOSTILE}.py", HOSTILE),
         exit_code=0,
         was_stopped=True,
-        was_interrupted=False,
+        interrupted_by=None,
         is_observed=False,
         seconds=1.0,
         recording=recording,
