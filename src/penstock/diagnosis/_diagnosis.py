@@ -36,6 +36,8 @@ FINDINGS: tuple[Callable[[Case], Finding | None], ...] = (
     _worker_findings.growing_workers,
 )
 """The most specific causes first: of two that advise the same change, the first is reported."""
+_MUCH = 0.2
+"""Share of the time that may be left out without a word."""
 _NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "growing-workers"}
 
 
@@ -87,6 +89,11 @@ def diagnose(run: ScriptRun) -> Diagnosis:
         return _without_batches(run, notes)
     case = Case(recording=recording, cores=run.usage.machine.usable_processors)
     findings = tuple(find(case))
+    if case.stages.left_out > _MUCH:
+        notes.append(
+            f"{percent(case.stages.left_out)} of the time went to steps that took over ten times as long as usual, "
+            "as with validation or a checkpoint: what is said of steps leaves them out."
+        )
     ceiling = recording.ceiling
     return Diagnosis(
         verdict=verdict_of(case, findings),
