@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,6 +191,12 @@ def test_an_interrupt_still_gives_the_report(tmp_path: Path) -> None:
         output = process.stdout.read()
     assert process.returncode == 130
     assert "Interrupted: this is what was seen until then." in output
+
+
+@pytest.mark.parametrize("given", [{"seconds": 0}, {"seconds": float("nan")}, {"steps": 0}])
+def test_a_time_that_never_ends_and_no_time_at_all_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(given))}={next(iter(given.values()))}; expected"):
+        DoctorSettings(**given)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

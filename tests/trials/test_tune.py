@@ -144,7 +144,7 @@ def test_no_turn_but_the_first_begins_after_the_time_is_up():
     assert found.seconds < 10
 
 
-@pytest.mark.parametrize(("name", "value"), [("steps", 1), ("rounds", 1), ("seconds", 0)])
+@pytest.mark.parametrize(("name", "value"), [("steps", 1), ("rounds", 1), ("seconds", 0), ("seconds", float("nan"))])
 def test_a_search_that_could_not_tell_anything_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
         penstock.tune(lambda a: Loader(), step, {"a": (1,)}, **{name: value})

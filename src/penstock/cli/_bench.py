@@ -7,6 +7,7 @@ per batch, and memory.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import Any
 
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.report import render_html
     from penstock.trials import bench_job, bench_plan, load_job
 
-    if arguments.steps < 2 or any(step <= 0 for step in arguments.step_ms):
+    if arguments.steps < 2 or any(not 0 < step < math.inf for step in arguments.step_ms):
         problem = ValueError("--steps must be at least 2, and --step-ms more than 0")
         tell_failure(problem, as_json=arguments.json)
         return 2

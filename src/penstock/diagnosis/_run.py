@@ -50,8 +50,10 @@ class DoctorSettings:
     """Only measure the script as it is; try nothing."""
 
     def __post_init__(self) -> None:
-        if self.seconds <= 0 or (self.steps is not None and self.steps <= 0):
-            raise ValueError(f"seconds={self.seconds} and steps={self.steps} must be positive.")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds:g}; expected more than 0.")
+        if self.steps is not None and self.steps <= 0:
+            raise ValueError(f"steps={self.steps}; expected at least 1.")
 
     @property
     def turn_seconds(self) -> float:

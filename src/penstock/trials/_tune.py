@@ -62,7 +62,7 @@ class TuneSettings:
             raise ValueError(
                 f"rounds={self.rounds!r}; expected an integer of at least 2: one says nothing about the noise."
             )
-        if self.seconds is not None and self.seconds <= 0:
+        if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"seconds={self.seconds!r}; expected more than 0.")
 
 
