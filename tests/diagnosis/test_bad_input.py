@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,6 +191,36 @@ def test_an_interrupt_still_gives_the_report(tmp_path: Path) -> None:
         output = process.stdout.read()
     assert process.returncode == 130
     assert "Interrupted: this is what was seen until then." in output
+
+
+@pytest.mark.parametrize("given", [{"seconds": 0}, {"seconds": float("nan")}, {"steps": 0}])
+def test_a_time_that_never_ends_and_no_time_at_all_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(given))}={next(iter(given.values()))}; expected"):
+        DoctorSettings(**given)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_doctor_ends_the_script_and_leaves_a_report_but_no_folder(
+    number: int, tmp_path: Path
+) -> None:
+    script = write(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    (tmp_path / "tmp").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli", "doctor", "--", script],
+        cwd=tmp_path,
+        env=ENVIRONMENT | {"TMPDIR": str(tmp_path / "tmp")},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.send_signal(number)
+        output = process.stdout.read()
+    assert process.returncode == 128 + number
+    assert "Interrupted: this is what was seen until then." in output
+    assert list((tmp_path / "tmp").iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_the_scripts_own_sitecustomize_and_path_are_as_without_the_doctor(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -51,12 +52,23 @@ def hostile_run(recording: Recording) -> ScriptRun:
         command=(f"{HOSTILE}.py", HOSTILE),
         exit_code=0,
         was_stopped=True,
-        was_interrupted=False,
+        interrupted_by=None,
         is_observed=False,
         seconds=1.0,
         recording=recording,
         usage=usage,
     )
+
+
+@pytest.mark.parametrize(("pause", "told"), [(0.6, True), (0.1, False)])
+def test_time_for_validation_is_left_out_of_steps_and_the_notes_say_so(pause: float, told: bool) -> None:
+    """Two pauses in sixty steps of 0.03 s."""
+    events = steps()
+    events["start"] += (1e9 * pause * (events["sequence"] // 20)).astype(np.int64)
+    found = diagnose(hostile_run(recorded(events, [], {1: 2.0})))
+    assert found.case is not None
+    assert found.case.stages.wait_share == pytest.approx(0.67, abs=0.1)
+    assert any("% of the time went to steps that took over ten times" in note for note in found.notes) == told
 
 
 @pytest.mark.parametrize("has_loader", [True, False])

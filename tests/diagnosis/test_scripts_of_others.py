@@ -101,6 +101,38 @@ for epoch in range(20):
         schedule.step()
 """,
 }
+STEP = """
+weights = torch.zeros(4, requires_grad=True)
+optimizer = torch.optim.SGD([weights], 0.1)
+
+def train(batch):
+    step(batch)
+    (weights * batch).sum().backward()
+    optimizer.step()
+"""
+IN_A_THREAD = """
+import atexit, queue, threading
+
+def ahead(loader):
+    ready = queue.Queue(2)
+    def fetch():
+        while True:
+            for batch in loader:
+                ready.put(batch)
+    threading.Thread(target=fetch, daemon=True).start()
+    while True:
+        yield ready.get()
+
+atexit.register(print, "left as usual")
+for batch in ahead(DataLoader(Slow(), batch_size=8)):
+    train(batch)
+"""
+KEPT = """
+import itertools
+loader = DataLoader(Slow(), batch_size=800)
+for batch in itertools.cycle(loader):
+    train(batch)
+"""
 STARTS = """
 if __name__ == "__main__":
     for epoch in range(100):
@@ -132,6 +164,24 @@ def test_a_script_that(kind: str, tmp_path: Path) -> None:
 def test_workers_however_they_start(method: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HEAD + STARTS.format(method=method))
     check(diagnose("train.py", options=("--seconds", "8"), cwd=tmp_path), finding=False)
+
+
+@pytest.mark.stress
+def test_batches_fetched_in_a_thread_end_with_the_loop_that_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HEAD + STEP + IN_A_THREAD)
+    found = diagnose("train.py", options=("--seconds", "4"), cwd=tmp_path)
+    check(found)
+    assert "left as usual" in found["stderr"]
+    assert found["script_exit_code"] == 0
+
+
+@pytest.mark.stress
+def test_a_script_that_keeps_its_batches_is_stopped_and_told_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HEAD + STEP + KEPT)
+    found = diagnose("train.py", options=("--seconds", "4"), cwd=tmp_path)
+    assert found["verdict"].startswith("Not waiting for data: the script keeps the batches"), found
+    assert (found["healthy"], found["exit_code"], found["stderr"]) == (True, 0, "")
+    assert any("After 5 batches, training went on for" in note for note in found["notes"]), found
 
 
 STRANGERS = Path(__file__).parent / "strangers"

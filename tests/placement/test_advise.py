@@ -55,6 +55,11 @@ def test_the_model_and_workers_are_left_out_of_the_memory(corpus, on):
     on.setattr(_advise, "job_memory", lambda: 10_000_000_000)
     assert penstock.advise(corpus, reserve_bytes=1e9).fits
     assert not penstock.advise(corpus, reserve_bytes=10e9).fits
+    workers_alone = penstock.advise(corpus, reserve_bytes=0).reserved_bytes
+    assert penstock.advise(corpus).reserved_bytes - workers_alone == 2_000_000_000
+    for nonsense in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="is no amount of memory"):
+            penstock.advise(corpus, reserve_bytes=nonsense)
 
 
 @pytest.mark.parametrize("variables", [{"LOCAL_WORLD_SIZE": "4"}, {"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}])

@@ -128,6 +128,8 @@ def test_a_read_only_scratch_is_named(corpus, scratch, monkeypatch, capsys):
 def test_a_folder_that_is_not_there_and_something_else_of_that_name_are_refused(corpus, scratch):
     with pytest.raises(IncompleteDataset, match="no such folder"):
         penstock.stage(corpus, scratch / "nowhere")
+    with pytest.raises(IncompleteDataset, match="a file, not a folder"):
+        penstock.stage(corpus, corpus / "manifest.json")
     with pytest.raises(IncompleteDataset, match=r"no dataset is there|the folder does not exist"):
         penstock.stage(corpus.parent / "other", scratch)
     with pytest.raises(DatasetExists, match="onto itself"):

@@ -36,4 +36,7 @@ def test_the_table_shows_rates_between_two_looks_and_none_across_a_restart() -> 
         console.print(table_of([look(12, 250)], [look(10, 50)]))
     assert captured.get().count("100.0") == 2  # batches/s and MB/s
     assert look(12, 5).rate("batches_total", look(10, 50)) is None
+    with console.capture() as captured:
+        console.print(table_of([look(12, 250), Reading("[::1]:1", 12, {}, "[Errno 111] refused [/b]")], []))
+    assert captured.get().splitlines()[-1] == "[::1]:1: [Errno 111] refused [/b]"
     assert look(12, 5).rate("batches_total", None) is None

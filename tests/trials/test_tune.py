@@ -144,7 +144,7 @@ def test_no_turn_but_the_first_begins_after_the_time_is_up():
     assert found.seconds < 10
 
 
-@pytest.mark.parametrize(("name", "value"), [("steps", 1), ("rounds", 1), ("seconds", 0)])
+@pytest.mark.parametrize(("name", "value"), [("steps", 1), ("rounds", 1), ("seconds", 0), ("seconds", float("nan"))])
 def test_a_search_that_could_not_tell_anything_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
         penstock.tune(lambda a: Loader(), step, {"a": (1,)}, **{name: value})
@@ -226,6 +226,66 @@ def test_a_job_that_cannot_be_taken_is_wrong_usage_and_shows_only_its_own_lines(
     told = capsys.readouterr().err
     assert message in told
     assert "_job.py" not in told
+
+
+NOISY = """
+import argparse, os
+print("imported with", argparse.ArgumentParser().parse_args())
+os.write(1, b"past Python\\n")
+
+def make_loader(**options):
+    print("made")
+    return range(9)
+
+def train_step(batch):
+    print("stepped")
+"""
+
+
+@pytest.mark.parametrize("verb", ["tune", "bench"])
+def test_what_a_job_prints_is_not_in_the_json(tmp_path: Path, capfd, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["penstock", verb, "noisy.py"])
+    Path("noisy.py").write_text(NOISY)
+    brief = ["--steps", "3", *(["--rounds", "2"] if verb == "tune" else ["--step-ms"])]
+    assert main([verb, "noisy.py", "--json", *brief]) == 0
+    out, told = capfd.readouterr()
+    assert json.loads(out)["name"] == "noisy.py"
+    for line in ("imported with Namespace()", "past Python", "made", "stepped"):
+        assert line in told
+    assert main([verb, "noisy.py", *brief]) == 0
+    assert "stepped" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["tune", "bench"])
+@pytest.mark.parametrize("where", ["import", "step"])
+def test_a_job_that_ends_the_process_is_a_failure_like_any_other(tmp_path: Path, capsys, monkeypatch, verb, where):
+    monkeypatch.chdir(tmp_path)
+    ends = "    __import__('sys').exit('no data')\n"
+    text = "def make_loader(**options):\n    return range(9)\ndef train_step(batch):\n" + ends
+    Path("ends.py").write_text(text if where == "step" else text + ends.strip())
+    brief = ["--steps", "3"] if verb == "tune" else ["--steps", "3", "--step-ms"]
+    assert main([verb, "ends.py", "--json", *brief]) == (1 if where == "step" else 2)
+    assert "it called sys.exit('no data')" in json.loads(capsys.readouterr().out)["message"]
+
+
+@pytest.mark.parametrize("option", ["--html", "--settings"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_search(tmp_path: Path, capsys, option):
+    (tmp_path / "job.py").write_text("raise SystemExit('searches')  # make_loader, train_step")
+    for path, message in [("no/such/file", "there is no folder"), (".", "is a folder, not a file to write")]:
+        with pytest.raises(SystemExit, match="2"):
+            main(["tune", str(tmp_path / "job.py"), option, str(tmp_path / path)])
+        assert message in capsys.readouterr().err
+
+
+def test_a_job_that_fails_while_it_is_measured_shows_its_own_lines(tmp_path: Path, capsys):
+    step = "def train_step(batch):\n    return batch.no_such_thing\n"
+    (tmp_path / "odd.py").write_text("def make_loader(**options):\n    return range(9)\n" + step)
+    assert main(["bench", str(tmp_path / "odd.py"), "--steps", "3", "--step-ms"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("penstock: odd.py could not be measured: 'int' object has no attribute 'no_such_thing'")
+    assert 'odd.py", line 4, in train_step' in told
+    assert "_bench.py" not in told
 
 
 def test_when_no_setting_runs_the_command_shows_the_jobs_own_lines(tmp_path: Path, capsys):

@@ -7,11 +7,12 @@ per batch, and memory.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import Any
 
 from penstock.cli import _values
-from penstock.cli._failures import tell_failure
+from penstock.cli._failures import output_of_job, tell_failure, tell_job_failure
 from penstock.report import console, print_json
 
 
@@ -34,16 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--num-workers", type=int, metavar="N", help="number of workers, for a plan or a job")
     _values.add_allow_code(parser)
-    parser.add_argument("--html", type=_values.path, metavar="FILE", help="write a report to open in a browser")
+    parser.add_argument("--html", type=_values.output, metavar="FILE", help="write a report to open in a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 if it was measured, 2 for wrong usage."""
+    """0 if it was measured, 1 if that failed, 2 for wrong usage."""
     from penstock.plan import load_plan
     from penstock.report import render_html
     from penstock.trials import bench_job, bench_plan, load_job
 
-    if arguments.steps < 2 or any(step <= 0 for step in arguments.step_ms):
+    if arguments.steps < 2 or any(not 0 < step < math.inf for step in arguments.step_ms):
         problem = ValueError("--steps must be at least 2, and --step-ms more than 0")
         tell_failure(problem, as_json=arguments.json)
         return 2
@@ -56,11 +57,17 @@ def run(arguments: argparse.Namespace) -> int:
         found = bench_plan(plan, arguments.what.name, options=options, **common)
     else:
         try:
-            job = load_job(arguments.what)
+            with output_of_job(as_json=arguments.json):
+                job = load_job(arguments.what)
         except (ValueError, TypeError, FileNotFoundError) as error:
             tell_failure(error, as_json=arguments.json)
             return 2
-        found = bench_job(job, options=options, **common)
+        try:
+            with output_of_job(as_json=arguments.json):
+                found = bench_job(job, options=options, **common)
+        except RuntimeError as error:
+            tell_job_failure(error, as_json=arguments.json)
+            return 1
     if arguments.html is not None:
         arguments.html.write_text(render_html(found.page()), encoding="utf-8")
     if arguments.json:

@@ -11,8 +11,8 @@ from penstock.report import console, print_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("--html", type=_values.path, metavar="FILE", help="write a report to open in a browser")
-    parser.add_argument("--perfetto", type=_values.path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    parser.add_argument("--html", type=_values.output, metavar="FILE", help="write a report to open in a browser")
+    parser.add_argument("--perfetto", type=_values.output, metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="stop trying changes after this time (default: %(default)g)"
     )

@@ -10,9 +10,11 @@ from penstock.cli import _values
 from penstock.report import console, print_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
     from penstock.service import Reading
+
+_SHORTEST = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,16 +52,18 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with Live(table_of(readings, []), console=console(), auto_refresh=False) as live:
             while True:
-                time.sleep(max(0.1, arguments.interval))
+                time.sleep(arguments.interval if arguments.interval > _SHORTEST else _SHORTEST)
                 before, readings = readings, read_servers(arguments.servers, security)
                 live.update(table_of(readings, before), refresh=True)
     except KeyboardInterrupt:
         return 0
 
 
-def table_of(readings: list[Reading], before: list[Reading]) -> Table:
-    """A row for each server; rates since the readings before."""
+def table_of(readings: list[Reading], before: list[Reading]) -> Group:
+    """A row for each server that answers, with rates since the readings before; a line for each of the others."""
+    from rich.console import Group
     from rich.table import Column, Table
+    from rich.text import Text
 
     earlier = {each.server: each for each in before}
     table = Table(
@@ -67,7 +71,6 @@ def table_of(readings: list[Reading], before: list[Reading]) -> Table:
     )
     for each in readings:
         if each.problem is not None:
-            table.add_row(each.server, each.problem)
             continue
         old = earlier.get(each.server)
         cpu = [each.rate(name, old) for name in ("cpu_seconds_total", "worker_cpu_seconds_total")]
@@ -82,7 +85,8 @@ def table_of(readings: list[Reading], before: list[Reading]) -> Table:
             f"{each.metrics.get('waiting', 0):.0f}",
             f"{each.metrics.get('queued', 0):.0f}",
         )
-    return table
+    problems = [Text(f"{each.server}: {each.problem}") for each in readings if each.problem is not None]
+    return Group(*([table] if table.row_count else []), *problems)
 
 
 def _shown(value: float | None) -> str:

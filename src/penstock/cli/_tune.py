@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from penstock.cli import _values
-from penstock.cli._failures import tell_failure
+from penstock.cli._failures import output_of_job, tell_failure, tell_job_failure
 from penstock.report import console, print_json
 
 _INTERRUPTED = 130
@@ -24,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--settings",
-        type=_values.path,
-        default=Path("penstock-settings.toml"),
+        type=_values.output,
+        default="penstock-settings.toml",
         metavar="FILE",
         help="where to write the settings (default: %(default)s)",
     )
@@ -36,35 +35,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, default=4, metavar="N", help="turns for each setting that races (default: %(default)s)"
     )
     parser.add_argument("--seconds", type=float, help="start no turn after this time")
-    parser.add_argument("--html", type=_values.path, metavar="FILE", help="write a report to open in a browser")
+    parser.add_argument("--html", type=_values.output, metavar="FILE", help="write a report to open in a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 if settings were found and written, 1 if nothing could be run, 2 for wrong usage, 130 after Ctrl-C."""
     from penstock.report import render_html
-    from penstock.trials import TuneSettings, job_traceback, load_job, tune
+    from penstock.trials import TuneSettings, load_job, tune
 
     try:
         TuneSettings(steps=arguments.steps, rounds=arguments.rounds, seconds=arguments.seconds)
-        job = load_job(arguments.job)
+        with output_of_job(as_json=arguments.json):
+            job = load_job(arguments.job)
     except (ValueError, TypeError, FileNotFoundError) as error:
         tell_failure(error, as_json=arguments.json)
         return 2
     try:
-        found = tune(
-            job.make_loader,
-            job.train_step,
-            job.space,
-            steps=arguments.steps,
-            rounds=arguments.rounds,
-            seconds=arguments.seconds,
-            on_turn=_say_turn if sys.stderr.isatty() else None,
-            name=job.name,
-        )
+        with output_of_job(as_json=arguments.json):
+            found = tune(
+                job.make_loader,
+                job.train_step,
+                job.space,
+                steps=arguments.steps,
+                rounds=arguments.rounds,
+                seconds=arguments.seconds,
+                on_turn=_say_turn if sys.stderr.isatty() else None,
+                name=job.name,
+            )
     except RuntimeError as error:
-        tell_failure(error, as_json=arguments.json)
-        if (cause := error.__cause__) is not None:
-            sys.stderr.write(f"{job_traceback(cause)}\n")
+        tell_job_failure(error, as_json=arguments.json)
         return 1
     found.write(arguments.settings)
     if arguments.html is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,18 @@ def rows_or_share(text: str) -> int | float:
 def path(text: str) -> Path:
     """A path on this machine; a shell does not expand the `~` in `--html=~/report.html`."""
     return Path(text).expanduser()
+
+
+def output(text: str) -> Path:
+    """A file that can be written: nobody wants to learn after minutes of measuring that it cannot."""
+    found = path(text)
+    if found.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder, not a file to write")
+    if not found.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: there is no folder {str(found.parent)!r}")
+    if not os.access(found if found.exists() else found.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    return found
 
 
 def names(text: str) -> tuple[str, ...]:

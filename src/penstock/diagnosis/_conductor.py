@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from penstock.diagnosis._board import Board, find_ranks
 from penstock.diagnosis._experiment import AS_IS, REPLAY
 from penstock.diagnosis._recorder import SETTINGS, Recorder, RunSettings, name_process
 from penstock.diagnosis._sources import Grouped
-from penstock.diagnosis._stopping import Stop, UnfedTraining, protect_checkpoints
+from penstock.diagnosis._stopping import UnfedTraining, protect_checkpoints
 from penstock.diagnosis._training_loop import TrainingLoop
 from penstock.diagnosis._turns import Turns
 from penstock.diagnosis._watched import Watched
@@ -30,6 +31,9 @@ from penstock.metrics import EventKind, ThreadMeter
 _LOOK_STEPS, _LOOK_SECONDS = 12, 1.0
 _FEWEST_LOOK_STEPS, _LONGEST_LOOK_SECONDS = 5, 10.0
 _DOCTOR_EVERY_SECONDS = 1.0
+_TRAINER_SECONDS = 5.0
+"""How long a thread that fetches batches goes on after the stop, for the thread that trains to make a step."""
+_FETCHER_SECONDS = 2.0
 _DELAY_EVERY_NS = 20_000_000
 """Reading it lets go of the interpreter's lock, for which other threads may wait."""
 
@@ -42,7 +46,7 @@ class Conductor:
         self._settings: RunSettings = json.loads((log.folder / SETTINGS).read_text())
         self._ranks = find_ranks()
         name = "board" if self._ranks.world_size > 1 else f"board-{os.getpid()}"
-        self._board = Board(log.folder / name)
+        self._board, self._unfed_board = Board(log.folder / name), Board(log.folder / f"{name}-unfed")
         self._meter: ThreadMeter | None = None
         self._last_cpu, self._last_delay = 0, 0.0
         self._delay_due_at = 0
@@ -50,7 +54,11 @@ class Conductor:
         self._turns: Turns | None = None
         self._num_foreign = 0
         """Batches of other loops since the last one of the loop that trains."""
-        self._is_stopped = False
+        self._num_batches = 0
+        """Batches to train on, from any loop."""
+        self._stopped_at: float | None = None
+        self._is_left, self._fetcher_left = threading.Event(), threading.Event()
+        self._fetches_in_thread = False
         self._unfed: UnfedTraining | None = None
         self._doctor = self._find_doctor()
         self._doctor_seen_at = time.monotonic()
@@ -58,11 +66,10 @@ class Conductor:
 
     def optimizer_stepped(self) -> None:
         """An optimizer made a step."""
-        if self._watched:
-            return
         if self._unfed is None:
-            self._unfed = UnfedTraining(log=self._log, board=self._board, ranks=self._ranks, settings=self._settings)
-        self._unfed.count()
+            board = self._unfed_board
+            self._unfed = UnfedTraining(log=self._log, board=board, ranks=self._ranks, settings=self._settings)
+        self._unfed.count(self._num_batches)
         self._check_stop(None)
 
     # Loops: called by TrainingLoop and the hooks.
@@ -113,6 +120,7 @@ class Conductor:
             turns.count(loop, rows, begin, end, is_disturbed=is_disturbed)
         else:
             self._look(loop.watched, batch, begin, end)
+        self._num_batches += turns is not None or loop.watched.trains
 
     def ended(self, loop: TrainingLoop) -> None:
         """A loop came to the end of its epoch."""
@@ -230,22 +238,38 @@ class Conductor:
         return self._turns
 
     def _check_stop(self, watched: Watched | None) -> None:
-        """Leave the script when it is time, from whichever loop it is in."""
-        if not self._is_stopped and (self._is_time_to_stop(watched) or self._is_doctor_gone()):
-            self._is_stopped = True
+        """Leave the script when it is time, from whichever loop it is in, or after an optimizer's step."""
+        if self._stopped_at is None and (self._is_time_to_stop(watched) or self._is_doctor_gone()):
+            self._stopped_at = time.monotonic()
             steps = self._turns.primary.num_steps if self._turns is not None else 0
             self._log.note("stopped", step=steps, rank=self._ranks.rank)
             protect_checkpoints()
             if self._turns is not None:
                 self._turns.trials.close()
-        if self._is_stopped:
-            raise Stop
+        if self._stopped_at is not None:
+            self._leave(self._stopped_at)
+
+    def _leave(self, stopped_at: float) -> None:
+        """Leave the script, unless this thread only fetches batches for the one that trains: that leaves first."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main or self._unfed is None or self._unfed.thread == threading.get_ident():
+            self._is_left.set()
+            if self._fetches_in_thread:
+                self._fetcher_left.wait(_FETCHER_SECONDS)  # or it would be cut off somewhere in torch
+        elif not self._is_left.is_set() and time.monotonic() < stopped_at + _TRAINER_SECONDS:
+            self._fetches_in_thread = True
+            return
+        else:
+            self._fetcher_left.set()
+        raise SystemExit(0)
 
     def _is_time_to_stop(self, watched: Watched | None) -> bool:
-        if self._turns is not None:
-            self._turns.finish_if_gone(watched)
-            return self._turns.is_time_to_stop()
-        return self._unfed is not None and not self._watched and self._unfed.is_time_to_stop()
+        if self._unfed is not None and self._unfed.is_time_to_stop():
+            return True
+        if self._turns is None or watched is None:
+            return False
+        self._turns.finish_if_gone(watched)
+        return self._turns.is_time_to_stop()
 
     def _find_doctor(self) -> list[int] | None:
         """The doctor's process, if it can be seen from here."""

@@ -36,6 +36,8 @@ FINDINGS: tuple[Callable[[Case], Finding | None], ...] = (
     _worker_findings.growing_workers,
 )
 """The most specific causes first: of two that advise the same change, the first is reported."""
+_MUCH = 0.2
+"""Share of the time that may be left out without a word."""
 _NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "growing-workers"}
 
 
@@ -56,9 +58,9 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """0 healthy, 1 findings; the script's own when it failed, 130 when the user stopped it."""
-        if self.run.was_interrupted:
-            return 130
+        """0 healthy, 1 findings; the script's own when it failed, 128 + n when signal n ended the run."""
+        if self.run.interrupted_by is not None:
+            return 128 + self.run.interrupted_by
         if self.run.exit_code and not self.run.was_stopped:
             return self.run.exit_code
         return 1 if self.findings else 0
@@ -81,14 +83,21 @@ class Diagnosis:
 def diagnose(run: ScriptRun) -> Diagnosis:
     """Say what is wrong with a run, if anything is."""
     recording, notes = run.recording, list(_notes(run))
-    if recording.loader is None or not (recording.events["kind"] == EventKind.NEXT).any():
+    unfed = next(recording.of("unfed"), None)
+    only_validates = unfed is not None and not unfed["batches"] and recording.ceiling is None
+    if recording.loader is None or only_validates or not (recording.events["kind"] == EventKind.NEXT).any():
         return _without_batches(run, notes)
     case = Case(recording=recording, cores=run.usage.machine.usable_processors)
     findings = tuple(find(case))
+    if case.stages.left_out > _MUCH:
+        notes.append(
+            f"{percent(case.stages.left_out)} of the time went to steps that took over ten times as long as usual, "
+            "as with validation or a checkpoint: what is said of steps leaves them out."
+        )
     ceiling = recording.ceiling
     return Diagnosis(
         verdict=verdict_of(case, findings),
-        is_healthy=not findings and not case.is_unclear,
+        is_healthy=not findings and (unfed is not None or not case.is_unclear),
         ceiling=None if ceiling is None else ceiling.gain,
         findings=findings,
         notes=tuple(notes),
@@ -115,9 +124,9 @@ def _without_batches(run: ScriptRun, notes: list[str]) -> Diagnosis:
     unfed = next(run.recording.of("unfed"), None)
     if unfed is not None:
         verdict = (
-            f"The script trains without a DataLoader: its optimizer made {unfed['steps']} steps, and no batch came "
-            "from a loader of torch's or Penstock's. The doctor can neither see nor change what makes its batches; "
-            "take them from a DataLoader, or wrap what yields them in penstock.watch."
+            f"The script trains without a DataLoader: its optimizer made {unfed['steps']} steps, and none of their "
+            "batches came from a loader of torch's or Penstock's. The doctor can neither see nor change what makes "
+            "them; take them from a DataLoader, or wrap what yields them in penstock.watch."
         )
     elif run.recording.loader is not None:
         verdict = "The script made a DataLoader and never took a batch from it."
@@ -133,6 +142,8 @@ def _without_batches(run: ScriptRun, notes: list[str]) -> Diagnosis:
 def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
     """One sentence on whether it waits for data, one on what would help most."""
     recording, stages = case.recording, case.stages
+    if recording.ceiling is None and recording.has("unfed"):
+        return "Not waiting for data: the script keeps the batches that it took, and soon asks its loader for no more."
     if recording.ceiling is None:
         return (
             f"Too few steps to tell: {stages.num_steps} were seen, and {percent(stages.wait_share)} of their time was "
@@ -171,12 +182,18 @@ def _notes(run: ScriptRun) -> list[str]:
     total = usage.machine.num_processors
     if usage.other_cores > 0.25 * total:
         notes.append(f"Other programs used {usage.other_cores:.1f} of the {total} cores: that widens every interval.")
-    if run.was_interrupted:
+    if run.interrupted_by is not None:
         notes.append("Interrupted: this is what was seen until then.")
     elif run.exit_code and not run.was_stopped:
         notes.append(f"The script itself ended with exit code {run.exit_code}; this is what was seen until then.")
     elif recording.leader is not None and not recording.has("done"):
         notes.append("The script ended before all was tried.")
+    notes += [
+        f"After {each['batches']} batches, training went on for {each['steps']} steps without asking a loader for one, "
+        "as it does with itertools.cycle, which keeps them all in memory."
+        for each in recording.of("unfed")
+        if each["batches"]
+    ]
     if not run.is_observed and recording.has("out-of-time"):
         notes.append("Time ran out before all was tried: more with --seconds narrows the intervals.")
     for each in recording.of("failed"):

@@ -30,6 +30,7 @@ from penstock.metrics import MachineFacts, Sampler, UsageHistory, describe_machi
 _INJECTED = Path(__file__).parent / "_injected"
 _GRACE_SECONDS = 15.0
 """How long a script may take to end after it was stopped."""
+_INTERRUPTS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER, _SET_PARENT_DEATH_SIGNAL = 36, 37, 1
 _TURNS = 60
 """About how many turns a run of `seconds` has time for; it hardly ever needs them all."""
@@ -49,8 +50,10 @@ class DoctorSettings:
     """Only measure the script as it is; try nothing."""
 
     def __post_init__(self) -> None:
-        if self.seconds <= 0 or (self.steps is not None and self.steps <= 0):
-            raise ValueError(f"seconds={self.seconds} and steps={self.steps} must be positive.")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds:g}; expected more than 0.")
+        if self.steps is not None and self.steps <= 0:
+            raise ValueError(f"steps={self.steps}; expected at least 1.")
 
     @property
     def turn_seconds(self) -> float:
@@ -83,8 +86,8 @@ class ScriptRun:
     """The script's own; 128 + n when signal n ended it."""
     was_stopped: bool
     """By the doctor, after it had seen enough."""
-    was_interrupted: bool
-    """By the user."""
+    interrupted_by: int | None
+    """The signal with which the user, or a cluster, ended the run."""
     is_observed: bool
     """Whether nothing was to be tried."""
     seconds: float
@@ -112,7 +115,7 @@ def run_script(
     }
     (folder / SETTINGS).write_text(json.dumps(for_script))
     begin = time.perf_counter()
-    with _adopt_orphans(), _leave_interrupts_to_script() as interrupts:
+    with _adopt_orphans(), _note_interrupts() as interrupts:
         process = subprocess.Popen(  # noqa: S603 - what the user asked to run
             command,
             env=environment(os.environ, folder),
@@ -120,7 +123,7 @@ def run_script(
             preexec_fn=functools.partial(_end_with_doctor, ctypes.CDLL(None)),
         )
         with Sampler(process.pid, interval_seconds=0.25) as sampler:
-            _wait(process, folder)
+            _wait(process, folder, interrupts)
         _end_leftovers(folder)
     code = process.returncode
     usage = _summarise_usage(sampler)
@@ -129,7 +132,7 @@ def run_script(
         command=command,
         exit_code=128 - code if code < 0 else code,
         was_stopped=recording.has("stopped"),
-        was_interrupted=bool(interrupts),
+        interrupted_by=interrupts[0] if interrupts else None,
         is_observed=settings.observe,
         seconds=time.perf_counter() - begin,
         recording=recording,
@@ -154,13 +157,16 @@ def recording_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _wait(process: subprocess.Popen[Any], folder: Path) -> None:
+def _wait(process: subprocess.Popen[Any], folder: Path, interrupts: Sequence[int]) -> None:
     """Wait for the script; terminate it if it has not ended some seconds after it was stopped."""
-    facts, stopped_at = folder / FACTS, None
+    facts, stopped_at, is_told = folder / FACTS, None, False
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.25)
             return
+        if not is_told and (number := next((each for each in interrupts if each != signal.SIGINT), None)) is not None:
+            process.send_signal(number)
+            is_told, stopped_at = True, time.monotonic()
         if stopped_at is None and facts.exists() and b'"stopped"' in facts.read_bytes():
             stopped_at = time.monotonic()
         if stopped_at is not None and time.monotonic() - stopped_at > _GRACE_SECONDS:
@@ -183,18 +189,23 @@ def _summarise_usage(sampler: Sampler) -> Usage:
 
 
 @contextlib.contextmanager
-def _leave_interrupts_to_script() -> Iterator[list[int]]:
-    """Ctrl-C reaches the script, which shares the terminal; the doctor only notes it, and reports what it has."""
+def _note_interrupts() -> Iterator[list[int]]:
+    """The signals by which the run is to end: the doctor notes them, sees the script end, and reports what it has.
+
+    Ctrl-C reaches the script too, which shares the terminal; the others are passed on to it.
+    """
     seen: list[int] = []
+    numbers = [each for each in _INTERRUPTS if signal.getsignal(each) is not signal.SIG_IGN]  # as under nohup
     try:
-        previous = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+        previous = {each: signal.signal(each, lambda number, frame: seen.append(number)) for each in numbers}
     except ValueError:  # not in the main thread, where signals never arrive
         yield seen
         return
     try:
         yield seen
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

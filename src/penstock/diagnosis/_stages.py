@@ -13,6 +13,8 @@ from penstock.metrics import EventKind
 _SKIPPED = 3
 """First steps, in which pipelines fill."""
 _UNEVEN = 2.5
+_UNUSUAL = 10
+"""Steps this many times as long as the median do more than train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class Stages:
     """Mean, in the trainer."""
     step: float
     """Mean time from batch to batch, without the wait."""
+    left_out: float
+    """Part of all time that went to steps much longer than usual, as with validation."""
     step_cpu: float
     """Processor time of the training thread from batch to batch, what it takes to get one included."""
     fetch: float
@@ -91,7 +95,8 @@ def measure_stages(recording: Recording) -> Stages:
     fetches = recording.events_as_is(EventKind.FETCH)
     samples = recording.events_as_is(EventKind.SAMPLE)
     waits = nexts["duration"][_SKIPPED:].astype(np.float64)
-    gaps = _steps_between(nexts[_SKIPPED:])
+    all_gaps = _steps_between(nexts[_SKIPPED:])
+    gaps = all_gaps[all_gaps <= _UNUSUAL * np.median(all_gaps)] if len(all_gaps) else all_gaps
     durations = fetches["duration"].astype(np.float64)
     undelayed = durations - _delays(fetches, recording.events_as_is(EventKind.DELAY))
     loader = None if recording.loader is None else recording.loader["loader"]
@@ -102,6 +107,7 @@ def measure_stages(recording: Recording) -> Stages:
         num_steps=len(nexts),
         wait=_mean(waits),
         step=_mean(gaps),
+        left_out=float((all_gaps.sum() - gaps.sum()) / max(all_gaps.sum() + waits.sum(), 1e-9)),
         step_cpu=_mean(nexts["cpu"][_SKIPPED:]),
         fetch=_mean(durations) or reported.get("fetch", 0.0),
         fetch_cpu=_mean(fetches["cpu"]) or reported.get("fetch_cpu", 0.0),
@@ -138,8 +144,7 @@ def _steps_between(nexts: NDArray[np.void]) -> NDArray[np.float64]:
     gaps = (nexts["start"][1:] - ends[:-1]) / 1e9
     consecutive = np.diff(nexts["sequence"]) == 1
     kept: NDArray[np.float64] = gaps[consecutive & (gaps >= 0)]
-    usual: NDArray[np.float64] = kept[kept <= 10 * np.median(kept)] if len(kept) else kept
-    return usual
+    return kept
 
 
 def _share_of_slowest(durations: NDArray[np.float64]) -> float:

@@ -1,16 +1,17 @@
 """How a script is stopped: at a step at which all ranks stop, without an error, and without a checkpoint of this run.
 
-`Stop` leaves the script from `next()`, as `SystemExit` does: nothing is printed, `except Exception` does not catch it,
-`finally` and `atexit` run, and the process ends with 0. What a script saves on its way out would be a model that saw
-some batches twice, so from then on the usual functions that save checkpoints write nothing, and say so to the doctor.
+`SystemExit` leaves the script from `next()`: nothing is printed, `except Exception` does not catch it, `finally` and
+`atexit` run, and the process ends with 0. What a script saves on its way out would be a model that saw some batches
+twice, so from then on the usual functions that save checkpoints write nothing, and say so to the doctor.
 
-`UnfedTraining` stops a script whose optimizer steps while there is no loader to look at: with a hand-written
-`get_batch()`, there would be no report until training ends.
+`UnfedTraining` stops a script whose optimizer steps while no loader is asked for a batch: with a hand-written
+`get_batch()`, or with batches that `itertools.cycle` keeps, there would be no report until training ends.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any
 
@@ -19,6 +20,8 @@ from penstock.diagnosis._experiment import AS_IS
 from penstock.diagnosis._recorder import Recorder, RunSettings, recorder
 
 _PATIENCE_SECONDS = 30.0
+_SEVERAL = 3
+"""Some scripts make many steps of each batch: only several times as many mean that no more batches will come."""
 
 _SAVERS = (
     ("torch", "save", 1),
@@ -27,13 +30,6 @@ _SAVERS = (
     ("safetensors.torch", "save_model", 1),
 )
 """Module, function, and the argument that says where to."""
-
-
-class Stop(SystemExit):
-    """The doctor has seen enough."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
 
 
 def protect_checkpoints() -> None:
@@ -55,20 +51,28 @@ def _refuser(name: str, place: int | None) -> Any:
 
 
 class UnfedTraining:
-    """Counts an optimizer's steps; when they go on for long without a loader, all ranks stop at the same one."""
+    """Counts an optimizer's steps; when they go on for long without a batch, all ranks stop at the same one."""
 
     def __init__(self, *, log: Recorder, board: Board, ranks: Ranks, settings: RunSettings) -> None:
         self._log, self._board, self._ranks, self._settings = log, board, ranks, settings
         self._began_at = time.monotonic()
         self._was_announced = False
+        self._num_batches = self._steps_since = self._most_steps = 0
         self.num_steps = 0
+        self.thread = 0
+        """The thread that trains."""
 
-    def count(self) -> None:
-        """An optimizer made a step."""
+    def count(self, num_batches: int) -> None:
+        """An optimizer made a step, after `num_batches` from loaders."""
         self.num_steps += 1
+        self.thread = threading.get_ident()
+        if num_batches != self._num_batches:
+            self._most_steps = max(self._most_steps, self._steps_since)
+            self._num_batches, self._steps_since, self._began_at = num_batches, 0, time.monotonic()
+        self._steps_since += 1
         if self._ranks.is_first and not self._was_announced and self._is_long():
             self._was_announced = True
-            self._log.note("unfed", steps=self.num_steps)
+            self._log.note("unfed", steps=self._steps_since, batches=num_batches)
             if not self._settings["full"]:
                 stops_at = self.num_steps + self._ranks.margin
                 self._board.write(Notice(AS_IS.number, stops_at, False, stops_at, 1))
@@ -79,6 +83,7 @@ class UnfedTraining:
 
     def _is_long(self) -> bool:
         most_steps = self._settings["steps"]
+        if not self._num_batches and most_steps is not None and self.num_steps >= most_steps:
+            return True
         seconds = min(_PATIENCE_SECONDS, self._settings["seconds"])
-        out_of_steps = most_steps is not None and self.num_steps >= most_steps
-        return out_of_steps or time.monotonic() - self._began_at > seconds
+        return self._steps_since > _SEVERAL * self._most_steps and time.monotonic() - self._began_at > seconds

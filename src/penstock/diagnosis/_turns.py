@@ -148,7 +148,7 @@ class Turns:
         if self._plan is not None:
             self._next_turn(None)
 
-    def finish_if_gone(self, watched: Watched | None) -> None:
+    def finish_if_gone(self, watched: Watched) -> None:
         """Time is up, and the script no longer uses the loader that was looked at."""
         is_late = time.monotonic() - self._began_at > self._settings["seconds"] + _GONE_SECONDS
         if is_late and self._plan is not None and self.primary is not watched:

@@ -6,6 +6,7 @@ sentences  what to do, why, and what the first epoch will cost
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -192,14 +193,20 @@ def advise(
         data: A dataset's path, a dataset, or a plan.
         measure: Read a little from storage, and compute a few batches of a plan: some seconds at most.
         reserve_bytes: Memory that each training process needs for itself; 2 GB by default.
+
+    Raises:
+        ValueError: `reserve_bytes` is no amount of memory.
     """
+    reserve = _TRAINER_BYTES if reserve_bytes is None else reserve_bytes
+    if not 0 <= reserve < math.inf:
+        raise ValueError(f"reserve_bytes={reserve_bytes} is no amount of memory.")
     dataset, plan = _parts(data)
     where = dataset.path
     path, is_file = Path(where), os.path.exists(where)
     kind: Literal["thread", "process"] = "process" if plan is not None and plan.runs_python else "thread"
     workers, data_bytes = default_workers(kind), dataset.storage.num_bytes
     num_ranks = ranks_on_node()
-    reserved = num_ranks * int((reserve_bytes or _TRAINER_BYTES) + workers * _WORKER_BYTES[kind])
+    reserved = num_ranks * int(reserve + workers * _WORKER_BYTES[kind])
     storage = storage_kind(path) if is_file else "memory"
     largest = _largest_file(dataset) if measure and is_file else None
     speed = Speed(*_TYPICAL[storage], is_measured=False) if largest is None else measure_speed(largest)

@@ -94,7 +94,10 @@ def stage(
     folder, scratch = local_path(source, "a dataset").absolute(), local_path(destination, "a folder").absolute()
     manifest = read_manifest(folder)
     if not scratch.is_dir():
-        raise IncompleteDataset(f"{scratch}: no such folder. Create it, or name an existing one ($SCRATCH).")
+        problem = (
+            "a file, not a folder. Name a folder" if scratch.exists() else "no such folder. Create it, or name one"
+        )
+        raise IncompleteDataset(f"{scratch}: {problem} on this node ($SCRATCH).")
     final = scratch / folder.name
     real, real_scratch = folder.resolve(), scratch.resolve()
     if real in (real_scratch, *real_scratch.parents):

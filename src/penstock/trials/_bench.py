@@ -34,7 +34,7 @@ from penstock.report import (
     format_number,
     format_seconds,
 )
-from penstock.trials._job import TrainingJob
+from penstock.trials._job import TrainingJob, describe_exit
 from penstock.trials._turns import NO_BATCHES, EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
 
 _COPIED_BYTES = 64 << 20
@@ -156,7 +156,22 @@ def bench_plan(plan: Plan, name: str, *, steps: int, step_seconds: Sequence[floa
 
 
 def bench_job(job: TrainingJob, *, steps: int, step_seconds: Sequence[float], options: dict[str, Any]) -> Bench:
-    """A job's loader, alone, with steps that wait, and with its own step, whose limit is the step without loading."""
+    """A job's loader, alone, with steps that wait, and with its own step, whose limit is the step without loading.
+
+    Raises:
+        EmptyLoader: it has no batches.
+        RuntimeError: the job fails; the cause is its own error.
+    """
+    try:
+        return _bench_job(job, steps, step_seconds, options)
+    except EmptyLoader:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = describe_exit(error) if isinstance(error, SystemExit) else error
+        raise RuntimeError(f"{job.name} could not be measured: {reason}") from error
+
+
+def _bench_job(job: TrainingJob, steps: int, step_seconds: Sequence[float], options: dict[str, Any]) -> Bench:
     make = functools.partial(job.make_loader, **options)
     batch, plan = _look(make)
     read_rate = None if plan is None else _rate_of(_reader(plan))

@@ -92,6 +92,11 @@ def job_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
+def describe_exit(error: SystemExit) -> str:
+    """What a job said when it ended the process that measures it."""
+    return f"it called sys.exit({'' if error.code is None else repr(error.code)})"
+
+
 def ignores_batch(train_step: TrainStep) -> bool:
     """Whether a step's code never uses its batch, as far as can be told."""
     function = getattr(train_step, "__func__", train_step)
@@ -113,10 +118,13 @@ def _import(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is not a Python file (.py).\n{_SHAPE}")
     sys.path.insert(0, str(path.parent.resolve()))
+    sys.argv = [str(path)]  # a job that parses arguments finds none of this command's
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # so that workers find its classes by name
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ValueError(f"{path} cannot be imported.\n{job_traceback(error)}") from error
+    except SystemExit as error:
+        raise ValueError(f"{path} cannot be imported: {describe_exit(error)}.") from error
     return module

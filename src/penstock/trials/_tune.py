@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.errors import StateError
 from penstock.plan import Dataset, Plan
-from penstock.trials._job import MakeLoader, TrainingJob, TrainStep, ignores_batch
+from penstock.trials._job import MakeLoader, TrainingJob, TrainStep, describe_exit, ignores_batch
 from penstock.trials._tuned import TriedSetting, Tuned
 from penstock.trials._turns import EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
 from penstock.tuning import (
@@ -62,7 +62,7 @@ class TuneSettings:
             raise ValueError(
                 f"rounds={self.rounds!r}; expected an integer of at least 2: one says nothing about the noise."
             )
-        if self.seconds is not None and self.seconds <= 0:
+        if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"seconds={self.seconds!r}; expected more than 0.")
 
 
@@ -205,6 +205,8 @@ class _Tuner:
             raise
         except Exception as error:  # noqa: BLE001 - a setting that cannot be run is a result
             return self._report(arm, error)
+        except SystemExit as error:
+            return self._report(arm, RuntimeError(describe_exit(error)).with_traceback(error.__traceback__))
         finally:
             close_loader(loader)
         self._num_steps += num_steps + warm_up

@@ -199,9 +199,9 @@
         root.append(svg("path", { class: shade, d: path, fill: `var(--${kind})` }));
       }
       for (const [span, left, room] of wide) {
-        const dark = ["idle", "collate"].includes(span.kind.id) ? " dark" : "";
+        const shade = { idle: " plain", collate: " dark" }[span.kind.id] || "";
         const words = shorten(span.label || span.kind.short, room - 8);
-        if (words) root.append(svg("text", { class: `on-span${dark}`, x: left + 5, y: y + 15 }, words));
+        if (words) root.append(svg("text", { class: `on-span${shade}`, x: left + 5, y: y + 15 }, words));
       }
     }
 
