@@ -65,6 +65,12 @@ def test_epochs_of_an_iterable_dataset(num_workers: int, batch_size: int | None,
     assert_same(*both(lambda loader: two_epochs(loader, Split(), **options)))
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterable_dataset_of_which_one_batch_per_worker_is_prefetched(persistent: bool) -> None:
+    options = {"batch_size": 2, "num_workers": 2, "prefetch_factor": 1, "persistent_workers": persistent}
+    assert_same(*both(lambda loader: two_epochs(loader, Split(), **options)))
+
+
 @pytest.mark.parametrize("dataset", [Augmented(11), Split()])
 def test_persistent_workers_keep_their_generators_over_epochs(dataset: Any) -> None:
     assert_same(*both(lambda loader: two_epochs(loader, dataset, batch_size=2, num_workers=2, persistent_workers=True)))

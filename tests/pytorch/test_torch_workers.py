@@ -258,7 +258,18 @@ def test_out_of_order_a_slow_batch_holds_up_no_other() -> None:
     assert sorted(sample[0] for batch in ended for sample in batch) == [0, 1, 2, 3, 4, 5, 7, 9]
 
 
-def test_prefetch_factor_says_how_many_batches_are_begun() -> None:
+class WithState(Numbers):
+    """A dataset whose workers are asked where they stand before the first batch."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("dataset_class", [Numbers, WithState])
+def test_prefetch_factor_says_how_many_batches_are_begun(dataset_class: type[Numbers]) -> None:
     class Asked(list[list[int]]):
         def __iter__(self) -> Any:
             for index in range(100):
@@ -266,7 +277,7 @@ def test_prefetch_factor_says_how_many_batches_are_begun() -> None:
                 yield [index]
 
     asked = Asked()
-    batches = iter(penstock.DataLoader(Numbers(100), batch_sampler=asked, num_workers=2, prefetch_factor=3))
+    batches = iter(penstock.DataLoader(dataset_class(100), batch_sampler=asked, num_workers=2, prefetch_factor=3))
     assert len(asked) == 6
     next(batches)
     assert len(asked) == 7

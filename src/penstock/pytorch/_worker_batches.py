@@ -192,8 +192,8 @@ class WorkerBatches:
         return self._max_in_flight
 
     def _fill(self) -> None:
-        """Have as many batches in flight as there may be."""
-        while len(self._in_flight) < self._max_in_flight and self._submit():
+        """Have as many batches in flight as there may be; the questions at the beginning are not batches."""
+        while sum(self._num_given) < self._max_in_flight and self._submit():
             pass
 
     def _submit(self) -> bool:
