@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,27 @@ def test_the_command_says_which_layout_rows_are_in(
     options = ["--tokenizer", str(folder), "--workers", "1", *arguments]
     assert main(["prepare", str(tmp_path / "a.jsonl"), str(tmp_path / "data"), *options]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chat_format": "messages", "tools_column": "tols"}, "mean 'tools'?"),
+        ({"chat_format": "sharegpt"}, "chat_format='messages'"),
+        ({"chat_format": "messages", "column": "data.mesages"}, "mean 'data.messages'?"),
+        (
+            {"column": "txt"},
+            "The fields are 'messages', 'tools', 'data', 'data.messages', 'text'. Did you mean 'text'?",
+        ),
+    ],
+)
+def test_python_rows_say_what_they_hold_as_files_do(
+    options: dict[str, Any], message: str, tmp_path: Path, inline: None
+) -> None:
+    folder = write_hf_folder(tmp_path / "model", chat_template=PLAIN)
+    row = {"messages": TALK, "tools": [], "data": {"messages": TALK}, "text": "x"}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        penstock.prepare([row], tmp_path / "data", transform=Tokenize(folder, **options))
 
 
 def test_a_template_that_marks_too_little_cannot_tell_turns_apart() -> None:

@@ -31,6 +31,14 @@ def names_within(types: Mapping[str, Any]) -> Iterator[str]:
             yield from names_within({f"{name}.{field.name}": field.type for field in kind})
 
 
+def fields_within(item: Mapping[Any, Any]) -> Iterator[str]:
+    """Names of the fields of a record, and of those in them."""
+    for name, value in item.items():
+        yield str(name)
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{field}" for field in fields_within(value))
+
+
 def value_at(item: Mapping[str, Any], name: str) -> Any:
     """A value of a record; None if it has none.
 

@@ -19,7 +19,7 @@ from penstock.sources._arrow import arrow, cut_batch, explain_damage, records_of
 from penstock.sources._json_lines import array_or_list
 from penstock.sources._listing_local import list_local_files
 from penstock.sources._model import Records, RowError, SourceFile, Split, byte_ranges
-from penstock.sources._nested import value_at
+from penstock.sources._nested import fields_within, value_at
 from penstock.sources._options import SourceOptions
 
 _objects: dict[str, Any] = {}
@@ -232,7 +232,9 @@ def _records_of_items(items: list[Any], row: int, num_bytes: int, path: str, opt
     good = [item for place, item in enumerate(items) if place not in bad]
     names = options.columns or tuple(dict.fromkeys(name for item in good for name in item))
     columns = {name: _column(good, name, name in options.exact) for name in names}
-    return Records(columns, row, len(good), tuple(errors), num_bytes)
+    is_absent = any(str(getattr(column, "type", "")) == "null" for column in columns.values())
+    known = tuple(dict.fromkeys(name for item in good for name in fields_within(item))) if is_absent else ()
+    return Records(columns, row, len(good), tuple(errors), num_bytes, known)
 
 
 def _column(items: list[Mapping[str, Any]], name: str, is_exact: bool) -> Any:
