@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock.loader import LoaderStatistics
 from penstock.service import serve
 from penstock.service._addresses import Address
 from penstock.service._health import Health
@@ -82,7 +83,7 @@ def test_a_trainer_that_pauses_longer_than_the_timeout_finds_its_servers_again()
 
 
 def test_a_new_loop_asks_a_server_that_was_down_at_once() -> None:
-    requests = Requests()
+    requests = Requests(LoaderStatistics())
     (link,), _ = requests.replace_links([A])
     for _ in range(10):
         requests.not_met(link, ConnectionRefusedError())

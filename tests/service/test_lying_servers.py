@@ -26,7 +26,7 @@ from mutating import mutate
 from penstock.cli import main
 from penstock.cli._top import table_of
 from penstock.errors import CorruptionError, ServiceError, printable
-from penstock.loader import Bundle, Item, SlotPool, private_slot
+from penstock.loader import Bundle, Item, LoaderStatistics, SlotPool, private_slot
 from penstock.schema import Ragged
 from penstock.service import Remote, Security, read_servers, serve
 from penstock.service._addresses import Servers
@@ -164,6 +164,22 @@ def test_bodies_that_are_always_damaged_are_an_error_of_ours(plan: penstock.Plan
         assert raised.value.__notes__ == [f"This is what {address} sent."]
 
 
+def test_a_body_that_arrives_damaged_is_asked_for_again_and_counted(plan: penstock.Plan, honest: Server) -> None:
+    flips = iter([1])
+
+    def damage_the_first(body: bytes) -> bytes:
+        sent = signed(body)
+        return sent[:-1] + bytes([sent[-1] ^ next(flips, 0)])
+
+    with liar(bodies_of(honest, damage_the_first)) as address:
+        remote = Remote(servers=address, timeout_seconds=60.0)
+        with penstock.DataLoader(plan, remote=remote) as loader:
+            batches = list(itertools.islice(loader, 3))
+            assert loader.stats().num_damaged == 1
+            assert "1 answer arrived damaged" in str(loader.stats())
+    assert all(np.array_equal(batch["x"], plan.read(step)["x"]) for step, batch in enumerate(batches))
+
+
 def test_answers_that_do_not_come_are_waited_for_together_and_not_one_after_the_other(
     plan: penstock.Plan, honest: Server
 ) -> None:
@@ -177,7 +193,7 @@ def test_answers_that_do_not_come_are_waited_for_together_and_not_one_after_the_
         return b""
 
     with liar(answer) as address:
-        fleet = Fleet(plan, Remote(servers=address, timeout_seconds=2.0))
+        fleet = Fleet(plan, Remote(servers=address, timeout_seconds=2.0), LoaderStatistics())
         for ticket in range(4):
             fleet.requests.add(ticket, Item(10 * ticket))
         assert wait_until(lambda: len(asked_for) == 8, 6.0)  # all of them once more

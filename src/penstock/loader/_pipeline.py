@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from penstock.errors import counted
 from penstock.loader._engine import Engine, Result, WaitedTooLong, Work
 from penstock.loader._layout import Batch
 from penstock.loader._plan_work import Bundle
@@ -46,6 +47,10 @@ class LoaderStatistics:
     """CPU time of workers."""
     page_faults: int = 0
     """Pages that workers had to wait for from disk."""
+    num_hedged: int = 0
+    """Requests that were asked of a second server because the first took long."""
+    num_damaged: int = 0
+    """Answers of servers that arrived damaged, and were asked for again."""
     num_buffers: int = 0
     """Buffers now; batches that are held keep theirs."""
     num_buffers_in_use: int = 0
@@ -89,6 +94,9 @@ class LoaderStatistics:
         yield "computing", format_seconds(self.produce_seconds), note
         yield "workers", self.num_workers, f"{self.prefetch:,} batches ahead, {self.num_queued:,} ready now"
         yield "buffers", self.num_buffers, f"{self.num_buffers_in_use:,} in use"
+        if self.num_hedged or self.num_damaged:
+            damaged = counted(self.num_damaged, "answer")
+            yield "asked again", self.num_hedged, f"because servers were slow; {damaged} arrived damaged"
         if self.page_faults:
             yield "page faults", self.page_faults, "that workers waited for"
 

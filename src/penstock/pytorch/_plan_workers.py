@@ -205,7 +205,7 @@ class PlanWorkers:
         if settings.local_workers:
             kind, _ = dataclasses.replace(settings, remote=None, local_workers=0).resolve_here(self._plan)
             local = make_engine(work, kind=kind, num_workers=settings.local_workers, start_method=settings.start_method)
-        engine = RemoteEngine(self._plan, settings.remote, local=local)
+        engine = RemoteEngine(self._plan, settings.remote, self.statistics, local=local)
         self.num_workers = engine.num_workers
         return engine
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 
-from penstock.loader import Bundle, Engine, Item, Result, Wait, WaitedTooLong
+from penstock.loader import Bundle, Engine, Item, LoaderStatistics, Result, Wait, WaitedTooLong
 from penstock.plan import Plan
 from penstock.service._fleet import Fleet
 from penstock.service._remote import Remote
@@ -31,18 +31,21 @@ class RemoteEngine:
     """Computes items on servers, and on workers of this machine if there are any.
 
     Args:
+        statistics: Where it is counted what servers had to be asked again.
         local: An engine of this machine that takes a share, and all of it when no server answers.
 
     Raises:
         ServiceError: no server answers in time, or all refuse; the message names each with its reason.
     """
 
-    def __init__(self, plan: Plan, remote: Remote, *, local: Engine | None = None) -> None:
+    def __init__(
+        self, plan: Plan, remote: Remote, statistics: LoaderStatistics, *, local: Engine | None = None
+    ) -> None:
         self._plan, self._local = plan, local
         self._local_tickets: set[int] = set()
         self._computed_here: dict[int, Result | Exception] = {}
         self._is_closed = False
-        self._fleet = Fleet(plan, remote)
+        self._fleet = Fleet(plan, remote, statistics)
         self._requests = self._fleet.requests
         self._wait_for_a_server()
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock.errors import ServiceError, printable
-from penstock.loader import Bundle, Item
+from penstock.loader import Bundle, Item, LoaderStatistics
 from penstock.plan import Plan
 from penstock.service._addresses import resolve
 from penstock.service._arrivals import Arrived, Layouts
@@ -57,11 +57,11 @@ class Fleet:
         OSError: the token file or a certificate cannot be read.
     """
 
-    def __init__(self, plan: Plan, remote: Remote) -> None:
+    def __init__(self, plan: Plan, remote: Remote, statistics: LoaderStatistics) -> None:
         self._plan, self._remote = plan, remote
         self._tls: ssl.SSLContext | None = remote.security.client_context()
         self._token = remote.security.token
-        self.requests = Requests()
+        self.requests = Requests(statistics)
         self._layouts = Layouts()
         self._threads: list[threading.Thread] = []
         self._look_up()

@@ -17,7 +17,7 @@ from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 from penstock.errors import FormatError, RemoteFailed, printable
-from penstock.loader import Bundle, Item, SlotPool, private_slot
+from penstock.loader import Bundle, Item, LoaderStatistics, SlotPool, private_slot
 from penstock.service._addresses import Address
 from penstock.service._arrivals import Arrived
 from penstock.service._fetch import Connection, Refused
@@ -67,8 +67,9 @@ class Link:
 class Requests:
     """All servers of a plan as they are known now, what is asked of them, and what they sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, statistics: LoaderStatistics) -> None:
         self.lock = threading.RLock()
+        self._statistics = statistics
         self._news = threading.Condition(self.lock)
         self._awaited: Container[int] = ()
         """Tickets that the training thread waits for."""
@@ -215,6 +216,7 @@ class Requests:
             job.asked.pop(link.address, None)
             if isinstance(error, FormatError):
                 job.num_damaged += 1
+                self._statistics.num_damaged += 1
                 logger.warning("%s: %s; asking again.", link.address, error)
                 error.add_note(f"This is what {link.address} sent.")
             elif isinstance(error, RemoteFailed):
@@ -237,7 +239,9 @@ class Requests:
                 for server in [server for server in job.asked if server not in healths]:
                     del job.asked[server]
             self._give_up_hopeless()
+            num_before = self._jobs.num_hedged
             if self._jobs.hedge(healths, time.monotonic()):
+                self._statistics.num_hedged += self._jobs.num_hedged - num_before
                 self._wake_all()
 
     def close(self) -> list[Link]:
