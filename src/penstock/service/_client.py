@@ -51,16 +51,6 @@ class RemoteEngine:
         """Workers of the servers that answer, and of this machine."""
         return self._requests.num_workers + (0 if self._local is None else self._local.num_workers)
 
-    @property
-    def num_hedged(self) -> int:
-        """Requests that were asked of a second server because the first took long."""
-        return self._requests.num_hedged
-
-    @property
-    def num_damaged(self) -> int:
-        """Bodies that arrived damaged, and were asked for again."""
-        return self._requests.num_damaged
-
     def steps_per_request(self, world_size: int) -> int:
         """How many steps make an answer of a sensible size: small messages cost more per byte on both sides."""
         if self._local is not None and not self._plan.is_rectangular:

@@ -43,7 +43,6 @@ class Answer:
 class DispatcherStatistics:
     """Totals since the server was started."""
 
-    num_asked: int = 0
     num_shared: int = 0
     num_computed: int = 0
     num_failed: int = 0
@@ -97,7 +96,6 @@ class Dispatcher:
         assert self._loop is not None
         if self._broken is not None:
             raise self._broken
-        self.statistics.num_asked += 1
         found = self._asked.get(request)
         if found is not None:
             self.statistics.num_shared += 1

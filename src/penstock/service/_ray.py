@@ -91,9 +91,9 @@ class RayServers:
     def watch(self, is_over: Callable[[], bool]) -> None:
         """Keep the file up to date until `is_over()`."""
         while not is_over():
-            self.look()
+            self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Ask every server where it is, for at most a second; write the file if that has changed."""
         begin = time.monotonic()
         for number, actor in enumerate(self._actors):
@@ -129,7 +129,7 @@ class RayServers:
                     f"No server has started on the cluster within {_START_SECONDS:.0f} s. Each asks for "
                     f"{self.num_workers} processors; the cluster has {self._cluster.num_cpus}."
                 )
-            self.look()
+            self.refresh()
 
     def _note_address(self, number: int, reference: Any) -> None:
         try:

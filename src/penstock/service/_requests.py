@@ -76,8 +76,6 @@ class Requests:
         self.done: dict[int, Arrived | BaseException] = {}
         """What came, by ticket. A caller that takes a body hands it over, or gives its slot back to the pool."""
         self.pool = SlotPool(private_slot)
-        self.num_damaged = 0
-        """Bodies that arrived damaged, and were asked for again."""
         self.step_bytes = 0
         """Bytes of one step over all ranks, as a server measured it; 0 until one has answered."""
         self.step_seconds = 0.0
@@ -90,11 +88,6 @@ class Requests:
     def num_workers(self) -> int:
         """Workers of the servers that answer."""
         return sum(link.num_workers for link in self.links.values() if link.health.state != "down")
-
-    @property
-    def num_hedged(self) -> int:
-        """Requests that were asked of a second server because the first took long."""
-        return self._jobs.num_hedged
 
     @property
     def has_answered(self) -> bool:
@@ -221,7 +214,6 @@ class Requests:
             link.num_asked -= 1
             job.asked.pop(link.address, None)
             if isinstance(error, FormatError):
-                self.num_damaged += 1
                 job.num_damaged += 1
                 logger.warning("%s: %s; asking again.", link.address, error)
                 error.add_note(f"This is what {link.address} sent.")

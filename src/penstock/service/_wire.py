@@ -21,7 +21,6 @@ unpickled. docs/service.md describes the protocol for other languages.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import operator
@@ -110,7 +109,10 @@ class Body:
 
     def checksum(self) -> int:
         """CRC32C of all of it."""
-        return functools.reduce(lambda before, buffer: checksum(buffer, before), self.buffers, 0)
+        found = 0
+        for buffer in self.buffers:
+            found = checksum(buffer, found)
+        return found
 
 
 def encode(batch: Mapping[str, Any], arrangement: Arrangement) -> Body:
