@@ -189,8 +189,16 @@ def _spread(turns: Sequence[TurnResult]) -> float:
 
 
 def affordable_trials(num_turns: float) -> int:
-    """How many trials to begin with so that the last of them get enough rounds to be evidence; at least one."""
-    return max((n for n in range(1, 100) if n + min(n, 3) + min(n, 2) + FEWEST_ROUNDS <= num_turns), default=1)
+    """How many trials to begin with so that the last of them get enough rounds to be evidence; at least one.
+
+    All have a turn in the first round, three in the second, two in the third; after each is a turn as it is.
+    """
+    affordable = 1
+    for count in range(2, 100):
+        if count + min(count, 3) + min(count, 2) + FEWEST_ROUNDS > num_turns:
+            break
+        affordable = count
+    return affordable
 
 
 class TurnLength(NamedTuple):

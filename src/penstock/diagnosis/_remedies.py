@@ -68,44 +68,61 @@ def _about_steps(recording: Recording, stages: Stages) -> Iterator[Proposal]:
 
 
 def _about_loading(recording: Recording, stages: Stages, cores: int, whole_epochs: bool) -> Iterator[Proposal]:
+    """What changes how batches are made."""
     assert recording.loader is not None
     options = recording.loader["options"]
-    workers, prefetch = options["num_workers"], options["prefetch_factor"] or 2
-    needed = _workers_needed(stages, cores)
+    workers = options["num_workers"]
     if stages.faults >= 1:
         yield "warm", {}
-    if workers and whole_epochs and not options["persistent_workers"]:
-        yield "options", {"persistent_workers": True}
     if workers == 0:
-        keep = {"persistent_workers": True} if whole_epochs else {}
-        for count in dict.fromkeys((needed, cores, 1)):
-            yield "options", {"num_workers": count, **keep}
-        if stages.is_uneven:
-            yield "options", {"num_workers": needed, "prefetch_factor": _prefetch_needed(stages, needed), **keep}
+        yield from _about_first_workers(stages, cores, whole_epochs)
         return
+    if whole_epochs and not options["persistent_workers"]:
+        yield "options", {"persistent_workers": True}
     if stages.making < stages.wait and stages.bytes < _LARGE_BYTES and not whole_epochs:
         yield "options", {"num_workers": 0}  # the training loop would wait less if it made its batches itself
     if workers * (1 - stages.waits_share) > cores:  # more of them are ready to run than can: that makes all uneven
         for count in dict.fromkeys((cores, max(1, cores // 2))):
             yield "options", {"num_workers": count}
     elif stages.is_uneven:
-        depth = _prefetch_needed(stages, workers)
-        if depth > prefetch:
-            yield "options", {"prefetch_factor": depth}
-        if workers > 1 and options["in_order"]:
-            yield "options", {"in_order": False}
-            if depth > prefetch:
-                yield "options", {"in_order": False, "prefetch_factor": depth}
-    trainer = recording.leader or {}
-    if trainer.get("accelerator") and not options["pin_memory"]:
-        yield "options", {"pin_memory": True}
-    if trainer.get("cpu_share", 0) > 0.6 and trainer["num_threads"] > max(1, cores - workers):
-        yield "threads", {"num_threads": max(1, cores - workers)}
+        yield from _about_uneven_batches(stages, options)
+    yield from _about_trainer(recording.leader or {}, options, cores)
     if stages.bytes >= _LARGE_BYTES and recording.loader["kind"] == "torch":
         yield "penstock", {}
-    for count in dict.fromkeys((needed, min(2 * workers, 4 * cores))):
+    for count in dict.fromkeys((_workers_needed(stages, cores), min(2 * workers, 4 * cores))):
         if count > workers:
             yield "options", {"num_workers": count}
+
+
+def _about_first_workers(stages: Stages, cores: int, whole_epochs: bool) -> Iterator[Proposal]:
+    """For a loader that has no workers yet."""
+    keep = {"persistent_workers": True} if whole_epochs else {}
+    needed = _workers_needed(stages, cores)
+    for count in dict.fromkeys((needed, cores, 1)):
+        yield "options", {"num_workers": count, **keep}
+    if stages.is_uneven:
+        yield "options", {"num_workers": needed, "prefetch_factor": _prefetch_needed(stages, needed), **keep}
+
+
+def _about_uneven_batches(stages: Stages, options: Mapping[str, Any]) -> Iterator[Proposal]:
+    """More batches ahead, or any order of them, so that a slow one holds up nothing."""
+    depth = _prefetch_needed(stages, options["num_workers"])
+    is_deeper = depth > (options["prefetch_factor"] or 2)
+    if is_deeper:
+        yield "options", {"prefetch_factor": depth}
+    if options["num_workers"] > 1 and options["in_order"]:
+        yield "options", {"in_order": False}
+        if is_deeper:
+            yield "options", {"in_order": False, "prefetch_factor": depth}
+
+
+def _about_trainer(trainer: Mapping[str, Any], options: Mapping[str, Any], cores: int) -> Iterator[Proposal]:
+    """What the training process does with batches, and with the cores that workers leave it."""
+    left = max(1, cores - options["num_workers"])
+    if trainer.get("accelerator") and not options["pin_memory"]:
+        yield "options", {"pin_memory": True}
+    if trainer.get("cpu_share", 0) > 0.6 and trainer["num_threads"] > left:
+        yield "threads", {"num_threads": left}
 
 
 def _for_plans(recording: Recording, cores: int) -> Iterator[Proposal]:

@@ -16,7 +16,6 @@ from penstock.diagnosis._batches import bytes_of, copy_batch, group_by_length, r
 from penstock.watching import gauge_of
 
 _MOST_REPLAYED, _MOST_REPLAYED_BYTES = 8, 256 << 20
-_MOST_REMEMBERED = 512
 _MOST_GATHERED_BYTES = 1 << 29
 _SETTLING_SECONDS = 0.5
 """How long an iterator gets to prefetch all it may, if its queue cannot be looked at."""
@@ -190,11 +189,6 @@ class IndexTap:
         index = next(self._indices)
         self.remembered.append(index)
         return index
-
-
-def new_memory() -> deque[Any]:
-    """For an `IndexTap`."""
-    return deque(maxlen=_MOST_REMEMBERED)
 
 
 def is_plans(loader: Any) -> bool:

@@ -63,7 +63,6 @@ class TrainingLoop:
         self.rows = 0
         self.waited = 0
         self.was_experimented_on = False
-        self.began_at = time.perf_counter_ns()
         self._own: IteratorSource | None = None
         self.tap: IndexTap | None = None
 

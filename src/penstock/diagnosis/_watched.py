@@ -6,14 +6,16 @@ import os
 import statistics
 import sys
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.diagnosis._sources import IndexTap, Replay, is_ours, is_plans, new_memory, num_workers_of
+from penstock.diagnosis._sources import IndexTap, Replay, is_ours, is_plans, num_workers_of
 
 _LIBRARIES = ("torch", "penstock", "lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata")
 _OPTIONS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
 _KEPT_PERIODS = 64
+_MOST_REMEMBERED = 512
 _SKIPPED_STEPS = 2
 """The first ones compile kernels and fill caches."""
 
@@ -25,7 +27,8 @@ class Watched:
         self._find = weakref.ref(loader)
         self.number, self.where = number, where
         self.replay = Replay()
-        self.remembered = new_memory()
+        self.remembered: deque[Any] = deque(maxlen=_MOST_REMEMBERED)
+        """The latest indices that its iterators drew."""
         self.length: int | None = None
         self.num_steps = self.num_epochs = 0
         self.steps_of_last_epoch: int | None = None
