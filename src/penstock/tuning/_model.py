@@ -15,7 +15,7 @@ import heapq
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.tuning._arms import Options, num_ahead_of, num_workers_of, price_of
@@ -29,8 +29,18 @@ _CROWD = 0.01
 """Assumed cost of each worker beyond the number of processors, as a share of a step: switches, and cold caches."""
 
 
-_Predicted = tuple[float, tuple[int, int, int], Options]
-"""(seconds of a step, price, arm)"""
+class _Predicted(NamedTuple):
+    """An arm, and what the model says about it."""
+
+    seconds: float
+    """Of a step."""
+    price: tuple[int, int, int]
+    arm: Options
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the arm, the first part of its price."""
+        return self.price[0]
 
 
 class Look(NamedTuple):
@@ -63,30 +73,37 @@ def choose_racers(arms: Sequence[Options], look: Look, num_cpus: int, count: int
     more contended. So the first racer would still do if batches took longer. Another is cheaper, or has only a deeper
     queue, in case the margin was not needed; a third has more workers, in case it was not enough.
     """
-    predicted = sorted(((predict(look, arm, num_cpus), price_of(arm), arm) for arm in arms), key=lambda each: each[:2])
+    predicted = _rank(arms, look, num_cpus)
     near = _near(predicted)
     first = _with_margin(near, look, num_cpus)
-    workers = first[1][0]
-    fewer = [each for each in near if each[1][0] < workers]
-    same = [each for each in near if each[1][0] == workers and each[1] > first[1]]
-    wider = [each for each in near if each[1][0] > workers]
-    chosen = [first, *(_deep(_of_most(fewer)) or _deep(same)), *_deep(_of_fewest(wider))]
+    fewer = [each for each in near if each.num_workers < first.num_workers]
+    same = [each for each in near if each.num_workers == first.num_workers and each.price > first.price]
+    more = [each for each in near if each.num_workers > first.num_workers]
+    most_of_fewer = [each for each in fewer if each.num_workers == fewer[-1].num_workers]
+    fewest_of_more = [each for each in more if each.num_workers == more[0].num_workers]
+    chosen = [first, *(_deep(most_of_fewer) or _deep(same)), *_deep(fewest_of_more)]
     chosen += [each for each in predicted if all(each is not other for other in chosen)]
-    return [arm for _, _, arm in chosen[:count]]
+    return [each.arm for each in chosen[:count]]
+
+
+def _rank(arms: Iterable[Options], look: Look, num_cpus: int) -> list[_Predicted]:
+    """The fastest first; of equals, the cheapest."""
+    predicted = [_Predicted(predict(look, arm, num_cpus), price_of(arm), arm) for arm in arms]
+    return sorted(predicted, key=lambda each: (each.seconds, each.price))
 
 
 def _near(predicted: list[_Predicted]) -> list[_Predicted]:
     """Those as fast as the fastest, the cheapest first."""
-    return sorted((each for each in predicted if each[0] <= _ALIKE * predicted[0][0]), key=lambda each: each[1])
+    near = [each for each in predicted if each.seconds <= _ALIKE * predicted[0].seconds]
+    return sorted(near, key=lambda each: each.price)
 
 
 def _with_margin(near: list[_Predicted], look: Look, num_cpus: int) -> _Predicted:
     """The cheapest that would still be near the fastest if every batch took longer."""
     margin = 1 + _MARGIN + _uncertainty(look.produce)
     slower = look._replace(produce=[margin * seconds for seconds in look.produce])
-    again = sorted(((predict(slower, arm, num_cpus), price, arm) for _, price, arm in near), key=lambda each: each[:2])
-    found = _near(again)[0]
-    return next(each for each in near if each[2] is found[2])
+    found = _near(_rank([each.arm for each in near], slower, num_cpus))[0]
+    return next(each for each in near if each.arm is found.arm)
 
 
 def _uncertainty(values: Sequence[float]) -> float:
@@ -94,16 +111,6 @@ def _uncertainty(values: Sequence[float]) -> float:
     if len(values) < 2 or not any(values):
         return 0.0
     return 2 * statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
-
-
-def _of_most(arms: list[_Predicted]) -> list[_Predicted]:
-    """Those with the most workers."""
-    return [each for each in arms if each[1][0] == arms[-1][1][0]]
-
-
-def _of_fewest(arms: list[_Predicted]) -> list[_Predicted]:
-    """Those with the fewest workers."""
-    return [each for each in arms if each[1][0] == arms[0][1][0]]
 
 
 def _deep(candidates: list[_Predicted]) -> list[_Predicted]:
@@ -122,7 +129,10 @@ def _play(look: Look, workers: int, ahead: int, *, in_order: bool) -> float:
         while num_begun < number + ahead:
             done = max(heapq.heappop(free), taken[-1] if taken else 0.0) + draw.choice(look.produce)
             heapq.heappush(free, done)
-            heapq.heappush(ready, done) if not in_order else ready.append(done)
+            if in_order:
+                ready.append(done)
+            else:
+                heapq.heappush(ready, done)
             num_begun += 1
         now = max(now, ready[number] if in_order else heapq.heappop(ready))
         taken.append(now)

@@ -186,7 +186,8 @@ class OnlineTuner:
         assert base is not None, "a setting is measured before it is changed"
         self._num_trials += 1
         ratio = stretch.rate / max(base.rate, 1e-9)
-        enough = _NO_LOSS if _price(self.setting) < _price(before) else _GAIN
+        costs_less = self.setting < before  # fewer workers, or as many with a shorter queue
+        enough = _NO_LOSS if costs_less else _GAIN
         is_sure = ratio - enough >= _SURE * math.hypot(base.error, stretch.error)
         if ratio >= enough and not is_sure and self._num_trials < _MOST_TRIALS:
             return None
@@ -264,10 +265,6 @@ class OnlineTuner:
             return False
         self._known = {self.setting: self._unlike_rest[0]}
         return True
-
-
-def _price(setting: Setting) -> tuple[int, int]:
-    return setting.num_workers, setting.depth
 
 
 def _why(stretch: Stretch) -> str:
