@@ -16,9 +16,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import StorageError
 from penstock.filesystem import is_network_filesystem
@@ -55,20 +54,18 @@ def split_parquet(file: SourceFile, options: SourceOptions, target_bytes: int) -
     """Runs of row groups of about `target_bytes`, uncompressed."""
     with _open_parquet(file.path, options) as parquet:
         _check_columns(parquet.file.schema_arrow, file.path, options)
-        groups = map(parquet.file.metadata.row_group, range(parquet.num_groups))
+        groups = map(parquet.file.metadata.row_group, range(parquet.file.num_row_groups))
         sizes = [_group_bytes(group, options) for group in groups]
-    splits = []
-    for begin, end in runs(sizes, target_bytes):
-        splits.append(Split("parquet", file.path, begin, end, sum(sizes[begin:end])))
-    return splits
+    return [Split("parquet", file.path, begin, end, sum(sizes[begin:end])) for begin, end in runs(sizes, target_bytes)]
 
 
 def read_parquet(split: Split, options: SourceOptions) -> Iterator[Records]:
     """Records of a run of row groups; an `end` of -1 is the end of the file."""
     row = 0
     with _open_parquet(split.path, options) as parquet:
-        for group in range(split.begin, parquet.num_groups if split.end < 0 else split.end):
-            if group >= parquet.num_groups:
+        num_groups = parquet.file.num_row_groups
+        for group in range(split.begin, num_groups if split.end < 0 else split.end):
+            if group >= num_groups:
                 raise StorageError(
                     f"{split.path}: row group {group} is gone. The file changed; list the sources again."
                 )
@@ -111,17 +108,11 @@ def read_ipc(split: Split, options: SourceOptions) -> Iterator[Records]:
                     row += piece.num_rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Parquet:
-    """An open parquet file."""
+class _Parquet(NamedTuple):
+    """An open parquet file, and what it is read from, which can be opened again."""
 
     source: Any
     file: Any
-
-    @property
-    def num_groups(self) -> int:
-        """Number of row groups."""
-        return int(self.file.num_row_groups)
 
 
 def _parquet_file(source: Any, options: SourceOptions, **settings: Any) -> Any:
@@ -146,14 +137,12 @@ def _open_parquet(path: str, options: SourceOptions) -> Iterator[_Parquet]:
 def _batches(parquet: _Parquet, group: int, path: str, options: SourceOptions) -> Iterator[Any]:
     """Batches of a row group, of about `batch_bytes` each."""
     _check_columns(parquet.file.schema_arrow, path, options)
-    wanted = None if options.columns is None else list(options.columns)
-    yield from join_batches(_small_batches(parquet, group, wanted, path, options), options.batch_bytes)
+    return join_batches(_small_batches(parquet, group, path, options), options.batch_bytes)
 
 
-def _small_batches(
-    parquet: _Parquet, group: int, wanted: list[str] | None, path: str, options: SourceOptions
-) -> Iterator[Any]:
+def _small_batches(parquet: _Parquet, group: int, path: str, options: SourceOptions) -> Iterator[Any]:
     """Batches as they are decoded, sized so that each takes about `batch_bytes`, judging by the one before."""
+    wanted = None if options.columns is None else list(options.columns)
     most = _most_rows(parquet, group, options)
     num_rows = min(most, _FIRST_ROWS)
     for batch in parquet.file.iter_batches(batch_size=num_rows, row_groups=[group], columns=wanted, use_threads=False):

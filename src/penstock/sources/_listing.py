@@ -123,8 +123,9 @@ def _check_formats(source: str, files: list[SourceFile], options: SourceOptions)
         unknown = next(file.path for file in files if format_of(file.path, options) is None)
         raise ValueError(f"{unknown}: unrecognised file extension. {_HOW_TO_TELL}")
     if len(formats) > 1:
-        found = ", ".join(f"{count:,} {name}" for name, count in formats.most_common())
-        usual, (rare, count) = formats.most_common(1)[0][0], formats.most_common()[-1]
+        ranked = formats.most_common()
+        found = ", ".join(f"{count:,} {name}" for name, count in ranked)
+        usual, (rare, count) = ranked[0][0], ranked[-1]
         odd = next(file.path for file in files if format_of(file.path, options) == rare)
         shown = odd if count == 1 else f"{odd}, …"
         raise ValueError(
