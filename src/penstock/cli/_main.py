@@ -189,10 +189,12 @@ def _complete(parser: _Parser) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     try:
         return int(parsed.run(parsed))
-    except (PenstockError, ValueError, OSError) as error:
-        tell_failure(error, as_json=parsed.json)
-        return 1
-    except MemoryError as error:  # the arguments, or a file, ask for too much
+    except (
+        PenstockError,
+        ValueError,
+        OSError,
+        MemoryError,
+    ) as error:  # the last if arguments or a file ask for too much
         tell_failure(error, as_json=parsed.json)
         return 1
     except KeyboardInterrupt as error:

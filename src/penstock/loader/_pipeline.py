@@ -122,7 +122,7 @@ class InFlight:
         timeout: Seconds to wait for a result; 0 means for ever.
     """
 
-    def __init__(self, engine: Engine, *, in_order: bool, timeout: float = 0) -> None:
+    def __init__(self, engine: Engine, *, in_order: bool, timeout: float) -> None:
         self._engine, self._in_order, self._timeout = engine, in_order, timeout
         self._tickets = itertools.count()
         self._items: deque[tuple[int, Any]] = deque()
@@ -286,7 +286,7 @@ class Pipeline:
             finally:
                 self._lock.release()
 
-    def look(self) -> None:
+    def update_statistics(self) -> None:
         """Update those statistics that describe the present; the rest is counted batch by batch."""
         statistics = self._statistics
         statistics.num_buffers, statistics.num_buffers_in_use = self._engine.num_buffers()

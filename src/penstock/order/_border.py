@@ -51,13 +51,13 @@ def as_int64(noun: str, numbers: ArrayLike) -> Int64:
     return given.astype(np.int64, order="C", copy=not given.flags.writeable)
 
 
-def checked_indices(noun: str, numbers: ArrayLike, size: int) -> Int64:
-    """`numbers` as int64, all of them in [0, size), or an IndexError naming the first that is not."""
-    indices = as_int64(noun, numbers)
-    is_outside = (indices < 0) | (indices >= size)
+def checked_positions(positions: ArrayLike, size: int) -> Int64:
+    """`positions` as int64, all of them in [0, size), or an IndexError naming the first that is not."""
+    numbers = as_int64("position", positions)
+    is_outside = (numbers < 0) | (numbers >= size)
     if is_outside.any():
-        raise out_of_range(noun, indices[is_outside][0], size)
-    return indices
+        raise out_of_range("position", numbers[is_outside][0], size)
+    return numbers
 
 
 def map_indices(kernel: Callable[..., int], noun: str, numbers: ArrayLike, size: int, *arguments: object) -> Int64:

@@ -42,8 +42,8 @@ from penstock.order._border import (
     MAX_ROWS,
     Int64,
     as_int64,
-    checked_indices,
     checked_number,
+    checked_positions,
     kernels,
     map_indices,
     out_of_range,
@@ -112,7 +112,7 @@ class SequentialOrder:
 
     def rows(self, positions: ArrayLike) -> Int64:
         """The positions themselves, in a new array."""
-        return checked_indices("position", positions, self.num_rows).copy()
+        return checked_positions(positions, self.num_rows).copy()
 
 
 @dataclass(frozen=True, slots=True)

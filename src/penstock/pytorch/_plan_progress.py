@@ -256,7 +256,7 @@ class PlanProgress:
         return loop is self._moved and self.running is None
 
     def _warn_of_rows_left(self, epoch: int) -> None:
-        """A loop that was to go on in its middle, where a state stands, is not gone on with."""
+        """Warn that the rest of an epoch, in which a loaded state stands, is skipped."""
         if self._loops.steps_before(self.row):
             warnings.warn(
                 f"The state that was loaded stands in epoch {self.loop_number}, and epoch {epoch} is asked for: the "

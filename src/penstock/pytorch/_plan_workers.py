@@ -126,7 +126,7 @@ class PlanWorkers:
     def measure(self) -> LoaderStatistics:
         """What was measured so far."""
         if self._pipeline is not None:
-            self._pipeline.look()
+            self._pipeline.update_statistics()
         return dataclasses.replace(self.statistics)
 
     def change_plan(self, plan: Plan) -> None:

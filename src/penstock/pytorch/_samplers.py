@@ -163,7 +163,7 @@ def dataset_epoch(loader: Any) -> int | None:
     return epoch if type(epoch) is int else None
 
 
-def current_draws(loader: Any, *, at_rest: bool = False) -> dict[str, Any]:
+def current_draws(loader: Any, *, at_rest: bool) -> dict[str, Any]:
     """The generators that this loader's sampler draws from, as they are now; at rest, also that of the next seed."""
     draws: dict[str, Any] = {"generators": [_encode(generator.get_state()) for generator in _generators(loader)]}
     if at_rest and loader.generator is None and loader.num_workers:

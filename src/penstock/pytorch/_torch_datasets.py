@@ -53,9 +53,7 @@ class Fetching:
         """Whether workers are asked where they stand; what an iterator can say is known once there is one."""
         return self.is_iterable or has_state(self.dataset)
 
-    def make_fetcher(
-        self, collate_fn: Callable[[Any], Any], start: WorkerState = None, *, is_over: bool = False
-    ) -> Any:
+    def make_fetcher(self, collate_fn: Callable[[Any], Any], start: WorkerState, *, is_over: bool = False) -> Any:
         """Torch's own fetcher; for an iterable dataset this starts an iterator, from a state if there is one.
 
         If the state is of an epoch that is over, it is the next one that starts.

@@ -216,10 +216,8 @@ class _Pickler(pickle.Pickler):
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             return self._reduce_tensor(value, kind) if _is_memory(value) else NotImplemented
-        if (
-            isinstance(value, np.ndarray) and not value.flags.writeable
-        ):  # as of an image; what arrives is the user's to write to
-            return value.copy().__reduce_ex__(5)
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            return value.copy().__reduce_ex__(5)  # as of an image; what arrives is the user's to write to
         if kind is torch.TypedStorage or kind is torch.UntypedStorage:  # of a subclass, or quantised
             untyped = getattr(value, "_untyped_storage", value)
             if untyped.device.type == "cpu":

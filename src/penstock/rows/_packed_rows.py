@@ -12,7 +12,6 @@ arrays that includes it replaces the old one. Readers need no lock.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -221,8 +220,7 @@ class PackedRows(DocumentRows):
     def ledger(self, epoch: int) -> Ledger:
         """Where every token of an epoch went, each window packed again and checked piece by piece."""
         ledgers = (self._ledger_of_window(epoch, number) for number in range(len(self.index.rows_per_window)))
-        packing = functools.reduce(PackingLedger.__add__, ledgers, PackingLedger())
-        return Ledger(num_rows=self.num_rows, packing=packing)
+        return Ledger(num_rows=self.num_rows, packing=sum(ledgers, PackingLedger()))
 
     def _ledger_of_window(self, epoch: int, number: int) -> PackingLedger:
         lengths, packing = self.lengths(number), self.packing(epoch, number)

@@ -12,6 +12,7 @@ The share of the limit is how much of it remains: above 1 if several workers bea
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -223,7 +224,7 @@ def _rate_of(function: Callable[[], Any]) -> float:
 
 
 def _reader(plan: Plan) -> Callable[[], Any]:
-    steps = iter(range(1 << 60))
+    steps = itertools.count()
     return lambda: plan.read(next(steps) % max(1, plan.num_batches()))
 
 

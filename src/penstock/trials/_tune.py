@@ -48,11 +48,11 @@ OnTurn = Callable[[int, Options, Measured | Exception], None]
 class TuneSettings:
     """How long the search may take."""
 
-    steps: int = 15
+    steps: int
     """Steps per turn that count. More are more accurate, but take longer."""
-    rounds: int = ROUNDS
+    rounds: int
     """Turns per racer; one that drops out leaves its turns to the others."""
-    seconds: float | None = None
+    seconds: float | None
     """No turn except the first starts after this time; None means no limit."""
 
     def __post_init__(self) -> None:
