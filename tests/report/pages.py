@@ -131,7 +131,7 @@ def ill_page(num_steps: int = 64, **changes: Any) -> Page:
         ),
         "slowest": tuple(
             SlowSample(index=str(place * 128), seconds=0.2 - place / 100, cpu_seconds=0.002, step=place * 16,
-                       worker=f"worker {place % 2}", origin=f"images/{place:05}.jpg")
+                       worker=f"worker {place % 2}")
             for place in range(4)
         ),
         "machine": (
@@ -174,7 +174,7 @@ def hostile_page() -> Page:
         arms=(Arm(name=HOSTILE, gain=Gain(ratio=1.0), steps_per_second=1.0, wait_seconds=0.5, step_seconds=0.5,
                   note=HOSTILE),),
         tables=(FigureTable(title=HOSTILE, header=(HOSTILE, "a:b"), rows=((HOSTILE, HOSTILE),)),),
-        slowest=(SlowSample(index=HOSTILE, seconds=1.0, worker=HOSTILE, origin=HOSTILE, step=0),),
+        slowest=(SlowSample(index=HOSTILE, seconds=1.0, worker=HOSTILE, step=0),),
         machine=(Fact(name=HOSTILE, value=HOSTILE),),
         notes=(HOSTILE,),
     )  # fmt: skip

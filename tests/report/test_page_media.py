@@ -32,7 +32,7 @@ def test_the_terminal_tells_verdict_findings_arms_and_slowest_samples(monkeypatc
     assert "at most × 1.75" in text
     assert "How: https://example.org/preparation" in text
     assert "──●──" in text
-    assert "images/00000.jpg" in text
+    assert "worker 0" in text
     assert "with a step of 10 ms        96.5   501 MB" in text
     assert "█" in text
 

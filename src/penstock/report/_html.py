@@ -241,7 +241,7 @@ def _slowest(samples: Sequence[SlowSample]) -> str:
     if not samples:
         return ""
     longest = max(sample.seconds for sample in samples) or 1.0
-    headers = ("sample", "took", "", "computing", "worker:words", "from:words")
+    headers = ("sample", "took", "", "computing", "worker:words")
     hint = '<p class="hint">Blue is computing, red is waiting: for a disk, a network, a lock, or a free core.</p>'
     return _section("Slowest samples", _table(headers, [_sample(sample, longest) for sample in samples]), hint)
 
@@ -256,7 +256,6 @@ def _sample(sample: SlowSample, longest: float) -> _Row:
         f'<span class="portion">{portion}</span>',
         "" if sample.cpu_seconds is None else format_seconds(sample.cpu_seconds),
         _safe(sample.worker),
-        _safe(sample.origin),
     )
     return _Row("" if sample.step is None else f'data-step="{sample.step}"', cells)
 

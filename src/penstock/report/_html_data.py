@@ -28,11 +28,8 @@ KINDS = {
     "wait": ("waiting for a batch", "wait"),
     "start": ("starting", "start"),
     "sample": ("samples", "samples"),
-    "read": ("reading", "read"),
     "collate": ("collate", "collate"),
     "handover": ("hand-over", "hand-over"),
-    "pin": ("pinning", "pin"),
-    "copy": ("copy to the device", "copy"),
     "idle": ("nothing to do", "idle"),
 }
 """Names of spans in the legend, and on the spans; `page.css` has a colour for each."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 Tone = Literal["good", "bad", "plain"]
-SpanKind = Literal["step", "wait", "start", "sample", "read", "collate", "handover", "pin", "copy", "idle"]
+SpanKind = Literal["step", "wait", "start", "sample", "collate", "handover", "idle"]
 """What a span of time was spent on. `start`: workers starting; `idle`: a worker without work."""
 
 
@@ -177,8 +177,6 @@ class SlowSample:
     cpu_seconds: float | None = None
     step: int | None = None
     worker: str = ""
-    origin: str = ""
-    """The file it came from, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,9 +154,9 @@ def _figure_table(figures: FigureTable) -> Table:
 
 
 def _slowest(samples: tuple[SlowSample, ...]) -> Table:
-    table = _grid("right", "right", "right", "left", "left", header=("slowest samples", "time", "computing", "", ""))
+    table = _grid("right", "right", "right", "left", header=("slowest samples", "time", "computing", ""))
     for sample in samples:
         computing = "" if sample.cpu_seconds is None else format_seconds(sample.cpu_seconds)
-        cells = (sample.index, format_seconds(sample.seconds), computing, sample.worker, sample.origin)
+        cells = (sample.index, format_seconds(sample.seconds), computing, sample.worker)
         table.add_row(*(_text(cell) for cell in cells))
     return table
