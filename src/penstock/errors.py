@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Whatever moves the cursor, clears the screen, writes to the clipboard, ends a line or reverses text; lone surrogates.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -157,6 +157,15 @@ def nearest_name(typed: str, known: Iterable[str]) -> str | None:
     names = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(typed.casefold(), names, n=1)
     return names[near[0]] if near else None
+
+
+def first_few(texts: Sequence[str], most: int) -> str:
+    """The texts, separated by commas; if there are more than `most`, three dots stand for the rest.
+
+    >>> first_few(["a", "b", "c"], 2)
+    'a, b, …'
+    """
+    return ", ".join([*texts[:most], "…"] if len(texts) > most else texts)
 
 
 def counted(number: int, noun: str) -> str:

@@ -5,7 +5,7 @@
         entered    a Python process that imports torch's DataLoader, which is hooked       _injected, _hooks
         timed      sample, collate, pack, unpack: events and facts, in files of one folder _probes, _recorder
         served     the script iterates over our loop, over the source that has its turn    _training_loop, _sources
-        conducted  some steps as it is, then turns of trials, then a stop                  _conductor, _turns, _trials
+        conducted  some steps of the baseline, turns of trials, then a stop                _conductor, _turns, _trials
           decided  what to try, whose turn is next, when it is over: pure                  _remedies, _experiment
           agreed   with the other ranks: a turn begins, and all stop, at the same step     _board, _stopping
       diagnose     the folder, readable after any death -> figures -> findings             _recording, _case, _diagnosis

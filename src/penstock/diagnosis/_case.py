@@ -48,7 +48,7 @@ class Case:
 
     @cached_property
     def stages(self) -> Stages:
-        """Where the time goes, as it is."""
+        """Where the time goes in the baseline."""
         return measure_stages(self.recording)
 
     @cached_property

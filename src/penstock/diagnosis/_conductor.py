@@ -1,6 +1,6 @@
 """Runs the experiment inside the script: looks at its loops, then swaps what is behind one of them, turn by turn.
 
-    look      some steps as it is, of whichever loop trains
+    look      some steps of the baseline, of whichever loop trains
     turns     of the loop that trains: `_turns`, which all ranks take together
     stop      an exception from `next()`, on all ranks at the same step; or, with `--full`, the script runs on
 

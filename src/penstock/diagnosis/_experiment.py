@@ -1,10 +1,10 @@
 """The experiment, as pure arithmetic: which settings have the next turn, and what the turns say.
 
-    as it is, replay, as it is, replay, …      how fast a loader that costs nothing would be: the ceiling
-    as it is, trial, trial, …, as it is, …     a race of changed settings: after each round the slow ones drop out
+    baseline, replay, baseline, replay, …      how fast a loader that costs nothing would be: the ceiling
+    baseline, trial, trial, …, baseline, …     a race of changed settings: after each round the slow ones drop out
 
 A turn is some steps of the script with one *trial*: the batches as they are, the same ones again from memory, or
-those of a loader rebuilt with a change. A gain is the ratio of a turn's rate to that of the turns as it is before and
+those of a loader rebuilt with a change. A gain is the ratio of a turn's rate to that of the baseline turns before and
 after it, averaged over rounds on a logarithmic scale. Drift of the machine cancels; what is left is in the error.
 """
 
@@ -44,11 +44,12 @@ class Trial:
 
     @property
     def uses_own_loader(self) -> bool:
-        """Whether the batches are those of the script's own loader, as it is."""
+        """Whether the batches are those of the script's own loader, unchanged."""
         return self.kind in ("as-is", "threads")
 
 
 AS_IS = Trial(number=0, name="as it is", kind="as-is")
+"""The baseline: the script as it is."""
 REPLAY = Trial(number=1, name="a loader that costs nothing", kind="replay")
 
 
@@ -92,7 +93,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(turns: Sequence[TurnResult], trial: int) -> Estimate | None:
-    """The gain of a trial over the run as it is, from all turns in the order in which they were taken."""
+    """The gain of a trial over the baseline, from all turns in the order in which they were taken."""
     logs = []
     for place, turn in enumerate(turns):
         if turn.trial == trial and turn.rows > 0:
@@ -106,7 +107,7 @@ def estimate(turns: Sequence[TurnResult], trial: int) -> Estimate | None:
 
 
 def _nearest(turns: Any) -> list[TurnResult]:
-    """The first turn as it is, if there is one."""
+    """The first baseline turn, if there is one."""
     return next(([turn] for turn in turns if turn.trial == AS_IS.number and turn.rows > 0), [])
 
 
@@ -169,7 +170,7 @@ def is_promising(gain: Estimate | None) -> bool:
 def survivors(trials: Sequence[Trial], turns: Sequence[TurnResult], done: int) -> list[Trial]:
     """The trials that go on: at most three after the first round, two after the second; none that makes it slower.
 
-    Before there is evidence, no trial drops out for a difference that is also found between turns as it is, and the
+    Before there is evidence, no trial drops out for a difference that is also found between baseline turns, and the
     first round decides less: starting workers alone may have disturbed it.
     """
     found = {trial.number: estimate(turns, trial.number) for trial in trials}
@@ -183,7 +184,7 @@ def survivors(trials: Sequence[Trial], turns: Sequence[TurnResult], done: int) -
 
 
 def _spread(turns: Sequence[TurnResult]) -> float:
-    """By how much the rates of turns as it is differ: the standard deviation of their logarithms."""
+    """By how much the rates of baseline turns differ: the standard deviation of their logarithms."""
     logs = [math.log(turn.rate) for turn in turns if turn.trial == AS_IS.number and turn.rows > 0]
     return statistics.stdev(logs) if len(logs) > 1 else 0.0
 
@@ -191,7 +192,7 @@ def _spread(turns: Sequence[TurnResult]) -> float:
 def affordable_trials(num_turns: float) -> int:
     """How many trials to begin with so that the last of them get enough rounds to be evidence; at least one.
 
-    All have a turn in the first round, three in the second, two in the third; after each is a turn as it is.
+    All have a turn in the first round, three in the second, two in the third; each round ends with a baseline turn.
     """
     affordable = 1
     for count in range(2, 100):

@@ -100,7 +100,7 @@ def _origin(case: Case) -> float:
 
 
 def _lanes(case: Case, origin: float) -> tuple[Lane, ...]:
-    """The first steps as it is: the trainer, and each of its workers."""
+    """The first steps of the baseline: the trainer, and each of its workers."""
     events, number = case.recording.events, case.loader["loader"]
     nexts = case.recording.events_as_is(EventKind.NEXT)
     mine = events[(events["loader"] == number) & (events["trial"] == 0) & np.isin(events["kind"], list(_KINDS))]

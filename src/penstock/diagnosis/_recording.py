@@ -69,7 +69,7 @@ class Recording:
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """What was tried, the run as it is and its replay first."""
+        """What was tried, the baseline and its replay first."""
         chosen = {each["trial"]: each for each in self.of("trial")}
         return [
             AS_IS,
@@ -107,7 +107,7 @@ class Recording:
         return self.estimate(REPLAY.number)
 
     def events_as_is(self, kind: EventKind) -> NDArray[np.void]:
-        """Events of the loader that was experimented on, while it ran as it is."""
+        """Baseline events of the loader that was experimented on."""
         number = None if self.loader is None else self.loader["loader"]
         mine = (self.events["kind"] == kind) & (self.events["trial"] == 0)
         found: NDArray[np.void] = self.events[mine & (self.events["loader"] == number)]
@@ -123,7 +123,7 @@ def read_recording(folder: Path, machine: Fact | None = None) -> Recording:
 
 
 def make_excerpt(recording: Recording) -> str:
-    """The facts, and the first events of each kind of the loader as it is."""
+    """The facts, and the first baseline events of each kind."""
     events, loader = recording.events, recording.loader
     mine = events[(events["trial"] == 0) & (events["loader"] == (0 if loader is None else loader["loader"]))]
     kept = [mine[mine["kind"] == kind][:_MOST_OF_A_KIND] for kind in np.unique(mine["kind"])]

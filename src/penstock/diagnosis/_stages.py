@@ -19,7 +19,7 @@ _UNUSUAL = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """Seconds per batch as it is, unless the name says otherwise. 0 where nothing was seen."""
+    """Seconds per batch of the baseline, unless the name says otherwise. 0 where nothing was seen."""
 
     num_steps: int
     wait: float
@@ -90,7 +90,7 @@ class Stages:
 
 
 def measure_stages(recording: Recording) -> Stages:
-    """Figures of the loader that was experimented on, as it is."""
+    """Baseline figures of the loader that was experimented on."""
     nexts = recording.events_as_is(EventKind.NEXT)
     fetches = recording.events_as_is(EventKind.FETCH)
     samples = recording.events_as_is(EventKind.SAMPLE)
@@ -155,7 +155,7 @@ def _share_of_slowest(durations: NDArray[np.float64]) -> float:
 
 
 def _start_seconds(recording: Recording, nexts: NDArray[np.void]) -> float:
-    """Mean time to make an iterator and get its first batch, over epochs as it is."""
+    """Mean time to make an iterator and get its first batch, over epochs of the baseline."""
     starts = recording.events_as_is(EventKind.START)
     if not len(starts) or not len(nexts):
         return 0.0

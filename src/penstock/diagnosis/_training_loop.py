@@ -67,7 +67,7 @@ class TrainingLoop:
         self.tap: IndexTap | None = None
 
     def own(self) -> IteratorSource:
-        """The iterator as it is, made when it is needed."""
+        """The script's own iterator, made when it is needed."""
         if self._own is None:
             begin = time.perf_counter_ns()
             iterator = self._make_own()

@@ -109,7 +109,7 @@ class Trials:
             sys.modules["torch"].set_num_threads(self._threads)
 
     def drop(self, loop: TrainingLoop, trial: Trial) -> None:
-        """It does not work here; the loop goes on as it is."""
+        """It does not work here; the loop goes on with the script's own loader."""
         source = loop.sources.pop(trial.number, None)
         if source is not None:
             source.close()

@@ -132,7 +132,7 @@ class Turns:
         self._epoch_began_at = now
 
     def ran_out(self, loop: TrainingLoop) -> None:
-        """A trial's source has no more batches in this epoch; the rest is as it is."""
+        """A trial's source has no more batches in this epoch; the rest come from the script's own loader."""
         if self._clock is not None and not self.whole_epochs:
             self._clock.restart()
         length = loop.watched.length
@@ -141,7 +141,7 @@ class Turns:
         loop.trial = AS_IS
 
     def failed(self, loop: TrainingLoop, error: Exception) -> None:
-        """A trial does not work here; the script goes on as it is."""
+        """A trial does not work here; the script goes on with its own loader."""
         trial = loop.trial
         self._log.note("failed", trial=trial.number, reason=f"{type(error).__name__}: {error}"[:500])
         self.trials.drop(loop, trial)
@@ -289,12 +289,12 @@ class Turns:
         return settle if trial.number in self._paces else 2 * settle  # memory of a new loader was never used before
 
     def _pace_of(self, trial: Trial) -> float:
-        """Seconds of a step when it last had a turn; before its first, between a step as it is and the quickest."""
+        """Seconds of a step when it last had a turn; before its first, between the baseline's and the quickest."""
         as_is = self._paces[AS_IS.number]
         return self._paces.get(trial.number, math.sqrt(as_is * min(self._paces.values())))
 
 
 def _observe() -> Generator[Trial, TurnResult | None, None]:
-    """Every turn as it is."""
+    """Every turn is the baseline."""
     while True:
         yield AS_IS

@@ -7,7 +7,6 @@ be given as they are, and `to_tensorboard(writer)` makes one of a `SummaryWriter
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -18,7 +17,7 @@ class HasStatistics(Protocol):
     """A `penstock.DataLoader`."""
 
     def stats(self) -> LoaderStatistics:
-        """What was measured so far."""
+        """What was measured so far; it does not change afterwards."""
         ...
 
 
@@ -45,11 +44,11 @@ class LoaderScalars:
 
     def __init__(self, loader: HasStatistics) -> None:
         self._loader = loader
-        self._before = dataclasses.replace(loader.stats())
+        self._before = loader.stats()
 
     def take(self) -> dict[str, float]:
         """The scalars; none when no batch was handed over since."""
-        before, now = self._before, dataclasses.replace(self._loader.stats())
+        before, now = self._before, self._loader.stats()
         num_steps = now.num_batches - before.num_batches
         if num_steps <= 0:
             return {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import DatasetExists, FormatError, counted
+from penstock.errors import DatasetExists, FormatError, counted, first_few
 from penstock.preparation._committed import TASK, CommittedTask, read_tasks
 from penstock.preparation._settings import Settings
 from penstock.preparation._specification import Specification, differences
@@ -230,7 +230,7 @@ def _refuse_removal(destination: Path, previous: Previous, files: Sequence[Sourc
     if not gone:
         return
     what = f"{counted(len(gone), 'source file')} of {len(previous.sources):,}"
-    shown = gone[0] + (", …" if len(gone) > 1 else "")
+    shown = first_few(gone, 1)
     samples = counted(previous.num_samples_of(frozenset(gone)), "sample")
     how = "no longer given" if set(gone).isdisjoint(file.path for file in files) else "no longer given, or empty now"
     raise DatasetExists(

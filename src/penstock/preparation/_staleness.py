@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import FormatError, IncompleteDataset, counted, printable
+from penstock.errors import FormatError, IncompleteDataset, counted, first_few, printable
 from penstock.filesystem import local_path
 from penstock.preparation._previous import Previous, read_previous
 from penstock.preparation._specification import differences
@@ -87,7 +87,7 @@ class Staleness:
 
     def __str__(self) -> str:
         parts = [
-            f"{counted(len(paths), 'source file')} {word} ({paths[0]}{', …' if len(paths) > 1 else ''})"
+            f"{counted(len(paths), 'source file')} {word} ({first_few(paths, 1)})"
             for word, paths in (("new", self.new), ("changed", self.changed), ("missing", self.missing))
             if paths
         ]

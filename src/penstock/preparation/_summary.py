@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import counted
+from penstock.errors import counted, first_few
 from penstock.preparation._first_rows import FirstRows
 from penstock.preparation._prepared import Prepared
 from penstock.preparation._previous import Previous
@@ -113,14 +113,14 @@ def note_skipped_files(paths: Sequence[str], reading: SourceOptions) -> list[str
     notes = []
     if unknown:
         notes.append(
-            f"Skipped files with an unrecognised extension: {_kinds(unknown)} ({_such_as(unknown)}). "
+            f"Skipped files with an unrecognised extension: {_kinds(unknown)} ({first_few(unknown, 1)}). "
             "If they are data, give them as paths with reading=SourceOptions(format=…), or --format."
         )
     if private:
         notes.append(
             f"Skipped files whose names, or whose folders' names, begin with an underscore: {_kinds(private)} "
-            f"({_such_as(private)}). If they are data, give them as paths or by a glob, as in 'folder/*.txt'; images "
-            "and sounds also by their format, as in --format images."
+            f"({first_few(private, 1)}). If they are data, give them as paths or by a glob, as in 'folder/*.txt'; "
+            "images and sounds also by their format, as in --format images."
         )
     return notes
 
@@ -149,7 +149,7 @@ def note_gone(previous: Previous | None, files: Sequence[SourceFile]) -> list[st
     how = "not given" if set(gone).isdisjoint(file.path for file in files) else "not given, or empty"
     were = f"was {how}; its" if len(gone) == 1 else f"were {how}; their"
     return [
-        f"{counted(len(gone), 'source file')} from the previous run {were} samples were removed ({_such_as(gone)})."
+        f"{counted(len(gone), 'source file')} from the previous run {were} samples were removed ({first_few(gone, 1)})."
     ]
 
 
@@ -164,7 +164,7 @@ def note_numbers_as_text(names: Sequence[str]) -> list[str]:
     """A note if CSV columns that hold numbers are stored as text."""
     if not names:
         return []
-    shown = ", ".join(map(repr, names[:_SHOWN_KINDS])) + (", …" if len(names) > _SHOWN_KINDS else "")
+    shown = first_few([repr(name) for name in names], _SHOWN_KINDS)
     return [
         f"Stored as text, like all CSV fields without a type: {shown}. To store numbers, pass "
         'reading=SourceOptions(types="infer"), or --types infer.'
@@ -176,8 +176,4 @@ def note_changes(files: Sequence[SourceFile]) -> list[str]:
     changed = changed_since(files)
     if not changed:
         return []
-    return [f"{counted(len(changed), 'source file')} changed during the run ({_such_as(changed)}). Run it again."]
-
-
-def _such_as(paths: Sequence[str]) -> str:
-    return paths[0] + (", …" if len(paths) > 1 else "")
+    return [f"{counted(len(changed), 'source file')} changed during the run ({first_few(changed, 1)}). Run it again."]

@@ -252,7 +252,7 @@ class PlanProgress:
             self.move_to(self._loops.row_of(0, epoch))
 
     def is_moved(self, loop: Loop) -> bool:
-        """Whether a loop begins anew with its first batch: Lightning starts it, and then says which epoch it is."""
+        """Whether a loop starts over with its first batch: Lightning starts it, and then says which epoch it is."""
         return loop is self._moved and self.running is None
 
     def _warn_of_rows_left(self, epoch: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock.errors import StateError, printable
+from penstock.errors import StateError, first_few, printable
 from penstock.pytorch._epochs import SharedEpochs
 from penstock.pytorch._ranks import find_rank
 from penstock.pytorch._warnings import warn_of_second_split
@@ -206,7 +206,7 @@ def _warn_of_whole_files(recipe: Recipe, num_parts: int) -> None:
     whole = [path for path, reason in reasons.items() if reason]
     if not whole or len(whole) >= num_parts or num_parts == 1:
         return
-    examples = ", ".join(f"{printable(path)} {reasons[path]}" for path in whole[:3]) + (", …" if len(whole) > 3 else "")
+    examples = first_few([f"{printable(path)} {reasons[path]}" for path in whole], 3)
     warnings.warn(
         f"{len(whole)} of {len(recipe.files)} files must be read from their start, each by one worker of one rank, and "
         f"there are {num_parts} of those: some get none of them ({examples}). Use fewer workers or more files; for CSV "

@@ -38,6 +38,8 @@ class SampleOrder(ABC):
     """Of the shuffle, if there is one."""
     is_once: bool = False
     """Whether an epoch holds every sample exactly once."""
+    _read_ahead: ReadAhead | None = None
+    """Knows which data comes next, where that is known: the samples of a class, dealt in turn, are anywhere."""
 
     @property
     @abstractmethod
@@ -48,13 +50,15 @@ class SampleOrder(ABC):
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """The index of the sample at each row."""
 
-    @abstractmethod
     def announce(self, row: int) -> None:
         """Tell the kernel which data this row and those after it need, where that is known."""
+        if self._read_ahead is not None:
+            self._read_ahead.announce(row)
 
-    @abstractmethod
     def release(self, row: int) -> None:
         """Tell the kernel which data is behind this row, where that is known."""
+        if self._read_ahead is not None:
+            self._read_ahead.release(row)
 
     def mixing(self) -> list[Mixing]:
         """How batches are mixed, where that is known and may differ from a full shuffle."""
@@ -85,14 +89,6 @@ class StoredOrder(SampleOrder):
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """By the order of the epoch."""
         return self._epochs.find(rows)
-
-    def announce(self, row: int) -> None:
-        """The storage windows of the row's group, and of the next."""
-        self._read_ahead.announce(row)
-
-    def release(self, row: int) -> None:
-        """The storage windows of the groups before the row's."""
-        self._read_ahead.release(row)
 
     def mixing(self) -> list[Mixing]:
         """Of samples."""
@@ -131,14 +127,6 @@ class WeightedOrder(SampleOrder):
             found[places] = self._draw.samples(epoch, slots)
         return found
 
-    def announce(self, row: int) -> None:
-        """The storage windows of the row's group, and of the next."""
-        self._read_ahead.announce(row)
-
-    def release(self, row: int) -> None:
-        """The storage windows of the groups before the row's."""
-        self._read_ahead.release(row)
-
 
 class BalancedOrder(SampleOrder):
     """Every class in turn."""
@@ -176,12 +164,6 @@ class BalancedOrder(SampleOrder):
         """The member of the class whose turn it is."""
         skipped = self._rows_per_epoch - self.num_rows  # an epoch begins with a round
         return self._members[self._deal.members(rows + rows // self.num_rows * skipped)]
-
-    def announce(self, row: int) -> None:
-        """Nothing: the samples of a class are anywhere."""
-
-    def release(self, row: int) -> None:
-        """Nothing, for the same reason."""
 
 
 def make_order(samples: Samples, columns: tuple[Column, ...], stages: Sequence[Stage]) -> SampleOrder:

@@ -41,7 +41,7 @@ def make_certificates(folder: str | os.PathLike[str], hosts: Sequence[str], *, d
 
     Raises:
         DatasetExists: certificates are there already.
-        ValueError: there is no host, one is no name or address, or the days are not positive.
+        ValueError: there is no host, one is not a name or an address, or the days are not positive.
     """
     if not hosts or days < 1:
         raise ValueError("Certificates need at least one host and one day.")

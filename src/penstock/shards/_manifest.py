@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from penstock.errors import CorruptionError, FormatError, IncompleteDataset, SchemaError
+from penstock.errors import CorruptionError, FormatError, IncompleteDataset, SchemaError, first_few
 from penstock.filesystem import lock_holder, open_regular, similar_path, storage_errors
 from penstock.identity import GrowingDigest, digest
 from penstock.schema import Schema
@@ -302,7 +302,7 @@ def _why_incomplete(directory: Path) -> str:
         return f"{directory}: not finished; its writer was stopped. Write or prepare it again."
     inside = sorted(path.parent.name for path in directory.glob(f"*/{MANIFEST_NAME}"))
     if inside:
-        shown = ", ".join(inside[:_SHOWN_FOLDERS]) + (", …" if len(inside) > _SHOWN_FOLDERS else "")
+        shown = first_few(inside, _SHOWN_FOLDERS)
         return f"{directory}: not a dataset itself, but a folder of datasets ({shown}): open {directory / inside[0]}."
     return f"{directory}: no dataset is there ({MANIFEST_NAME} is missing)."
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from penstock.errors import DatasetExists, FormatError, IncompleteDataset, PenstockError, StorageError
+from penstock.errors import DatasetExists, FormatError, IncompleteDataset, PenstockError, StorageError, first_few
 from penstock.filesystem import (
     DirectoryLock,
     OpenFolder,
@@ -227,7 +227,7 @@ def _check_mode(directory: Path, mode: Mode, previous: Manifest | None, known_na
     with storage_errors(directory, doing="listed"):
         strange = sorted(name for name in os.listdir(directory) if name not in known)
     if strange:
-        shown = ", ".join(strange[:3]) + (", …" if len(strange) > 3 else "")
+        shown = first_few(strange, 3)
         raise DatasetExists(
             f"{directory}: {len(strange)} other files are there ({shown}). "
             "A dataset needs its own folder; use another path, or move them."

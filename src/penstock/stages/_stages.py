@@ -31,7 +31,7 @@ IGNORED = -100
 
 
 def _make_whole(stage: Stage, name: str, *, at_least: int | None = None, at_most: int | None = None) -> None:
-    """Make a field a Python int; `TypeError` or `ValueError` if it is no number in range."""
+    """Make a field a Python int; `TypeError` or `ValueError` if it is not a number in range."""
     number = whole_number(stage.verb, name, getattr(stage, name), at_least=at_least, at_most=at_most)
     object.__setattr__(stage, name, number)
 
@@ -51,7 +51,7 @@ def _check_names(stage: Stage, name: str) -> None:
 
 
 class SampleWeights:
-    """One number per sample, compared and told apart by a digest."""
+    """One number per sample, compared by a digest."""
 
     __slots__ = ("identity", "values")
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import SchemaError, did_you_mean
+from penstock.errors import SchemaError, did_you_mean, first_few
 from penstock.schema import Ragged
 from penstock.sources import Records
 from penstock.transforms._transform import BadRows
@@ -95,7 +95,7 @@ def mark_absent(records: Records, name: str, bad: BadRows) -> None:
 
 def list_fields(records: Records, name: str) -> str:
     """A sentence about the fields that there are, and the one that is probably meant; "" if the reader does not say."""
-    fields = ", ".join(map(repr, records.known[:_SHOWN_FIELDS])) + (", …" if len(records.known) > _SHOWN_FIELDS else "")
+    fields = first_few([repr(field) for field in records.known], _SHOWN_FIELDS)
     return f" The fields are {fields}.{did_you_mean(name, records.known)}" if fields else ""
 
 

@@ -19,7 +19,7 @@ for special tokens in the messages is refused, not misread. One that cuts words 
 Only tokens that are flagged special count. Other added tokens (runs of spaces, Qwen's `<tool_call>`) are vocabulary. So
 are the bytes of `byte_fallback` (`<0x0A>`), which `tokenizers` flags if it trained them: the model spells unknown
 characters with them, and would have no name for them if they were renamed. A text that contains `<0x0A>` does not mean
-the byte, so they are no added tokens in the sealed tokenizer.
+the byte, so they are not added tokens in the sealed tokenizer.
 """
 
 from __future__ import annotations
