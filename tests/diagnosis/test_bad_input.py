@@ -64,6 +64,14 @@ def test_a_script_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     assert "There is no script 'nowhere.py'" in done.stderr
 
 
+def test_a_program_for_another_machine_is_wrong_usage_and_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "train").write_bytes(b"\x7fELF\0")
+    (tmp_path / "train").chmod(0o755)
+    done = doctor("./train", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Exec format error" in done.stderr
+
+
 @pytest.mark.stress
 def test_what_runs_on_the_way_out_saves_no_checkpoint(tmp_path: Path) -> None:
     text = HEAD + (
