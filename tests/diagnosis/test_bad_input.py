@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.diagnosis._run import DoctorSettings, environment, recording_folder, run_script
+from penstock.diagnosis._watched import place_of_caller
 
 from .scripts import ENVIRONMENT, diagnose, doctor
 from .test_scripts_of_others import HEAD
@@ -51,6 +52,15 @@ def test_a_script_without_a_loader_is_told_so(tmp_path: Path) -> None:
 def test_a_loader_that_nobody_iterates_over_has_no_steps(tmp_path: Path) -> None:
     found = diagnose(write(tmp_path, HEAD + "iter(DataLoader(Slow()))\n"), cwd=tmp_path)
     assert "never took a batch" in found["verdict"]
+
+
+def test_a_loader_made_in_a_folder_that_is_gone_is_named_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert place_of_caller().startswith(__file__)
 
 
 def test_a_script_reads_its_own_input(tmp_path: Path) -> None:
