@@ -78,5 +78,7 @@ def test_a_server_says_where_it_is_and_ends_cleanly_at_ctrl_c(folder: Path) -> N
 
 
 def test_a_plan_that_names_code_is_refused_before_anything_is_imported(folder: Path) -> None:
-    assert "running code of 'evil' was not allowed" in serve(folder, "naming.toml")
+    told = serve(folder, "naming.toml")
+    assert "running code of 'evil' was not allowed" in told
+    assert "--allow-code" in told
     assert [path.name for path in folder.glob("ran-*")] == []

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.diagnosis._run import DoctorSettings, environment, recording_folder, run_script
+from penstock.diagnosis._watched import place_of_caller
 
 from .scripts import ENVIRONMENT, diagnose, doctor
 from .test_scripts_of_others import HEAD
@@ -53,6 +54,15 @@ def test_a_loader_that_nobody_iterates_over_has_no_steps(tmp_path: Path) -> None
     assert "never took a batch" in found["verdict"]
 
 
+def test_a_loader_made_in_a_folder_that_is_gone_is_named_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert place_of_caller().startswith(__file__)
+
+
 def test_a_script_reads_its_own_input(tmp_path: Path) -> None:
     done = doctor(write(tmp_path, "print('read', input())"), cwd=tmp_path, input="a line\n")
     assert "read a line" in done.stdout
@@ -62,6 +72,14 @@ def test_a_script_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     done = doctor("nowhere.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "There is no script 'nowhere.py'" in done.stderr
+
+
+def test_a_program_for_another_machine_is_wrong_usage_and_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "train").write_bytes(b"\x7fELF\0")
+    (tmp_path / "train").chmod(0o755)
+    done = doctor("./train", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Exec format error" in done.stderr
 
 
 @pytest.mark.stress

@@ -217,8 +217,17 @@ def test_a_token_is_asked_for_and_compared(tmp_path: Path) -> None:
                 assert len(list(loader)) == 10
                 loader.close()
             else:
-                with pytest.raises(ServiceError, match="401: The token is missing or wrong"):
+                with pytest.raises(ServiceError, match=r"401: The token is missing or wrong\.\nShow the servers"):
                     list(loader)
+
+
+def test_a_port_that_is_taken_and_no_workers_are_told() -> None:
+    plan = samples().batch(10)
+    with served(plan) as servers, pytest.raises(OSError, match=f"Address already in use: '{servers[0]}'"):
+        penstock.serve(plan, servers[0], num_workers=1)
+    for number in (0, -1):
+        with pytest.raises(ValueError, match=f"num_workers={number}: a server needs at least one"):
+            penstock.serve(plan, "127.0.0.1:0", num_workers=number)
 
 
 def test_certificates_made_for_a_cluster_let_its_own_in_and_others_out(tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ def test_a_plans_loader_takes_them_too(tmp_path):
             r"\[loader\] has collate_fn; it may have num_workers",
         ),
         ("version = 1\n[loader]\nnum_workers = 'many'\n", "num_workers='many'"),
+        ("version = 1\n[laoder]\nnum_workers = 2\n", r"has laoder; there may be the tables \[loader\]"),
+        ("version = 1\nnum_workers = 2\n", r"has num_workers; .* belongs under \[loader\]"),
+        ("version = 1\n[loader]\nnum_workers = 1.5\n", "num_workers = 1.5; expected a whole number or a string"),
+        ("version = 1\n[loader]\nnum_workers = true\n", "num_workers = true; expected a whole number or a string"),
+        ("version = 1\n[loader]\npin_memory = 'no'\n", 'pin_memory = "no"; expected true or false'),
         ("version = 1\n[loader]\nnum_workers = 9223372036854775807\n", "no machine has use for more than 4,096"),
     ],
 )

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     with recording_folder() as folder:
         try:
             recording = run_script(words, settings, folder=folder, output_to_stderr=arguments.json)
-        except (FileNotFoundError, ValueError) as error:  # there is no such script or program, or it cannot be run
+        except (OSError, ValueError) as error:  # there is no such script or program, or it cannot be run
             tell_failure(error, as_json=arguments.json)
             return 2
         diagnosis = diagnose(recording)

@@ -186,7 +186,7 @@ def _notes(run: ScriptRun) -> list[str]:
         notes.append("Interrupted: this is what was seen until then.")
     elif run.exit_code and not run.was_stopped:
         notes.append(f"The script itself ended with exit code {run.exit_code}; this is what was seen until then.")
-    elif recording.leader is not None and not recording.has("done"):
+    elif recording.leader is not None and not recording.has("done") and not recording.has("unfed"):
         notes.append("The script ended before all was tried.")
     notes += [
         f"After {each['batches']} batches, training went on for {each['steps']} steps without asking a loader for one, "

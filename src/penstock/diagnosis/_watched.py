@@ -141,5 +141,8 @@ def place_of_caller() -> str:
     if frame is None:
         return ""
     path = frame.f_code.co_filename
-    short = os.path.relpath(path) if os.path.exists(path) else path
+    try:
+        short = os.path.relpath(path) if os.path.exists(path) else path
+    except OSError:  # the current folder is gone
+        short = path
     return f"{path if short.startswith('..') else short}:{frame.f_lineno}"

@@ -148,7 +148,7 @@ def _import(name: str, where: Path, allowed: frozenset[str]) -> Callable[..., An
     if not _is_allowed(module, allowed):
         raise FormatError(
             f"{where}: names the function {name}, and running code of {module.partition('.')[0]!r} was not allowed. "
-            f"If you trust it: penstock.load_plan(path, allow_code=[{module.partition('.')[0]!r}])."
+            f"If you trust it: penstock.load_plan(path, allow_code=[{module.partition('.')[0]!r}]), or --allow-code."
         )
     try:
         found = import_function(name)

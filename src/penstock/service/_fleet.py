@@ -86,9 +86,12 @@ class Fleet:
         reasons = "".join(f"\n  {link.address}: {link.condition}" for link in links)
         reasons = reasons or f"\n  {self._remote.servers}: no address found"
         what = "Every server refuses" if refuse_all else f"No server has answered for {waited:.0f} s"
+        advice = f"Start `penstock serve` with this plan ({self._plan.fingerprint})"
+        if refuse_all and all(link.condition.startswith("401") for link in links):
+            advice = "Show the servers their token (penstock.Security(token_file=...))"
         raise ServiceError(
-            f"{what}:{reasons}\nStart `penstock serve` with this plan ({self._plan.fingerprint}), or load it here: "
-            "leave out remote=. The state of the loader is that of the last batch handed over."
+            f"{what}:{reasons}\n{advice}, or load the plan here: leave out remote=. The state of the loader is that of "
+            "the last batch handed over."
         )
 
     def close(self) -> None:

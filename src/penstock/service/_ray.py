@@ -65,13 +65,15 @@ class RayServers:
     ) -> None:
         if count < 1:
             raise ValueError(f"{count} servers; expected at least 1.")
+        if num_workers is not None and num_workers < 1:
+            raise ValueError(f"num_workers={num_workers}: a server needs at least one worker process.")
         security = security or Security()
         security.check_server(split_address(bind)[0])
         self._file = Path(file).expanduser()
         self._stack = contextlib.ExitStack()
         self._cluster = self._stack.enter_context(Cluster("serving on a cluster", cluster))
         ray = self._ray = self._cluster.ray
-        self.num_workers = num_workers or max(1, self._cluster.num_cpus // count)
+        self.num_workers = max(1, self._cluster.num_cpus // count) if num_workers is None else num_workers
         actor = ray.remote(num_cpus=self.num_workers, max_restarts=-1, scheduling_strategy="SPREAD")(ServerActor)
         self._actors = [actor.remote(plan, bind, self.num_workers, security, window_bytes) for _ in range(count)]
         self._asked: dict[int, Any] = {}

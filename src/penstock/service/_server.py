@@ -15,6 +15,7 @@ alone, where it can be reached by web pages as well, in a browser of this machin
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import threading
 import traceback
@@ -70,7 +71,9 @@ class Server:
         self._asks_nobody = self._token is None and security.authority is None
         self.statistics = ServerStatistics()
         self._is_leaving = False
-        count = num_workers or default_workers("process")
+        count = default_workers("process") if num_workers is None else num_workers
+        if count < 1:
+            raise ValueError(f"num_workers={num_workers}: a server needs at least one worker process.")
         self._dispatcher = Dispatcher(plan, num_workers=count, start_method=start_method, window_bytes=window_bytes)
         try:
             request = BatchRequest(plan.fingerprint, 0, 1, 0, 1, 0, 1)
@@ -116,7 +119,8 @@ class Server:
         try:
             asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - raised by __init__
-            self._failure = error
+            is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            self._failure = OSError(errno.EADDRINUSE, "Address already in use", self.address) if is_taken else error
         finally:
             self._begun.set()
 

@@ -46,7 +46,8 @@ def _read(address: Address, security: Security) -> Reading:
         metrics = parse_metrics(connection.get_text("/metrics"))
         return Reading(str(address), time.monotonic(), metrics)
     except (OSError, Refused, ValueError) as error:
-        return Reading(str(address), time.monotonic(), {}, printable(str(error)) or type(error).__name__)
+        problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return Reading(str(address), time.monotonic(), {}, printable(problem))
     finally:
         connection.close()
 

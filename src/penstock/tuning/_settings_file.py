@@ -27,6 +27,14 @@ LOADER_OPTIONS = (
     *("batch_size", "start_method", "drop_consumed"),
 )
 """Options of a loader that a settings file may contain."""
+_TABLES = ("loader", "job", "measured")
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("num_workers", "prefetch"), (int, str)),
+    **dict.fromkeys(("prefetch_factor", "batch_size"), (int,)),
+    **dict.fromkeys(("workers", "start_method"), (str,)),
+    **dict.fromkeys(("pin_memory", "persistent_workers", "in_order", "drop_consumed"), (bool,)),
+}
+_KIND_NAMES = {int: "a whole number", str: "a string", bool: "true or false"}
 _VERSION = 1
 _LARGEST = 1 << 20
 _MOST_WORKERS = 4096
@@ -67,6 +75,11 @@ def read_settings(path: str | os.PathLike[str]) -> SettingsFile:
             f"{where}: version {fields.get('version')!r}; this Penstock reads settings of version {_VERSION}. "
             "Write them again: penstock tune JOB.py."
         )
+    if misplaced := [name for name in fields if name not in ("version", *_TABLES)]:
+        raise FormatError(
+            f"{where}: has {', '.join(misplaced)}; there may be the tables [loader], [job] and [measured], and what a "
+            "loader takes belongs under [loader]."
+        )
     options = fields.get("loader", {})
     if not isinstance(options, dict) or any(
         not isinstance(value, bool | int | float | str) for value in options.values()
@@ -78,6 +91,10 @@ def read_settings(path: str | os.PathLike[str]) -> SettingsFile:
             f"{where}: [loader] has {', '.join(unknown)}; it may have {', '.join(LOADER_OPTIONS)}. "
             "Your own options belong under [job]."
         )
+    for name, value in options.items():
+        if type(value) not in _KINDS[name]:
+            kinds = " or ".join(_KIND_NAMES[kind] for kind in _KINDS[name])
+            raise FormatError(f"{where}: {name} = {json.dumps(value)}; expected {kinds}.")
     if isinstance(count := options.get("num_workers"), int) and count > _MOST_WORKERS:
         raise FormatError(f"{where}: num_workers = {count}; no machine has use for more than {_MOST_WORKERS:,}.")
     measured = fields.get("measured")
