@@ -73,7 +73,7 @@ def test_inspect_shows_tokens_as_text(dataset, tmp_path, capsys):
 def test_inspect_tells_how_a_dataset_was_made_in_a_few_words(tmp_path, capsys, inline):
     Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="a")).save(str(tmp_path / "words.json"))
     (tmp_path / "a.txt").write_bytes(b"a a\na\xff\n")
-    tokenize = penstock.Tokenize(str(tmp_path / "words.json"), append_eos="<eos>")
+    tokenize = penstock.Tokenize(str(tmp_path / "words.json"), append_eos="<eos>", keep=["path"])
     lines = penstock.SourceOptions(text_unit="line")
     options = {"workers": 1, "on_error": "skip", "pack": 8}
     penstock.prepare(str(tmp_path / "a.txt"), str(tmp_path / "made"), transform=tokenize, reading=lines, **options)
@@ -81,7 +81,7 @@ def test_inspect_tells_how_a_dataset_was_made_in_a_few_words(tmp_path, capsys, i
     shown = capsys.readouterr().out
     assert f"From 1 file: {tmp_path}/a.txt" in shown
     assert "tokenizer            words.json, 2 tokens, <eos> (1) ends each document" in shown
-    assert "transform            Tokenize, column text" in shown
+    assert "transform            Tokenize, column text, keep path\n" in shown
     assert "skipped              1 row (invalid_utf8 1)" in shown
     assert "packing              rows are counted for tokens 8 split None" in shown
     assert "--decode TOKENIZER shows tokens as text; the tokenizer was words.json" in shown

@@ -47,6 +47,16 @@ def test_parts_are_datasets_that_hold_what_splitting_the_whole_one_gives(tmp_pat
     assert 0.1 < len(found["val"]) / len(texts) < 0.3
 
 
+def test_a_part_is_not_split_again_by_the_seed_that_made_it(tmp_path: Path, inline: None) -> None:
+    make_corpus(tmp_path / "raw", 2, 40)
+    for by in ("content", ["tokens"]):
+        prepare(tmp_path / "raw", tmp_path / "data", split_by=by, overwrite=True)
+        train = penstock.open(tmp_path / "data" / "train")
+        with pytest.raises(ValueError, match="Use another seed"):
+            train.split(SPLIT, seed=0)
+        assert len(train.split(SPLIT, seed=1)["val"]) > 0
+
+
 def test_all_parts_are_made_by_reading_the_sources_once(tmp_path: Path) -> None:
     make_corpus(tmp_path / "raw")
     prepared = prepare(tmp_path / "raw", tmp_path / "data")

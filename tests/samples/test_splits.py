@@ -135,3 +135,13 @@ def test_a_foreign_file_is_split_as_the_same_arrays_are(tmp_path: Path) -> None:
     expected = penstock.from_arrays({"data": rows}).split(FRACTIONS, seed=1)
     for part in FRACTIONS:
         assert (found[part][:]["data"] == expected[part][:]["data"]).all()
+
+
+@pytest.mark.parametrize(("first", "second"), [("content", "content"), ("content", ["tokens"]), ("user", "user")])
+def test_a_part_is_not_split_again_by_the_seed_that_made_it(first: Any, second: Any) -> None:
+    ds = penstock.from_arrays({"tokens": np.arange(1000), "user": np.arange(1000) // 2})
+    train = ds.split({"train": 0.9, "test": 0.1}, seed=1, by=first)["train"].take(range(100, 600))
+    with pytest.raises(ValueError, match=r"split\(seed=1\): these samples are already a part .* Use another seed\."):
+        train.split({"train": 0.9, "val": 0.1}, seed=1, by=second)
+    for options in ({"seed": 2, "by": second}, {"seed": 1, "by": "index"}):
+        assert 20 < len(train.split({"train": 0.9, "val": 0.1}, **options)["val"]) < 100  # type: ignore[arg-type]

@@ -162,6 +162,28 @@ def test_marks_that_miss_the_assistant_are_refused() -> None:
     assert reasons(run([TALK], template)) == [(0, "chat_template")]
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([{"type": "text", "text": "Yes"}], "writes a content of parts as [{'type': 'text', 'text': 'Yes'}]; give"),
+        (None, "writes None for a message without content"),
+    ],
+)
+def test_content_that_is_no_text_is_not_written_as_python_writes_it(content: Any, message: str) -> None:
+    said_none = {"role": "user", "content": "None"}
+    talk = [said_none, {"role": "assistant", "content": content, "tool_calls": [{"name": "getNone"}]}]
+    output = run([talk])
+    assert reasons(output) == [(0, "chat_template")]
+    assert message in output.errors[0].message
+    reads_it = (
+        "{%- for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}"
+        "{{ message.content }}{% else %}{% for part in message.content or [] %}{{ part.text }}{% endfor %}"
+        "{{ message.tool_calls[0].name }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert said(run([talk], reads_it)).endswith("None<|im_end|>\n")
+
+
 def test_text_that_holds_the_marking_characters_is_refused() -> None:
     talk = [{"role": "assistant", "content": "a\ufdd0b"}]
     output = run([talk], MARKED)

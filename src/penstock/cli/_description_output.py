@@ -204,8 +204,15 @@ def _tokenizer(value: Mapping[str, Any]) -> str:
 
 def _transform(value: Mapping[str, Any]) -> str:
     shown = {key: value[key] for key in _SHOWN_OF_TRANSFORM if key in value}
-    rest = _in_words(shown)
+    rest = _in_words({**shown, "keep": _kept(shown.get("keep"))})
     return ", ".join([_in_words(value["transform"]), *_chat(value.get("chat")), *([rest] if rest != "nothing" else [])])
+
+
+def _kept(value: Any) -> Any:
+    """Kept columns, with the types that were asked for."""
+    if not isinstance(value, list) or not all(isinstance(pair, list) for pair in value):
+        return value
+    return " and ".join(" as ".join(map(_in_words, filter(None, pair))) for pair in value)
 
 
 def _chat(value: Any) -> list[str]:

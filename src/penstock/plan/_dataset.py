@@ -163,9 +163,10 @@ class Dataset(Verbs[Plan]):
 
         Raises:
             SchemaError: there is no such column.
-            ValueError: the fractions do not add up to 1; or `by` needs what the dataset does not have.
+            ValueError: the fractions do not add up to 1; `by` needs what the dataset does not have; or this is already
+                a part of a split with this seed.
         """
-        parts = split_parts(fractions, seed, by, self.storage.schema)
+        parts = split_parts(fractions, seed, by, self.samples)
         for part in parts.values():
             self.samples.keys.check(part.by)
         return {name: self._derive(selection=part) for name, part in parts.items()}

@@ -22,7 +22,7 @@ from penstock.order import derive_key, draw_shares, share_ranges
 from penstock.samples._keys import By
 from penstock.samples._samples import Samples
 from penstock.schema import Column, Schema, exact_array
-from penstock.shards import read_samples, samples_per_chunk
+from penstock.shards import content_columns, read_samples, samples_per_chunk
 from penstock.splitmix import GAMMA, mix
 
 _CHUNK_BYTES = 16 << 20
@@ -167,17 +167,39 @@ class SplitPart:
 
 
 def split_parts(
-    fractions: Mapping[str, float], seed: int, by: str | Sequence[str], schema: Schema
+    fractions: Mapping[str, float], seed: int, by: str | Sequence[str], samples: Samples
 ) -> dict[str, SplitPart]:
     """One part per name; together they take every sample exactly once.
 
     Raises:
         TypeError: the fractions have no names, or the seed is not an int.
-        ValueError: a fraction is not positive, they do not add up to 1, or `by` can mean two things.
+        ValueError: a fraction is not positive, they do not add up to 1, `by` can mean two things, or the samples are
+            a part of a split with the same seed.
     """
     ranges = share_ranges(fractions)
-    seed, key = whole_number("split", "seed", seed), _as_by(by, schema)
+    seed, key = whole_number("split", "seed", seed), _as_by(by, samples.storage.schema)
+    _check_seed(samples, seed, key)
     return {name: SplitPart(begin, end, seed, key) for name, (begin, end) in ranges.items()}
+
+
+def _check_seed(samples: Samples, seed: int, by: By) -> None:
+    """Refuse to split a part again by the seed and the keys that made it: its samples would all go the same way."""
+    made: list[Any] = [(part.seed, part.by) for part in samples.selections if isinstance(part, SplitPart)]
+    found: Any = samples.storage.attributes
+    for field in ("preparation", "recipe", "part"):
+        found = found.get(field) if isinstance(found, Mapping) else None
+    if isinstance(found, Mapping):
+        columns = found.get("by")
+        made.append((found.get("seed"), tuple(columns) if isinstance(columns, list) else columns))
+
+    def keys(by: Any) -> Any:
+        return content_columns(samples.storage.schema) if by == "content" else by
+
+    if by != "index" and (seed, keys(by)) in [(each, keys(known)) for each, known in made]:
+        raise ValueError(
+            f"split(seed={seed}): these samples are already a part of a split with that seed. It would draw the same "
+            "number for each of them again, and give other shares than asked for. Use another seed."
+        )
 
 
 def _as_by(by: str | Sequence[str], schema: Schema) -> By:

@@ -186,6 +186,7 @@ def _render_dialogue(
     """
     messages = dialogue.messages
     text = renderer.render(messages, tools)
+    _check_words(renderer, messages, tools, text)
     ends = messages[-1].get("role") == _ASSISTANT
     if loss_on is None:
         return Conversation(text, (), ends)
@@ -195,6 +196,26 @@ def _render_dialogue(
     if renderer.template.has_marks(tools):
         return Conversation(text, _find_marked(renderer, messages, tools, text, said, learned), ends)
     return Conversation(text, _find_by_prefixes(renderer, messages, tools, text, learned), ends)
+
+
+def _check_words(renderer: TemplateRenderer, messages: list[Any], tools: list[Any] | None, text: str) -> None:
+    """Refuse a template that writes None and lists of parts as Python does: the model would learn to say so."""
+    contents = [message.get("content", "") for message in messages]
+    for content in contents:
+        are_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
+        if content and are_parts and str(content) in text:
+            raise TemplateRefused(
+                f"it writes a content of parts as {content!s:.60}; give the content as text, or use a "
+                "template that reads parts"
+            )
+    if None in contents and "None" in text:
+        blank = [{**message, "content": ""} if message.get("content", "") is None else message for message in messages]
+        written = renderer.render(blank, tools)
+        if written != text and written.replace("None", "") == text.replace("None", ""):
+            raise TemplateRefused(
+                "it writes None for a message without content; give it an empty content, or use a template that reads "
+                "its other fields"
+            )
 
 
 def _find_marked(
