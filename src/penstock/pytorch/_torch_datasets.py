@@ -25,6 +25,7 @@ from penstock.errors import StateError
 
 WorkerState = bytes | int | None
 """Where a worker stands: pickled, or the number of batches it has given, or at the beginning."""
+_NOTHING = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,28 @@ class Fetching:
         return self.is_iterable or has_state(self.dataset)
 
     def make_fetcher(
-        self, collate_fn: Callable[[Any], Any], start: WorkerState = None, *, is_over: bool = False
+        self,
+        collate_fn: Callable[[Any], Any],
+        start: WorkerState = None,
+        *,
+        is_over: bool = False,
+        has_ended: bool = False,
     ) -> Any:
         """Torch's own fetcher; for an iterable dataset this starts an iterator, from a state if there is one.
 
-        If the state is of an epoch that is over, it is the next one that starts.
+        If the state is of an epoch that is over, it is the next one that starts. If the iterator had ended in what was
+        read of this epoch, it gives no more, whatever its state says: many datasets go back to their beginning there.
         """
+        fetcher = self._fetcher_at(collate_fn, start)
+        if has_ended:
+            if isinstance(start, bytes) and next(fetcher.dataset_iter, _NOTHING) is not _NOTHING:
+                fetcher = self._fetcher_at(
+                    collate_fn, start
+                )  # it is back at its beginning, where the next epoch starts
+            fetcher.ended = True
+        return self._new_fetcher(collate_fn) if is_over and isinstance(start, bytes) else fetcher
+
+    def _fetcher_at(self, collate_fn: Callable[[Any], Any], start: WorkerState) -> Any:
         state = pickle.loads(start) if isinstance(start, bytes) else {}  # noqa: S301 - the trainer's
         if "dataset" in state:
             _check_has_state(self.dataset, "dataset")
@@ -68,7 +85,7 @@ class Fetching:
         if "iterator" in state:
             _check_has_state(fetcher.dataset_iter, "iterator")
             fetcher.dataset_iter.load_state_dict(state["iterator"])
-        return self._new_fetcher(collate_fn) if is_over and state else fetcher
+        return fetcher
 
     def state_of(self, fetcher: Any) -> bytes | None:
         """Where a worker stands, pickled because the dataset keeps changing the original; None when it cannot say."""
