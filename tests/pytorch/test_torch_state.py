@@ -213,6 +213,10 @@ def test_a_dataset_that_ended_within_a_batch_gives_no_more_in_that_epoch(dataset
             other.load_state_dict(state)
             assert plain(other) == batches[position:]
             assert plain(other) == batches
+    at_rest = loader.state_dict()
+    with make() as other:
+        other.load_state_dict(at_rest)
+        assert plain(other) == batches
 
 
 def test_the_state_of_a_stream_is_that_of_the_batches_handed_over_not_of_those_computed_ahead() -> None:

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as distributed
 from torch.utils.data import IterDataPipe, MapDataPipe, graph_settings
@@ -68,13 +71,15 @@ class Fetching:
         read of this epoch, it gives no more, whatever its state says: many datasets go back to their beginning there.
         """
         fetcher = self._fetcher_at(collate_fn, start)
+        if not isinstance(start, bytes):
+            is_over = False
+        elif self.is_iterable and (is_over or has_ended):
+            with preserve_generators():  # a generator notices only now that nothing is left of its epoch
+                is_back = next(fetcher.dataset_iter, _NOTHING) is not _NOTHING
+            fetcher = self._fetcher_at(collate_fn, start) if is_back else fetcher
         if has_ended:
-            if isinstance(start, bytes) and next(fetcher.dataset_iter, _NOTHING) is not _NOTHING:
-                fetcher = self._fetcher_at(
-                    collate_fn, start
-                )  # it is back at its beginning, where the next epoch starts
             fetcher.ended = True
-        return self._new_fetcher(collate_fn) if is_over and isinstance(start, bytes) else fetcher
+        return self._new_fetcher(collate_fn) if is_over else fetcher
 
     def _fetcher_at(self, collate_fn: Callable[[Any], Any], start: WorkerState) -> Any:
         state = pickle.loads(start) if isinstance(start, bytes) else {}  # noqa: S301 - the trainer's
@@ -100,6 +105,18 @@ class Fetching:
         fetch = torch_utils.fetch
         kind = fetch._IterableDatasetFetcher if self.is_iterable else fetch._MapDatasetFetcher
         return kind(self.dataset, self.auto_collation, collate_fn, self.drop_last)
+
+
+@contextmanager
+def preserve_generators() -> Iterator[None]:
+    """Put the global generators back as they were, whatever is drawn in the block."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
 
 
 def skip_batch(fetcher: Any, index: Any) -> bool:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from penstock.loader import LoaderStatistics, count_handed_over
 from penstock.pytorch._feed import BatchSource, Feed, take
-from penstock.pytorch._samplers import Indices, preserve_generators
-from penstock.pytorch._torch_datasets import Fetching, WorkerState, skip_batch
+from penstock.pytorch._samplers import Indices
+from penstock.pytorch._torch_datasets import Fetching, WorkerState, preserve_generators, skip_batch
 
 
 class Receipt(NamedTuple):
@@ -175,10 +175,9 @@ class InlineBatches:
         self._left_at: float | None = None
         self.ended: Mapping[int, bytes | None] = {}
         start = progress.worker_states[0]
-        with preserve_generators() if progress.ended else contextlib.nullcontext():
-            self._fetcher = fetching.make_fetcher(
-                fetching.collate_fn, start, is_over=progress.begins_after_states, has_ended=bool(progress.ended)
-            )
+        self._fetcher = fetching.make_fetcher(
+            fetching.collate_fn, start, is_over=progress.begins_after_states, has_ended=bool(progress.ended)
+        )
         self._awaits_start = fetching.may_have_state
         if isinstance(start, int):
             with preserve_generators():
