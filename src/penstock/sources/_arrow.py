@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, MissingExtra, PenstockError, SchemaError, did_you_mean
 from penstock.sources._model import Records, RowError, rows_around
+from penstock.sources._options import SourceOptions
 
 _OUT_OF_MEMORY = "out of memory while reading"
 _MEMORY_MESSAGES = ("Cannot allocate memory", "not enough memory")  # mmap's, and zstd's
@@ -49,6 +51,19 @@ def records_of_batch(
         columns = {name: column.filter(arrow().array(keep)) for name, column in columns.items()}
         rows, errors = rows[keep], tuple(sorted((*errors, *found), key=lambda error: error.row))
     return Records(columns, first_row, len(rows), errors, rows if errors else None, size)
+
+
+def with_nan(records: Records, options: SourceOptions) -> Records:
+    """The records, with NaN for what is missing in columns of floats if the options say so."""
+    if options.missing != "nan":
+        return records
+    pa = arrow()
+    filled = {
+        name: column.fill_null(pa.scalar(float("nan"), column.type))
+        for name, column in records.columns.items()
+        if pa.types.is_floating(column.type) and column.null_count
+    }
+    return replace(records, columns={**records.columns, **filled})
 
 
 def dicts_of(records: Records) -> list[dict[str, Any]]:
