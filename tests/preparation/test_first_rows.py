@@ -106,7 +106,9 @@ def test_columns_that_tools_keep_book_in_are_left_out_and_named(tmp_path: Path) 
 
 
 def test_a_name_that_no_column_can_have_is_refused_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match=r"rows\.jsonl: 'a\.b' cannot name a column.*Name the columns to keep"):
+    with pytest.raises(
+        SchemaError, match=r"rows\.jsonl: 'a\.b' cannot name a column.*Name the columns to keep.*--typed-members"
+    ):
         keep(tmp_path, [{"a.b": 1}])
 
 
@@ -187,7 +189,7 @@ def test_numbers_that_stay_text_are_said_to(tmp_path: Path) -> None:
 
 def test_the_unnamed_index_that_pandas_writes_is_left_out_with_a_note(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(",kind,text\n0,x,a\n1,y,b\n")
-    [note] = prepare(tmp_path / "a.csv", tmp_path / "data", workers=1, reading=SourceOptions(types="infer")).notes
+    [note] = prepare(tmp_path / "a.csv", tmp_path / "data", workers=1).notes
     assert note == "Left out '': a column needs a name, which must not start with '__'."
     assert list(penstock.open(tmp_path / "data").schema.to_json()) == ["kind", "text"]
     (tmp_path / "b.csv").write_text("Sepal.Length\n5.1\n4.9\n")

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import DatasetExists
+from penstock.errors import DatasetExists, FormatError
 from penstock.preparation import prepare
-from penstock.sources import IterableSource
+from penstock.sources import IterableSource, SourceOptions
 from penstock.transforms import FunctionTransform, KeepColumns, Tokenize, Transform
 
 from .corpora import contents, decoded
@@ -65,6 +65,14 @@ def test_a_data_frame_is_a_table(tmp_path: Path) -> None:
         (b"c", 3),
     ]
     assert done.notes == ()
+
+
+def test_a_data_frames_nan_can_be_kept_and_is_otherwise_an_error_that_says_how(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": [1.5, float("nan")], "y": [1, 2]})
+    with pytest.raises(FormatError, match=r"row 1: Column 'x' is null.*missing='nan' \(--missing nan\)"):
+        prepare(frame, tmp_path / "data")
+    prepare(frame, tmp_path / "data", reading=SourceOptions(missing="nan"))
+    np.testing.assert_array_equal(penstock.open(tmp_path / "data")[:]["x"], [1.5, np.nan])
 
 
 def test_an_empty_list_among_arrays_says_nothing_about_their_type(tmp_path: Path) -> None:

@@ -79,6 +79,27 @@ def test_a_later_epoch_goes_on_and_so_do_those_after_it(numbers: Path, num_worke
         assert values(later) == epochs[2]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_of_a_later_epoch_or_between_two_does_not_repeat_the_end_of_the_one_before(
+    numbers: Path, num_workers: int
+) -> None:
+    def make() -> Any:
+        return load(numbers, num_workers, persistent_workers=num_workers > 0)
+
+    with make() as loader:
+        values(loader)
+        states = [loader.state_dict()]
+        loop = iter(loader)
+        states.append(loader.state_dict())  # no worker has begun this epoch
+        second = values(itertools.islice(loop, 1))
+        states.append(loader.state_dict())  # nor has the second worker
+        second += values(loop)
+    for state, rest in zip(states, (second, second, second[1:]), strict=True):
+        with make() as later:
+            later.load_state_dict(state)
+            assert values(later) == rest
+
+
 def test_accelerate_leaves_a_stream_alone_that_splits_itself(numbers: Path) -> None:
     accelerator = Accelerator(cpu=True)
     loader = penstock.DataLoader(penstock.stream(numbers), batch_size=8)

@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sa
 import penstock
 from penstock.errors import StateError
 from penstock.pytorch import _warnings
-from pytorch.torch_examples import Numbers, Repeated, Split, StatefulDataset, StatefulIterator, plain
+from pytorch.torch_examples import Numbers, Repeated, Split, StatefulDataset, StatefulIterator, plain, share
 
 
 class ShuffledByPython(Sampler[int]):
@@ -183,6 +183,40 @@ def test_an_iterable_loop_resumes_at_every_batch(dataset_class: Any, num_workers
     for position in positions:
         state = states[position]
         assert resumed(state, options, dataset_class(11)) == batches[position:]
+
+
+class GoesBack(StatefulDataset):
+    """At its end, it goes back to its beginning, where the next epoch starts."""
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = share(self.length)
+        while self.place < len(numbers):
+            self.place += 1
+            yield numbers[self.place - 1]
+        self.place = 0
+
+
+@pytest.mark.parametrize("dataset_class", [GoesBack, StatefulDataset])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_that_ended_within_a_batch_gives_no_more_in_that_epoch(dataset_class: Any, num_workers: int) -> None:
+    def make() -> penstock.DataLoader:
+        return penstock.DataLoader(dataset_class(5), 4, num_workers=num_workers, persistent_workers=num_workers > 0)
+
+    loader = make()
+    batches, states = [], []
+    for batch in loader:
+        batches.append(batch.tolist())
+        states.append(loader.state_dict())
+    assert [len(batch) for batch in batches] == ([3, 2] if num_workers else [4, 1])
+    for position, state in enumerate(states, 1):
+        with make() as other:
+            other.load_state_dict(state)
+            assert plain(other) == batches[position:]
+            assert plain(other) == batches
+    at_rest = loader.state_dict()
+    with make() as other:
+        other.load_state_dict(at_rest)
+        assert plain(other) == batches
 
 
 def test_the_state_of_a_stream_is_that_of_the_batches_handed_over_not_of_those_computed_ahead() -> None:

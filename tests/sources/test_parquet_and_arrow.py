@@ -31,6 +31,19 @@ def table_of(num_rows: int) -> pa.Table:
     return pa.table({"id": range(num_rows), "text": [None if n % 7 == 3 else f"document {n}" for n in range(num_rows)]})
 
 
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_missing_floats_are_nan_if_asked_for_and_nothing_else_is(tmp_path: Path, kind: str) -> None:
+    floats = pa.array(np.array([1.5, 0, 2]), pa.type_for_alias(kind), mask=np.array([False, True, False]))
+    table = pa.table({"x": floats, "id": [1, None, 3], "text": ["a", None, "c"]})
+    for name, write in (("a.parquet", write_parquet), ("a.arrow", write_arrow_file)):
+        write(tmp_path / name, table, 1)
+        rows, _ = gather(tmp_path / name)
+        assert [row["x"] for row in rows] == [1.5, None, 2]
+        filled, _ = gather(tmp_path / name, missing="nan")
+        assert str([row["x"] for row in filled]) == "[1.5, nan, 2.0]"
+        assert [(row["id"], row["text"]) for row in filled] == [(1, "a"), (None, None), (3, "c")]
+
+
 def write_parquet(path: Path, table: pa.Table, rows: int) -> None:
     pq.write_table(table, path, row_group_size=rows)
 

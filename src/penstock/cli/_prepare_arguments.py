@@ -181,7 +181,11 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT,…",
         help="CSV fields that mean a missing number, besides empty ones",
     )
-    how.add_argument("--missing", choices=("null", "nan"), help="what a missing number means: a bad row (null), or NaN")
+    how.add_argument(
+        "--missing",
+        choices=("null", "nan"),
+        help="what a missing number means: a bad row (null), or NaN, in columns of floats",
+    )
     how.add_argument(
         "--typed-members",
         action="store_true",

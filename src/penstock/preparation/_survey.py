@@ -229,7 +229,8 @@ def _examine(
 def _numbers_as_text(request: Request, files: Sequence[SourceFile]) -> tuple[str, ...]:
     if request.reading.types is not None or not isinstance(request.transform, KeepColumns):
         return ()
-    return tuple(types_in_first_rows(files, request.reading))
+    names = types_in_first_rows(files, request.reading)
+    return tuple(name for name in names if name and not name.startswith("__"))  # those are left out
 
 
 def _split(found: Survey, files: Sequence[SourceFile]) -> list[Split]:

@@ -29,7 +29,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from penstock.errors import StateError
-from penstock.pytorch._torch_datasets import draw_shared_seed, has_state, is_iterable_pipe
+from penstock.pytorch._torch_datasets import draw_shared_seed, has_state, is_iterable_pipe, preserve_generators
 from penstock.shapes import Either, misfit
 
 _DRAW_NOTHING = (SequentialSampler, DistributedSampler, _InfiniteConstantSampler, list, tuple, range)
@@ -235,18 +235,6 @@ def _restored_generators(loader: Any, draws: dict[str, Any]) -> Iterator[None]:
         if "python" in draws:
             random.setstate(_python_state(draws["python"]))
         yield
-
-
-@contextmanager
-def preserve_generators() -> Iterator[None]:
-    """Put the global generators back as they were, whatever is drawn in the block."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

@@ -54,6 +54,7 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Records of this process's part: from a state that was loaded, or from the start of the next epoch."""
+        self._run = None  # of the iterator before: this one has handed out nothing
         records = itertools.chain.from_iterable(self._runs())
         transform = self._transform
         return records if transform is None else (transform(record) for record in records)

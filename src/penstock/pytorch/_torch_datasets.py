@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as distributed
 from torch.utils.data import IterDataPipe, MapDataPipe, graph_settings
@@ -25,6 +28,7 @@ from penstock.errors import StateError
 
 WorkerState = bytes | int | None
 """Where a worker stands: pickled, or the number of batches it has given, or at the beginning."""
+_NOTHING = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +57,31 @@ class Fetching:
         """Whether workers are asked where they stand; what an iterator can say is known once there is one."""
         return self.is_iterable or has_state(self.dataset)
 
-    def make_fetcher(self, collate_fn: Callable[[Any], Any], start: WorkerState, *, is_over: bool = False) -> Any:
+    def make_fetcher(
+        self,
+        collate_fn: Callable[[Any], Any],
+        start: WorkerState,
+        *,
+        is_over: bool = False,
+        has_ended: bool = False,
+    ) -> Any:
         """Torch's own fetcher; for an iterable dataset this starts an iterator, from a state if there is one.
 
-        If the state is of an epoch that is over, it is the next one that starts.
+        If the state is of an epoch that is over, it is the next one that starts. If the iterator had ended in what was
+        read of this epoch, it gives no more, whatever its state says: many datasets go back to their beginning there.
         """
+        fetcher = self._fetcher_at(collate_fn, start)
+        if not isinstance(start, bytes):
+            is_over = False
+        elif self.is_iterable and (is_over or has_ended):
+            with preserve_generators():  # a generator notices only now that nothing is left of its epoch
+                is_back = next(fetcher.dataset_iter, _NOTHING) is not _NOTHING
+            fetcher = self._fetcher_at(collate_fn, start) if is_back else fetcher
+        if has_ended:
+            fetcher.ended = True
+        return self._new_fetcher(collate_fn) if is_over else fetcher
+
+    def _fetcher_at(self, collate_fn: Callable[[Any], Any], start: WorkerState) -> Any:
         state = pickle.loads(start) if isinstance(start, bytes) else {}  # noqa: S301 - the trainer's
         if "dataset" in state:
             _check_has_state(self.dataset, "dataset")
@@ -66,7 +90,7 @@ class Fetching:
         if "iterator" in state:
             _check_has_state(fetcher.dataset_iter, "iterator")
             fetcher.dataset_iter.load_state_dict(state["iterator"])
-        return self._new_fetcher(collate_fn) if is_over and state else fetcher
+        return fetcher
 
     def state_of(self, fetcher: Any) -> bytes | None:
         """Where a worker stands, pickled because the dataset keeps changing the original; None when it cannot say."""
@@ -81,6 +105,18 @@ class Fetching:
         fetch = torch_utils.fetch
         kind = fetch._IterableDatasetFetcher if self.is_iterable else fetch._MapDatasetFetcher
         return kind(self.dataset, self.auto_collation, collate_fn, self.drop_last)
+
+
+@contextmanager
+def preserve_generators() -> Iterator[None]:
+    """Put the global generators back as they were, whatever is drawn in the block."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
 
 
 def skip_batch(fetcher: Any, index: Any) -> bool:

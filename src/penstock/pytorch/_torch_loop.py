@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from penstock.loader import LoaderStatistics, count_handed_over
 from penstock.pytorch._feed import BatchSource, Feed, take
-from penstock.pytorch._samplers import Indices, preserve_generators
-from penstock.pytorch._torch_datasets import Fetching, WorkerState, skip_batch
+from penstock.pytorch._samplers import Indices
+from penstock.pytorch._torch_datasets import Fetching, WorkerState, preserve_generators, skip_batch
 
 
 class Receipt(NamedTuple):
@@ -31,7 +31,7 @@ class Receipt(NamedTuple):
     sampler_state: Any
     worker_state: bytes | None
     ended: Mapping[int, bytes | None] = {}
-    """Workers of an iterable dataset that had no more to give before this batch came, and where they stood then."""
+    """Workers of an iterable dataset that have no more to give after this batch, and where they stood then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -175,7 +175,9 @@ class InlineBatches:
         self._left_at: float | None = None
         self.ended: Mapping[int, bytes | None] = {}
         start = progress.worker_states[0]
-        self._fetcher = fetching.make_fetcher(fetching.collate_fn, start, is_over=progress.begins_after_states)
+        self._fetcher = fetching.make_fetcher(
+            fetching.collate_fn, start, is_over=progress.begins_after_states, has_ended=bool(progress.ended)
+        )
         self._awaits_start = fetching.may_have_state
         if isinstance(start, int):
             with preserve_generators():
@@ -196,7 +198,8 @@ class InlineBatches:
         state = self._fetching.state_of(self._fetcher)
         self._statistics.produce_seconds += time.perf_counter() - begin
         self._left_at = count_handed_over(self._statistics, begin, 0.0, self._left_at)
-        return Receipt(number, 0, sampler_state, state), batch
+        ended = {0: state} if self._fetching.is_iterable and self._fetcher.ended else {}
+        return Receipt(number, 0, sampler_state, state, ended), batch
 
     def begin(self) -> None:
         """Ask the dataset where it starts, after what the sampler draws: it may draw from the same generator."""

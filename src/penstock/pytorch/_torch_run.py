@@ -243,7 +243,7 @@ class TorchRun:
         """Without workers: bring the dataset to where an epoch that is over left it, before the next one draws."""
         if saved["position"] is None:
             fetching, (state,) = Fetching.of(self._loader), worker_states(saved, 1)
-            fetching.make_fetcher(fetching.collate_fn, state)
+            fetching.make_fetcher(fetching.collate_fn, state, has_ended=True)
             saved.pop("workers", None)
 
     def _start_progress(self, indices: Indices, saved: dict[str, Any]) -> LoopProgress:

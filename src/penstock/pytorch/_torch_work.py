@@ -158,7 +158,8 @@ class TorchWork:
         content, arrays = pack(value, tensors, arena)
         state = self.fetching.state_of(self._fetcher)
         first_batches = self._first_batches(content, arrays) if self.fetching.is_iterable else None
-        return TorchAnswer(content, state, first_batches).as_batch(arrays)
+        has_ended = self.fetching.is_iterable and self._fetcher.ended
+        return TorchAnswer(content, state, first_batches, has_ended).as_batch(arrays)
 
     def _end(self) -> Batch:
         return TorchAnswer(WorkerEnd(), self.fetching.state_of(self._fetcher)).as_batch()
@@ -186,7 +187,9 @@ class TorchWork:
     def _start_epoch(self, start: TorchStart, arena: Arena) -> None:
         if start.shared_seed is not None and is_iterable_pipe(self.fetching.dataset):
             reseed_pipe(self.fetching.dataset, start.shared_seed)
-        self._fetcher = self.fetching.make_fetcher(self._collate, start.state, is_over=start.is_over)
+        self._fetcher = self.fetching.make_fetcher(
+            self._collate, start.state, is_over=start.is_over, has_ended=start.has_ended
+        )
         self._epoch, self._has_ended = start.epoch, start.has_ended
         for _ in range(start.state if isinstance(start.state, int) else 0):
             if self._has_ended:

@@ -89,6 +89,8 @@ class TorchAnswer(NamedTuple):
     """Where an iterable dataset stands after this batch."""
     first_batches: FirstBatches | None = None
     """Comes once, with the second batch."""
+    has_ended: bool = False
+    """Whether the iterable dataset ended within this batch."""
 
     def as_batch(self, arrays: Sequence[Array] = ()) -> Batch:
         """What an engine carries: this answer first, then the arrays in order.
@@ -96,7 +98,7 @@ class TorchAnswer(NamedTuple):
         The answer travels as plain tuples: pickling its classes takes about 10 us more per batch.
         """
         kind = _KINDS.index(type(self.content))
-        batch: Batch = {"answer": (kind, tuple(self.content), self.state, self.first_batches)}
+        batch: Batch = {"answer": (kind, tuple(self.content), self.state, self.first_batches, self.has_ended)}
         for number, array in enumerate(arrays):
             batch[str(number)] = array
         return batch
@@ -107,8 +109,8 @@ _KINDS: tuple[type[Any], ...] = (PlainTensors, PickledValue, WorkerFailure, Work
 
 def read_answer(batch: Batch) -> tuple[TorchAnswer, list[Array]]:
     """The answer and the arrays that `as_batch` was given, as the engine brought them."""
-    (kind, content, state, first_batches), *arrays = batch.values()
-    return TorchAnswer(_KINDS[kind](*content), state, first_batches), arrays
+    (kind, content, *rest), *arrays = batch.values()
+    return TorchAnswer(_KINDS[kind](*content), *rest), arrays
 
 
 class SlotTensors:

@@ -122,7 +122,8 @@ class WorkerBatches:
                 self._end(item.worker, answer.state)
                 continue
             sampler_state = self._sampler_states.pop(item.number)
-            receipt = Receipt(item.number, item.worker, sampler_state, answer.state, self.ended)
+            ended = {**self.ended, item.worker: answer.state} if answer.has_ended else self.ended
+            receipt = Receipt(item.number, item.worker, sampler_state, answer.state, ended)
             self._fill()
             waited = time.perf_counter()
             if isinstance(content, WorkerFailure):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, MissingExtra, PenstockError, SchemaError, did_you_mean
 from penstock.sources._model import Records, RowError, rows_around
+from penstock.sources._options import SourceOptions
 
 _MAX_STRING_BYTES = (1 << 31) - 1  # offsets of `string` have 32 bits
 _OUT_OF_MEMORY = "out of memory while reading"
@@ -91,6 +93,19 @@ def records_of_batch(
         columns = {name: column.filter(arrow().array(keep)) for name, column in columns.items()}
         rows, errors = rows[keep], tuple(sorted((*errors, *found), key=lambda error: error.row))
     return Records(columns, first_row, len(rows), errors, size)
+
+
+def with_nan(records: Records, options: SourceOptions) -> Records:
+    """The records, with NaN for what is missing in columns of floats if the options say so."""
+    if options.missing != "nan":
+        return records
+    pa = arrow()
+    filled = {
+        name: column.fill_null(pa.scalar(float("nan"), column.type))
+        for name, column in records.columns.items()
+        if pa.types.is_floating(column.type) and column.null_count
+    }
+    return replace(records, columns={**records.columns, **filled})
 
 
 def dicts_of(records: Records) -> list[dict[str, Any]]:

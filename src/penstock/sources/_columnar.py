@@ -32,6 +32,7 @@ from penstock.sources._arrow import (
     longest_in_dictionary,
     records_of_batch,
     stored_bytes,
+    with_nan,
 )
 from penstock.sources._files import arrow_file, open_anywhere
 from penstock.sources._model import Records, Rows, SourceFile, Split, runs
@@ -70,7 +71,7 @@ def read_parquet(split: Split, options: SourceOptions) -> Iterator[Records]:
                     f"{split.path}: row group {group} is gone. The file changed; list the sources again."
                 )
             for batch in _batches(parquet, group, split.path, options):
-                yield records_of_batch(batch, row, split.path)
+                yield with_nan(records_of_batch(batch, row, split.path), options)
                 row += batch.num_rows
 
 
@@ -104,7 +105,7 @@ def read_ipc(split: Split, options: SourceOptions) -> Iterator[Records]:
                 return
             if number >= split.begin:
                 for piece in cut_batch(batch, options.batch_bytes):
-                    yield records_of_batch(piece, row, split.path)
+                    yield with_nan(records_of_batch(piece, row, split.path), options)
                     row += piece.num_rows
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import FormatError
-from penstock.sources._arrow import arrow, cut_batch, explain_damage, records_of_batch
+from penstock.sources._arrow import arrow, cut_batch, explain_damage, records_of_batch, with_nan
 from penstock.sources._json_lines import array_or_list
 from penstock.sources._listing_local import list_local_files
 from penstock.sources._model import Records, RowError, SourceFile, Split, byte_ranges
@@ -190,7 +190,7 @@ def _read_rows(source: Any, split: Split, options: SourceOptions) -> Iterator[Re
         table = source.with_format("arrow")[begin:end] if _is_hf_dataset(source) else source.slice(begin, end - begin)
         chosen = table if options.columns is None else table.select(list(options.columns))
         for piece in cut_batch(chosen, options.batch_bytes):
-            yield records_of_batch(piece, row, split.path)
+            yield with_nan(records_of_batch(piece, row, split.path), options)
             row += piece.num_rows
 
 

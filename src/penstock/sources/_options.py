@@ -92,7 +92,7 @@ class SourceOptions:
     null_values: tuple[str, ...] = ("",)
     """CSV fields that mean a missing value, in columns that have a type. Text is never missing."""
     missing: Missing = "null"
-    """What a missing value in a CSV column becomes: null, a bad row in `prepare`, or NaN in float columns."""
+    """What a missing value becomes: null, a bad row in `prepare`; or NaN, in columns of floats (not those of JSON)."""
     typed_members: bool = False
     """Whether members of WebDataset tars become numbers (.cls) and arrays (.npy), dots in their names underscores, and
     the key of a sample a column `key`; otherwise all are bytes, named by their extensions."""

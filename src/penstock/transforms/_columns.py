@@ -89,7 +89,7 @@ def _check_all(names: list[str]) -> tuple[tuple[str, str | None], ...]:
     except SchemaError as error:
         raise SchemaError(
             f"{error} Name the columns to keep (keep=, --keep), or rename it: in a CSV file with header=True and "
-            "names= (--header --names), otherwise with a function."
+            "names= (--header --names), in a tar with typed_members=True (--typed-members), otherwise with a function."
         ) from None
 
 

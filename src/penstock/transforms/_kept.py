@@ -32,6 +32,9 @@ _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 """numpy's names for what Arrow calls differently."""
 
 
+_HINT_AT_NAN = " Missing floats of CSV, parquet, Arrow and data frames can be NaN: missing='nan' (--missing nan)."
+
+
 def check_keep(keep: Keep, made: Iterable[str]) -> tuple[tuple[str, str | None], ...]:
     """Names to keep, with their types if given; refuses a name that the transform writes itself."""
     if isinstance(keep, str):
@@ -182,7 +185,7 @@ def _read_values(found: Any, column: Column, bad: BadRows) -> Any:
 
 def _read_value(column: Column, value: Any, place: int, bad: BadRows, empty: NDArray[Any]) -> NDArray[Any]:
     if value is None:
-        bad.add(place, "null", f"Column {column.name!r} is null.")
+        bad.add(place, "null", f"Column {column.name!r} is null.{_HINT_AT_NAN if column.dtype.kind == 'f' else ''}")
         return empty
     array = _convert(column, value)
     if array is None:
