@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.sources._arrow import binary_array, plain_values, text_array
@@ -45,6 +45,7 @@ def test_preparing_imports_no_pandas(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", PREPARE, str(tmp_path)], check=True, timeout=100)
 
 
+@example([0, 2**63])
 @given(st.lists(st.text()) | st.lists(st.integers(-(2**63), 2**64 - 1)) | st.lists(st.floats(allow_nan=False)))
 def test_values_are_what_arrow_makes_of_them(values: list[Any]) -> None:
     expected: Any

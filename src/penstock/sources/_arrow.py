@@ -58,17 +58,20 @@ def binary_array(values: Sequence[bytes]) -> Any:
 
 
 def plain_values(values: Sequence[Any]) -> Any:
-    """`pa.array(values)`; see NOTE [without pandas], which goes for text, and for numbers that fit 64 bits."""
+    """The same as `pa.array(values)`; for text, int64 and float64 without pandas (see the NOTE)."""
     pa = arrow()
     kinds = set(map(type, values))
     if kinds == {str}:
         return text_array(values)
-    if kinds in ({int}, {float}):
-        numbers = np.array(values)
-        kind = {"int64": pa.int64(), "float64": pa.float64()}.get(numbers.dtype.name)
-        if kind is not None:
-            return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(numbers)])
+    if kinds == {float}:
+        return _array_of_numbers(np.array(values, np.float64), pa.float64())
+    if kinds == {int} and -(1 << 63) <= min(values) and max(values) < 1 << 63:
+        return _array_of_numbers(np.array(values, np.int64), pa.int64())
     return pa.array(values)
+
+
+def _array_of_numbers(numbers: NDArray[Any], kind: Any) -> Any:
+    return arrow().Array.from_buffers(kind, len(numbers), [None, arrow().py_buffer(numbers)])
 
 
 def _array_of_bytes(values: Sequence[bytes], kind: Any, offset_dtype: type[np.signedinteger[Any]]) -> Any:
