@@ -188,6 +188,7 @@ def test_who_may_change_the_module_may_change_its_kernels(tmp_path: Path) -> Non
     check_trusted(kept, module)
 
 
+@pytest.mark.stress
 def test_without_a_home_nothing_is_kept_in_or_taken_from_the_current_folder(
     tmp_path: Path, read_only_package: dict[str, str]
 ) -> None:

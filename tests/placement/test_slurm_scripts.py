@@ -90,6 +90,7 @@ def test_ranks_that_torchrun_starts_read_a_share_each(site, num_nodes):
     assert done.stdout.count("and verified in") == 1  # all nodes of this test are one machine
 
 
+@pytest.mark.stress
 def test_the_job_that_tunes_writes_settings_and_prints_the_line_for_the_next(site, tmp_path):
     job = """
         import penstock, torch

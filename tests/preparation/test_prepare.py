@@ -41,7 +41,7 @@ def test_every_document_is_there_once_and_in_order(corpus: tuple[Path, list[str]
     assert decoded(reference) == corpus[1]
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.stress)])
 def test_the_output_is_the_same_to_the_byte_for_any_number_of_workers(
     corpus: tuple[Path, list[str]], reference: Path, tmp_path: Path, workers: int
 ) -> None:

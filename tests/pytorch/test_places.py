@@ -89,6 +89,7 @@ def test_what_nobody_reads_is_lost_when_printed_and_ends_no_worker(tmp_path: Pat
     assert run(tmp_path, body, ">/dev/full").stderr == "10416"
 
 
+@pytest.mark.stress
 def test_a_warning_of_the_training_loop_comes_once_and_not_once_an_epoch(tmp_path: Path) -> None:
     body = """
         loader = penstock.DataLoader(Squares(), batch_size=8, num_workers=2)

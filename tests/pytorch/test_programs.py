@@ -79,6 +79,7 @@ def test_workers_of_a_spawned_trainer_find_what_is_of_its_main_script(tmp_path: 
     assert run([script], tmp_path) == "[0, 1, 4, 9, 16, 25]\n[0, 2, 4, 6]\n"
 
 
+@pytest.mark.stress
 def test_a_function_of_a_notebook_is_refused_with_what_to_do(tmp_path: Path) -> None:
     code = """
         import numpy as np, penstock
