@@ -65,7 +65,7 @@ def plain_values(values: Sequence[Any]) -> Any:
         return text_array(values)
     if kinds == {float}:
         return _array_of_numbers(np.array(values, np.float64), pa.float64())
-    if kinds == {int} and -(1 << 63) <= min(values) and max(values) < 1 << 63:
+    if kinds == {int} and min(values) >= -(1 << 63) and max(values) < 1 << 63:
         return _array_of_numbers(np.array(values, np.int64), pa.int64())
     return pa.array(values)
 
