@@ -285,11 +285,17 @@ def test_a_script_that_ends_too_soon_is_not_told_that_nothing_helps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fetch", "whole_epochs", "is_tried"), [(0.0004, False, True), (0.0004, True, False), (0.025, False, False)]
+    ("fetch", "step", "whole_epochs", "is_tried"),
+    [
+        (0.0004, 0.01, False, True),
+        (0.0004, 0.01, True, False),
+        (0.025, 0.01, False, False),
+        (0.0004, 0.5, False, False),
+    ],
 )
 def test_doing_without_workers_is_tried_where_batches_cost_less_than_handing_them_over(
-    fetch: float, whole_epochs: bool, is_tried: bool
+    fetch: float, step: float, whole_epochs: bool, is_tried: bool
 ) -> None:
-    recording = recorded(steps(fetch=fetch), [], {1: 2.0})
+    recording = recorded(steps(fetch=fetch, step=step), [], {1: 2.0})
     trials = choose_trials(recording, recording.turns, whole_epochs=whole_epochs, cores=2)
     assert ("num_workers=0" in [trial.name for trial in trials]) is is_tried

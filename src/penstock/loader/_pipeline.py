@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import operator
 import os
 import threading
 import time
@@ -64,6 +66,10 @@ class LoaderStatistics:
     decisions: tuple[str, ...] = ()
     """What was changed during the run, at which step and why; the latest hundred."""
 
+    def copy(self) -> LoaderStatistics:
+        """As they are now, in half the time that `dataclasses.replace` takes: `watch` asks at every step."""
+        return LoaderStatistics(**dict(zip(_FIELDS, _values_of(self), strict=True)))
+
     @property
     def ready_share(self) -> float:
         """Share of batches that were ready when requested: 1.0 means the loader keeps up."""
@@ -99,6 +105,10 @@ class LoaderStatistics:
             yield "asked again", self.num_hedged, f"because servers were slow; {damaged} arrived damaged"
         if self.page_faults:
             yield "page faults", self.page_faults, "that workers waited for"
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(LoaderStatistics))
+_values_of = operator.attrgetter(*_FIELDS)
 
 
 def count_computed(statistics: LoaderStatistics, result: Result) -> None:

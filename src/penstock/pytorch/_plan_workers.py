@@ -127,7 +127,7 @@ class PlanWorkers:
         """What was measured so far."""
         if self._pipeline is not None:
             self._pipeline.update_statistics()
-        return dataclasses.replace(self.statistics)
+        return self.statistics.copy()
 
     def change_plan(self, plan: Plan) -> None:
         """Stop; the next loop runs a plan with the same functions and other batches."""

@@ -6,7 +6,6 @@ The state is what `state_dict` writes, version 2: plain data, from the loop's pr
 from __future__ import annotations
 
 import copy
-import dataclasses
 import multiprocessing
 import pickle
 import time
@@ -184,7 +183,7 @@ class TorchRun:
         statistics.prefetch = loader.num_workers * (loader.prefetch_factor or 0)
         if self._tuning is not None and isinstance(batches, WorkerBatches):
             statistics.prefetch = batches.num_ahead
-        return dataclasses.replace(statistics)
+        return statistics.copy()
 
     def close(self) -> None:
         """Stop the workers of the last loop."""
