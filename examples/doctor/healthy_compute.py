@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Linear(512, 8192), torch.nn.ReLU(), torch.nn.Linear(8192, 10))
+model = torch.nn.Sequential(torch.nn.Linear(512, 16384), torch.nn.ReLU(), torch.nn.Linear(16384, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 data = TensorDataset(torch.randn(60_000, 512), torch.randint(10, (60_000,)))
 for _epoch in range(100):

@@ -19,8 +19,8 @@ _MOST_TRIALS = 6
 _LARGE_BYTES = 2 << 20
 _PADDED = 0.25
 _WORTHWHILE = 0.1
-"""Share of the time that a loop without workers must save by arithmetic before it is tried: measuring alone took luck for
-a gain where it saved 4 % of a compute-bound step, and was a tenth slower by hand."""
+"""Share of the time that doing without workers must save by arithmetic before it is tried: where it saved 4 % of a
+compute-bound step, measuring alone took luck for a gain."""
 
 Proposal = tuple[TrialKind, dict[str, Any]]
 
