@@ -113,10 +113,12 @@ class MissingExtra(PenstockError, ImportError):
     """An optional package is needed; the message names the extra to install."""
 
 
-def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise `ValueError` unless the value is one of the choices."""
+def check_choice(name: str, value: object, choices: tuple[object, ...], *, verb: str = "") -> None:
+    """Raise `ValueError` unless an argument, of `verb` if that helps to find it, is one of the choices."""
     if value not in choices:
-        raise ValueError(f"{name}={value!r}; the choices are {', '.join(map(repr, choices))}.")
+        *others, last = map(repr, choices)
+        said = f"{verb}({name}={value!r}):" if verb else f"{name}={value!r};"
+        raise ValueError(f"{said} the choices are {', '.join(others)} and {last}.")
 
 
 def whole_number(

@@ -104,7 +104,7 @@ def test_a_block_size_that_is_no_integer_is_refused(block_size: object) -> None:
 
 
 def test_an_unknown_kernel_is_refused_with_the_choices() -> None:
-    with pytest.raises(ValueError, match="kernel is 'xformers'; expected 'flash_attn' or 'torch'"):
+    with pytest.raises(ValueError, match="kernel='xformers'; the choices are 'flash_attn' and 'torch'"):
         masks.varlen(batch_with(), kernel="xformers")  # type: ignore[call-overload]
 
 

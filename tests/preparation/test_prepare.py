@@ -230,8 +230,8 @@ def test_pack_without_tokens_is_refused_before_any_work(tmp_path: Path) -> None:
     ("wrong", "message"),
     [
         ({"workers": 0}, "workers=0; give a number of processes"),
-        ({"engine": "slurm"}, "the choices are 'local', 'ray'"),
-        ({"on_error": "ignore"}, "the choices are 'raise', 'skip'"),
+        ({"engine": "slurm"}, "the choices are 'local' and 'ray'"),
+        ({"on_error": "ignore"}, "the choices are 'raise' and 'skip'"),
         ({"max_skipped": 3}, "with on_error='skip'"),
         ({"shard_bytes": 0}, "shard_bytes=0; it must be at least 1"),
         ({"address": "here:1"}, "needs engine='ray'"),

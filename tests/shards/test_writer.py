@@ -155,7 +155,7 @@ def test_after_the_end_nothing_more_is_taken(path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mode": "replace"}, "mode='replace'; the modes are 'create', 'append' and 'overwrite'"),
+        ({"mode": "replace"}, "mode='replace'; the choices are 'create', 'append' and 'overwrite'"),
         ({"shard_bytes": 0}, "shard_bytes=0; a shard has at least one byte"),
         ({"attributes": {"when": object()}}, "attributes must be valid JSON"),
         ({"attributes": {"x": float("nan")}}, "attributes must be valid JSON"),

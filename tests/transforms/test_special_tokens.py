@@ -173,7 +173,9 @@ def test_refuse_makes_bad_rows_and_count_counts() -> None:
     counted = run(hf_tokenizer(), text_records(texts), special_tokens="count")
     assert counted.noticed == {"special_tokens_as_text": 3}
     assert token_lists(counted) == token_lists(run(hf_tokenizer(), text_records(texts)))
-    with pytest.raises(ValueError, match=r"special_tokens='maybe'; the choices are 'text', 'count', 'refuse', 'allow'"):
+    with pytest.raises(
+        ValueError, match=r"special_tokens='maybe'; the choices are 'text', 'count', 'refuse' and 'allow'"
+    ):
         Tokenize(hf_tokenizer(), special_tokens="maybe")  # type: ignore[arg-type]
 
 

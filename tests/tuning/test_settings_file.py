@@ -104,9 +104,10 @@ def test_a_pipe_in_the_place_of_settings_is_refused_and_not_waited_for(tmp_path)
         penstock.DataLoader(range(3), settings=tmp_path / "s.toml")
 
 
-def test_a_word_that_is_no_number_of_workers_is_refused_for_torch_datasets_too():
-    with pytest.raises(ValueError, match="num_workers='many'; expected an integer of at least 0, or 'auto'"):
-        penstock.DataLoader(TensorDataset(torch.arange(8)), num_workers="many")
+@pytest.mark.parametrize("wrong", ["many", 2.0])
+def test_what_is_no_number_of_workers_is_refused_for_torch_datasets_too(wrong):
+    with pytest.raises(ValueError, match=f"num_workers={wrong!r}; expected an integer of at least 0, or 'auto'"):
+        penstock.DataLoader(TensorDataset(torch.arange(8)), num_workers=wrong)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

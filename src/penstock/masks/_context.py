@@ -10,17 +10,19 @@ row is cut into twice as many chunks as there are ranks, and rank r has chunk r 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from penstock.errors import check_choice
+
+Layout = Literal["zigzag", "contiguous"]
+
 _IGNORED = -100
 
 
-def context_slice(
-    batch: Mapping[str, Any], rank: int, size: int, *, layout: Literal["zigzag", "contiguous"] = "zigzag"
-) -> dict[str, Any]:
+def context_slice(batch: Mapping[str, Any], rank: int, size: int, *, layout: Layout = "zigzag") -> dict[str, Any]:
     """The batch with only this rank's places of every row; what is not place by place (`cu_seqlens`) stays whole.
 
     Labels must be shifted already (`pack(labels="next")`): a model that shifts would miss the label at each cut.
@@ -37,8 +39,7 @@ def context_slice(
     """
     if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
         raise ValueError(f"rank={rank!r}, size={size!r}: expected a rank from 0 to size - 1.")
-    if layout not in ("zigzag", "contiguous"):
-        raise ValueError(f"layout={layout!r}; expected 'zigzag' or 'contiguous'.")
+    check_choice("layout", layout, get_args(Layout))
     shape = batch["input_ids"].shape
     num_chunks = 2 * size if layout == "zigzag" else size
     if shape[1] % num_chunks:

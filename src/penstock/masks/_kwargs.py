@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, TypedDict, get_args, overload
 
 import torch
 from torch import Tensor
 
+from penstock.errors import check_choice
 from penstock.masks._batch import Batch, integer, tensor
+
+Kernel = Literal["flash_attn", "torch"]
 
 
 class _FlashAttn(TypedDict):
@@ -54,7 +57,7 @@ class _HuggingFace(TypedDict):
 def varlen(batch: Batch, *, kernel: Literal["flash_attn"] = "flash_attn") -> _FlashAttn: ...
 @overload
 def varlen(batch: Batch, *, kernel: Literal["torch"]) -> _TorchVarlen: ...
-def varlen(batch: Batch, *, kernel: Literal["flash_attn", "torch"] = "flash_attn") -> _FlashAttn | _TorchVarlen:
+def varlen(batch: Batch, *, kernel: Kernel = "flash_attn") -> _FlashAttn | _TorchVarlen:
     """Keyword arguments for variable-length attention over queries, keys and values [B * T, H, D].
 
     `"flash_attn"` spells them for `flash_attn.flash_attn_varlen_func`, `"torch"` for
@@ -70,8 +73,7 @@ def varlen(batch: Batch, *, kernel: Literal["flash_attn", "torch"] = "flash_attn
     >>> varlen(batch)["max_seqlen_q"], varlen(batch)["causal"]
     (3, True)
     """
-    if kernel not in ("flash_attn", "torch"):
-        raise ValueError(f"kernel is {kernel!r}; expected 'flash_attn' or 'torch'.")
+    check_choice("kernel", kernel, get_args(Kernel))
     starts, longest = tensor(batch, "cu_seqlens"), integer(batch, "max_seqlen")
     if kernel == "torch":
         # (-1, 0): any distance back, nothing ahead. torch's own spelling of causal.

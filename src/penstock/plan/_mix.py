@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, NoReturn
 
-from penstock.errors import StageError, whole_number
+from penstock.errors import StageError, check_choice, whole_number
 from penstock.identity import digest
 from penstock.order import derive_key
 from penstock.plan._dataset import Dataset
@@ -222,10 +222,9 @@ def _is_number(value: object) -> bool:
 
 def _schedule_unit(parts: Parts, unit: str) -> int:
     """How many of the schedule's units a row is."""
+    check_choice("schedule_in", unit, ("rows", "tokens"), verb="mix")
     if unit == "rows":
         return 1
-    if unit != "tokens":
-        raise ValueError(f"mix(schedule_in={unit!r}): the choices are 'rows' and 'tokens'.")
     length = parts[0][1].row_source.row_length
     if length is None:
         raise StageError("mix(schedule_in='tokens') needs rows of a fixed number of tokens: window() or pack().")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from numpy.typing import DTypeLike
 
-from penstock.errors import FormatError, whole_number
+from penstock.errors import FormatError, check_choice, whole_number
 from penstock.filesystem import local_path
 from penstock.plan._dataset import Dataset
 from penstock.samples import (
@@ -64,8 +64,7 @@ def open_dataset(
     >>> penstock.open(path, dtype="uint16", shape=(-1, 4), column="tokens")[2]["tokens"].tolist()
     [8, 9, 10, 11]
     """
-    if check not in ("window", "open", "never"):
-        raise ValueError(f"check={check!r}; the choices are 'window', 'open' and 'never'.")
+    check_choice("check", check, get_args(Check))
     absolute = local_path(path, "a dataset").absolute()
     kind = _resolve_format(absolute, format)
     if kind == "penstock":
@@ -130,8 +129,7 @@ def concat(*datasets: Dataset, different_tokenizers: bool = False) -> Dataset:
 
 def _resolve_format(path: Path, format: Format | None) -> Literal["penstock"] | ForeignFormat:
     if format is not None:
-        if format not in ("penstock", "npy", "raw", "megatron"):
-            raise ValueError(f"format={format!r}; the formats are 'penstock', 'npy', 'raw' and 'megatron'.")
+        check_choice("format", format, get_args(Format))
         return format
     # `os.path` raises nothing: opening the path reports what is wrong with it.
     if not os.path.isdir(path) and (os.path.isfile(path) or os.path.isfile(megatron_pair(path)[0])):

@@ -9,8 +9,9 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
 
+from penstock.errors import check_choice
 from penstock.loader import WorkerKind
 from penstock.plan import Plan
 from penstock.service import Remote, as_remote
@@ -121,9 +122,10 @@ def check_torch_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any])
     Raises:
         ValueError: one was given; the message says what to do instead.
     """
-    if isinstance(given["num_workers"], str) and given["num_workers"] != "auto":
-        raise ValueError(f"num_workers={given['num_workers']!r}; expected an integer of at least 0, or 'auto'.")
-    if given["prefetch"] == "auto" and given["num_workers"] != "auto":
+    num_workers = given["num_workers"]
+    if num_workers not in (None, "auto") and not isinstance(num_workers, SupportsIndex):
+        raise ValueError(f"num_workers={num_workers!r}; expected an integer of at least 0, or 'auto'.")
+    if given["prefetch"] == "auto" and num_workers != "auto":
         raise ValueError("prefetch='auto' with a torch dataset goes with num_workers='auto'; or use prefetch_factor.")
     for name, argument in ARGUMENTS.items():
         value = given[name]
@@ -175,12 +177,10 @@ class LoaderSettings:
     """Workers of this machine that take a share beside the servers, and all of it while none answers."""
 
     def __post_init__(self) -> None:
-        if self.workers not in ("auto", "inline", "thread", "process"):
-            raise ValueError(f"workers={self.workers!r}; expected 'auto', 'inline', 'thread' or 'process'.")
+        check_choice("workers", self.workers, get_args(Workers))
         if self.num_workers not in ("auto", None) and (type(self.num_workers) is not int or self.num_workers < 0):
             raise ValueError(f"num_workers={self.num_workers!r}; expected an integer of at least 0, or 'auto'.")
-        if self.start_method not in ("forkserver", "spawn", "fork"):
-            raise ValueError(f"start_method={self.start_method!r}; expected 'forkserver', 'spawn' or 'fork'.")
+        check_choice("start_method", self.start_method, get_args(StartMethod))
         if type(self.local_workers) is not int or self.local_workers < 0:
             raise ValueError(f"local_workers={self.local_workers!r}; expected an integer of at least 0.")
         if self.local_workers and self.remote is None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import CorruptionError, DatasetChanged, FormatError, IncompleteDataset
+from penstock.errors import CorruptionError, DatasetChanged, FormatError, IncompleteDataset, check_choice
 from penstock.filesystem import FileReader, MappedFile, PositionedFile, is_network_filesystem
 from penstock.schema import Column, Schema
 from penstock.shards._blocks import ChecksumBlocks
@@ -158,8 +158,7 @@ def read_lengths(path: Path, entry: ShardEntry, schema: Schema, column: str) -> 
 
 def resolve_io(io: Io, path: Path) -> Literal["map", "pread"]:
     """How to read files at `path`."""
-    if io not in ("auto", "map", "pread"):
-        raise ValueError(f"io={io!r}; the choices are 'auto', 'map' and 'pread'.")
+    check_choice("io", io, get_args(Io))
     if io == "auto":
         return "pread" if is_network_filesystem(path) else "map"
     return io

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
-from penstock.errors import SchemaError
+from penstock.errors import SchemaError, check_choice
 from penstock.filesystem import local_path
 from penstock.schema import Schema
 from penstock.shards._convert import convert_sample
@@ -57,8 +57,7 @@ class DatasetWriter:
         mode: Mode = "create",
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        if mode not in ("create", "append", "overwrite"):
-            raise ValueError(f"mode={mode!r}; the modes are 'create', 'append' and 'overwrite'.")
+        check_choice("mode", mode, get_args(Mode))
         if shard_bytes < 1:
             raise ValueError(f"shard_bytes={shard_bytes}; a shard has at least one byte.")
         self.schema = Schema.parse(columns)

@@ -206,8 +206,7 @@ def _check_csv(options: SourceOptions) -> None:
 
 def _check_types(options: SourceOptions) -> None:
     check_choice("missing", options.missing, get_args(Missing))
-    if options.header not in (None, True, False):
-        raise ValueError(f"header={options.header!r}; the choices are None, True and False.")
+    check_choice("header", options.header, (None, True, False))
     if isinstance(options.types, Mapping):
         for name, kind in options.types.items():
             check_choice(f"types[{name!r}]", kind, get_args(FieldType))

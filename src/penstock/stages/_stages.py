@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from penstock.errors import whole_number
+from penstock.errors import check_choice, whole_number
 from penstock.identity import digest
 from penstock.packing import PackingSettings
 
@@ -38,10 +38,7 @@ def _make_whole(stage: Stage, name: str, *, at_least: int | None = None, at_most
 
 def _check_choice(stage: Stage, name: str, choices: Any) -> None:
     """Refuse a value that is not among those of a `Literal`."""
-    allowed, value = get_args(choices), getattr(stage, name)
-    if value not in allowed:
-        *others, last = map(repr, allowed)
-        raise ValueError(f"{stage.verb}({name}={value!r}): the choices are {', '.join(others)} and {last}.")
+    check_choice(name, getattr(stage, name), get_args(choices), verb=stage.verb)
 
 
 def _check_names(stage: Stage, name: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from penstock.errors import SchemaError, StateError
+from penstock.errors import SchemaError, StateError, check_choice
 from penstock.identity import digest
 from penstock.shapes import COUNT, Either, misfit
 from penstock.sources import Format, Source, SourceFile, SourceOptions, TextUnit, format_of, list_files, resolve_types
@@ -56,8 +56,7 @@ class Recipe:
             raise ValueError(f"shuffle_buffer={self.shuffle_buffer!r}; give a number of records, or 0 for no shuffle.")
         if type(self.seed) is not int:
             raise TypeError(f"seed={self.seed!r}; it must be an integer.")
-        if self.on_error not in get_args(OnError):
-            raise ValueError(f"on_error={self.on_error!r}; the choices are 'raise' and 'skip'.")
+        check_choice("on_error", self.on_error, get_args(OnError))
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
