@@ -174,6 +174,7 @@ def test_the_command_prints_the_table_and_writes_the_settings(tmp_path: Path, ca
         assert part in shown
     assert f"Written to {settings}: penstock.DataLoader(..., settings=" in shown
     assert read_settings(settings).options["num_workers"] in (0, 1)
+    assert f"settings='{settings}'" in settings.read_text()
     assert "num_workers" in page.read_text()
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

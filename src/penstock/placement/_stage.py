@@ -169,11 +169,11 @@ def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: On
             return -1
         return _copy(folder, manifest, staging / "data", final, on_progress)
     finally:
-        is_done = final.exists()
+        with contextlib.suppress(OSError):  # renamed into place, or not empty: the next run continues with those files
+            os.rmdir(staging / "data")
         lock.release()
-        if is_done:
-            with contextlib.suppress(OSError):  # not empty: another rank is about to see that all is done
-                os.rmdir(staging)
+        with contextlib.suppress(OSError):  # not empty: as above, or another rank is about to see that all is done
+            os.rmdir(staging)
 
 
 def _copy(folder: Path, manifest: Manifest, data: Path, final: Path, on_progress: OnProgress | None) -> int:

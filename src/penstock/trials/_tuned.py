@@ -132,19 +132,19 @@ class Tuned:
         rows = [(*(_cell(each.options.get(name)) for name in names), *self._figures(each)) for each in ranked]
         return TextTable(header, rows)
 
-    def to_toml(self) -> str:
-        """The text of a settings file."""
+    def to_toml(self, name: str = FILE_NAME) -> str:
+        """The text of a settings file of that name."""
         chosen = self.cheapest
         measured = {
             "steps_per_second": round(chosen.rate, 3),
             "cores": round(chosen.cores, 2),
             "processors": self.num_cpus,
         }
-        return format_settings(self.options, measured, command=f"penstock tune {self.name}")
+        return format_settings(self.options, measured, command=f"penstock tune {self.name}", name=name)
 
     def write(self, path: str | os.PathLike[str] = FILE_NAME) -> Path:
         """Write the settings file; returns its path."""
-        Path(path).write_text(self.to_toml(), encoding="utf-8")
+        Path(path).write_text(self.to_toml(os.fspath(path)), encoding="utf-8")
         return Path(path)
 
     def to_json(self) -> dict[str, Any]:

@@ -40,10 +40,12 @@ _LARGEST = 1 << 20
 _MOST_WORKERS = 4096
 
 
-def format_settings(options: Mapping[str, Any], measured: Mapping[str, Any], *, command: str) -> str:
-    """The file's text. Values that TOML cannot express (None, the user's objects) are left out, with a comment."""
+def format_settings(
+    options: Mapping[str, Any], measured: Mapping[str, Any], *, command: str, name: str = FILE_NAME
+) -> str:
+    """The text of a file of that name. Values that TOML cannot express (None, the user's objects) become comments."""
     lines = [
-        f"# Written by {command}. Read by penstock.DataLoader(..., settings={FILE_NAME!r}).",
+        f"# Written by {command}. Read by penstock.DataLoader(..., settings={name!r}).",
         f"version = {_VERSION}",
     ]
     own = {name: value for name, value in options.items() if name not in LOADER_OPTIONS}
