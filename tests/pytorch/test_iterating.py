@@ -447,13 +447,13 @@ def test_a_closed_loader_says_so_and_starts_again() -> None:
 def test_arguments_that_make_no_sense_are_refused() -> None:
     plan = numbers().batch(4)
     for wrong, match in [
-        ({"workers": "threads"}, "'inline', 'thread' or 'process'"),
+        ({"workers": "threads"}, "'inline', 'thread' and 'process'"),
         ({"num_workers": -1}, "at least 0"),
         ({"num_workers": 1.5}, "at least 0"),
         ({"prefetch": 0}, "prefetch=0"),
         ({"epochs": 0}, "epochs=0"),
         ({"micro_batch": "4"}, "micro_batch='4'"),
-        ({"start_method": "exec"}, "'forkserver', 'spawn' or 'fork'"),
+        ({"start_method": "exec"}, "'forkserver', 'spawn' and 'fork'"),
         ({"rank": 0}, "both rank and world_size"),
     ]:
         with pytest.raises(ValueError, match=match):

@@ -104,7 +104,7 @@ def test_slices_that_cannot_be_are_refused() -> None:
     for rank, size, options, message in (
         (2, 2, {}, "expected a rank from 0 to size - 1"),
         (0, 4, {}, "12 tokens cannot be cut into 8 equal chunks"),
-        (0, 2, {"layout": "ring"}, "'zigzag' or 'contiguous'"),
+        (0, 2, {"layout": "ring"}, "'zigzag' and 'contiguous'"),
     ):
         with pytest.raises(ValueError, match=message):
             context_slice(batch, rank, size, **options)  # type: ignore[arg-type]
