@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import penstock
+from penstock.pytorch import _warnings
 
 from .frameworks import documents, expected, packed
 
@@ -22,6 +24,20 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and Lightning's own
 def runs() -> Any:
     """Runs of Lightning, which takes seconds to import: not where these tests are only collected."""
     return importlib.import_module("integrations.lightning_runs")
+
+
+@pytest.fixture(autouse=True)
+def _loaders_are_given_back() -> Iterator[None]:
+    """Lightning puts its own `__init__` around each kind of loader, and leaves it there after an error."""
+    wrapped = (torch.utils.data.DataLoader, torch.utils.data.BatchSampler, penstock.DataLoader)
+    before = [dict(vars(kind)) for kind in wrapped]
+    yield
+    for kind, attributes in zip(wrapped, before, strict=True):
+        for name in vars(kind).keys() - attributes.keys():
+            delattr(kind, name)
+        for name in ("__init__", "__setattr__", "__delattr__"):
+            if name in attributes:
+                setattr(kind, name, attributes[name])
 
 
 @pytest.mark.parametrize("stopped", [3, 6, 8, *(pytest.param(step, marks=pytest.mark.stress) for step in (5, 7, 12))])
@@ -89,6 +105,14 @@ def test_what_a_data_module_does_not_have_is_not_missed(tmp_path: Path, runs: An
         runs.lightning.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path).test(
             WithoutValidation(), runs.DataModule(train=packed())
         )
+
+
+def test_a_warning_is_shown_at_the_line_that_made_the_loader(runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_warnings, "_said", set())
+    wrapping = runs.lightning.fabric.utilities.data._replace_dunder_methods
+    with wrapping(torch.utils.data.DataLoader, "dataset"), pytest.warns(UserWarning, match="processes") as caught:
+        penstock.DataLoader([1, 2, 3], num_workers=1_000)
+    assert [each.filename for each in caught] == [__file__]
 
 
 def test_what_the_loader_measured_goes_to_the_loggers(tmp_path: Path, runs: Any) -> None:

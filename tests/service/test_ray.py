@@ -44,9 +44,11 @@ def test_beyond_loopback_they_need_what_every_server_needs(tmp_path):
         RayServers(plan, tmp_path / "servers.txt", 2, bind="0.0.0.0:0")
 
 
-def test_no_servers_are_refused(tmp_path, capsys):
+def test_no_servers_are_refused_and_the_signals_are_given_back(tmp_path, capsys):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert main(["serve", str(make_plan(tmp_path)), "--ray", "0"]) == 1
     assert "0 servers; expected at least 1." in capsys.readouterr().err
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_the_list_of_servers_is_written_through_no_link_that_others_laid(tmp_path):

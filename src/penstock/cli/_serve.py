@@ -77,13 +77,17 @@ def run(arguments: argparse.Namespace) -> int:
     plan = load_plan(arguments.plan, allow_code=arguments.allow_code)
     security = _values.security_of(arguments)
     ended = threading.Event()
-    _end_on_signals(ended)
-    return (_serve_here if arguments.ray is None else _serve_on_ray)(arguments, plan, security, ended)
+    previous = _end_on_signals(ended)
+    try:
+        return (_serve_here if arguments.ray is None else _serve_on_ray)(arguments, plan, security, ended)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _end_on_signals(ended: threading.Event) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+def _end_on_signals(ended: threading.Event) -> dict[int, Any]:
+    """Handlers for both, which may come any number of times; what was there before is returned."""
+    return {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGTERM, signal.SIGINT)}
 
 
 def _allow_many_connections() -> None:

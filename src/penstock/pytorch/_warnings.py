@@ -16,6 +16,7 @@ from penstock.workers import usable_cpus
 
 _log = logging.getLogger(__name__)
 _PACKAGE = str(Path(__file__).parent)
+_LIGHTNING_WRAPPERS = ("lightning.fabric.utilities.data", "lightning_fabric.utilities.data")
 _SLOW_SECONDS = 2.0
 _FAST_MULTIPLE = 8
 _said: set[str] = set()
@@ -26,7 +27,7 @@ def warn_once(key: str, message: str) -> None:
     if key not in _said:
         _said.add(key)
         torch_package = str(Path(torch.__file__).parent / "utils" / "data")
-        _warn_outside((_PACKAGE, torch_package), message)
+        _warn_outside((_PACKAGE, torch_package, *_loaded_wrappers()), message)
 
 
 def warn_too_many_workers(num_workers: int) -> None:
@@ -130,9 +131,15 @@ def warn_of_separate_epochs() -> None:
     )
 
 
-def _warn_outside(packages: tuple[str, ...], message: str) -> None:
-    """Warn at the innermost line outside these packages: the user's."""
+def _loaded_wrappers() -> list[str]:
+    """Lightning's file whose functions stand around each loader's `__init__` while it asks for loaders."""
+    loaded = (sys.modules.get(name) for name in _LIGHTNING_WRAPPERS)
+    return [module.__file__ for module in loaded if module is not None and module.__file__]
+
+
+def _warn_outside(files: tuple[str, ...], message: str) -> None:
+    """Warn at the innermost line outside these files and folders: the user's."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(packages):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(files):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
