@@ -35,10 +35,16 @@ class Peer:
     """Sends `answer` to whoever asks, closes the connection, and keeps the first byte that each one sent."""
 
     def __init__(
-        self, listener: socket.socket, answer: bytes, tls: ssl.SSLContext | None, num_first: int | None
+        self,
+        listener: socket.socket,
+        answer: bytes,
+        tls: ssl.SSLContext | None,
+        num_first: int | None,
+        num_answers: int,
     ) -> None:
         self.first_bytes: list[int] = []
         self._listener, self._answer, self._tls, self._num_first = listener, answer, tls, num_first
+        self._num_answers = num_answers
 
     def run(self) -> None:
         with contextlib.suppress(OSError):
@@ -51,20 +57,20 @@ class Peer:
         self.first_bytes += connection.recv(1, socket.MSG_PEEK)
         speaking = self._tls.wrap_socket(connection, server_side=True) if self._tls else connection
         with speaking:
-            speaking.recv(65536)
-            if self._num_first is not None:
-                speaking.sendall(self._answer[: self._num_first])
-                time.sleep(0.05)
-            speaking.sendall(self._answer[self._num_first or 0 :])
+            for _ in range(self._num_answers):
+                if speaking.recv(65536) and self._num_first is not None:
+                    speaking.sendall(self._answer[: self._num_first])
+                    time.sleep(0.05)
+                speaking.sendall(self._answer[self._num_first or 0 :])
 
 
 @contextlib.contextmanager
 def answering(
-    answer: bytes, tls: ssl.SSLContext | None = None, num_first: int | None = None
+    answer: bytes, tls: ssl.SSLContext | None = None, num_first: int | None = None, num_answers: int = 1
 ) -> Iterator[tuple[Address, Peer]]:
     """A peer that answers; the first bytes come a little earlier than the rest."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        peer = Peer(listener, answer, tls, num_first)
+        peer = Peer(listener, answer, tls, num_first, num_answers)
         thread = threading.Thread(target=peer.run, daemon=True)
         thread.start()
         yield Address(host="127.0.0.1", port=listener.getsockname()[1], name="127.0.0.1"), peer
@@ -151,6 +157,25 @@ def test_a_header_is_understood_however_it_looks_and_arrives(sent: bytes, in_hal
             assert connection.read_body(lambda _: memory) == 8
             assert memory[:] == b"12345678"
         connection.close()
+
+
+@pytest.mark.parametrize("num_held_back", [1, 1000, (1 << 20) + 1])
+@pytest.mark.parametrize("size", [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 700])
+def test_a_large_body_arrives_when_its_last_byte_does(size: int, num_held_back: int) -> None:
+    """On a connection that stays open: a read that waited for more than there is would wait until the time limit."""
+    body = os.urandom(size)
+    usual = (f"Penstock-Checksum: {checksum(body):08x}", USUAL[1], f"Content-Length: {size}", *USUAL[3:])
+    answer = header(*usual) + body
+    with answering(answer, num_first=max(0, len(answer) - num_held_back), num_answers=3) as (address, _):
+        connection = Connection(address, tls=None, token=None, seconds=20.0)
+        memory, begin = mmap.mmap(-1, size), time.monotonic()
+        for _ in range(2):
+            memory[:] = bytes(size)
+            connection.ask("/v1/batch")
+            assert connection.read_body(lambda _: memory) == size
+            assert memory[:] == body
+        connection.close()
+        assert time.monotonic() - begin < 20
 
 
 def test_a_connection_closed_by_another_thread_while_it_reads_a_header_was_closed(

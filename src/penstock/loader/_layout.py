@@ -88,7 +88,7 @@ Placed = PlacedArray | PlacedRagged | PlacedMany
 class BatchLayout:
     """What a batch consists of, and where it lies in its slot; or several batches, as equal pieces of its arrays."""
 
-    __slots__ = ("_fixed", "_parts", "end", "is_lasting", "num_bytes", "num_pieces")
+    __slots__ = ("_parts", "_stacked", "end", "is_lasting", "num_bytes", "num_pieces")
 
     def __init__(self, parts: dict[str, Any], num_pieces: int = 1, *, is_lasting: bool = False) -> None:
         self._parts = parts
@@ -99,16 +99,14 @@ class BatchLayout:
         self.end = max((part.end for part in placed), default=1)
         """Where the last byte ends."""
         self.num_bytes = sum(part.num_bytes for part in placed)
-        self._fixed = _fixed_arrays(parts, num_pieces)
+        self._stacked = _stacked_arrays(parts, num_pieces) if num_pieces > 1 else []
 
     def pieces(self, memory: Any) -> list[Batch]:
         """The batches, their arrays based on `memory`."""
-        if self._fixed is None:
-            return [self.view(memory)]
-        return [
-            {key: np.ndarray(shape, dtype, memory, offset) for key, shape, dtype, offset in piece}
-            for piece in self._fixed
-        ]
+        if not self._stacked:
+            return [self.view(memory) for _ in range(self.num_pieces)]
+        columns = [np.ndarray(shape, dtype, memory, offset) for shape, dtype, offset in self._stacked]
+        return [dict(zip(self._parts, arrays, strict=True)) for arrays in zip(*columns, strict=True)]
 
     def view(self, memory: Any) -> Batch:
         """All of it, the arrays based on `memory`."""
@@ -121,21 +119,14 @@ class BatchLayout:
         return BatchLayout, (self._parts, self.num_pieces)
 
 
-_FixedArrays = list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
-"""(key, shape, dtype, offset) of each array of a batch."""
-
-
-def _fixed_arrays(parts: dict[str, Any], num_pieces: int) -> list[_FixedArrays] | None:
-    """The arrays of each piece; None if there is anything but arrays."""
-    if not all(isinstance(part, PlacedArray) for part in parts.values()):
-        return None
-    pieces: list[_FixedArrays] = [[] for _ in range(num_pieces)]
-    for key, part in parts.items():
-        shape = (part.shape[0] // num_pieces, *part.shape[1:]) if num_pieces > 1 else part.shape
-        dtype, step = dtype_from_name(part.dtype), part.num_bytes // num_pieces
-        for number, piece in enumerate(pieces):
-            piece.append((key, shape, dtype, part.offset + number * step))
-    return pieces
+def _stacked_arrays(
+    parts: dict[str, PlacedArray], num_pieces: int
+) -> list[tuple[tuple[int, ...], np.dtype[Any], int]]:
+    """(shape, dtype, offset) of each array, with the pieces as its first dimension."""
+    return [
+        ((num_pieces, part.shape[0] // num_pieces, *part.shape[1:]), dtype_from_name(part.dtype), part.offset)
+        for part in parts.values()
+    ]
 
 
 class Template:

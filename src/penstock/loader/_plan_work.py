@@ -119,6 +119,10 @@ class Item(NamedTuple):
         return f"the batch at row {self.row:,} (rank {self.rank} of {self.world_size}{part})"
 
 
+_new_item: Callable[[tuple[int, ...]], Item] = functools.partial(tuple.__new__, Item)
+"""`Item`, from all its fields: half a microsecond faster, which counts for tiny batches."""
+
+
 class Bundle(NamedTuple):
     """Batches of several consecutive steps, computed as one; see NOTE [bundles]."""
 
@@ -136,7 +140,7 @@ class Bundle(NamedTuple):
         """Its batches, one by one."""
         edges = [self.row + step * self.step_rows for step in range(self.num_steps)] + [self.next_row]
         return [
-            Item(row, self.rank, self.world_size, part, self.num_parts, next_row)
+            _new_item((row, self.rank, self.world_size, part, self.num_parts, next_row))
             for row, next_row in itertools.pairwise(edges)
             for part in range(self.num_parts)
         ]

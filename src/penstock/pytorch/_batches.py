@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import from_numpy
 
 from penstock.schema import Ragged
 
@@ -38,7 +39,10 @@ def as_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     A ragged column becomes a `Ragged` of tensors, byte strings a list of `bytes`, in lists and dicts too; numbers stay
     as they are, and so do arrays of what no tensor holds.
     """
-    return {key: _convert(value) for key, value in batch.items()}
+    try:
+        return {key: from_numpy(value) for key, value in batch.items()}
+    except TypeError:  # unlike most batches, it holds other things too
+        return {key: _convert(value) for key, value in batch.items()}
 
 
 def pin_batch(batch: Any, pin: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -155,7 +159,7 @@ def _convert(value: Any) -> Any:
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor | NDArray[Any]:
     try:
-        return torch.from_numpy(array)
+        return from_numpy(array)
     except TypeError:
         known = _BY_NAME.get(array.dtype.name)
-        return array if known is None else torch.from_numpy(array.view(known[0])).view(known[1])
+        return array if known is None else from_numpy(array.view(known[0])).view(known[1])
