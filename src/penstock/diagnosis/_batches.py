@@ -31,6 +31,11 @@ def tensors_of(batch: Any, depth: int = _DEEPEST) -> Iterator[Any]:
 
 def rows_of(batch: Any) -> int:
     """Samples in a batch: the first length of its first tensor; 1 when there is none."""
+    first = batch
+    while type(first) in (list, tuple, dict) and first:
+        first = next(iter(first.values() if type(first) is dict else first))
+    if getattr(first, "shape", ()) and hasattr(first, "dtype"):  # as in most batches; called for each one
+        return max(1, int(first.shape[0]))
     shape = next((each.shape for each in tensors_of(batch) if len(each.shape)), None)
     return max(1, int(shape[0])) if shape is not None else 1
 

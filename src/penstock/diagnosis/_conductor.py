@@ -30,12 +30,12 @@ from penstock.metrics import EventKind, ThreadMeter
 
 _LOOK_STEPS, _LOOK_SECONDS = 12, 1.0
 _FEWEST_LOOK_STEPS, _LONGEST_LOOK_SECONDS = 5, 10.0
-_DOCTOR_EVERY_SECONDS = 1.0
+_CHECK_EVERY_SECONDS = 1.0
 _TRAINER_SECONDS = 5.0
 """How long a thread that fetches batches goes on after the stop, for the thread that trains to make a step."""
 _FETCHER_SECONDS = 2.0
-_DELAY_EVERY_NS = 20_000_000
-"""Reading it lets go of the interpreter's lock, for which other threads may wait."""
+_DELAY_EVERY_NS = 50_000_000
+"""Reading it takes 40 µs if caches are cold, and lets go of the interpreter's lock, for which others may wait."""
 
 
 class Conductor:
@@ -61,7 +61,7 @@ class Conductor:
         self._fetches_in_thread = False
         self._unfed: UnfedTraining | None = None
         self._doctor = self._find_doctor()
-        self._doctor_seen_at = time.monotonic()
+        self._check_due_at = time.monotonic() + _CHECK_EVERY_SECONDS
         self._clocks = time.perf_counter(), time.process_time()
 
     def optimizer_stepped(self) -> None:
@@ -109,13 +109,15 @@ class Conductor:
     def after(self, loop: TrainingLoop, batch: Any, begin: int, end: int) -> None:
         """A batch is about to be handed over."""
         rows, turns = rows_of(batch), self._turns_of(loop.watched)
-        waited = 0 if loop.trial is REPLAY else end - begin  # making the copy is the doctor's own time
+        is_replay = loop.trial is REPLAY
+        waited = 0 if is_replay else end - begin  # making the copy is the doctor's own time
         self._record(loop, rows, begin, waited)
         loop.num_handed_over += 1
         loop.rows += rows
         loop.waited += waited
         if turns is not None:
-            turns.exclude(end - begin - waited)
+            if is_replay:
+                turns.exclude(end - begin)
             is_disturbed, self._num_foreign = self._num_foreign > 0, 0
             turns.count(loop, rows, begin, end, is_disturbed=is_disturbed)
         else:
@@ -239,15 +241,17 @@ class Conductor:
 
     def _check_stop(self, watched: Watched | None) -> None:
         """Leave the script when it is time, from whichever loop it is in, or after an optimizer's step."""
-        if self._stopped_at is None and (self._is_time_to_stop(watched) or self._is_doctor_gone()):
+        if self._stopped_at is None:
+            is_due = time.monotonic() > self._check_due_at
+            if not self._is_time_to_stop(watched) and not (is_due and self._is_alone(watched)):
+                return
             self._stopped_at = time.monotonic()
             steps = self._turns.primary.num_steps if self._turns is not None else 0
             self._log.note("stopped", step=steps, rank=self._ranks.rank)
             protect_checkpoints()
             if self._turns is not None:
                 self._turns.trials.close()
-        if self._stopped_at is not None:
-            self._leave(self._stopped_at)
+        self._leave(self._stopped_at)
 
     def _leave(self, stopped_at: float) -> None:
         """Leave the script, unless this thread only fetches batches for the one that trains: that leaves first."""
@@ -266,23 +270,19 @@ class Conductor:
     def _is_time_to_stop(self, watched: Watched | None) -> bool:
         if self._unfed is not None and self._unfed.is_time_to_stop():
             return True
-        if self._turns is None or watched is None:
-            return False
-        self._turns.finish_if_gone(watched)
-        return self._turns.is_time_to_stop()
+        return self._turns is not None and watched is not None and self._turns.is_time_to_stop()
 
     def _find_doctor(self) -> list[int] | None:
         """The doctor's process, if it can be seen from here."""
         doctor = self._settings["doctor"]
         return doctor if doctor is not None and name_process(doctor[0]) == doctor else None
 
-    def _is_doctor_gone(self) -> bool:
+    def _is_alone(self, watched: Watched | None) -> bool:
         """Whether the doctor has ended, so that nobody will read what is recorded."""
-        now = time.monotonic()
-        if self._doctor is None or now < self._doctor_seen_at + _DOCTOR_EVERY_SECONDS:
-            return False
-        self._doctor_seen_at = now
-        return self._find_doctor() is None
+        self._check_due_at = time.monotonic() + _CHECK_EVERY_SECONDS
+        if self._turns is not None and watched is not None:
+            self._turns.finish_if_gone(watched)
+        return self._doctor is not None and self._find_doctor() is None
 
 
 def _go_together(one: Watched, other: Watched) -> bool:

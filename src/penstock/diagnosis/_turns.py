@@ -92,7 +92,7 @@ class Turns:
 
     def before_step(self, loop: TrainingLoop) -> None:
         """The primary loop asks for a batch."""
-        if not self.is_done:
+        if not self.is_done and self._board.read().turn != self._turn_seen:
             begin = time.perf_counter_ns()
             self._follow_board(loop, is_new_epoch=False)
             self.exclude(time.perf_counter_ns() - begin)

@@ -119,9 +119,7 @@ class BatchLayout:
         return BatchLayout, (self._parts, self.num_pieces)
 
 
-def _stacked_arrays(
-    parts: dict[str, PlacedArray], num_pieces: int
-) -> list[tuple[tuple[int, ...], np.dtype[Any], int]]:
+def _stacked_arrays(parts: dict[str, PlacedArray], num_pieces: int) -> list[tuple[tuple[int, ...], np.dtype[Any], int]]:
     """(shape, dtype, offset) of each array, with the pieces as its first dimension."""
     return [
         ((num_pieces, part.shape[0] // num_pieces, *part.shape[1:]), dtype_from_name(part.dtype), part.offset)
