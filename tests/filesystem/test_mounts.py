@@ -21,7 +21,7 @@ LINES = [
 @pytest.fixture
 def mounts(monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", lambda _: b"\n".join(LINES) + b"\n")
-    return _paths._mounts()
+    return _paths._mount_lines()
 
 
 def test_the_root_has_a_type_and_is_on_this_machine_or_not():
@@ -46,14 +46,14 @@ def test_a_path_that_is_not_there_has_no_type(tmp_path):
 
 
 def test_escapes_optional_fields_and_strange_bytes_are_parsed(mounts):
-    assert mounts == [
-        ("8:1", "/", "ext4"),
-        ("0:40", "/mnt/a b\tc", "nfs4"),
-        ("0:41", "/mnt/back\\slash", "fuse.sshfs"),
-        ("0:42", os.fsdecode(b"/mnt/caf\xc3\xa9\xff"), "xfs"),
-        ("0:43", os.fsdecode(b"/mnt/form\x0cfeed\x85"), "btrfs"),
-        ("0:44", "/mnt/twice", "ext4"),
-        ("0:45", "/mnt/twice", "lustre"),
+    assert list(map(_paths._parse_mount, mounts)) == [
+        ("/", "ext4"),
+        ("/mnt/a b\tc", "nfs4"),
+        ("/mnt/back\\slash", "fuse.sshfs"),
+        (os.fsdecode(b"/mnt/caf\xc3\xa9\xff"), "xfs"),
+        (os.fsdecode(b"/mnt/form\x0cfeed\x85"), "btrfs"),
+        ("/mnt/twice", "ext4"),
+        ("/mnt/twice", "lustre"),
     ]
 
 

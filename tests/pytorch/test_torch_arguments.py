@@ -242,6 +242,13 @@ def test_arguments_of_torch_that_a_plan_decides_are_refused(wrong: dict[str, Any
     assert penstock.DataLoader(numbers().batch(4), shuffle=False, batch_size=1, drop_last=False, timeout=0) is not None
 
 
+def test_numbers_for_a_plan_may_be_numpys() -> None:
+    options = {"num_workers": np.int64(1), "prefetch_factor": np.int32(3), "epochs": np.int64(2)}
+    loader = penstock.DataLoader(plan := numbers().batch(8), workers="thread", **options)  # type: ignore[arg-type]
+    assert received(loader) == expected(plan) + expected(plan, epoch=1)
+    assert loader.stats().prefetch == 3
+
+
 def test_workers_of_a_torch_dataset_cannot_change_while_it_runs() -> None:
     loader = penstock.DataLoader(Numbers(), num_workers=1)
     with pytest.raises(ValueError, match="have state"):

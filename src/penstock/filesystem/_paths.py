@@ -75,35 +75,33 @@ def is_network_filesystem(path: Path) -> bool:
 def filesystem_type(path: Path) -> str:
     """Type of the file system that holds `path` ("ext4", "nfs4"), or "" if unknown."""
     try:
-        status, real = os.stat(path), os.path.realpath(path)
+        status = os.stat(path)
+        mounts = _mount_lines()
     except OSError:
         return ""
-    mounts = _mounts()
-    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}".encode()
     # A later mount hides an earlier one. Subvolumes (btrfs) have a device that is listed in no mount.
-    by_device = [kind for number, _, kind in mounts if number == device]
-    return by_device[-1] if by_device else _by_longest_prefix(real, mounts)
+    by_device = [line for line in mounts if line.split(b" ", 3)[2] == device]
+    return _parse_mount(by_device[-1])[1] if by_device else _by_longest_prefix(os.path.realpath(path), mounts)
 
 
-def _by_longest_prefix(real: str, mounts: list[tuple[str, str, str]]) -> str:
-    inside = [(point, kind) for _, point, kind in mounts if f"{real}/".startswith(point.rstrip("/") + "/")]
+def _by_longest_prefix(real: str, mounts: list[bytes]) -> str:
+    inside = [
+        (point, kind) for point, kind in map(_parse_mount, mounts) if f"{real}/".startswith(point.rstrip("/") + "/")
+    ]
     return max(reversed(inside), key=lambda mount: len(mount[0]), default=("", ""))[1]
 
 
-def _mounts() -> list[tuple[str, str, str]]:
-    """(device, mount point, type) of each mount; see proc_pid_mountinfo(5).
+def _mount_lines() -> list[bytes]:
+    """One line for each mount; see proc_pid_mountinfo(5).
 
     Read again each time: the device numbers of network mounts are reused after an unmount.
     """
-    try:
-        lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
-    except OSError:
-        return []
-    return [_parse_mount(line) for line in lines if line]
+    return [line for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n") if line]
 
 
-def _parse_mount(line: bytes) -> tuple[str, str, str]:
+def _parse_mount(line: bytes) -> tuple[str, str]:
+    """(mount point, type) of a mount."""
     left, _, right = line.partition(b" - ")
-    fields = left.split(b" ")
-    point = _OCTAL.sub(lambda match: bytes([int(match[1], 8)]), fields[4])
-    return fields[2].decode(), os.fsdecode(point), right.split(b" ")[0].decode()
+    point = _OCTAL.sub(lambda match: bytes([int(match[1], 8)]), left.split(b" ")[4])
+    return os.fsdecode(point), right.split(b" ")[0].decode()

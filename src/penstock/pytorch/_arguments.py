@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
 
+import numpy as np
+
 from penstock.errors import check_choice
 from penstock.loader import WorkerKind
 from penstock.plan import Plan
@@ -204,7 +206,8 @@ class LoaderSettings:
         Raises:
             ValueError: one is not what it can be, alone or with the others.
         """
-        given = {**given, "remote": as_remote(given["remote"])}
+        given = {name: int(value) if isinstance(value, np.integer) else value for name, value in given.items()}
+        given["remote"] = as_remote(given["remote"])
         settings = cls(**{field.name: given[field.name] for field in dataclasses.fields(cls)})
         _, num_workers = settings.resolve(plan)
         if settings.timeout and not num_workers and settings.remote is None:

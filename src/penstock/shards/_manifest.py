@@ -349,7 +349,9 @@ def check_attributes(attributes: Mapping[str, Any]) -> None:
     level: list[Any] = [attributes]
     for _ in range(_MAX_LEVELS):
         level = [part for value in level for part in _parts(value)]
-    if level:
+        if not level:
+            break
+    else:
         raise ValueError(f"more than {_MAX_LEVELS} nested levels of lists and objects")
     json.dumps(attributes, allow_nan=False, ensure_ascii=False).encode()
 
