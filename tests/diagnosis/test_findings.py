@@ -205,6 +205,16 @@ def test_without_time_to_try_anything_nothing_is_said_about_what_helps() -> None
     )
 
 
+@pytest.mark.parametrize("is_out_of_time", [False, True])
+def test_a_run_too_short_to_tell_says_whether_its_time_ran_out(is_out_of_time: bool) -> None:
+    facts: list[dict[str, Any]] = [{"fact": "out-of-time", "pid": 1}] if is_out_of_time else []
+    seen = recorded(steps(), [], {})
+    recording = Recording(facts=[*seen.facts, *facts], events=seen.events)
+    told = verdict_of(Case(recording=recording, cores=2), ())
+    assert told.startswith("Too few steps to tell")
+    assert told.endswith("with --seconds." if is_out_of_time else "Let it run longer.")
+
+
 def test_reads_from_disk_that_more_workers_overlap_are_still_reads_from_disk() -> None:
     recording = recorded(steps(faults=9), [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
     first = find(Case(recording=recording, cores=2))[0]

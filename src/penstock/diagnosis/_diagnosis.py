@@ -145,9 +145,10 @@ def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
     if recording.ceiling is None and recording.has("unfed"):
         return "Not waiting for data: the script keeps the batches that it took, and soon asks its loader for no more."
     if recording.ceiling is None:
+        advice = "Time ran out: give it more with --seconds." if recording.has("out-of-time") else "Let it run longer."
         return (
             f"Too few steps to tell: {stages.num_steps} were seen, and {percent(stages.wait_share)} of their time was "
-            "spent waiting for data. Let it run longer."
+            f"spent waiting for data. {advice}"
         )
     waits = f"Your training waits for data {percent(stages.wait_share)} of the time."
     best = findings[0] if findings else None
