@@ -6,6 +6,7 @@
    order plain, plain again, watched, doctor, and back, a ratio for each such round, and the median of all with the
    standard error of it. By the clock; in processor time of the training thread, which is what the clock shows on a
    machine of one's own; and in that of the process and its workers. What plain again differs from plain is no cost.
+   Also how much longer `next` takes, as a share of a step: what is known best, since steps differ among themselves.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class Block(NamedTuple):
     """On a processor, of the training thread."""
     processor: float
     """Of all threads and workers."""
+    asking: float
+    """In `next`, by the clock."""
 
 
 class Loop(NamedTuple):
@@ -117,11 +120,14 @@ def processor_seconds() -> float:
 def take(loop: Loop, step: Callable[[], object], num_steps: int) -> Block:
     """What a block of steps took."""
     multiprocessing.queues._ForkingPickler = loop.pickler  # type: ignore[attr-defined]
-    before = Block(time.perf_counter(), time.thread_time(), processor_seconds())
+    asking = 0.0
+    before = Block(time.perf_counter(), time.thread_time(), processor_seconds(), asking)
     for _ in range(num_steps):
+        begin = time.perf_counter()
         next(loop.batches)
+        asking += time.perf_counter() - begin
         step()
-    after = Block(time.perf_counter(), time.thread_time(), processor_seconds())
+    after = Block(time.perf_counter(), time.thread_time(), processor_seconds(), asking)
     return Block(*(end - begin for begin, end in zip(before, after, strict=True)))
 
 
@@ -138,13 +144,18 @@ def slow_down(rounds: int, block_steps: int, size: int) -> dict[str, Any]:
                 if number:
                     blocks.setdefault(name, []).append(taken)
         loops.clear()
-    figures: dict[str, Any] = {
-        "step, milliseconds": statistics.median(block.clock for block in blocks["plain"]) / block_steps * 1e3
-    }
+    plain = statistics.median(block.clock for block in blocks["plain"])
+    figures: dict[str, Any] = {"step, milliseconds": plain / block_steps * 1e3}
     for name in ("plain again", "watched", "under the doctor"):
-        for column, clock in enumerate(Block._fields):
+        figures[f"{name}: next takes longer, share of a step"] = longer_asking(blocks[name], blocks["plain"]) / plain
+        for column, clock in enumerate(Block._fields[:-1]):
             figures[f"{name} / plain, {clock}"] = ratio(blocks[name], blocks["plain"], column)
     return figures
+
+
+def longer_asking(blocks: list[Block], plain: list[Block]) -> float:
+    """Median over pairs of blocks of how many seconds longer `next` took."""
+    return statistics.median(ours.asking - theirs.asking for ours, theirs in zip(blocks, plain, strict=True))
 
 
 def ratio(blocks: list[Block], plain: list[Block], column: int) -> dict[str, float]:

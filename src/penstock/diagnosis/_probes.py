@@ -26,6 +26,8 @@ _MEMORY_EVERY_NS = 500_000_000
 _MOST_MEMORY_SHARE = 0.002
 """Share of the time that a worker may spend looking at its memory, after its first looks: growth shows early."""
 _FIRST_LOOKS = 12
+_MOST_UNPACKED = 1000
+"""Batches whose unpacking is timed: a report draws the first steps, and nothing else needs it."""
 PLAIN_ITERS: dict[type, Callable[[Any], Iterator[Any]]] = {}
 """The `__iter__` that each class of loaders had before it was hooked."""
 
@@ -160,6 +162,7 @@ class _TimedPickler:
 
     def __init__(self, plain: Any, kind: EventKind) -> None:
         self.plain, self._kind = plain, kind
+        self._num_unpacked = 0
 
     def dumps(self, value: Any, *arguments: Any) -> Any:
         """Pack."""
@@ -172,10 +175,11 @@ class _TimedPickler:
 
     def loads(self, packed: Any, *arguments: Any, **options: Any) -> Any:
         """Unpack. Only the clock is read: asking for processor time as well would keep the training thread waiting."""
-        if self._kind is not EventKind.UNPICKLE:
+        if self._kind is not EventKind.UNPICKLE or self._num_unpacked >= _MOST_UNPACKED:
             return self.plain.loads(packed, *arguments, **options)
         begin = time.perf_counter_ns()
         value = self.plain.loads(packed, *arguments, **options)
+        self._num_unpacked += 1
         self._add(value, begin, len(packed), cpu_seconds=0.0)
         return value
 
