@@ -32,7 +32,9 @@ def tensors_of(batch: Any, depth: int = _DEEPEST) -> Iterator[Any]:
 def rows_of(batch: Any) -> int:
     """Samples in a batch: the first length of its first tensor; 1 when there is none."""
     first = batch
-    while type(first) in (list, tuple, dict) and first:
+    for _ in range(_DEEPEST):
+        if type(first) not in (list, tuple, dict) or not first:
+            break
         first = next(iter(first.values() if type(first) is dict else first))
     if getattr(first, "shape", ()) and hasattr(first, "dtype"):  # as in most batches; called for each one
         return max(1, int(first.shape[0]))

@@ -278,7 +278,10 @@ class Conductor:
         return doctor if doctor is not None and name_process(doctor[0]) == doctor else None
 
     def _is_alone(self, watched: Watched | None) -> bool:
-        """Whether the doctor has ended, so that nobody will read what is recorded."""
+        """Look around, once in a while: whether the doctor has ended, so that nobody will read what is recorded.
+
+        An experiment on a loader that the script no longer uses is finished.
+        """
         self._check_due_at = time.monotonic() + _CHECK_EVERY_SECONDS
         if self._turns is not None and watched is not None:
             self._turns.finish_if_gone(watched)
