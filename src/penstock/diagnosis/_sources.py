@@ -74,7 +74,7 @@ class IteratorSource:
             ready = iterator._worker_result_queue.qsize()
             if iterator._data_queue is not iterator._worker_result_queue:
                 ready += iterator._data_queue.qsize()
-        except (NotImplementedError, OSError, ValueError):
+        except (NotImplementedError, OSError, ValueError):  # no qsize on this system; a queue that is closed
             return True
         return bool(ready >= iterator._tasks_outstanding)
 

@@ -114,6 +114,6 @@ class LogLoader(lightning.Callback):
 def _has_length(loader: Any) -> bool:
     try:
         len(loader)
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError):  # how loaders without a length refuse to tell it
         return False
     return True

@@ -188,7 +188,7 @@ class InFlight:
             result = self._engine.wait(ticket, seconds)
         except WaitedTooLong:
             raise
-        except Exception:
+        except Exception:  # what has failed is over: whoever asks again gets the next
             self._items.popleft()
             raise
         self._items.popleft()

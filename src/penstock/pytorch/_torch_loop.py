@@ -140,6 +140,7 @@ class TorchLoop:
             return batch
 
     def __getstate__(self) -> None:
+        """As torch's iterators refuse it."""
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
 
     def finish(self) -> None:

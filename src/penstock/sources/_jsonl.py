@@ -138,7 +138,7 @@ def _parse(data: bytes, types: dict[str, Any], *, unexpected: str) -> Any:
                 explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior=unexpected
             ),
         )
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # not of these types, or of none that Arrow casts to
         return None
 
 
