@@ -38,7 +38,7 @@ test: setup chromium
 
 compiled: setup
 	-@$(BIN)/pytest --collect-only -qq -n 0 >/dev/null
-	-@$(BIN)/pytest -qq -n 0 tests/rows/test_rows.py >/dev/null
+	-@$(BIN)/pytest -qq -n 0 tests/plan/test_rows.py >/dev/null
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.diagnosis import recording_folder
-from penstock.diagnosis._recording import read_recording
-from penstock.diagnosis._run import environment
-from penstock.metrics import EventKind
+from penstock.doctor import recording_folder
+from penstock.doctor._recording import read_recording
+from penstock.doctor._run import environment
+from penstock.machine import EventKind
 
 _OBSERVE = {"seconds": math.inf, "steps": None, "full": True, "observe": True, "turn_seconds": 1.5, "doctor": None}
 _WARM_SECONDS, _TURN_SECONDS, _SETTLE_SECONDS = 1.5, 3.0, 0.5

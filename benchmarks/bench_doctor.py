@@ -24,7 +24,7 @@ from typing import Any
 from _in_turns import compare
 from _machine import describe_machine
 
-from penstock.diagnosis import DoctorSettings, diagnose, make_excerpt, recording_folder, run_script
+from penstock.doctor import DoctorSettings, diagnose, make_excerpt, recording_folder, run_script
 
 GALLERY = Path(__file__).parents[1] / "examples" / "doctor"
 SCRIPTS = {

@@ -32,8 +32,7 @@ from _virtual_job import VirtualJob, draw_images, draw_tokens
 from PIL import Image
 
 import penstock
-from penstock.trials import take_turn
-from penstock.tuning import Look, Turn, arms_of, cheapest_within_noise, key_of, name_of, search
+from penstock.tuning import Look, Turn, arms_of, cheapest_within_noise, key_of, name_of, search, take_turn
 
 WORKERS, DEPTHS = (1, 2, 3, 4, 6), (1, 2, 4, 8, 16)
 

@@ -18,7 +18,7 @@ from gpt_pretraining import prepared
 from transformers.trainer_utils import get_last_checkpoint
 
 import penstock
-from penstock.integrations.transformers import Trainer  # was: from transformers import Trainer
+from penstock.integrations.transformers import Trainer
 
 
 def main() -> None:

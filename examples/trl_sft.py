@@ -17,7 +17,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig
 
 import penstock
-from penstock.integrations.trl import SFTTrainer  # was: from trl import SFTTrainer
+from penstock.integrations.trl import SFTTrainer
 
 
 def main() -> None:

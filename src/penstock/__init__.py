@@ -46,7 +46,7 @@ __all__ = [
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest; type checkers go by the name
 if TYPE_CHECKING:
     from penstock import errors, masks
-    from penstock.placement import advise, stage
+    from penstock.dataset import stage
     from penstock.plan import Dataset, Plan, concat, from_arrays, load_plan, mix, pure
     from penstock.plan import open_dataset as open
     from penstock.preparation import is_stale, prepare
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from penstock.shards import DatasetWriter, verify
     from penstock.sources import IterableSource, SourceOptions
     from penstock.transforms import DecodeImage, FunctionTransform, KeepColumns, Tokenize
-    from penstock.trials import tune
+    from penstock.tuning import advise, tune
     from penstock.watching import watch
 else:  # hidden from type checkers, to which a module with `__getattr__` has every name
     import importlib
@@ -76,7 +76,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "Security": "penstock.service",
         "SourceOptions": "penstock.sources",
         "Tokenize": "penstock.transforms",
-        "advise": "penstock.placement",
+        "advise": "penstock.tuning",
         "concat": "penstock.plan",
         "from_arrays": "penstock.plan",
         "is_stale": "penstock.preparation",
@@ -86,9 +86,9 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "prepare": "penstock.preparation",
         "pure": "penstock.plan",
         "serve": "penstock.service",
-        "stage": "penstock.placement",
+        "stage": "penstock.dataset",
         "stream": "penstock.pytorch",
-        "tune": "penstock.trials",
+        "tune": "penstock.tuning",
         "verify": "penstock.shards",
         "watch": "penstock.watching",
     }

@@ -9,7 +9,7 @@ first trusted folder of these is used:
 In many containers none of the first three is writable, or HOME is missing or shared. With no trusted folder, or a full
 disk, each process compiles for itself.
 
-May import: nothing. Imported by: `order`, `packing`, `rows`, `shards`, `transforms`. Holds state: files of compiled
+May import: nothing. Imported by: `order`, `packing`, `plan`, `shards`, `transforms`. Holds state: files of compiled
 loops, in the first trusted folder.
 """
 

@@ -23,9 +23,9 @@ Each also inherits the builtin that people already catch. A wrong argument is a 
 Messages quote names and values from files, which may come from strangers, so `printable` escapes control characters
 wherever such text is shown.
 
-May import: nothing. Imported by: `cli`, `diagnosis`, `filesystem`, `loader`, `masks`, `placement`, `plan`,
-`preparation`, `pytorch`, `report`, `rows`, `samples`, `schema`, `service`, `shards`, `sources`, `stages`, `streams`,
-`transforms`, `trials`, `tuning`, `watching`, `workers`. Holds no state.
+May import: nothing. Imported by: `cli`, `dataset`, `doctor`, `filesystem`, `loader`, `masks`, `plan`, `preparation`,
+`pytorch`, `report`, `schema`, `service`, `shards`, `sources`, `transforms`, `tuning`, `watching`, `workers`. Holds no
+state.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ Whether two functions are the same has two answers, and both are stored, so both
 
 A function is named "package.module:function", which `name_function` writes and `import_function` reads.
 
-May import: nothing. Imported by: `plan`, `preparation`, `rows`, `samples`, `shards`, `sources`, `stages`, `streams`,
-`transforms`. Holds no state.
+May import: nothing. Imported by: `dataset`, `plan`, `preparation`, `shards`, `sources`, `transforms`. Holds no state.
 """
 
 from __future__ import annotations

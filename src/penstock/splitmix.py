@@ -2,7 +2,7 @@
 
 One definition for arrays and for compiled loops: `compiled(mix)` is the same code over single words.
 
-May import: nothing. Imported by: `order`, `packing`, `samples`, `transforms`. Holds no state.
+May import: nothing. Imported by: `dataset`, `order`, `packing`, `transforms`. Holds no state.
 """
 
 from __future__ import annotations

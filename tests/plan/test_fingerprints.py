@@ -112,7 +112,7 @@ def test_the_version_of_the_order_is_part_of_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("penstock.plan._plan.ORDER_VERSION", 999)
     assert numbers().batch(4).order_fingerprint != before[0]
     monkeypatch.undo()
-    monkeypatch.setattr("penstock.rows._packed_rows.PACKING_VERSION", 999)
+    monkeypatch.setattr("penstock.plan._packed_rows.PACKING_VERSION", 999)
     assert data().pack(8).order_fingerprint != before[1]
 
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.packing import _index
-from penstock.plan import Plan
-from penstock.rows import _epochs
+from penstock.plan import Plan, _epochs
 
 from .examples import IGNORED, assert_same, lengths_lists, make_documents, ragged, shuffled
 

@@ -14,9 +14,8 @@ import torch
 
 import penstock
 from penstock.loader import LoaderStatistics
-from penstock.pytorch import _live_tuning
+from penstock.pytorch import Bounds, OnlineTuner, Setting, _live_tuning
 from penstock.pytorch._live_tuning import LiveTuning
-from penstock.tuning import Bounds, OnlineTuner, Setting
 
 
 class Steady:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.tuning import Bounds, OnlineTuner, Setting, Stretch
+from penstock.pytorch import Bounds, OnlineTuner, Setting, Stretch
 
 WIDE = Bounds(most_workers=16, most_depth=16)
 STEPS = 10

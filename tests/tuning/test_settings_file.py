@@ -12,9 +12,8 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.errors import FormatError
-from penstock.pytorch import _warnings
-from penstock.tuning import format_settings, read_settings
-from penstock.workers import usable_cpus
+from penstock.machine import usable_cpus
+from penstock.pytorch import _warnings, format_settings, read_settings
 
 MEASURED = {"steps_per_second": 133.1}
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import penstock
-from penstock.metrics import _machine, _processes, _threads
+from penstock.machine import _machine, _processes, _threads
 from penstock.watching import WatchSummary
 
 _WAIT = 0.02

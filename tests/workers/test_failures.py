@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock import cgroups
 from penstock.errors import StorageError
+from penstock.machine import _cgroups
 from penstock.workers import PackedError, _failures, describe_death
 
 
@@ -79,8 +79,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 64 GB, half of them used; the folder stands for /sys/fs/cgroup."""
     (tmp_path / "meminfo").write_text("MemTotal: 64000000 kB\nMemAvailable: 32000000 kB\n")
     monkeypatch.setattr(_failures, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(cgroups, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(cgroups, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(_cgroups, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(_cgroups, "_OWN_CGROUPS", tmp_path / "own")
     return tmp_path
 
 

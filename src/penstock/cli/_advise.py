@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Always 0."""
-    from penstock.placement import advise
     from penstock.plan import load_plan
+    from penstock.tuning import advise
 
     data = arguments.data
     if data.suffix == ".toml":

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0 if it was measured, 1 if that failed, 2 for wrong usage."""
     from penstock.plan import load_plan
     from penstock.report import render_html
-    from penstock.trials import bench_job, bench_plan, load_job
+    from penstock.tuning import bench_job, bench_plan, load_job
 
     if arguments.steps < 2 or any(not 0 < step < math.inf for step in arguments.step_ms):
         problem = ValueError("--steps must be at least 2, and --step-ms more than 0")

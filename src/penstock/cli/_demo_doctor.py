@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.report import console
 
 if TYPE_CHECKING:
-    from penstock.diagnosis import Diagnosis
+    from penstock.doctor import Diagnosis
 
 _SCRIPT = Path(__file__).with_name("_demo_script.py")
 _SECONDS = 10.0
@@ -25,7 +25,7 @@ def examine(folder: Path, report: Path | None, *, as_json: bool) -> dict[str, An
         report: Where to write the page; None chooses a place that outlives the demo.
         as_json: Print nothing.
     """
-    from penstock.diagnosis import make_page
+    from penstock.doctor import make_page
     from penstock.report import render_html, render_terminal
 
     waiting = _diagnose("texts", folder)
@@ -52,7 +52,7 @@ def leave_report(path: Path | None, html: str) -> Path:
 
 
 def _diagnose(data: str, folder: Path) -> Diagnosis:
-    from penstock.diagnosis import DoctorSettings, diagnose, recording_folder, run_script
+    from penstock.doctor import DoctorSettings, diagnose, recording_folder, run_script
 
     words = [sys.executable, str(_SCRIPT), data, str(folder)]
     with recording_folder() as recorded:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 if training does not wait, 1 with findings, 2 without a command to run; a failing script's own exit code."""
-    from penstock.diagnosis import DoctorSettings, diagnose, make_page, recording_folder, run_script
+    from penstock.doctor import DoctorSettings, diagnose, make_page, recording_folder, run_script
     from penstock.report import render_html, render_terminal, to_perfetto
 
     words = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command

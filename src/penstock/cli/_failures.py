@@ -22,7 +22,7 @@ def tell_failure(error: BaseException, *, as_json: bool) -> None:
 
 def tell_job_failure(error: RuntimeError, *, as_json: bool) -> None:
     """Say why a job could not be run, and where in the user's own lines."""
-    from penstock.trials import job_traceback
+    from penstock.tuning import job_traceback
 
     tell_failure(error, as_json=as_json)
     if error.__cause__ is not None:

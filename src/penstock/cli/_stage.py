@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 once the dataset is there."""
-    from penstock.placement import stage
+    from penstock.dataset import stage
 
     with progress_bar("stage") as on_progress:
         staged = stage(arguments.source, arguments.destination, on_progress=on_progress)

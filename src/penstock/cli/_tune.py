@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 if settings were found and written, 1 if nothing could be run, 2 for wrong usage, 130 after Ctrl-C."""
     from penstock.report import render_html
-    from penstock.trials import TuneSettings, load_job, tune
+    from penstock.tuning import TuneSettings, load_job, tune
 
     try:
         TuneSettings(steps=arguments.steps, rounds=arguments.rounds, seconds=arguments.seconds)

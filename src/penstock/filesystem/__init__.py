@@ -7,9 +7,8 @@
 
 Knows nothing of shards or columns.
 
-May import: `errors`. Imported by: `cli`, `diagnosis`, `placement`, `plan`, `preparation`, `shards`, `sources`,
-`transforms`, `trials`, `tuning`. Holds state: the locks held by this process, weakly, so that a forked child lets go of
-them.
+May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `plan`, `preparation`, `pytorch`, `shards`, `sources`,
+`transforms`, `tuning`. Holds state: the locks held by this process, weakly, so that a forked child lets go of them.
 """
 
 from penstock.filesystem._direct import AlignedBuffers, DirectFile

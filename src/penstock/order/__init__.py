@@ -3,7 +3,7 @@
 Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torch.
 Kernels are compiled by numba at the first call.
 
-May import: `compiled`, `schema`, `splitmix`. Imported by: `plan`, `preparation`, `rows`, `samples`, `streams`.
+May import: `compiled`, `schema`, `splitmix`. Imported by: `dataset`, `plan`, `preparation`, `sources`.
 Holds no state.
 """
 

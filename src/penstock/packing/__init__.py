@@ -3,7 +3,7 @@
 Pure integer arithmetic on lengths. Knows nothing of files, threads or torch.
 Kernels are compiled by numba at the first call.
 
-May import: `compiled`, `schema`, `splitmix`. Imported by: `plan`, `preparation`, `rows`, `stages`. Holds no state.
+May import: `compiled`, `schema`, `splitmix`. Imported by: `plan`, `preparation`. Holds no state.
 """
 
 from penstock.packing._index import PackIndex, ReadLengths, build_pack_index, index_name

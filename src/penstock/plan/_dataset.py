@@ -14,12 +14,7 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.errors import SchemaError, counted, whole_number
-from penstock.plan._plan import Plan
-from penstock.plan._plannable import Stages, build_rows, map_seed
-from penstock.plan._verbs import Verbs, WholeBatch
-from penstock.rows import RowSource, is_cheap_at_random
-from penstock.samples import (
+from penstock.dataset import (
     ArraysLocation,
     Columns,
     Condition,
@@ -40,9 +35,16 @@ from penstock.samples import (
     read_sample,
     split_parts,
 )
+from penstock.errors import SchemaError, counted, whole_number
+from penstock.plan._plan import Plan
+from penstock.plan._plannable import Stages, build_rows, map_seed
+from penstock.plan._rows import RowSource
+from penstock.plan._rules import order_facts
+from penstock.plan._sample_rows import is_cheap_at_random
+from penstock.plan._stages import Stage
+from penstock.plan._verbs import Verbs, WholeBatch
 from penstock.schema import Schema
 from penstock.shards import Storage, classes_of, tokenizers_of
-from penstock.stages import Stage, order_facts
 
 
 class Dataset(Verbs[Plan]):

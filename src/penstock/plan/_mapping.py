@@ -25,8 +25,8 @@ from penstock.errors import SchemaError, printable
 from penstock.identity import names_used
 from penstock.order import derive_key
 from penstock.plan._row_results import RowResults, without_torch
+from penstock.plan._stages import Map
 from penstock.schema import Ragged
-from penstock.stages import Map
 
 _PURE = "__penstock_pure__"
 Function = TypeVar("Function", bound=Callable[..., Any])

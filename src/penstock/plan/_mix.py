@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, NoReturn
 
+from penstock.dataset import check_classes
 from penstock.errors import StageError, check_choice, whole_number
 from penstock.identity import digest
 from penstock.order import derive_key
 from penstock.plan._dataset import Dataset
+from penstock.plan._mixed_rows import Deal, MixedRows, mix_rows
 from penstock.plan._plan import Plan
 from penstock.plan._plannable import Stages
-from penstock.rows import Deal, MixedRows, mix_rows
-from penstock.samples import check_classes
-from penstock.stages import LEGAL_ORDER, Batch, Map, Stage, TakeRows, order_facts
+from penstock.plan._rules import LEGAL_ORDER, order_facts
+from penstock.plan._stages import Batch, Map, Stage, TakeRows
 
 Sources = Mapping[str, Plan | Dataset | tuple[Plan | Dataset, float]]
 Schedule = Mapping[int | float, Mapping[str, float]]

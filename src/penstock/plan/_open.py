@@ -9,17 +9,10 @@ from typing import Any, Literal, get_args
 
 from numpy.typing import DTypeLike
 
+from penstock.dataset import ArraysLocation, FolderLocation, ForeignLocation, JoinedLocation, check_concat, find_earlier
 from penstock.errors import FormatError, check_choice, whole_number
 from penstock.filesystem import local_path
 from penstock.plan._dataset import Dataset
-from penstock.samples import (
-    ArraysLocation,
-    FolderLocation,
-    ForeignLocation,
-    JoinedLocation,
-    check_concat,
-    find_earlier,
-)
 from penstock.schema import name_of_dtype
 from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
 

@@ -23,16 +23,22 @@ from numpy.typing import NDArray
 from penstock.errors import StageError
 from penstock.identity import digest
 from penstock.order import ORDER_VERSION
+from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
 from penstock.plan._mapping import is_marked_pure, is_pure
 from penstock.plan._plannable import Plannable, Stages
 from penstock.plan._reading import BatchReader
-from penstock.plan._show import Decode, Tokenizer, show_batch
-from penstock.plan._steps import Steps, checked_epoch
-from penstock.plan._toml import write_toml
-from penstock.plan._verbs import Verbs, WholeBatch
-from penstock.rows import COUNTED_BATCH, BatchArrays, DocumentTrace, Ledger, Mixing, OutputArrays, RowSource, stretch
-from penstock.stages import (
+from penstock.plan._rows import BatchArrays, OutputArrays, RowSource
+from penstock.plan._rules import (
     LEGAL_ORDER,
+    check_next,
+    describe_stage,
+    stage_identity,
+    stage_json,
+    with_groups,
+    without_groups,
+)
+from penstock.plan._show import Decode, Tokenizer, show_batch
+from penstock.plan._stages import (
     Balanced,
     Batch,
     Cast,
@@ -46,13 +52,11 @@ from penstock.stages import (
     TakeRows,
     Weighted,
     Window,
-    check_next,
-    describe_stage,
-    stage_identity,
-    stage_json,
-    with_groups,
-    without_groups,
 )
+from penstock.plan._steps import Steps, checked_epoch
+from penstock.plan._stretched_rows import stretch
+from penstock.plan._toml import write_toml
+from penstock.plan._verbs import Verbs, WholeBatch
 
 FILE_VERSION = 1
 """Version of plan files."""

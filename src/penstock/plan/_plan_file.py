@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from penstock.dataset import SplitPart
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError
 from penstock.filesystem import local_path, read_small, similar_path
 from penstock.identity import import_function
@@ -20,7 +21,6 @@ from penstock.plan._dataset import Dataset
 from penstock.plan._mix import mix
 from penstock.plan._open import concat, open_dataset
 from penstock.plan._plan import FILE_VERSION, Plan
-from penstock.samples import SplitPart
 
 _SHOWN = 300
 _MAX_BYTES = 16 << 20

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from penstock.dataset import Samples, packed_column
 from penstock.errors import StageError
-from penstock.rows import PackedRows, PaddedRows, RowSource, SampleRows, TokenWindowRows, find_pack_index, make_order
-from penstock.samples import Samples, packed_column
-from penstock.stages import Balanced, Cast, Pack, Pad, Shuffle, Stage, Weighted, Window, with_groups
+from penstock.plan._pack_cache import find_pack_index
+from penstock.plan._packed_rows import PackedRows
+from penstock.plan._rows import RowSource
+from penstock.plan._rules import with_groups
+from penstock.plan._sample_orders import make_order
+from penstock.plan._sample_rows import PaddedRows, SampleRows
+from penstock.plan._stages import Balanced, Cast, Pack, Pad, Shuffle, Stage, Weighted, Window
+from penstock.plan._token_window_rows import TokenWindowRows
 
 Stages = tuple[Stage, ...]
 

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order import derive_key
+from penstock.plan._compose import ROW_TARGETS
 from penstock.plan._mapping import first_row, run_map
+from penstock.plan._rows import BatchArrays, Rows, RowSource
+from penstock.plan._stages import IGNORED, Map
 from penstock.plan._steps import Steps
-from penstock.rows import ROW_TARGETS, BatchArrays, Rows, RowSource
-from penstock.stages import IGNORED, Map
 
 IS_REPEATED = "is_repeated"
 IS_REPLACED, NUM_REPLACED = "is_replaced", "num_replaced"

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StageError, counted, printable
-from penstock.rows import DocumentTrace
-from penstock.stages import IGNORED
+from penstock.plan._accounts import DocumentTrace
+from penstock.plan._stages import IGNORED
 
 
 class Tokenizer(Protocol):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import whole_number
-from penstock.stages import Tail
+from penstock.plan._stages import Tail
 
 _MAX_ROW = 2**62
 Kind = TypeVar("Kind", bound=np.generic)

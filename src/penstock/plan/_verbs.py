@@ -9,8 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 from numpy.typing import ArrayLike, DTypeLike
 
 from penstock.packing import PackingSettings
-from penstock.schema import name_of_dtype
-from penstock.stages import (
+from penstock.plan._stages import (
     Balanced,
     Batch,
     Cast,
@@ -31,6 +30,7 @@ from penstock.stages import (
     Weighted,
     Window,
 )
+from penstock.schema import name_of_dtype
 
 PlanType = TypeVar("PlanType")
 """`Plan`, which stands above this module."""

@@ -20,14 +20,7 @@ from penstock.preparation._plan import PACKED_COLUMN, RunPlan
 from penstock.preparation._skipping import merge_examples, sum_counts
 from penstock.preparation._work_folder import WorkFolder
 from penstock.schema import offsets_of
-from penstock.shards import (
-    Manifest,
-    ShardEntry,
-    Workspace,
-    origins_to_json,
-    pack_provenance,
-    read_lengths,
-)
+from penstock.shards import Manifest, ShardEntry, Workspace, origins_to_json, pack_provenance, read_lengths
 
 
 def stage_dataset(

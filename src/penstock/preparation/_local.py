@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from penstock.errors import PenstockError, WorkerDied, printable
+from penstock.machine import thread_settings, usable_cpus
 from penstock.preparation._attempt import Attempt
 from penstock.preparation._jobs import (
     MAX_DEATHS,
@@ -59,8 +60,6 @@ from penstock.workers import (
     describe_silence,
     guard_life_line,
     is_crash,
-    thread_settings,
-    usable_cpus,
 )
 
 _THREAD_SETTINGS = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")

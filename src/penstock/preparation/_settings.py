@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from penstock.errors import check_choice
-from penstock.workers import usable_cpus
+from penstock.machine import usable_cpus
 
 EngineName = Literal["local", "ray"]
 OnError = Literal["raise", "skip"]

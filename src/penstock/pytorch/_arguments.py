@@ -15,10 +15,11 @@ import numpy as np
 
 from penstock.errors import check_choice
 from penstock.loader import WorkerKind
+from penstock.machine import default_workers, usable_cpus
 from penstock.plan import Plan
+from penstock.pytorch._settings_file import SettingsFile, read_settings, simplify
 from penstock.service import Remote, as_remote
-from penstock.tuning import SettingsFile, read_settings, simplify
-from penstock.workers import StartMethod, default_workers, usable_cpus
+from penstock.workers import StartMethod
 
 Workers = Literal["auto", "inline", "thread", "process"]
 

@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import Callable
 
-from penstock.metrics import read_process
+from penstock.machine import read_process
 from penstock.pytorch._warnings import warn_of_separate_epochs
 from penstock.workers import create_shared_memory
 

@@ -19,9 +19,8 @@ import weakref
 from typing import NamedTuple, Protocol
 
 from penstock.loader import LoaderStatistics
-from penstock.metrics import ThreadMeter, available_memory, process_tree
-from penstock.tuning import Bounds, Decision, OnlineTuner, Setting, Stretch
-from penstock.workers import usable_cpus
+from penstock.machine import ThreadMeter, available_memory, process_tree, usable_cpus
+from penstock.pytorch._online import Bounds, Decision, OnlineTuner, Setting, Stretch
 
 _STEPS, _SECONDS = 10, 0.1
 _MOST_START_SECONDS = 60.0

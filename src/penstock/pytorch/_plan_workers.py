@@ -19,14 +19,15 @@ from penstock.loader import (
     start_early,
     steps_per_bundle,
 )
+from penstock.machine import usable_cpus
 from penstock.plan import Plan
 from penstock.pytorch._arguments import LoaderSettings
 from penstock.pytorch._batches import as_tensors
 from penstock.pytorch._live_tuning import LiveTuning
+from penstock.pytorch._online import OnlineTuner, Setting
 from penstock.pytorch._plan_progress import Loop
 from penstock.service import RemoteEngine, requests_in_flight
-from penstock.tuning import OnlineTuner, Setting
-from penstock.workers import ServerLease, usable_cpus
+from penstock.workers import ServerLease
 
 _DEPTH = 2
 """Items ahead for each worker: one that it computes, and one that waits for it."""

@@ -1,7 +1,7 @@
 """`penstock.stream`: an `IterableDataset` over files that are read as they are, split over ranks and workers.
 
 Which part of the files a process reads is asked when it hands out its first record, from torch's worker
-information and the rank. What it reads, and how it goes on, is `penstock.streams`.
+information and the rank. What it reads, and how it goes on, is `penstock.sources`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,18 @@ from penstock.errors import StateError, first_few, printable
 from penstock.pytorch._epochs import SharedEpochs
 from penstock.pytorch._ranks import find_rank
 from penstock.pytorch._warnings import warn_of_second_split
-from penstock.sources import Format, SourceOptions, TextUnit, why_unsplittable
-from penstock.streams import OnError, PartRun, Recipe, check_state, make_recipe, start_state
+from penstock.sources import (
+    Format,
+    OnError,
+    PartRun,
+    Recipe,
+    SourceOptions,
+    TextUnit,
+    check_state,
+    make_recipe,
+    start_state,
+    why_unsplittable,
+)
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Record = dict[str, Any]

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from penstock.loader import LoaderStatistics, make_engine
+from penstock.machine import usable_cpus
 from penstock.pytorch._device import find_device
 from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._feed import wants_pinning
 from penstock.pytorch._live_tuning import LiveTuning
+from penstock.pytorch._online import OnlineTuner, Setting
 from penstock.pytorch._samplers import (
     Indices,
     current_draws,
@@ -42,8 +44,7 @@ from penstock.pytorch._torch_state import check_state, describe_loader, worker_s
 from penstock.pytorch._torch_work import TorchWork
 from penstock.pytorch._warnings import warn_reading_again, warn_slow_pickling
 from penstock.pytorch._worker_batches import WorkerBatches
-from penstock.tuning import OnlineTuner, Setting
-from penstock.workers import StartMethod, usable_cpus
+from penstock.workers import StartMethod
 
 _IF_CHEAP = "Handing it over may take longer: try num_workers=0."
 

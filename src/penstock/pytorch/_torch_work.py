@@ -25,13 +25,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.loader import Arena, Batch
-from penstock.pytorch._torch_datasets import (
-    Fetching,
-    WorkerState,
-    is_iterable_pipe,
-    reseed_pipe,
-    skip_batch,
-)
+from penstock.pytorch._torch_datasets import Fetching, WorkerState, is_iterable_pipe, reseed_pipe, skip_batch
 from penstock.pytorch._transport import (
     Array,
     Content,

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from penstock.errors import PenstockError
+from penstock.machine import usable_cpus
 from penstock.plan import Plan
 from penstock.pytorch._ranks import find_rank
-from penstock.workers import usable_cpus
 
 _log = logging.getLogger(__name__)
 _PACKAGE = str(Path(__file__).parent)

@@ -17,13 +17,13 @@ from typing import Any
 from penstock.errors import WorkerDied
 from penstock.loader import Engine, InFlight, LoaderStatistics, Result, count_computed, count_handed_over
 from penstock.pytorch._live_tuning import LiveTuning
+from penstock.pytorch._online import Setting
 from penstock.pytorch._samplers import Indices
 from penstock.pytorch._torch_datasets import Fetching
 from penstock.pytorch._torch_loop import LoopProgress, Receipt
 from penstock.pytorch._torch_work import TorchItem, TorchStart
 from penstock.pytorch._transport import FirstBatches, WorkerEnd, WorkerFailure, read_answer, unpack
 from penstock.pytorch._warnings import warn_repeating_workers
-from penstock.tuning import Setting
 
 
 class WorkerBatches:

@@ -6,8 +6,8 @@
 One file per medium. Knows nothing of where the data comes from; what is slow to import (numpy, rich)
 is imported only when needed, so that `penstock --help` does not wait for it.
 
-May import: `errors`. Imported by: `cli`, `diagnosis`, `loader`, `placement`, `preparation`, `rows`, `trials`,
-`watching`. Holds no state.
+May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`, `preparation`, `tuning`, `watching`.
+Holds no state.
 """
 
 from penstock.report._histogram import Histogram, histogram

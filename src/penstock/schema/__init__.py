@@ -2,8 +2,8 @@
 
 Knows nothing of files.
 
-May import: `errors`. Imported by: `cli`, `loader`, `order`, `packing`, `plan`, `preparation`, `pytorch`, `rows`,
-`samples`, `service`, `shards`, `transforms`. Holds no state.
+May import: `errors`. Imported by: `cli`, `dataset`, `loader`, `order`, `packing`, `plan`, `preparation`, `pytorch`,
+`service`, `shards`, `transforms`. Holds no state.
 """
 
 from penstock.schema._columns import HASH_COLUMN, LABEL_COLUMNS, Column, Schema

@@ -26,6 +26,7 @@ from aiohttp import web
 
 from penstock._version import __version__
 from penstock.errors import printable
+from penstock.machine import default_workers
 from penstock.plan import Plan
 from penstock.service._addresses import join_address, split_address
 from penstock.service._connections import HEADER_SECONDS, Connections, GuardedConnection
@@ -34,7 +35,7 @@ from penstock.service._metrics import ServerStatistics, metrics_page
 from penstock.service._security import Security, is_address, is_token
 from penstock.service._sending import Allowance, send_body
 from penstock.service._wire import CHECKSUM_HEADER, VERSION, BatchRequest
-from penstock.workers import StartMethod, default_workers
+from penstock.workers import StartMethod
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@
 
 Files are validated here: rooms that import this one can trust every count, offset and name.
 
-May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`. Imported by: `cli`, `placement`, `plan`,
-`preparation`, `rows`, `samples`, `service`. Holds state: the open shards of this process, weakly, so that a forked
-child opens its own.
+May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`. Imported by: `cli`, `dataset`, `plan`,
+`preparation`, `service`, `tuning`. Holds state: the open shards of this process, weakly, so that a forked child opens
+its own.
 """
 
 from penstock.shards._arrays import ArrayStorage, storage_of_arrays

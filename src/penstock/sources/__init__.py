@@ -2,24 +2,23 @@
 
     list_files -> plan_splits -> read_split, one split at a time, in any process -> Records: columns, for `prepare`
                                  read_rows, from any block on                    -> Rows: dicts, for streams
+    stream: Recipe -> share_of: a part's bytes -> PartRun: its records, with a state after every one    _stream_*
 
-May import: `errors`, `filesystem`, `identity`. Imported by: `cli`, `preparation`, `pytorch`, `streams`, `transforms`.
-Holds state: the objects given as sources, by name.
+Streams read in order or through a shuffle buffer, each record in exactly one part.
+
+May import: `errors`, `filesystem`, `identity`, `order`, `shapes`. Imported by: `cli`, `preparation`, `pytorch`,
+`transforms`. Holds state: the objects given as sources, by name.
 """
 
-from penstock.sources._listing import Source, list_files, list_skipped
+from penstock.sources._listing import list_files, list_skipped
 from penstock.sources._listing_local import changed_since
-from penstock.sources._model import Records, RowError, Rows, SourceFile, Split
+from penstock.sources._model import Records, RowError, SourceFile, Split
 from penstock.sources._objects import IterableSource
-from penstock.sources._options import FORMATS, Format, SourceOptions, TextUnit, format_of, is_data_name
-from penstock.sources._reading import (
-    peek_split,
-    read_rows,
-    read_split,
-    resolve_types,
-    types_in_first_rows,
-)
+from penstock.sources._options import FORMATS, Format, SourceOptions, TextUnit, is_data_name
+from penstock.sources._reading import peek_split, read_rows, read_split, resolve_types, types_in_first_rows
 from penstock.sources._splitting import class_names, plan_splits, why_unsplittable
+from penstock.sources._stream_recipe import OnError, Recipe, check_state, make_recipe, start_state
+from penstock.sources._stream_run import PartRun
 from penstock.sources._urls import PLAIN_SCHEMES, refused_url, without_secrets
 
 __all__ = [
@@ -27,26 +26,29 @@ __all__ = [
     "PLAIN_SCHEMES",
     "Format",
     "IterableSource",
+    "OnError",
+    "PartRun",
+    "Recipe",
     "Records",
     "RowError",
-    "Rows",
-    "Source",
     "SourceFile",
     "SourceOptions",
     "Split",
     "TextUnit",
     "changed_since",
+    "check_state",
     "class_names",
-    "format_of",
     "is_data_name",
     "list_files",
     "list_skipped",
+    "make_recipe",
     "peek_split",
     "plan_splits",
     "read_rows",
     "read_split",
     "refused_url",
     "resolve_types",
+    "start_state",
     "types_in_first_rows",
     "why_unsplittable",
     "without_secrets",

@@ -17,14 +17,7 @@ from numpy.typing import NDArray
 from penstock.errors import SchemaError
 from penstock.schema import Column, Ragged, common_dtype, exact_array
 from penstock.sources import Records
-from penstock.transforms._byte_rows import (
-    find_column,
-    is_arrow,
-    is_number,
-    list_fields,
-    numbers_of,
-    read_bytes,
-)
+from penstock.transforms._byte_rows import find_column, is_arrow, is_number, list_fields, numbers_of, read_bytes
 from penstock.transforms._transform import BadRows
 
 Keep = Sequence[str] | Mapping[str, str]

@@ -1,58 +1,51 @@
-"""The search for the best settings: pure functions over measured arms. Nothing here runs a loader.
+"""Which settings are best, by running the job: `bench` measures it, `tune` races settings, `advise` reads sizes.
 
-    space -> arms_of -> choose_racers(look)      a model ranks the arms
-                          | which arm is next
-                        race                     turns of measured rates, until the difference is beyond noise
+    TrainingJob            make_loader(**options), train_step(batch): from a file or a call
+      | take_turn          a fresh loader, some steps, measured
+    bench                  the loader alone, with a step that waits, with the real step -> Bench: shares of the limit
+    tune                   `search` says which arm is next -> Tuned: table, best, cheapest, settings file
+      space -> arms_of -> choose_racers(look)      a model ranks the arms
+                        race                       turns of measured rates, until the difference is beyond noise
                           | leader, cheapest_within_noise
-                        format_settings          penstock-settings.toml, which `read_settings` reads
+    advise                 does the data fit, map it or stream it, which shuffle, what the first epoch costs
 
-    stretch of steps -> OnlineTuner -> Decision  while training runs: what to change, and why
+Judging is pure (`_arms`, `_model`, `_race`, `_search`); measuring is not. A rate is batches or samples per second:
+higher is better.
 
-`trials` runs the turns, `pytorch` measures the stretches. A rate is what should be high: batches or samples per second.
-
-May import: `errors`, `filesystem`. Imported by: `cli`, `diagnosis`, `pytorch`, `trials`. Holds no state.
+May import: `dataset`, `errors`, `filesystem`, `machine`, `plan`, `pytorch`, `report`, `shards`. Imported by: `cli`,
+`doctor`. Holds no state.
 """
 
-from penstock.tuning._arms import (
-    Options,
-    arms_of,
-    check_space,
-    default_space,
-    key_of,
-    name_of,
-    num_workers_of,
-    simplify,
-)
+from penstock.tuning._advise import advise
+from penstock.tuning._arms import Options, arms_of, check_space, default_space, key_of, name_of
+from penstock.tuning._bench import bench_job, bench_plan
+from penstock.tuning._job import job_traceback, load_job
 from penstock.tuning._model import Look
-from penstock.tuning._online import Bounds, Decision, OnlineTuner, Setting, Stretch
-from penstock.tuning._race import ROUNDS, Turn, cheapest_within_noise, compare, leader_of, student_quantile
+from penstock.tuning._race import Turn, cheapest_within_noise, compare, leader_of, student_quantile
 from penstock.tuning._search import search
-from penstock.tuning._settings_file import FILE_NAME, SettingsFile, format_settings, read_settings
+from penstock.tuning._timed_run import take_turn
+from penstock.tuning._tune import TuneSettings, tune
 
 __all__ = [
-    "FILE_NAME",
-    "ROUNDS",
-    "Bounds",
-    "Decision",
     "Look",
-    "OnlineTuner",
     "Options",
-    "Setting",
-    "SettingsFile",
-    "Stretch",
+    "TuneSettings",
     "Turn",
+    "advise",
     "arms_of",
+    "bench_job",
+    "bench_plan",
     "cheapest_within_noise",
     "check_space",
     "compare",
     "default_space",
-    "format_settings",
+    "job_traceback",
     "key_of",
     "leader_of",
+    "load_job",
     "name_of",
-    "num_workers_of",
-    "read_settings",
     "search",
-    "simplify",
     "student_quantile",
+    "take_turn",
+    "tune",
 ]

@@ -9,12 +9,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.pytorch import simplify
+
 Options = Mapping[str, Any]
 Space = Mapping[str, Sequence[Any]]
 
 MODELLED = ("num_workers", "prefetch", "prefetch_factor", "in_order")
 """Options whose effect can be ranked by a model of the measured times."""
-_OF_WORKERS = ("prefetch", "prefetch_factor", "persistent_workers", "workers")
 _TORCHS_PREFETCH_FACTOR = 2
 _COSTS = {"pin_memory": True, "persistent_workers": True, "in_order": False}
 """Values that cost something: memory that cannot be paged out, processes that stay alive, the order of batches."""
@@ -44,13 +45,6 @@ def arms_of(space: Space) -> list[dict[str, Any]]:
     names = list(space)
     combined = (dict(zip(names, values, strict=True)) for values in itertools.product(*space.values()))
     return list({key_of(arm): arm for arm in map(simplify, combined)}.values())
-
-
-def simplify(options: Options) -> dict[str, Any]:
-    """The options without those that have no effect given the others."""
-    if options.get("num_workers") == 0:
-        return {name: value for name, value in options.items() if name not in _OF_WORKERS}
-    return dict(options)
 
 
 def key_of(options: Options) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,7 @@
                   the same for TensorBoard, W&B, MLflow: one callable             -> log=
       _page       lanes, waits, processors and memory                             -> to_html, to_perfetto
 
-May import: `errors`, `metrics`, `report`. Imported by: `diagnosis`. Holds no state.
+May import: `errors`, `machine`, `report`. Imported by: `doctor`. Holds no state.
 """
 
 from penstock.watching._gauge import gauge_of

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.metrics import MachineFacts, UsageHistory
+from penstock.machine import MachineFacts, UsageHistory
 from penstock.report import (
     Chart,
     Fact,

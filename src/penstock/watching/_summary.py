@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import counted
-from penstock.metrics import MachineFacts, Sampler, UsageHistory
+from penstock.machine import MachineFacts, Sampler, UsageHistory
 from penstock.report import format_bytes, format_number, format_seconds
 from penstock.watching._steps import COLUMNS, StepHistory, StepRow
 

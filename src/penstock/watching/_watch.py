@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from penstock.metrics import Sampler, ThreadMeter, ThreadUsage, UsageHistory, describe_machine
+from penstock.machine import Sampler, ThreadMeter, ThreadUsage, UsageHistory, describe_machine
 from penstock.report import Page, render_html, to_perfetto
 from penstock.watching._gauge import Gauge, gauge_of
 from penstock.watching._page import watch_page

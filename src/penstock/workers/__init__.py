@@ -20,14 +20,11 @@
 
 What the messages mean is the program's business: nothing here knows about plans, batches, tasks or shards.
 
-May import: `cgroups`, `errors`. Imported by: `diagnosis`, `loader`, `metrics`, `placement`, `preparation`, `pytorch`,
-`service`, `trials`. Holds state: the running fork servers; the crews and parcels of this process, weakly, for the hook
-that lets go of them in forked children.
-"""
+May import: `errors`, `machine`. Imported by: `loader`, `preparation`, `pytorch`, `service`. Holds state: the running
+fork servers; the crews and parcels of this process, weakly, for the hook that lets go of them in forked children."""
 
 from penstock.workers._channel import Channel
 from penstock.workers._cluster import Cluster
-from penstock.workers._cpus import default_workers, ranks_on_node, thread_settings, usable_cpus
 from penstock.workers._crew import Crew
 from penstock.workers._entry import guard_life_line
 from penstock.workers._failures import (
@@ -60,7 +57,6 @@ __all__ = [
     "WorkerProcess",
     "abandon_in_forks",
     "create_shared_memory",
-    "default_workers",
     "describe_death",
     "describe_ending",
     "describe_silence",
@@ -72,7 +68,4 @@ __all__ = [
     "lease_early",
     "may_lack_memory",
     "needs_torch",
-    "ranks_on_node",
-    "thread_settings",
-    "usable_cpus",
 ]

@@ -75,7 +75,7 @@ def _main() -> NoReturn:
     os.set_inheritable(int(channel), False)
     sys.path[:] = json.loads(path)
 
-    from penstock.workers._channel import Channel  # only now: it needs the path, and takes a while
+    from penstock.workers._channel import Channel
     from penstock.workers._worker import run_program
 
     run_program(Channel.of_descriptor(int(channel)), held, None)

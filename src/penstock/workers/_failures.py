@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.cgroups import MemoryLimit, fullest_memory
+from penstock.machine import MemoryLimit, fullest_memory
 
 _MEMORY = Path("/proc/meminfo")
 _CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE})

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from penstock.machine import use_one_thread_each
 from penstock.workers import _entry
 from penstock.workers._channel import Channel
-from penstock.workers._cpus import use_one_thread_each
 from penstock.workers._entry import hold_life_line
 from penstock.workers._parcel import Parcel
 from penstock.workers._worker import Program, SetupFailed, flush_printed, run_program

@@ -1,0 +1,85 @@
+"""Which samples there are, wherever they are stored: locations, selections, datasets joined without a copy.
+
+    Location      a folder of shards, a foreign file, arrays in memory, or other datasets:       _location
+        joined    one after the other, or column beside column                                   _concatenated, _zipped
+                                                                                                 (_joined)
+        cut       into windows of series                                                         _unfolded
+    Samples       a storage, and the selections that say which of its samples are meant          _samples
+        chosen by position, by a column's values, or by a key that follows the sample            _selections, _keys
+        read      as columns and single samples; their tokens as one stream                      _samples, _tokens
+    find_earlier  a dataset as it was before samples were appended                               _location
+    stage         a verified copy on the node's own storage: all of it, or nothing               _stage, _scratch
+
+`penstock.Dataset` adds the verbs that make plans, so it stands in `plan`, one line up.
+
+May import: `errors`, `filesystem`, `identity`, `order`, `report`, `schema`, `shards`, `splitmix`. Imported by: `cli`,
+`plan`, `tuning`. Holds no state.
+"""
+
+from penstock.dataset._concatenated import ConcatStorage, check_classes, check_concat
+from penstock.dataset._joined import lasting_attributes
+from penstock.dataset._keys import SampleKeys
+from penstock.dataset._location import (
+    ArraysLocation,
+    FolderLocation,
+    ForeignLocation,
+    JoinedLocation,
+    Location,
+    UnfoldedLocation,
+    find_earlier,
+)
+from penstock.dataset._samples import Columns, Sample, Samples, Selection, Take, as_indices, read_columns, read_sample
+from penstock.dataset._scratch import Scratch, StorageKind, find_scratch, storage_kind
+from penstock.dataset._selections import Condition, SplitPart, find_samples, find_true, split_parts
+from penstock.dataset._stage import stage
+from penstock.dataset._tokens import (
+    TokenStream,
+    check_mask_lengths,
+    mask_column,
+    mask_stream,
+    packed_column,
+    token_stream,
+    windowed_column,
+)
+from penstock.dataset._zipped import check_zip
+
+__all__ = [
+    "ArraysLocation",
+    "Columns",
+    "ConcatStorage",
+    "Condition",
+    "FolderLocation",
+    "ForeignLocation",
+    "JoinedLocation",
+    "Location",
+    "Sample",
+    "SampleKeys",
+    "Samples",
+    "Scratch",
+    "Selection",
+    "SplitPart",
+    "StorageKind",
+    "Take",
+    "TokenStream",
+    "UnfoldedLocation",
+    "as_indices",
+    "check_classes",
+    "check_concat",
+    "check_mask_lengths",
+    "check_zip",
+    "find_earlier",
+    "find_samples",
+    "find_scratch",
+    "find_true",
+    "lasting_attributes",
+    "mask_column",
+    "mask_stream",
+    "packed_column",
+    "read_columns",
+    "read_sample",
+    "split_parts",
+    "stage",
+    "storage_kind",
+    "token_stream",
+    "windowed_column",
+]

@@ -1,0 +1,205 @@
+"""Where a dataset's data is, in a few hundred bytes: what is pickled in place of the data.
+
+A process that unpickles a location opens the files itself and compares the fingerprint; it raises
+`DatasetChanged` before it reads anything else.
+
+A folder can also be opened as it was before samples were appended. Appending writes new shards behind the old ones and
+leaves those as they are, and a dataset's fingerprint is a digest of its list of shards. So what a folder held earlier
+is found by its fingerprint: it is the first shards of today's list.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from penstock.dataset._concatenated import ConcatStorage
+from penstock.dataset._joined import AnyDataset
+from penstock.dataset._unfolded import UnfoldedStorage
+from penstock.dataset._zipped import ZipStorage
+from penstock.errors import DatasetChanged
+from penstock.identity import digest
+from penstock.shards import (
+    ArrayStorage,
+    Check,
+    ForeignFormat,
+    Io,
+    ShardFolder,
+    Storage,
+    open_megatron,
+    open_npy,
+    open_raw,
+    read_manifest,
+    storage_of_arrays,
+)
+
+
+class Location(Protocol):
+    """Where a storage is, and how to open it."""
+
+    def open(self, fingerprint: str | None = None) -> Storage:
+        """The storage; `DatasetChanged` when it is not the one with `fingerprint`."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Arguments of `penstock.open` that lead here; `ValueError` when there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderLocation:
+    """A folder of shards."""
+
+    path: Path
+    io: Io
+    check: Check
+    as_of: str | None = None
+    """Fingerprint of its first shards, if only they are meant."""
+
+    def open(self, fingerprint: str | None = None) -> ShardFolder:
+        """The folder, opened."""
+        return ShardFolder(self.path, io=self.io, check=self.check, fingerprint=fingerprint, as_of=self.as_of)
+
+    def to_json(self) -> dict[str, Any]:
+        """Path, and how it is read."""
+        fields = {"path": str(self.path), "io": self.io, "check": self.check}
+        return fields if self.as_of is None else {**fields, "as_of": self.as_of}
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignLocation:
+    """A file of another program."""
+
+    path: Path
+    format: ForeignFormat
+    column: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    offset: int = 0
+    """Bytes of a raw file before its numbers."""
+
+    def open(self, fingerprint: str | None = None) -> ArrayStorage:
+        """The file, mapped as it is."""
+        if self.format == "npy":
+            storage = open_npy(self.path, self.column)
+        elif self.format == "megatron":
+            storage = open_megatron(self.path, self.column)
+        else:
+            storage = open_raw(self.path, self.column, self.dtype, self.shape, self.offset)
+        _check_same(storage, fingerprint, f"{self.path}: the file")
+        return storage
+
+    def to_json(self) -> dict[str, Any]:
+        """Path, format and column; of a raw file, also what its numbers are."""
+        fields: dict[str, Any] = {"path": str(self.path), "format": self.format, "column": self.column}
+        fields |= {"dtype": self.dtype} if self.dtype is not None else {}
+        fields |= {"shape": list(self.shape)} if self.shape is not None else {}
+        fields |= {"offset": self.offset} if self.offset else {}
+        return fields
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArraysLocation:
+    """Arrays in RAM: pickled whole, there is nowhere else to get them from."""
+
+    arrays: Mapping[str, Any]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """What is known about them: tokenizer, classes."""
+
+    def open(self, fingerprint: str | None = None) -> ArrayStorage:
+        """The arrays as a storage."""
+        return storage_of_arrays(self.arrays, self.attributes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Always refused."""
+        raise ValueError("A plan over arrays in RAM has no file; write them with DatasetWriter first.")
+
+    def __str__(self) -> str:
+        return "in memory"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedLocation:
+    """The datasets that are joined, each with its own location."""
+
+    kind: Literal["concat", "zip"]
+    parts: tuple[AnyDataset, ...]
+
+    def open(self, fingerprint: str | None = None) -> ConcatStorage | ZipStorage:
+        """The parts as one storage."""
+        storage = (ConcatStorage if self.kind == "concat" else ZipStorage)([part.samples for part in self.parts])
+        _check_same(storage, fingerprint, f"{self}: a part")
+        return storage
+
+    def to_json(self) -> dict[str, Any]:
+        """The parts as tables of a plan file."""
+        return {self.kind: {f"part {number}": part.to_json() for number, part in enumerate(self.parts)}}
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {len(self.parts)} datasets"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnfoldedLocation:
+    """The dataset that is cut into windows."""
+
+    steps: AnyDataset
+    length: int
+    stride: int
+
+    def open(self, fingerprint: str | None = None) -> UnfoldedStorage:
+        """The windows as a storage."""
+        storage = UnfoldedStorage(self.steps.samples, self.length, self.stride)
+        _check_same(storage, fingerprint, f"{self}: the data")
+        return storage
+
+    def to_json(self) -> dict[str, Any]:
+        """The steps as a table of a plan file."""
+        return {"unfold": {"length": self.length, "stride": self.stride, "steps": self.steps.to_json()}}
+
+    def __str__(self) -> str:
+        return f"windows of {self.length} every {self.stride} of {self.steps!r}"
+
+
+def _check_same(storage: Storage, fingerprint: str | None, what: str) -> None:
+    if fingerprint is not None and storage.fingerprint != fingerprint:
+        raise DatasetChanged(f"{what} changed since it was opened. Open it again.")
+
+
+def find_earlier(path: Path, as_of: str | Mapping[str, Any]) -> str:
+    """The fingerprint of the storage then, from the state of a loader or any fingerprint of the dataset.
+
+    Raises:
+        DatasetChanged: the folder does not begin with what it held then.
+        ValueError: the state does not name a single whole dataset.
+    """
+    wanted = as_of if isinstance(as_of, str) else _data_of(as_of)
+    manifest = read_manifest(path)
+    schema = repr(manifest.schema.shown.to_json())
+    for own, _ in manifest.as_it_grew():
+        if wanted in (own, digest(own), digest(f"{own}\n{schema}")):  # the storage, all its rows, the dataset
+            return own
+    raise DatasetChanged(
+        f"{path}: its first shards never had the fingerprint {wanted[:64]}. Either it was not only appended to "
+        "since, or that is of a part of it (a split, a filter): give the one that `penstock inspect` showed then."
+    )
+
+
+def _data_of(state: Mapping[str, Any]) -> str:
+    facts = state.get("facts") if isinstance(state, Mapping) else None
+    data = facts.get("data") if isinstance(facts, Mapping) else None
+    if not isinstance(data, str):
+        raise ValueError(
+            f"as_of={reprlib.repr(state)}: not the state of a plan over one dataset. For a source of a mixture, "
+            "give its fingerprint."
+        )
+    return data

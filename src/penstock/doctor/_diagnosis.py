@@ -1,0 +1,223 @@
+"""The diagnosis of a run: the verdict in a sentence, the ceiling, and findings.
+
+A finding has a cause, which the recorded times show, and a change. Its gain is what trying the change gave; a
+change that did not help is never advised. To add one, write a function in `_worker_findings` or `_batch_findings`, and
+give it its place in `FINDINGS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.doctor import _batch_findings, _worker_findings
+from penstock.doctor._case import Case, percent
+from penstock.doctor._run import ScriptRun
+from penstock.machine import EventKind
+from penstock.report import Finding, Gain, format_seconds
+
+FINDINGS: tuple[Callable[[Case], Finding | None], ...] = (
+    _batch_findings.cold_reads,
+    _worker_findings.workers_restart,
+    _worker_findings.threads_share_one_lock,
+    _worker_findings.too_many_workers,
+    _worker_findings.needless_workers,
+    _batch_findings.costly_hand_over,
+    _batch_findings.slow_samples,
+    _batch_findings.heavy_collate,
+    _batch_findings.small_prefetch,
+    _worker_findings.no_workers,
+    _worker_findings.few_workers,
+    _batch_findings.padded_batches,
+    _batch_findings.odd_batch_size,
+    _worker_findings.torch_threads,
+    _worker_findings.growing_workers,
+)
+"""The most specific causes first: of two that advise the same change, the first is reported."""
+_MUCH = 0.2
+"""Share of the time that may be left out without a word."""
+_NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "growing-workers"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What the doctor says."""
+
+    verdict: str
+    """One sentence."""
+    is_healthy: bool
+    ceiling: Gain | None
+    """What a loader that costs nothing would give; None when it was not measured."""
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    run: ScriptRun
+    case: Case | None
+    """None when the script made no loader."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 healthy, 1 findings; the script's own when it failed, 128 + n when signal n ended the run."""
+        if self.run.interrupted_by is not None:
+            return 128 + self.run.interrupted_by
+        if self.run.exit_code and not self.run.was_stopped:
+            return self.run.exit_code
+        return 1 if self.findings else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for programs."""
+        machine = dataclasses.asdict(self.run.usage.machine)
+        return {
+            "verdict": self.verdict,
+            "healthy": self.is_healthy,
+            "ceiling": None if self.ceiling is None else dataclasses.asdict(self.ceiling),
+            "loader": None if self.case is None else self.case.loader["where"],
+            "findings": [_finding_json(each) for each in self.findings],
+            "machine": machine | self.run.usage.cores(),
+            "notes": list(self.notes),
+            "script_exit_code": self.run.exit_code,
+        }
+
+
+def diagnose(run: ScriptRun) -> Diagnosis:
+    """Say what is wrong with a run, if anything is."""
+    recording, notes = run.recording, list(_notes(run))
+    unfed = next(recording.of("unfed"), None)
+    only_validates = unfed is not None and not unfed["batches"] and recording.ceiling is None
+    if recording.loader is None or only_validates or not (recording.events["kind"] == EventKind.NEXT).any():
+        return _without_batches(run, notes)
+    case = Case(recording=recording, cores=run.usage.machine.usable_processors)
+    findings = tuple(find(case))
+    if case.stages.left_out > _MUCH:
+        notes.append(
+            f"{percent(case.stages.left_out)} of the time went to steps that took over ten times as long as usual, "
+            "as with validation or a checkpoint: what is said of steps leaves them out."
+        )
+    ceiling = recording.ceiling
+    return Diagnosis(
+        verdict=verdict_of(case, findings),
+        is_healthy=not findings and (unfed is not None or not case.is_unclear),
+        ceiling=None if ceiling is None else ceiling.gain,
+        findings=findings,
+        notes=tuple(notes),
+        run=run,
+        case=case,
+    )
+
+
+def find(case: Case) -> list[Finding]:
+    """All findings, by measured gain; those without one last. A job that waits for data has at least one about it."""
+    found: dict[str, Finding] = {}
+    for function in FINDINGS:
+        finding = function(case)
+        if finding is not None:
+            found.setdefault(finding.change, finding)
+    fallback = _batch_findings.costly_samples(case) or _batch_findings.nothing_tried(case)
+    if fallback is not None and all(each.id in _NOT_ABOUT_LOADING for each in found.values()):
+        found[fallback.change] = fallback
+    return sorted(found.values(), key=lambda each: -(each.gain.ratio if each.gain is not None else 0.0))
+
+
+def _without_batches(run: ScriptRun, notes: list[str]) -> Diagnosis:
+    failed = run.exit_code and not run.was_stopped
+    unfed = next(run.recording.of("unfed"), None)
+    if unfed is not None:
+        verdict = (
+            f"The script trains without a DataLoader: its optimizer made {unfed['steps']} steps, and none of their "
+            "batches came from a loader of torch's or Penstock's. The doctor can neither see nor change what makes "
+            "them; take them from a DataLoader, or wrap what yields them in penstock.watch."
+        )
+    elif run.recording.loader is not None:
+        verdict = "The script made a DataLoader and never took a batch from it."
+    elif failed:
+        verdict = f"The script ended with exit code {run.exit_code} before it made a DataLoader."
+    else:
+        verdict = "The script made no DataLoader of torch's or Penstock's, so there was nothing to look at."
+    return Diagnosis(
+        verdict=verdict, is_healthy=False, ceiling=None, findings=(), notes=tuple(notes), run=run, case=None
+    )
+
+
+def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
+    """One sentence on whether it waits for data, one on what would help most."""
+    recording, stages = case.recording, case.stages
+    if recording.ceiling is None and recording.has("unfed"):
+        return "Not waiting for data: the script keeps the batches that it took, and soon asks its loader for no more."
+    if recording.ceiling is None:
+        advice = "Time ran out: give it more with --seconds." if recording.has("out-of-time") else "Let it run longer."
+        return (
+            f"Too few steps to tell: {stages.num_steps} were seen, and {percent(stages.wait_share)} of their time was "
+            f"spent waiting for data. {advice}"
+        )
+    waits = f"Your training waits for data {percent(stages.wait_share)} of the time."
+    best = findings[0] if findings else None
+    if case.others_hold_cores:
+        start = (
+            f"Not waiting for data, but for processors: other programs used {case.other_cores:.1f} of the "
+            f"{case.cores} cores. With a core whenever it was ready for one, a worker would make a batch in "
+            f"{format_seconds(stages.making)}, and a step would take {format_seconds(stages.training)}."
+        )
+        return start if best is None else f"{start} {_describe_best(best)}"
+    if not case.waits_for_data:
+        limit = recording.ceiling.gain
+        claim = "Cannot tell whether it waits for data" if case.is_unclear else "Not waiting for data"
+        start = f"{claim}: a loader that costs nothing would give × {limit.ratio:.2f} ± {limit.error:.2f}."
+        return start if best is None else f"{start} {_describe_best(best)}"
+    return waits if best is None else f"{waits} {_describe_best(best)}"
+
+
+def _describe_best(best: Finding) -> str:
+    if best.gain is not None:
+        return f"{best.title}: changing it makes training {best.gain.ratio:.2f} × faster, measured on your job."
+    if best.id == _batch_findings.NOTHING_TRIED and best.limit is not None:
+        return f"{best.title}; a loader that costs nothing would make it {best.limit.ratio:.2f} × faster."
+    if best.limit is not None:
+        return f"{best.title}: at most {best.limit.ratio:.2f} × faster without that."
+    return f"{best.title}."
+
+
+def _notes(run: ScriptRun) -> list[str]:
+    """What a reader must know to trust the figures."""
+    notes, usage, recording = [], run.usage, run.recording
+    total = usage.machine.num_processors
+    if usage.other_cores > 0.25 * total:
+        notes.append(f"Other programs used {usage.other_cores:.1f} of the {total} cores: that widens every interval.")
+    if run.interrupted_by is not None:
+        notes.append("Interrupted: this is what was seen until then.")
+    elif run.exit_code and not run.was_stopped:
+        notes.append(f"The script itself ended with exit code {run.exit_code}; this is what was seen until then.")
+    elif recording.leader is not None and not recording.has("done") and not recording.has("unfed"):
+        notes.append("The script ended before all was tried.")
+    notes += [
+        f"After {each['batches']} batches, training went on for {each['steps']} steps without asking a loader for one, "
+        "as it does with itertools.cycle, which keeps them all in memory."
+        for each in recording.of("unfed")
+        if each["batches"]
+    ]
+    if not run.is_observed and recording.has("out-of-time"):
+        notes.append("Time ran out before all was tried: more with --seconds narrows the intervals.")
+    for each in recording.of("failed"):
+        name = next((trial.name for trial in recording.trials if trial.number == each["trial"]), "a change")
+        notes.append(f"{name} could not be tried: {each['reason']}")
+    notes += [
+        f"{each['function']} of {each['target']} while the script was stopping wrote nothing."
+        for each in recording.of("not-saved")
+    ]
+    notes += [f"One process could not be watched: {each['reason']}" for each in recording.of("blind")]
+    return list(dict.fromkeys(notes))
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "title": finding.title,
+        "evidence": list(finding.evidence),
+        "change": finding.change,
+        "where": finding.where,
+        "price": finding.price,
+        "measured_gain": None if finding.gain is None else finding.gain.ratio,
+        "error": None if finding.gain is None else finding.gain.error,
+        "limit": None if finding.limit is None else finding.limit.ratio,
+        "link": finding.link,
+    }

@@ -1,0 +1,270 @@
+"""A diagnosis as a page that `report` draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.doctor._case import Case
+from penstock.doctor._diagnosis import Diagnosis
+from penstock.doctor._experiment import AS_IS
+from penstock.machine import EventKind, UsageHistory
+from penstock.report import (
+    Arm,
+    Chart,
+    Fact,
+    Finding,
+    Gain,
+    Headline,
+    Lane,
+    Line,
+    Page,
+    SlowSample,
+    Span,
+    SpanKind,
+    StepTimes,
+    format_bytes,
+)
+
+_MOST_SPANS = 3000
+_MOST_STEPS = 400
+_TITLE_LENGTH = 80
+_SLOWEST = 8
+_LITTLE = 0.05
+"""Share of the time; a job that waits less has no steps worth pointing at."""
+_KINDS: dict[int, SpanKind] = {
+    EventKind.NEXT: "wait",
+    EventKind.START: "start",
+    EventKind.SAMPLE: "sample",
+    EventKind.COLLATE: "collate",
+    EventKind.PICKLE: "handover",
+    EventKind.UNPICKLE: "handover",
+    EventKind.IDLE: "idle",
+}
+
+
+def make_page(diagnosis: Diagnosis) -> Page:
+    """Everything that was seen, as a page for readers."""
+    command = diagnosis.run.command
+    shown = command[1:] if command[0] == sys.executable else command
+    words = " ".join(map(os.path.basename, shown))
+    machine = _machine(diagnosis)
+    tone = "good" if diagnosis.is_healthy else ("bad" if diagnosis.findings else "plain")
+    title = f"penstock doctor · {words if len(words) <= _TITLE_LENGTH else words[: _TITLE_LENGTH - 2] + ' …'}"
+    if diagnosis.case is None:
+        return Page(title=title, verdict=diagnosis.verdict, machine=machine, notes=diagnosis.notes)
+    case = diagnosis.case
+    origin, steps = _origin(case), _step_times(case)
+    return Page(
+        title=title,
+        verdict=diagnosis.verdict,
+        tone=tone,  # type: ignore[arg-type]
+        headlines=_headlines(diagnosis, case),
+        findings=_with_steps(diagnosis.findings, steps),
+        lanes=_lanes(case, origin),
+        steps=steps,
+        charts=_charts(diagnosis.run.usage.history, origin),
+        arms=_arms(diagnosis, case),
+        slowest=_slowest(case),
+        machine=machine,
+        notes=diagnosis.notes,
+    )
+
+
+def _headlines(diagnosis: Diagnosis, case: Case) -> tuple[Headline, ...]:
+    stages, usage = case.stages, diagnosis.run.usage
+    rate = 1 / max(stages.wait + stages.step, 1e-9)
+    found = [
+        Headline(value=f"{rate:.3g}/s", label="steps now"),
+        Headline(
+            value=f"{100 * stages.wait_share:.0f} %",
+            label="of the time spent waiting",
+            tone="bad" if case.waits_for_data else "plain",
+        ),
+    ]
+    if diagnosis.ceiling is not None:
+        found.append(Headline(value=f"{diagnosis.ceiling.ratio:.2f} ×", label="the most a better loader can give"))
+    found.append(
+        Headline(value=f"{usage.job_cores:.2f} + {usage.other_cores:.2f}", label="cores used here + by other programs")
+    )
+    return tuple(found)
+
+
+def _origin(case: Case) -> float:
+    events = case.recording.events
+    return float(events["start"][0]) / 1e9 if len(events) else 0.0
+
+
+def _lanes(case: Case, origin: float) -> tuple[Lane, ...]:
+    """The first steps of the baseline: the trainer, and each of its workers."""
+    events, number = case.recording.events, case.loader["loader"]
+    nexts = case.recording.events_as_is(EventKind.NEXT)
+    mine = events[(events["loader"] == number) & (events["trial"] == 0) & np.isin(events["kind"], list(_KINDS))]
+    if not len(nexts):
+        return ()
+    consecutive = np.flatnonzero(np.diff(nexts["sequence"]) != 1)
+    last = nexts["start"][consecutive[0] if len(consecutive) else -1]
+    mine = mine[mine["start"] <= last][:_MOST_SPANS]
+    lanes = [Lane(name="training", spans=_training_spans(mine, origin))]
+    lanes += [
+        Lane(name=f"worker {worker}", spans=_spans(mine[mine["worker"] == worker], origin))
+        for worker in np.unique(mine["worker"])
+        if worker >= 0
+    ]
+    inline = mine[(mine["worker"] < 0) & np.isin(mine["kind"], (EventKind.SAMPLE, EventKind.COLLATE))]
+    if len(inline):
+        lanes.append(Lane(name="in the loop", spans=_spans(inline, origin)))
+    return tuple(lanes)
+
+
+def _training_spans(events: NDArray[np.void], origin: float) -> tuple[Span, ...]:
+    nexts = events[events["kind"] == EventKind.NEXT]
+    starts = nexts["start"] / 1e9 - origin
+    ends = starts + nexts["duration"]
+    spans = list(_spans(events[events["kind"] == EventKind.START], origin))
+    for place, event in enumerate(nexts):
+        spans.append(
+            Span(
+                start=float(starts[place]), duration=float(event["duration"]), kind="wait", step=int(event["sequence"])
+            )
+        )
+        if place + 1 < len(nexts):
+            length = float(starts[place + 1] - ends[place])
+            spans.append(
+                Span(start=float(ends[place]), duration=max(0.0, length), kind="step", step=int(event["sequence"]))
+            )
+    return tuple(sorted(spans, key=lambda span: span.start))
+
+
+def _spans(events: NDArray[np.void], origin: float) -> tuple[Span, ...]:
+    return tuple(
+        Span(
+            start=float(event["start"]) / 1e9 - origin,
+            duration=float(event["duration"]),
+            kind=_KINDS[int(event["kind"])],
+            label=f"sample {event['value']}" if event["kind"] == EventKind.SAMPLE and event["value"] >= 0 else "",
+            step=int(event["sequence"]),
+        )
+        for event in events
+    )
+
+
+def _step_times(case: Case) -> StepTimes | None:
+    nexts = case.recording.events_as_is(EventKind.NEXT)
+    if len(nexts) < 3:
+        return None
+    ends = nexts["start"] / 1e9 + nexts["duration"]
+    steps = nexts["start"][1:] / 1e9 - ends[:-1]
+    waits = nexts["duration"][:-1].astype(np.float64)
+    kept = np.flatnonzero(np.diff(nexts["sequence"]) == 1)[:_MOST_STEPS]
+    return StepTimes(
+        wait=tuple(waits[kept].tolist()),
+        step=tuple(np.maximum(0, steps[kept]).tolist()),
+        first=int(nexts["sequence"][0]),
+    )
+
+
+def _with_steps(findings: tuple[Finding, ...], times: StepTimes | None) -> tuple[Finding, ...]:
+    """A finding whose change makes training wait less points at the steps that waited, so that a click shows them."""
+    waits = () if times is None else long_waits(times)
+    return tuple(
+        dataclasses.replace(finding, steps=waits) if finding.gain is not None and not finding.steps else finding
+        for finding in findings
+    )
+
+
+def long_waits(times: StepTimes) -> tuple[tuple[int, int], ...]:
+    """Ranges of steps that waited at least half of the mean: a few that hold up others, or all if all wait alike."""
+    wait, step = np.array(times.wait), np.array(times.step)
+    if wait.sum() <= _LITTLE * (wait.sum() + step.sum()):
+        return ()
+    is_long = np.concatenate([[False], wait >= wait.mean() / 2, [False]])
+    edges = np.flatnonzero(np.diff(is_long)) + times.first
+    return tuple((int(first), int(end)) for first, end in edges.reshape(-1, 2))
+
+
+def _charts(history: UsageHistory | None, origin: float) -> tuple[Chart, ...]:
+    if history is None or len(history.time_seconds) < 3:
+        return ()
+    times, rates = tuple((history.time_seconds[1:] - origin).tolist()), history.rates()
+    cores = tuple(
+        Line(name=name, values=tuple(values.tolist()))
+        for name, values in (
+            ("this job", rates.root_cores + rates.children_cores),
+            ("its first process", rates.root_cores),
+            ("other programs", rates.other_cores),
+        )
+    )
+    memory = Line(name="resident", values=tuple((history.rss_bytes[1:] / 1e9).tolist()))
+    read = Line(name="read", values=tuple((rates.read_bytes / 1e6).tolist()))
+    return (
+        Chart(title="Processors", unit="cores", times=times, lines=cores),
+        Chart(
+            title="Memory of this job",
+            unit="GB",
+            times=times,
+            lines=(memory,),
+            note="Pages that several processes share are counted in each.",
+        ),
+        Chart(title="Read from storage", unit="MB/s", times=times, lines=(read,)),
+    )
+
+
+def _arms(diagnosis: Diagnosis, case: Case) -> tuple[Arm, ...]:
+    recording = case.recording
+    advised = {finding.gain.ratio for finding in diagnosis.findings if finding.gain is not None}
+    arms = []
+    for trial in recording.trials:
+        turns = [turn for turn in recording.turns if turn.trial == trial.number]
+        found = recording.estimate(trial.number)
+        if not turns or found is None:
+            continue
+        steps, seconds = sum(turn.steps for turn in turns), sum(turn.seconds for turn in turns)
+        wait = sum(turn.wait_seconds for turn in turns)
+        is_baseline = trial.number == AS_IS.number
+        arms.append(
+            Arm(
+                name=trial.name,
+                gain=Gain(ratio=1.0) if is_baseline else found.gain,
+                steps_per_second=steps / max(seconds, 1e-9),
+                wait_seconds=wait / max(1, steps),
+                step_seconds=(seconds - wait) / max(1, steps),
+                is_baseline=is_baseline,
+                is_advised=not is_baseline and found.ratio in advised,
+                note="" if found.num_rounds > 1 else "dropped after one turn",
+            )
+        )
+    return tuple(sorted(arms, key=lambda arm: -arm.gain.ratio))
+
+
+def _slowest(case: Case) -> tuple[SlowSample, ...]:
+    samples = case.recording.events_as_is(EventKind.SAMPLE)
+    if not len(samples) or case.stages.slow_sample_share < 0.1:
+        return ()
+    places = np.argsort(samples["duration"])[::-1][:_SLOWEST]
+    return tuple(
+        SlowSample(
+            index=str(each["value"]) if each["value"] >= 0 else "–",
+            seconds=float(each["duration"]),
+            cpu_seconds=float(each["cpu"]),
+            step=int(each["sequence"]),
+            worker=f"worker {each['worker']}" if each["worker"] >= 0 else "",
+        )
+        for each in samples[places]
+    )
+
+
+def _machine(diagnosis: Diagnosis) -> tuple[Fact, ...]:
+    facts = diagnosis.run.usage.machine
+    found = [
+        Fact(name="processor", value=facts.processor),
+        Fact(name="cores", value=f"{facts.usable_processors} of {facts.num_processors}"),
+    ]
+    if facts.memory_bytes is not None:
+        found.append(Fact(name="memory", value=format_bytes(facts.memory_bytes)))
+    found += [Fact(name="accelerator", value=name) for name in facts.accelerators]
+    return (*found, Fact(name="system", value=facts.system), Fact(name="python", value=facts.python))

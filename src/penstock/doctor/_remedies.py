@@ -1,0 +1,159 @@
+"""What to try: a pure function from a recording to trials, the most promising first.
+
+A model of the measured times only chooses: its ranking is right even where its numbers are not, and a bad
+idea costs one turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock.doctor._experiment import HEALTHY_BELOW, REPLAY, Trial, TrialKind, TurnResult, estimate
+from penstock.doctor._recording import Recording
+from penstock.doctor._stages import Stages, measure_stages
+from penstock.tuning import name_of as written_options
+
+_MOST_TRIALS = 6
+_LARGE_BYTES = 2 << 20
+_PADDED = 0.25
+_WORTHWHILE = 0.1
+"""Share of the time that doing without workers must save by arithmetic before it is tried: where it saved 4 % of a
+compute-bound step, measuring alone took luck for a gain."""
+
+Proposal = tuple[TrialKind, dict[str, Any]]
+
+
+def choose_trials(recording: Recording, turns: Sequence[TurnResult], *, whole_epochs: bool, cores: int) -> list[Trial]:
+    """Trials for the loader that was looked at; when it does not wait for data, only those that change the step."""
+    if recording.loader is None:
+        return []
+    stages, ceiling = measure_stages(recording), estimate(turns, REPLAY.number)
+    proposals = list(_about_steps(recording, stages))
+    if ceiling is None or ceiling.ratio >= HEALTHY_BELOW:
+        if recording.loader["is_plan"]:
+            proposals += _for_plans(recording, cores)
+        else:
+            proposals += _about_loading(recording, stages, cores, whole_epochs)
+    unique = list({name_of(kind, changes): (kind, changes) for kind, changes in proposals}.items())
+    return [
+        Trial(number=number, name=name, kind=kind, changes=changes)
+        for number, (name, (kind, changes)) in enumerate(unique[:_MOST_TRIALS], start=2)
+    ]
+
+
+def name_of(kind: TrialKind, changes: Mapping[str, Any]) -> str:
+    """A trial as people write it."""
+    match kind:
+        case "penstock":
+            return f"penstock.DataLoader({written_options(changes)})" if changes else "penstock.DataLoader"
+        case "warm":
+            return "data in memory"
+        case "grouped":
+            return "batches of similar lengths"
+        case "threads":
+            return f"torch.set_num_threads({changes['num_threads']})"
+    return written_options(changes)
+
+
+def _about_steps(recording: Recording, stages: Stages) -> Iterator[Proposal]:
+    """What changes the step: the shape of the batch."""
+    assert recording.loader is not None
+    batch_size = recording.loader["options"]["batch_size"]
+    batches = [each for each in recording.of("batch") if each["loader"] == recording.loader["loader"]]
+    if stages.padding >= _PADDED and all(each["can_regroup"] for each in batches):
+        yield "grouped", {}
+    if isinstance(batch_size, int) and batch_size > 16 and batch_size % 8 and not recording.loader["is_plan"]:
+        multiple = 32 if batch_size > 32 else 16
+        yield "options", {"batch_size": batch_size // multiple * multiple}
+        yield "options", {"batch_size": -(-batch_size // 8) * 8}
+
+
+def _about_loading(recording: Recording, stages: Stages, cores: int, whole_epochs: bool) -> Iterator[Proposal]:
+    """What changes how batches are made."""
+    assert recording.loader is not None
+    options = recording.loader["options"]
+    workers = options["num_workers"]
+    if stages.faults >= 1:
+        yield "warm", {}
+    if workers == 0:
+        yield from _about_first_workers(stages, cores, whole_epochs)
+        return
+    if whole_epochs and not options["persistent_workers"]:
+        yield "options", {"persistent_workers": True}
+    if _saved_without_workers(stages) > _WORTHWHILE and stages.bytes < _LARGE_BYTES and not whole_epochs:
+        yield "options", {"num_workers": 0}
+    if workers * (1 - stages.waits_share) > cores:  # more of them are ready to run than can: that makes all uneven
+        for count in dict.fromkeys((cores, max(1, cores // 2))):
+            yield "options", {"num_workers": count}
+    elif stages.is_uneven:
+        yield from _about_uneven_batches(stages, options)
+    yield from _about_trainer(recording.leader or {}, options, cores)
+    if stages.bytes >= _LARGE_BYTES and recording.loader["kind"] == "torch":
+        yield "penstock", {}
+    for count in dict.fromkeys((_workers_needed(stages, cores), min(2 * workers, 4 * cores))):
+        if count > workers:
+            yield "options", {"num_workers": count}
+
+
+def _saved_without_workers(stages: Stages) -> float:
+    """Part of the time that a training loop saves if it makes its batches itself instead of waiting for workers."""
+    return (stages.wait - stages.making) / max(stages.wait + stages.step, 1e-9)
+
+
+def _about_first_workers(stages: Stages, cores: int, whole_epochs: bool) -> Iterator[Proposal]:
+    """For a loader that has no workers yet."""
+    keep = {"persistent_workers": True} if whole_epochs else {}
+    needed = _workers_needed(stages, cores)
+    for count in dict.fromkeys((needed, cores, 1)):
+        yield "options", {"num_workers": count, **keep}
+    if stages.is_uneven:
+        yield "options", {"num_workers": needed, "prefetch_factor": _prefetch_needed(stages, needed), **keep}
+
+
+def _about_uneven_batches(stages: Stages, options: Mapping[str, Any]) -> Iterator[Proposal]:
+    """More batches ahead, or any order of them, so that a slow one holds up nothing."""
+    depth = _prefetch_needed(stages, options["num_workers"])
+    is_deeper = depth > (options["prefetch_factor"] or 2)
+    if is_deeper:
+        yield "options", {"prefetch_factor": depth}
+    if options["num_workers"] > 1 and options["in_order"]:
+        yield "options", {"in_order": False}
+        if is_deeper:
+            yield "options", {"in_order": False, "prefetch_factor": depth}
+
+
+def _about_trainer(trainer: Mapping[str, Any], options: Mapping[str, Any], cores: int) -> Iterator[Proposal]:
+    """What the training process does with batches, and with the cores that workers leave it."""
+    left = max(1, cores - options["num_workers"])
+    if trainer.get("accelerator") and not options["pin_memory"]:
+        yield "options", {"pin_memory": True}
+    if trainer.get("cpu_share", 0) > 0.6 and trainer["num_threads"] > left:
+        yield "threads", {"num_threads": left}
+
+
+def _for_plans(recording: Recording, cores: int) -> Iterator[Proposal]:
+    assert recording.loader is not None
+    options, kind = recording.loader["options"], recording.loader["workers"]
+    if kind in ("thread", "inline"):
+        yield "options", {"workers": "process", "num_workers": cores}
+        yield "options", {"workers": "process", "num_workers": max(1, cores - 1)}
+    if kind == "inline":
+        yield "options", {"workers": "thread", "num_workers": cores}
+    elif kind != "remote" and options["num_workers"] < cores:
+        yield "options", {"num_workers": cores}
+    yield "options", {"prefetch": 4 * max(1, recording.loader["prefetched"])}
+
+
+def _workers_needed(stages: Stages, cores: int) -> int:
+    """As many as keep up with the step: processors bound those that compute, not those that wait."""
+    wanted = math.ceil(1.2 * stages.fetch / max(stages.step, 1e-4))
+    bound = 4 * cores if stages.waits_share > 0.6 else cores
+    return max(1, min(wanted, bound, 32))
+
+
+def _prefetch_needed(stages: Stages, workers: int) -> int:
+    """Enough that a slow batch is under way before the trainer has used up the others."""
+    depth = 1.5 * stages.slowest_tenth / max(stages.step, 1e-4)
+    return int(min(64, max(4, math.ceil(depth / workers) + 1)))

@@ -1,0 +1,50 @@
+"""What the job may use, and what threads, processes, the machine and its accelerators do use.
+
+    usable_cpus()            processors of this job, by affinity and control group
+    default_workers()        this rank's share of them
+    ThreadMeter().read()     the calling thread: CPU time, run-queue delay, page faults
+    process_tree(pid)        a process and its descendants: CPU time, memory, reads
+    machine_busy_seconds()   everything that runs here
+    Accelerators().read()    devices, through NVML
+    Sampler(pid)             all of these over time, in columns
+    EventWriter(path)        what happened when, in a mapped file that outlives its process
+
+What the kernel does not offer, or a container may not read, is None or NaN, never an error. Nothing here knows
+about loaders, and nothing draws.
+
+May import: nothing. Imported by: `doctor`, `preparation`, `pytorch`, `service`, `tuning`, `watching`, `workers`.
+Holds no state.
+"""
+
+from penstock.machine._cgroups import MemoryLimit, fullest_memory
+from penstock.machine._cpus import default_workers, ranks_on_node, thread_settings, usable_cpus, use_one_thread_each
+from penstock.machine._events import EventKind, EventWriter, no_events, read_events
+from penstock.machine._machine import MachineFacts, available_memory, describe_machine, job_memory
+from penstock.machine._processes import ProcessUsage, process_tree, read_process
+from penstock.machine._sampler import Sampler, UsageHistory
+from penstock.machine._threads import ThreadMeter, ThreadUsage
+
+__all__ = [
+    "EventKind",
+    "EventWriter",
+    "MachineFacts",
+    "MemoryLimit",
+    "ProcessUsage",
+    "Sampler",
+    "ThreadMeter",
+    "ThreadUsage",
+    "UsageHistory",
+    "available_memory",
+    "default_workers",
+    "describe_machine",
+    "fullest_memory",
+    "job_memory",
+    "no_events",
+    "process_tree",
+    "ranks_on_node",
+    "read_events",
+    "read_process",
+    "thread_settings",
+    "usable_cpus",
+    "use_one_thread_each",
+]

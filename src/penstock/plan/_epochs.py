@@ -1,0 +1,163 @@
+"""Which row of the data stands where in each epoch, and so which data comes next.
+
+The data of a row source is cut into storage windows, runs of consecutive rows. An epoch is an order over
+them (`penstock.order`), made when it is first asked for: 4 ms for 100,000 windows. Where groups of windows are
+read in turn (`mode="windows"`) the kernel is told which come next: without a shuffle it sees the pattern by itself,
+and a full shuffle has none.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.dataset import Samples
+from penstock.order import FullOrder, Order, SequentialOrder, WindowedOrder
+from penstock.plan._rows import Rows, kernels
+from penstock.plan._stages import Shuffle
+from penstock.schema import Column, offsets_of
+
+# What is permuted as one piece and read as one piece: large enough to stream from a disk.
+STORAGE_WINDOW_BYTES = 4 << 20
+_KEPT_EPOCHS = 4
+_KEPT_GROUPS = 64
+
+
+class Epochs:
+    """The orders of the epochs of a row source, made when first needed."""
+
+    def __init__(self, rows_per_window: NDArray[np.int64], shuffle: Shuffle | None) -> None:
+        self.num_rows = int(rows_per_window.sum())
+        self.rows_per_window = rows_per_window
+        self.row_starts = offsets_of(rows_per_window)
+        """First row of each storage window; the last entry is the number of rows."""
+        assert shuffle is None or shuffle.group is not None, "with_groups writes the default out"
+        self.shuffle = shuffle
+        self.order = functools.lru_cache(_KEPT_EPOCHS)(self._order)
+
+    def _order(self, epoch: int) -> Order:
+        if self.shuffle is None:
+            return SequentialOrder(self.num_rows)
+        if self.shuffle.mode == "full":
+            return FullOrder(self.num_rows, self.shuffle.seed, epoch)
+        return WindowedOrder(self.rows_per_window, self.shuffle.seed, epoch, self.group)
+
+    @property
+    def group(self) -> int:
+        """Storage windows that are mixed with each other; 1 where none are."""
+        if self.shuffle is None or self.shuffle.mode == "full":
+            return 1
+        return self.shuffle.group or 1
+
+    def locate(self, rows: Rows) -> list[tuple[int, Rows, NDArray[np.int64]]]:
+        """(epoch, places in `rows`, rows of the data) for each epoch that `rows` touch; nearly always one."""
+        epoch = self._only_epoch(rows)
+        if epoch is not None:
+            return [(epoch, np.arange(len(rows)), self.order(epoch).rows(rows - epoch * self.num_rows))]
+        epochs = rows // self.num_rows
+        found: list[tuple[int, Rows, NDArray[np.int64]]] = []
+        for epoch in np.unique(epochs).tolist():
+            places = np.flatnonzero(epochs == epoch)
+            found.append((epoch, places, self.order(epoch).rows(rows[places] - epoch * self.num_rows)))
+        return found
+
+    def _only_epoch(self, rows: Rows) -> int | None:
+        """The epoch that all rows are in; None when there are several, or no rows."""
+        if not len(rows):
+            return None
+        least, greatest = kernels().extent(rows)
+        epoch = least // self.num_rows
+        return int(epoch) if greatest // self.num_rows == epoch else None
+
+    def find(self, rows: Rows) -> NDArray[np.int64]:
+        """The row of the data behind each row of the run."""
+        epoch = self._only_epoch(rows)
+        if epoch is not None:
+            return self.order(epoch).rows(rows - epoch * self.num_rows)
+        found = np.empty(len(rows), np.int64)
+        for _, places, data_rows in self.locate(rows):
+            found[places] = data_rows
+        return found
+
+    @property
+    def identity(self) -> Any:
+        """JSON of what decides the order."""
+        shuffle = self.shuffle
+        return None if shuffle is None else [shuffle.seed, shuffle.mode, shuffle.group]
+
+
+def even_windows(num_rows: int, row_bytes: int) -> NDArray[np.int64]:
+    """Rows of each storage window, when rows are alike: as many as 4 MiB hold, and what is left in the last."""
+    rows_per_window = max(1, STORAGE_WINDOW_BYTES // row_bytes)
+    sizes = np.full(-(-num_rows // rows_per_window), rows_per_window, np.int64)
+    if len(sizes):
+        sizes[-1] = num_rows - rows_per_window * (len(sizes) - 1)
+    return sizes
+
+
+class ReadAhead:
+    """Tells the kernel which storage windows a run needs next and which it has left.
+
+    Threads may call at once; at worst a window is announced twice.
+    """
+
+    def __init__(
+        self, epochs: Epochs, samples: Samples, columns: tuple[Column, ...], window_starts: NDArray[np.int64]
+    ) -> None:
+        self._epochs, self._samples, self._columns = epochs, samples, columns
+        self._window_starts = window_starts
+        """First sample of each storage window; the last entry is the number of samples."""
+        self._announced: frozenset[tuple[int, int]] = frozenset()
+        """(epoch, group) of the groups announced recently."""
+        self._announced_rows = range(0)
+        """Rows of the group announced last: most calls end here."""
+        self._released: tuple[int, int] | None = None
+        """(epoch, group) up to which groups were released."""
+
+    def announce(self, row: int) -> None:
+        """Announce, once, the windows of the row's group and of the next."""
+        if row in self._announced_rows or not self._reads_groups:
+            return
+        epoch, group, order = self._locate(row)
+        first, positions = epoch * self._epochs.num_rows, order.positions_of_group(group)
+        self._announced_rows = range(first + positions.start, first + positions.stop)
+        for number in range(group, min(group + 2, order.num_groups)):
+            if (epoch, number) not in self._announced:
+                kept = self._announced if len(self._announced) < _KEPT_GROUPS else frozenset()
+                self._announced = kept | {(epoch, number)}
+                for window in order.windows_of_group(number).tolist():
+                    self._samples.announce(self._columns, *self._samples_of(window))
+
+    def release(self, row: int) -> None:
+        """Release the windows of the groups between the last row's and this row's."""
+        if not self._reads_groups:
+            return
+        epoch, group, order = self._locate(row)
+        before, here = self._released, (epoch, group)
+        if before == (epoch, group + 1):  # another thread is ahead
+            return
+        self._released = here
+        if before is None or before > here:  # the run starts, or starts over
+            return
+        for number in range(before[1] if before[0] == epoch else 0, group):
+            for window in order.windows_of_group(number).tolist():
+                self._samples.release(self._columns, *self._samples_of(window))
+
+    @property
+    def _reads_groups(self) -> bool:
+        shuffle = self._epochs.shuffle
+        return shuffle is not None and shuffle.mode == "windows" and self._epochs.num_rows > 0
+
+    def _locate(self, row: int) -> tuple[int, int, WindowedOrder]:
+        """(epoch, group, the epoch's order) of an absolute row."""
+        epoch, position = divmod(row, self._epochs.num_rows)
+        order = self._epochs.order(epoch)
+        assert isinstance(order, WindowedOrder)
+        return epoch, order.group_of(position), order
+
+    def _samples_of(self, window: int) -> tuple[int, int]:
+        begin, end = self._window_starts[window : window + 2].tolist()
+        return begin, end

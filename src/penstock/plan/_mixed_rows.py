@@ -1,0 +1,301 @@
+"""Rows from several sources, each in its exact share, in one sequence that any row number opens.
+
+Every source runs through its own epochs, each exactly once, at its own pace; the mixture only says
+whose turn it is. `penstock.order.Mixture` decides that and bounds how far any stretch is off; `ScheduledMixture` is one
+whose weights change on the way. Rows that are made of pieces are mixed piece by piece: each source copies its own
+tokens, and one pass writes the rest for all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import SchemaError
+from penstock.order import BLOCK, Mixture, ScheduledMixture
+from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger
+from penstock.plan._compose import compose
+from penstock.plan._rows import BatchArrays, Filling, OutputArrays, PieceSource, Rows, RowSource, offered
+from penstock.plan._stages import Pack
+from penstock.schema import Column, Ragged
+
+SOURCE_IDS = "source_ids"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """How the sources of a mixture are dealt."""
+
+    weights: tuple[float, ...]
+    seed: int
+    epoch: int | str
+    """Rows in an epoch, or the source whose pass is one."""
+    changes: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """(row, weights from there on)"""
+    source_ids: bool = False
+    """Whether a batch says which source each row is from."""
+
+    def make(self) -> Mixture | ScheduledMixture:
+        """The mixture that says whose turn it is."""
+        if not self.changes:
+            return Mixture(self.weights, self.seed)
+        return ScheduledMixture(self.weights, self.seed, dict(self.changes))
+
+
+class MixedRows(RowSource):
+    """Rows of several sources by their shares."""
+
+    def __init__(self, sources: Mapping[str, RowSource], deal: Deal) -> None:
+        self.names = tuple(sources)
+        self.sources = tuple(sources.values())
+        self.deal, self.seed = deal, deal.seed
+        try:
+            self.mixture = deal.make()
+        except ValueError as error:
+            raise ValueError(f"mix() of {', '.join(map(repr, self.names))}, in this order: {error}") from None
+        for name, source in zip(self.names, self.sources, strict=True):
+            if source.num_rows == 0:
+                raise ValueError(f"mix(): {name!r} has no rows, so it has nothing to give.")
+        self._check_alike()
+        self.makes_labels = self.sources[0].makes_labels
+        self.is_rectangular = all(source.is_rectangular for source in self.sources)
+        self.num_rows = deal.epoch if isinstance(deal.epoch, int) else self._rows_of_one_pass(deal.epoch)
+
+    @property
+    def order_identity(self) -> Any:
+        """The sources, their quotas, and the seed that deals them."""
+        return self._order_with(list(self.schedule.items())[1:])
+
+    def earlier_orders(self, epoch_rows: int | None) -> Iterator[tuple[Any, int]]:
+        """The same with fewer changes of weights, up to the first that they lack."""
+        changes = list(self.schedule.items())[1:]
+        for number, (row, _) in enumerate(changes):
+            yield self._order_with(changes[:number]), row
+
+    @property
+    def schedule(self) -> Mapping[int, tuple[int, ...]]:
+        """Quotas by the row from which on they hold."""
+        mixture = self.mixture
+        return mixture.schedule if isinstance(mixture, ScheduledMixture) else {0: mixture.quotas}
+
+    def _order_with(self, changes: list[tuple[int, tuple[int, ...]]]) -> Any:
+        parts = [[name, source.run_identity] for name, source in zip(self.names, self.sources, strict=True)]
+        identity = ["mix", parts, list(self.mixture.quotas), self.seed, self.num_rows]
+        if changes:
+            identity.append([[row, list(quotas)] for row, quotas in changes])
+        return identity
+
+    @property
+    def row_length(self) -> int | None:
+        """What any of the sources has: they are alike."""
+        return self.sources[0].row_length
+
+    def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
+        """These rows, each from the source whose turn it is."""
+        parts = [(places, self.sources[number].read(own, None)) for number, places, own in self._turns(rows)]
+        if not parts:
+            return self.sources[0].read(rows, out) | self._source_ids(rows, out)
+        columns = {key: [(places, part[key]) for places, part in parts] for key in parts[0][1]}
+        batch = {key: _interleave(values, len(rows), key, out) for key, values in columns.items()}
+        return batch | self._source_ids(rows, out)
+
+    def _source_ids(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
+        """Which source each row is from, if that is asked for."""
+        if not self.deal.source_ids:
+            return {}
+        source_ids = offered(out, SOURCE_IDS, (len(rows),), np.int32)
+        source_ids[:] = self.mixture.locate(rows)[0]
+        return {SOURCE_IDS: source_ids}
+
+    def output_arrays(self, num_rows: int) -> OutputArrays:
+        """What any of the sources has: they are alike."""
+        own: OutputArrays = {SOURCE_IDS: ((num_rows,), "int32")} if self.deal.source_ids else {}
+        return self.sources[0].output_arrays(num_rows) | own
+
+    def announce(self, row: int) -> None:
+        """What each source's next row needs."""
+        for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
+            source.announce(position)
+
+    def release(self, row: int) -> None:
+        """What each source is done with."""
+        for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
+            source.release(position)
+
+    def mixing(self) -> list[Mixing]:
+        """Of each source."""
+        return [found for source in self.sources for found in source.mixing()]
+
+    def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
+        """The documents behind each row, in the source whose turn it is."""
+        found: list[DocumentTrace] = []
+        prefix = f"{source}/" if source else ""
+        turns, own = self.mixture.locate(rows)
+        for row, (number, position) in enumerate(zip(turns.tolist(), own.tolist(), strict=True)):
+            traces = self.sources[number].trace(np.array([position]), prefix + self.names[number])
+            found += [dataclasses.replace(trace, row=row) for trace in traces]
+        return found
+
+    def describe(self, row: int) -> str:
+        """Which row of which source a row is."""
+        (number,), (own,) = (found.tolist() for found in self.mixture.locate(np.array([row])))
+        return f"row {row:,}, which is {self.sources[number].describe(own)} of {self.names[number]!r}"
+
+    def ledger(self, epoch: int) -> Ledger:
+        """What each source gives to an epoch of the mixture."""
+        begin, end = epoch * self.num_rows, (epoch + 1) * self.num_rows
+        counts, positions = self.rows_of_sources(begin, end), self.mixture.counts(begin).tolist()
+        sources = {
+            name: SourceLedger(num_rows=counts[name], one_pass=source.ledger(position // source.num_rows))
+            for name, source, position in zip(self.names, self.sources, positions, strict=True)
+        }
+        return Ledger(num_rows=self.num_rows, sources=sources, schedule=self.schedule_until(end))
+
+    def schedule_until(self, end: int) -> Mapping[int, Mapping[str, float]]:
+        """The shares as they are dealt, rounded to 1/65,536."""
+        if len(self.schedule) == 1:
+            return {}
+        shares = {row: [quota / BLOCK for quota in quotas] for row, quotas in self.schedule.items() if row < end}
+        return {row: dict(zip(self.names, found, strict=True)) for row, found in shares.items()}
+
+    def rows_of_sources(self, begin: int, end: int) -> Mapping[str, int]:
+        """How many rows each source gives, by arithmetic."""
+        counts = self.mixture.counts(end) - self.mixture.counts(begin)
+        return dict(zip(self.names, counts.tolist(), strict=True))
+
+    def _turns(self, rows: Rows) -> list[tuple[int, NDArray[np.int64], Rows]]:
+        """(source, places in `rows`, rows of that source) of each source that has a turn."""
+        turn, own = self.mixture.locate(rows)
+        return [(number, np.flatnonzero(turn == number), own[turn == number]) for number in np.unique(turn).tolist()]
+
+    def _rows_of_one_pass(self, name: str) -> int:
+        """The fewest rows that hold one epoch of a source, by the first weights: a later change moves no epoch."""
+        number, mixture = self.names.index(name), Mixture(self.deal.weights, self.seed)
+        needed = self.sources[number].num_rows
+        low, high = 0, 1
+        while mixture.counts(high)[number] < needed:
+            high *= 2
+        while low < high:
+            middle = (low + high) // 2
+            if mixture.counts(middle)[number] < needed:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _check_alike(self) -> None:
+        first_rows = [source.read(np.arange(1), None) for source in self.sources]
+        if self.deal.source_ids and SOURCE_IDS in first_rows[0]:
+            raise SchemaError(f"mix(source_ids=True): the sources have a column {SOURCE_IDS!r} of their own.")
+        self._check_same("columns", [{key: _spec(value) for key, value in row.items()} for row in first_rows])
+
+    def _check_same(self, what: str, values: list[Any]) -> None:
+        for name, value in zip(self.names[1:], values[1:], strict=True):
+            if value != values[0]:
+                raise SchemaError(
+                    f"mix(): {self.names[0]!r} and {name!r} differ in {what}: {values[0]} and {value}. "
+                    "Rows of a batch must be alike; use select_columns, cast, or the same pack settings."
+                )
+
+
+def _interleave(
+    parts: list[tuple[NDArray[np.int64], Any]], num_rows: int, key: str, out: Mapping[str, NDArray[Any]] | None
+) -> Any:
+    """One column from the same column of several sources, each with the places its rows go to."""
+    first = parts[0][1]
+    if isinstance(first, Ragged):
+        samples: list[Any] = [None] * num_rows
+        for places, part in parts:
+            for place, sample in zip(places.tolist(), part, strict=True):
+                samples[place] = np.frombuffer(sample, np.uint8) if part.is_bytes else sample
+        return Ragged.from_lengths(np.concatenate(samples), [len(sample) for sample in samples], first.is_bytes)
+    whole = offered(out, key, (num_rows, *first.shape[1:]), first.dtype)
+    for places, part in parts:
+        whole[places] = part
+    return whole
+
+
+def _spec(value: Any) -> str:
+    """A column of a batch, written as schemas are."""
+    if isinstance(value, Ragged) and value.is_bytes:
+        return "bytes"
+    array, first = (value.values, ["*"]) if isinstance(value, Ragged) else (value, [])
+    sizes = [*first, *map(str, array.shape[1:])]
+    return f"{array.dtype}[{','.join(sizes)}]" if sizes else str(array.dtype)
+
+
+class MixedPieceRows(MixedRows, PieceSource):
+    """Rows of pieces from several sources: each copies its own tokens, one pass writes the rest for all of them."""
+
+    def __init__(self, sources: Mapping[str, PieceSource], deal: Deal) -> None:
+        self._piece_sources = tuple(sources.values())
+        self.stage = self._piece_sources[0].stage
+        super().__init__(sources, deal)
+
+    def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
+        """A batch of these rows, packed or padded."""
+        fillings = self.fill(rows, np.arange(len(rows)))
+        return compose(fillings, len(rows), self.stage, out) | self._source_ids(rows, None)
+
+    def output_arrays(self, num_rows: int) -> OutputArrays:
+        """The arrays that have a place for every token."""
+        return PieceSource.output_arrays(self, num_rows)
+
+    @property
+    def kept(self) -> Mapping[str, Column]:
+        """What any of the sources has: they are alike."""
+        return self._piece_sources[0].kept
+
+    def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
+        """The pieces of these rows, from each source that has a turn."""
+        if not len(rows):
+            return self._piece_sources[0].fill(rows, batch_rows)
+        return [
+            filling
+            for number, places, own in self._turns(rows)
+            for filling in self._piece_sources[number].fill(own, batch_rows[places])
+        ]
+
+    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
+        """Targets in each row, counted by its source."""
+        counts = np.zeros(len(rows), np.int64)
+        for number, places, own in self._turns(rows):
+            counts[places] = self._piece_sources[number].count_targets(own)
+        return counts
+
+    def _check_alike(self) -> None:
+        self._check_same("pack settings", [_row_settings(source) for source in self._piece_sources])
+
+
+def mix_rows(sources: Mapping[str, RowSource], deal: Deal) -> MixedRows:
+    """The mixture of these sources.
+
+    Raises:
+        SchemaError: their rows are not alike.
+    """
+    pieces = {name: source.as_pieces for name, source in sources.items() if source.as_pieces is not None}
+    kinds = {source.stage.verb for source in pieces.values()}
+    if len(pieces) == len(sources) and len(kinds) == 1:
+        return MixedPieceRows(pieces, deal)
+    if pieces:
+        raise SchemaError("mix(): either all sources are packed or none is, and padded likewise.")
+    return MixedRows(sources, deal)
+
+
+def _row_settings(source: PieceSource) -> dict[str, Any]:
+    """What decides how a row looks, which the column's name and the treatment of long documents do not."""
+    stage = source.stage
+    settings: dict[str, Any] = {"labels": stage.labels, "pad": stage.pad}
+    if isinstance(stage, Pack):
+        settings |= {"length": stage.settings.length, "max_documents": stage.settings.max_documents}
+        settings |= {"positions": stage.positions}
+    else:
+        settings |= {"multiple": stage.multiple, "side": stage.side}
+    if source.kept:
+        settings["keep"] = {name: column.spec for name, column in source.kept.items()}
+    return settings

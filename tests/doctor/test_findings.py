@@ -1,0 +1,311 @@
+"""Findings on recorded data: nothing runs here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import doctor
+from penstock.doctor._case import Case
+from penstock.doctor._diagnosis import find, verdict_of
+from penstock.doctor._recording import Recording
+from penstock.doctor._remedies import choose_trials
+from penstock.machine import EventKind, no_events
+
+OPTIONS = {
+    "batch_size": 16,
+    "num_workers": 2,
+    "prefetch_factor": 2,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "in_order": True,
+    "timeout": 0,
+}
+Rates = dict[int, float]
+
+
+def event(kind: EventKind, start: float, duration: float, **fields: float) -> np.ndarray:
+    record = np.zeros(1, no_events().dtype)
+    record["kind"], record["start"], record["duration"], record["loader"] = kind, int(start * 1e9) + 1, duration, 1
+    for name, value in fields.items():
+        record[name] = value
+    return record
+
+
+def steps(*, wait: float = 0.02, step: float = 0.01, fetch: float = 0.03, collate: float = 0.0, slow: float = 0.0,
+          faults: int = 0, samples: int = 4, delay: float = 0.0) -> np.ndarray:  # fmt: skip
+    """Sixty steps; every tenth batch takes `slow` seconds more, in one sample. Each waits `delay` for a core."""
+    parts = []
+    for number in range(60):
+        now, more = number * (wait + step), slow if number % 10 == 0 else 0.0
+        parts.append(event(EventKind.NEXT, now, wait, sequence=number, value=16, worker=-1))
+        parts.append(event(EventKind.FETCH, now, fetch + more, cpu=fetch - delay, value=16, extra=faults))
+        parts.append(event(EventKind.DELAY, now, fetch + more, value=1e9 * delay))
+        parts.append(event(EventKind.COLLATE, now, collate, value=64))
+        each = (fetch - collate) / max(1, samples)
+        parts += [event(EventKind.SAMPLE, now, each + (more if not sample else 0.0)) for sample in range(samples)]
+    return np.concatenate(parts)
+
+
+def recorded(
+    events: np.ndarray, trials: list[dict[str, Any]], rates: Rates, padding: float | None = None, **loader: Any
+) -> Recording:
+    """A recording in which each trial had three turns at a rate."""
+    options = OPTIONS | loader.pop("options", {})
+    facts: list[dict[str, Any]] = [
+        {"fact": "loader", "pid": 1, "loader": 1, "where": "train.py:9", "kind": "torch", "is_plan": False,
+         "workers": "process", "is_iterable": False, "context": None, "length": 1000, "prefetched": 4,
+         "options": options} | loader,
+        {"fact": "batch", "pid": 1, "loader": 1, "rows": 16, "bytes": 1000, "padding": padding, "can_regroup": True},
+        {"fact": "primary", "pid": 1, "loader": 1, "rank": 0, "whole_epochs": False, "num_threads": 2},
+    ]  # fmt: skip
+    facts += [{"fact": "trial", "pid": 1, "name": "x"} | trial for trial in trials]
+    for round_ in range(3):
+        for number in (0, *rates):
+            rate = (1.0 if number == 0 else rates[number]) * (1 + 0.01 * round_)
+            turn = {"rows": 100 * rate, "steps": 10, "seconds": 1.0, "wait_seconds": 0.1}
+            facts.append({"fact": "turn", "pid": 1, "trial": number} | turn)
+    facts.append({"fact": "done", "pid": 1})
+    return Recording(facts=facts, events=events)
+
+
+def option(number: int, **changes: Any) -> dict[str, Any]:
+    return {"trial": number, "kind": "options", "changes": changes}
+
+
+CASES = {
+    "no-workers": (steps(), [option(2, num_workers=2)], {"num_workers": 0}),
+    "few-workers": (steps(), [option(2, num_workers=4)], {}),
+    "too-many-workers": (steps(), [option(2, num_workers=2)], {"num_workers": 16}),
+    "needless-workers": (steps(fetch=0.0004), [option(2, num_workers=0)], {}),
+    "heavy-collate": (steps(collate=0.02), [option(2, num_workers=4)], {}),
+    "small-prefetch": (steps(slow=0.3, samples=0), [option(2, prefetch_factor=16)], {}),
+    "slow-samples": (steps(slow=0.3, samples=8), [option(2, in_order=False)], {}),
+    "workers-restart": (steps(), [option(2, persistent_workers=True)], {}),
+    "cold-reads": (steps(faults=9), [{"trial": 2, "kind": "warm", "changes": {}}], {}),
+    "hand-over": (steps(), [{"trial": 2, "kind": "penstock", "changes": {}}], {}),
+}
+
+
+@pytest.mark.parametrize("expected", CASES)
+def test_the_cause_that_the_times_show_is_named_first_with_its_gain(expected: str) -> None:
+    events, trials, options = CASES[expected]
+    recording = recorded(events, trials, {1: 2.0, 2: 1.8}, options=options)
+    first = find(Case(recording=recording, cores=2))[0]
+    assert first.id == expected
+    assert first.gain is not None
+    assert first.gain.ratio == pytest.approx(1.8, rel=0.05)
+    assert first.where == "train.py:9"
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"), [({2: 1.8, 3: 1.3}, "few-workers"), ({2: 1.3, 3: 1.8}, "small-prefetch")]
+)
+def test_of_a_plan_whose_batches_are_not_timed_one_by_one_what_helps_most_names_the_cause(
+    rates: Rates, expected: str
+) -> None:
+    plan = {"kind": "penstock", "is_plan": True, "options": {"num_workers": 1}}
+    trials = [option(2, num_workers=2), option(3, prefetch=16)]
+    case = Case(recording=recorded(steps(samples=0), trials, {1: 2.0, **rates}, **plan), cores=2)
+    first = find(case)[0]
+    assert first.id == expected
+    assert first.gain is not None
+    assert first.gain.ratio == pytest.approx(1.8, rel=0.05)
+    assert "Half of the batches" not in " ".join(first.evidence)
+
+
+@pytest.mark.parametrize("expected", CASES)
+def test_a_change_that_made_it_slower_is_never_advised(expected: str) -> None:
+    events, trials, options = CASES[expected]
+    found = find(Case(recording=recorded(events, trials, {1: 2.0, 2: 0.8}, options=options), cores=2))
+    assert [each.id for each in found] == ["costly-samples"]
+    assert found[0].gain is None
+    assert found[0].limit is not None
+
+
+@pytest.mark.parametrize("expected", CASES)
+def test_a_job_that_does_not_wait_is_told_nothing(expected: str) -> None:
+    events, _, options = CASES[expected]
+    assert find(Case(recording=recorded(events, [], {1: 1.05}, options=options), cores=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ((1.02, 1.0, 1.04), "Not waiting for data"),
+        ((0.5, 1.0, 2.2), "Cannot tell"),
+        ((1.8, 2.0, 2.1), "waits for data"),
+    ],
+)
+def test_a_wide_interval_is_no_sign_of_health(rates: tuple[float, ...], expected: str) -> None:
+    recording = recorded(steps(), [], {})
+    turns = [
+        {"fact": "turn", "pid": 1, "trial": number, "rows": rate, "steps": 10, "seconds": 1.0, "wait_seconds": 0.1}
+        for each in rates
+        for number, rate in ((0, 1.0), (1, each))
+    ]
+    facts = [each for each in recording.facts if each["fact"] != "turn"] + turns
+    case = Case(recording=Recording(facts=facts, events=recording.events), cores=2)
+    assert expected in verdict_of(case, ())
+    assert case.is_unclear is (expected == "Cannot tell")
+
+
+@pytest.mark.parametrize(
+    ("delay", "other_cores", "workers", "is_healthy"),
+    [(0.022, 1.4, 1, True), (0.022, 0.1, 1, False), (0.01, 1.4, 1, False), (0.022, 1.4, 8, False)],
+    ids=["others hold the cores", "nobody else is there", "samples cost much, too", "its own workers are too many"],
+)
+def test_a_job_that_would_keep_up_with_a_core_to_itself_is_told_nothing_but_that(
+    delay: float, other_cores: float, workers: int, is_healthy: bool
+) -> None:
+    recording = recorded(steps(delay=delay), [], {1: 2.0}, options={"num_workers": workers})
+    busy = Recording(facts=recording.facts, events=recording.events, machine={"other_cores": other_cores})
+    case = Case(recording=busy, cores=2)
+    assert (find(case) == []) is is_healthy
+    assert ("Not waiting for data, but for processors" in verdict_of(case, ())) is is_healthy
+    assert not case.is_unclear
+    has_told = any("Other programs used 1.4 of the 2 cores" in text for each in find(case) for text in each.evidence)
+    assert has_told is (not is_healthy and other_cores > 1)
+
+
+@pytest.mark.parametrize(("other_cores", "said"), [(1.4, "Not waiting for data, but"), (0.1, "Not waiting for data:")])
+def test_a_job_that_hardly_waits_is_not_told_that_its_samples_cost_much(other_cores: float, said: str) -> None:
+    recording = recorded(steps(wait=0.0002), [], {1: 1.3})
+    busy = Recording(facts=recording.facts, events=recording.events, machine={"other_cores": other_cores})
+    case = Case(recording=busy, cores=2)
+    assert find(case) == []
+    assert verdict_of(case, ()).startswith(said)
+    assert not case.is_unclear
+
+
+@pytest.mark.parametrize(("fetch", "is_healthy"), [(0.001, True), (0.008, False)])
+def test_a_loader_that_could_make_many_more_batches_may_take_a_little_to_hand_them_over(
+    fetch: float, is_healthy: bool
+) -> None:
+    case = Case(recording=recorded(steps(wait=0.0008, fetch=fetch), [], {1: 1.2}, options={"num_workers": 1}), cores=2)
+    assert (find(case) == []) is is_healthy
+
+
+def test_a_change_that_helps_is_told_to_a_job_that_hardly_waits() -> None:
+    recording = recorded(steps(wait=0.0002), [option(2, num_workers=4)], {1: 1.9, 2: 1.8})
+    assert find(Case(recording=recording, cores=4))[0].gain is not None
+
+
+def test_without_time_to_try_anything_nothing_is_said_about_what_helps() -> None:
+    recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0})
+    cut_short = Recording(facts=[*recording.facts, {"fact": "out-of-time", "pid": 1}], events=recording.events)
+    found = find(Case(recording=cut_short, cores=2))
+    assert [each.id for each in found] == ["nothing-tried"]
+    assert "would help; a loader that costs nothing would make it" in verdict_of(
+        Case(recording=cut_short, cores=2), found
+    )
+
+
+@pytest.mark.parametrize("is_out_of_time", [False, True])
+def test_a_run_too_short_to_tell_says_whether_its_time_ran_out(is_out_of_time: bool) -> None:
+    facts: list[dict[str, Any]] = [{"fact": "out-of-time", "pid": 1}] if is_out_of_time else []
+    seen = recorded(steps(), [], {})
+    recording = Recording(facts=[*seen.facts, *facts], events=seen.events)
+    told = verdict_of(Case(recording=recording, cores=2), ())
+    assert told.startswith("Too few steps to tell")
+    assert told.endswith("with --seconds." if is_out_of_time else "Let it run longer.")
+
+
+def test_reads_from_disk_that_more_workers_overlap_are_still_reads_from_disk() -> None:
+    recording = recorded(steps(faults=9), [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
+    first = find(Case(recording=recording, cores=2))[0]
+    assert (first.id, first.change) == ("cold-reads", "DataLoader(..., num_workers=4)")
+
+
+def test_reads_from_disk_are_named_first_whichever_change_helps_most() -> None:
+    trials = [{"trial": 2, "kind": "warm", "changes": {}}, option(3, num_workers=4)]
+    found = find(Case(recording=recorded(steps(faults=9), trials, {1: 2.0, 2: 1.5, 3: 1.8}), cores=2))
+    assert [(each.id, each.change) for each in found] == [("cold-reads", "DataLoader(..., num_workers=4)")]
+
+
+def test_padding_is_found_also_when_nothing_waits() -> None:
+    trials = [{"trial": 2, "kind": "grouped", "changes": {}}]
+    recording = recorded(steps(wait=0.0001), trials, {1: 1.02, 2: 2.5}, padding=0.7)
+    (found,) = find(Case(recording=recording, cores=2))
+    assert found.id == "padding"
+    assert found.limit is not None
+    assert found.limit.ratio == pytest.approx(1 / 0.3)
+
+
+def test_a_batch_size_that_computes_faster_is_found_also_when_nothing_waits() -> None:
+    recording = recorded(steps(), [option(2, batch_size=32)], {1: 1.0, 2: 1.4}, options={"batch_size": 33})
+    assert [each.id for each in find(Case(recording=recording, cores=2))] == ["odd-batch-size"]
+
+
+@pytest.mark.parametrize(("growth", "found"), [(4e6, ["growing-workers"]), (0.0, [])])
+def test_workers_that_keep_growing_are_found_and_those_that_grew_once_are_not(growth: float, found: list[str]) -> None:
+    readings = [
+        event(EventKind.MEMORY, float(second), 0.0, worker=worker, value=50e6 * (second > 0) + growth * second)
+        for worker in (0, 1)
+        for second in range(12)
+    ]
+    recording = recorded(np.concatenate([steps(), *readings]), [], {1: 1.0})
+    assert [each.id for each in find(Case(recording=recording, cores=2))] == found
+
+
+@pytest.mark.parametrize(("cpu", "is_proposed"), [(0.03, True), (0.002, False)])
+def test_fewer_workers_are_proposed_when_more_are_ready_to_run_than_can(cpu: float, is_proposed: bool) -> None:
+    events = steps()
+    events["cpu"][events["kind"] == EventKind.FETCH] = cpu
+    recording = recorded(events, [], {1: 2.0}, options={"num_workers": 8})
+    names = [trial.name for trial in choose_trials(recording, recording.turns, whole_epochs=False, cores=2)]
+    assert ("num_workers=2" in names) is is_proposed
+
+
+def test_workers_are_proposed_to_a_loop_that_has_none_and_nothing_to_one_that_does_not_wait() -> None:
+    waiting = recorded(steps(), [], {1: 2.0}, options={"num_workers": 0})
+    assert "num_workers=2" in [
+        trial.name for trial in choose_trials(waiting, waiting.turns, whole_epochs=False, cores=2)
+    ]
+    fed = recorded(steps(), [], {1: 1.0}, options={"num_workers": 0})
+    assert choose_trials(fed, fed.turns, whole_epochs=False, cores=2) == []
+
+
+def test_every_page_that_a_finding_names_is_there_with_its_heading() -> None:
+    sources = (Path(doctor.__file__).parent).glob("*_findings.py")
+    links = {link for source in sources for link in re.findall(r'link="([^"]*)"', source.read_text())}
+    assert len(links) >= 4
+    for link in links:
+        path, _, heading = link.partition("#")
+        page = Path(__file__).parents[2] / path
+        headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+        assert not heading or heading in {
+            re.sub(r"[^a-z0-9 -]", "", name.lower()).replace(" ", "-") for name in headings
+        }
+
+
+def test_a_script_that_ends_too_soon_is_not_told_that_nothing_helps() -> None:
+    recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
+    turns = [fact for fact in recording.facts if fact["fact"] == "turn" and fact["trial"] == 2]
+    facts = [fact for fact in recording.facts if fact is not turns[-1] and fact["fact"] != "done"]
+    (finding,) = find(Case(recording=Recording(facts=facts, events=recording.events), cores=2))
+    assert finding.id == "nothing-tried"
+    assert finding.evidence[0].endswith("and the script ended before that.")
+    assert finding.evidence[1] == "x looked best: × 1.79 in 2 turns."
+    assert finding.change == "let the script run longer: more epochs or steps"
+
+
+@pytest.mark.parametrize(
+    ("fetch", "step", "whole_epochs", "is_tried"),
+    [
+        (0.0004, 0.01, False, True),
+        (0.0004, 0.01, True, False),
+        (0.025, 0.01, False, False),
+        (0.0004, 0.5, False, False),
+    ],
+)
+def test_doing_without_workers_is_tried_where_batches_cost_less_than_handing_them_over(
+    fetch: float, step: float, whole_epochs: bool, is_tried: bool
+) -> None:
+    recording = recorded(steps(fetch=fetch, step=step), [], {1: 2.0})
+    trials = choose_trials(recording, recording.turns, whole_epochs=whole_epochs, cores=2)
+    assert ("num_workers=0" in [trial.name for trial in trials]) is is_tried
