@@ -12,8 +12,8 @@
 Judging is pure (`_arms`, `_model`, `_race`, `_search`); measuring is not. A rate is batches or samples per second:
 higher is better.
 
-May import: `dataset`, `errors`, `filesystem`, `machine`, `plan`, `pytorch`, `report`, `shards`. Imported by: `cli`,
-`doctor`. Holds no state.
+May import: `dataset`, `errors`, `filesystem`, `loader`, `machine`, `plan`, `pytorch`, `report`, `shards`. Imported
+by: `cli`, `doctor`. Holds no state.
 """
 
 from penstock.tuning._advise import advise

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.pytorch import simplify
+from penstock.loader import simplify
 
 Options = Mapping[str, Any]
 Space = Mapping[str, Sequence[Any]]

@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from penstock.pytorch import simplify
+from penstock.loader import simplify
 from penstock.tuning._arms import MODELLED, Options, Space, arms_of, key_of, num_workers_of
 from penstock.tuning._model import Look, choose_racers
 from penstock.tuning._race import Cost, Turn, race
