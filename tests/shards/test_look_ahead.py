@@ -22,8 +22,8 @@ import penstock
 from penstock.errors import CorruptionError, FormatError
 from penstock.shards import ShardFolder, _blocks
 from penstock.shards._blocks import LOOK_AHEAD, LookAhead
-from penstock.shards._checksums import BLOCK_BYTES, block_checksums, checksum, join_checksums
-from penstock.shards._table import READY, STATE
+from penstock.shards._layout import BLOCK_BYTES, block_checksums, checksum, join_checksums
+from penstock.shards._storage import READY, STATE
 
 from .strategies import scratch, shard_paths
 

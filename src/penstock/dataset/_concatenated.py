@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.dataset._joined import AnyDataset, Int64, JoinedStorage, count_elements
-from penstock.dataset._keys import By, SampleKeys
-from penstock.dataset._samples import Samples
+from penstock.dataset._samples import By, SampleKeys, Samples
 from penstock.dataset._tokens import token_stream
 from penstock.errors import SchemaError
 from penstock.schema import HASH_COLUMN, Column, Ragged, offsets_of

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.dataset._joined import count_elements
-from penstock.dataset._keys import By, SampleKeys
-from penstock.dataset._samples import Samples
+from penstock.dataset._samples import By, SampleKeys, Samples
 from penstock.errors import SchemaError
 from penstock.identity import digest
 from penstock.schema import Column, Ragged, Schema, offsets_of

@@ -25,20 +25,11 @@ from penstock.identity import digest
 from penstock.order import ORDER_VERSION
 from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
 from penstock.plan._mapping import is_marked_pure, is_pure
-from penstock.plan._plannable import Plannable, Stages
-from penstock.plan._reading import BatchReader
+from penstock.plan._plan_input import Plannable, Stages, stretch
+from penstock.plan._reading import BatchReader, Steps, checked_epoch
 from penstock.plan._rows import BatchArrays, OutputArrays, RowSource
-from penstock.plan._rules import (
-    LEGAL_ORDER,
-    check_next,
-    describe_stage,
-    stage_identity,
-    stage_json,
-    with_groups,
-    without_groups,
-)
-from penstock.plan._show import Decode, Tokenizer, show_batch
 from penstock.plan._stages import (
+    LEGAL_ORDER,
     Balanced,
     Batch,
     Cast,
@@ -52,10 +43,14 @@ from penstock.plan._stages import (
     TakeRows,
     Weighted,
     Window,
+    check_next,
+    describe_stage,
+    stage_identity,
+    stage_json,
+    with_groups,
+    without_groups,
 )
-from penstock.plan._steps import Steps, checked_epoch
-from penstock.plan._stretched_rows import stretch
-from penstock.plan._toml import write_toml
+from penstock.plan._text import Decode, Tokenizer, show_batch, write_toml
 from penstock.plan._verbs import Verbs, WholeBatch
 
 FILE_VERSION = 1

@@ -19,8 +19,7 @@ from penstock.dataset import Samples
 from penstock.errors import SchemaError
 from penstock.order import ClassDeal, WeightedDraw
 from penstock.plan._accounts import Mixing
-from penstock.plan._epochs import Epochs, ReadAhead, even_windows
-from penstock.plan._mixing import measure_mixing
+from penstock.plan._epochs import Epochs, ReadAhead, even_windows, measure_mixing
 from penstock.plan._rows import Rows
 from penstock.plan._stages import Balanced, SampleWeights, Shuffle, Stage, Weighted
 from penstock.schema import Column

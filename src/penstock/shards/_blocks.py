@@ -44,8 +44,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import CorruptionError, PenstockError
 from penstock.filesystem import FileReader
-from penstock.shards._checksums import BLOCK_BYTES, checksum, join_checksums, num_blocks
-from penstock.shards._layout import CHECKSUMS, Layout, Tensor
+from penstock.shards._layout import BLOCK_BYTES, CHECKSUMS, Layout, Tensor, checksum, join_checksums, num_blocks
 
 WINDOW_BYTES = 4 << 20
 _WINDOW = WINDOW_BYTES // BLOCK_BYTES

@@ -19,10 +19,9 @@ from penstock.errors import CorruptionError, DatasetChanged, FormatError, Incomp
 from penstock.filesystem import FileReader, MappedFile, PositionedFile, is_network_filesystem
 from penstock.schema import Column, Schema
 from penstock.shards._blocks import ChecksumBlocks
-from penstock.shards._checksums import checksum
-from penstock.shards._layout import offsets_name, plan_layout, read_header, values_name
+from penstock.shards._layout import checksum, offsets_name, plan_layout, read_header, values_name
 from penstock.shards._manifest import ShardEntry, read_manifest
-from penstock.shards._table import (
+from penstock.shards._storage import (
     COUNT,
     FILE,
     OFFSET_FLAGS,
