@@ -168,13 +168,13 @@ class ZipStorage(JoinedStorage):
         part = self.owners[column.name]
         return part.storage.value(column, part.locate_one(index))
 
-    def announce(self, column: Column, begin: int, end: int) -> None:
+    def will_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
-        self.owners[column.name].announce([column], begin, end)
+        self.owners[column.name].will_need([column], begin, end)
 
-    def release(self, column: Column, begin: int, end: int) -> None:
+    def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
-        self.owners[column.name].release([column], begin, end)
+        self.owners[column.name].dont_need([column], begin, end)
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now; those that were picked are checked when they are read."""

@@ -259,17 +259,17 @@ class Samples:
             return self.storage.lengths(column, begin, end)
         return self.storage.lengths_of(column, self.chosen[begin:end])
 
-    def announce(self, columns: Iterable[Column], begin: int, end: int) -> None:
+    def will_need(self, columns: Iterable[Column], begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` are needed soon; picked samples are left to it."""
         if self.chosen is None:
             for column in columns:
-                self.storage.announce(column, begin, end)
+                self.storage.will_need(column, begin, end)
 
-    def release(self, columns: Iterable[Column], begin: int, end: int) -> None:
+    def dont_need(self, columns: Iterable[Column], begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` are no longer needed; picked samples are left to it."""
         if self.chosen is None:
             for column in columns:
-                self.storage.release(column, begin, end)
+                self.storage.dont_need(column, begin, end)
 
     @functools.cached_property
     def chosen(self) -> NDArray[np.int64] | None:

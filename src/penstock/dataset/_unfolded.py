@@ -157,10 +157,10 @@ class UnfoldedStorage:
         out.flags.writeable = False
         return np.asarray(out[0])
 
-    def announce(self, column: Column, begin: int, end: int) -> None:
+    def will_need(self, column: Column, begin: int, end: int) -> None:
         """Left to the kernel's own read-ahead."""
 
-    def release(self, column: Column, begin: int, end: int) -> None:
+    def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Left to the kernel as well."""
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:

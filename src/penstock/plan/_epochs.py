@@ -114,7 +114,7 @@ def even_windows(num_rows: int, row_bytes: int) -> NDArray[np.int64]:
     return sizes
 
 
-class ReadAhead:
+class PageHints:
     """Tells the kernel which storage windows a run needs next and which it has left.
 
     Threads may call at once; at worst a window is announced twice.
@@ -126,41 +126,41 @@ class ReadAhead:
         self._epochs, self._samples, self._columns = epochs, samples, columns
         self._window_starts = window_starts
         """First sample of each storage window; the last entry is the number of samples."""
-        self._announced: frozenset[tuple[int, int]] = frozenset()
+        self._hinted: frozenset[tuple[int, int]] = frozenset()
         """(epoch, group) of the groups announced recently."""
-        self._announced_rows = range(0)
+        self._hinted_rows = range(0)
         """Rows of the group announced last: most calls end here."""
-        self._released: tuple[int, int] | None = None
+        self._left: tuple[int, int] | None = None
         """(epoch, group) up to which groups were released."""
 
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """Announce, once, the windows of the row's group and of the next."""
-        if row in self._announced_rows or not self._reads_groups:
+        if row in self._hinted_rows or not self._reads_groups:
             return
         epoch, group, order = self._locate(row)
         first, positions = epoch * self._epochs.num_rows, order.positions_of_group(group)
-        self._announced_rows = range(first + positions.start, first + positions.stop)
+        self._hinted_rows = range(first + positions.start, first + positions.stop)
         for number in range(group, min(group + 2, order.num_groups)):
-            if (epoch, number) not in self._announced:
-                kept = self._announced if len(self._announced) < _KEPT_GROUPS else frozenset()
-                self._announced = kept | {(epoch, number)}
+            if (epoch, number) not in self._hinted:
+                kept = self._hinted if len(self._hinted) < _KEPT_GROUPS else frozenset()
+                self._hinted = kept | {(epoch, number)}
                 for window in order.windows_of_group(number).tolist():
-                    self._samples.announce(self._columns, *self._samples_of(window))
+                    self._samples.will_need(self._columns, *self._samples_of(window))
 
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """Release the windows of the groups between the last row's and this row's."""
         if not self._reads_groups:
             return
         epoch, group, order = self._locate(row)
-        before, here = self._released, (epoch, group)
+        before, here = self._left, (epoch, group)
         if before == (epoch, group + 1):  # another thread is ahead
             return
-        self._released = here
+        self._left = here
         if before is None or before > here:  # the run starts, or starts over
             return
         for number in range(before[1] if before[0] == epoch else 0, group):
             for window in order.windows_of_group(number).tolist():
-                self._samples.release(self._columns, *self._samples_of(window))
+                self._samples.dont_need(self._columns, *self._samples_of(window))
 
     @property
     def _reads_groups(self) -> bool:

@@ -50,7 +50,7 @@ from penstock.packing import (
 )
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, trace_document
 from penstock.plan._compose import DocumentRows
-from penstock.plan._epochs import Epochs, ReadAhead, measure_mixing
+from penstock.plan._epochs import Epochs, PageHints, measure_mixing
 from penstock.plan._rows import Pieces, Rows, kernels
 from penstock.plan._stages import Pack, Shuffle
 from penstock.schema import offsets_of
@@ -173,7 +173,7 @@ class PackedRows(DocumentRows):
         self.epochs = Epochs(index.rows_per_window, shuffle)
         self.num_rows = self.epochs.num_rows
         columns = (self.column,) if self.mask is None else (self.column, self.mask)
-        self._read_ahead = ReadAhead(self.epochs, samples, columns, index.window_starts)
+        self._page_hints = PageHints(self.epochs, samples, columns, index.window_starts)
         self._blocks = PackedBlocks(self._pack, stage.settings.length, num_kept=self.epochs.group)
 
     @property
@@ -183,13 +183,13 @@ class PackedRows(DocumentRows):
         how = [self.stage.column, settings.length, settings.long, settings.max_documents, PACKING_VERSION]
         return ["pack", self.samples.fingerprint, how, self.epochs.identity]
 
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """The storage windows of the row's group, and of the next."""
-        self._read_ahead.announce(row)
+        self._page_hints.will_need(row)
 
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """The storage windows of the groups before the row's."""
-        self._read_ahead.release(row)
+        self._page_hints.dont_need(row)
 
     def mixing(self) -> list[Mixing]:
         """Of documents."""

@@ -51,7 +51,7 @@ from penstock.schema import Column
 Stages = tuple[Stage, ...]
 
 
-class Plannable(Protocol):
+class PlanInput(Protocol):
     """What a plan is built on: a `Dataset`, or the `Mix` of several plans."""
 
     @property
@@ -77,7 +77,7 @@ class Plannable(Protocol):
         """Raise `StageError` for a stage that cannot follow it."""
         ...
 
-    def select_columns(self, names: Iterable[str]) -> Plannable:
+    def select_columns(self, names: Iterable[str]) -> PlanInput:
         """The same samples with only these columns."""
         ...
 
@@ -151,7 +151,7 @@ def _pack(samples: Samples, cut: Pack, shuffle: Shuffle | None) -> PackedRows:
 OneOrMany = TypeVar("OneOrMany", int, Rows)
 
 
-class StretchedRows(RowSource):
+class ResizedRows(RowSource):
     """`num_rows` rows of every `num_passes` passes over a source, from row `begin` of them on."""
 
     def __init__(self, inner: RowSource, *, begin: int, num_rows: int, num_passes: int) -> None:
@@ -179,7 +179,7 @@ class StretchedRows(RowSource):
         num_passes = _passes_for(epoch_rows or self.inner.num_rows, self.inner)
         if self.begin == 0 and num_passes < self.num_passes:
             yield self._order_with(num_passes), num_passes * self.inner.num_rows
-        if not isinstance(self.inner, StretchedRows):
+        if not isinstance(self.inner, ResizedRows):
             is_plain = self.begin == 0 and self.num_passes == 1
             for identity, row in self.inner.earlier_orders(epoch_rows):
                 order = identity if is_plain else ["stretch", self.begin, self.num_passes, identity]
@@ -201,13 +201,13 @@ class StretchedRows(RowSource):
         """As the source describes it."""
         return self.inner.describe(self._find(row))
 
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """What the source's row needs."""
-        self.inner.announce(self._find(row))
+        self.inner.will_need(self._find(row))
 
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """What is behind the source's row."""
-        self.inner.release(self._find(row))
+        self.inner.dont_need(self._find(row))
 
     def mixing(self) -> list[Mixing]:
         """Of the source."""
@@ -256,7 +256,7 @@ class StretchedRows(RowSource):
         return epoch * self.num_rows + min(max(place - self.begin, 0), self.num_rows)
 
 
-class StretchedPieceRows(StretchedRows, PieceSource):
+class ResizedPieceRows(ResizedRows, PieceSource):
     """The same over rows made of pieces."""
 
     def __init__(self, inner: PieceSource, *, begin: int, num_rows: int, num_passes: int) -> None:
@@ -277,7 +277,7 @@ class StretchedPieceRows(StretchedRows, PieceSource):
         return self._inner_pieces.count_targets(self._find(rows))
 
 
-def stretch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> StretchedRows:
+def resize_epoch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> ResizedRows:
     """The source with epochs as the stage says.
 
     Raises:
@@ -297,9 +297,9 @@ def stretch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> StretchedRows:
         raise ValueError(f"{stage.verb}(): nothing would be left; an epoch has {inner.num_rows:,} rows.")
     if num_passes * inner.num_rows > MAX_ROWS:
         raise ValueError(f"{stage.verb}(): an epoch would span more than 2**62 rows, which is all that a run has.")
-    if inner.as_pieces is None:
-        return StretchedRows(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
-    return StretchedPieceRows(inner.as_pieces, begin=begin, num_rows=num_rows, num_passes=num_passes)
+    if inner.piece_source is None:
+        return ResizedRows(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
+    return ResizedPieceRows(inner.piece_source, begin=begin, num_rows=num_rows, num_passes=num_passes)
 
 
 def _passes_for(num_rows: int, inner: RowSource) -> int:

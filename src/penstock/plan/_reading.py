@@ -259,7 +259,7 @@ class BatchReader:
 
     def _count_targets(self, rows: Rows) -> int:
         """Targets in rows that other ranks, or other parts, read."""
-        packed = self.rows.as_pieces
+        packed = self.rows.piece_source
         assert packed is not None  # only packed rows have targets to count
         return int(packed.count_targets(rows).sum()) if len(rows) else 0
 

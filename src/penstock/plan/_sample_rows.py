@@ -53,13 +53,13 @@ class OrderedRows(RowSource):
         """Samples of this dataset in this order."""
         return ["samples", self.samples.fingerprint, self.order.identity]
 
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """What the order knows."""
-        self.order.announce(row)
+        self.order.will_need(row)
 
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """What the order knows."""
-        self.order.release(row)
+        self.order.dont_need(row)
 
     def mixing(self) -> list[Mixing]:
         """Of samples."""
@@ -161,13 +161,13 @@ class BucketedOrder(SampleOrder):
             found[here] = self._sorted(first)[rows[here] - first]
         return found
 
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """What the inner order needs."""
-        self._inner.announce(row)
+        self._inner.will_need(row)
 
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """What is behind the bucket."""
-        self._inner.release(row - row % max(1, self.num_rows) % self._bucket)
+        self._inner.dont_need(row - row % max(1, self.num_rows) % self._bucket)
 
     def mixing(self) -> list[Mixing]:
         """Of the inner order."""
@@ -263,10 +263,10 @@ class TokenWindowRows(RowSource):
         shares = self.epochs.row_starts / max(1, self.num_rows)
         return measure_mixing(self.samples, self.epochs, (shares * len(self.samples)).astype(np.int64))
 
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """Left to the kernel's own read-ahead: windows of a stream are read in long runs."""
 
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """Left to the kernel as well."""
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:

@@ -133,10 +133,10 @@ class ArrayStorage:
         assert isinstance(stored, Ragged)
         return np.diff(stored.offsets[begin : end + 1])
 
-    def announce(self, column: Column, begin: int, end: int) -> None:
+    def will_need(self, column: Column, begin: int, end: int) -> None:
         """Nothing to announce: arrays in RAM are here, and foreign files are left to the kernel."""
 
-    def release(self, column: Column, begin: int, end: int) -> None:
+    def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Nothing to release: arrays stay in RAM."""
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:

@@ -137,19 +137,19 @@ class ShardFolder:
         """Lengths of samples `begin` to `end` of a ragged column."""
         return self.shards.lengths(column, begin, end)
 
-    def announce(self, column: Column, begin: int, end: int) -> None:
+    def will_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
         for number, first, last in self.shards.ranges(begin, end):
             shard = self.shards.open_shard(number)
             shard.file.check_size()
-            shard.announce_samples(column, first, last)
+            shard.will_need(column, first, last)
 
-    def release(self, column: Column, begin: int, end: int) -> None:
+    def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
         for number, first, last in self.shards.ranges(begin, end):
             shard = self.shards.open_shard(number)
             shard.file.check_size()
-            shard.release_samples(column, first, last)
+            shard.dont_need(column, first, last)
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now, so that no read has to."""

@@ -113,11 +113,11 @@ class Storage(Protocol):
         """Lengths of samples `begin` to `end` of a ragged column."""
         ...
 
-    def announce(self, column: Column, begin: int, end: int) -> None:
+    def will_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
         ...
 
-    def release(self, column: Column, begin: int, end: int) -> None:
+    def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
         ...
 
