@@ -27,8 +27,15 @@ from _machine import print_result
 import penstock
 from penstock.schema import Schema
 from penstock.shards import Manifest, ShardEntry
-from penstock.shards._checksums import BLOCK_BYTES, block_checksums, checksum, num_blocks
-from penstock.shards._layout import CHECKSUMS, build_header, plan_layout
+from penstock.shards._layout import (
+    BLOCK_BYTES,
+    CHECKSUMS,
+    block_checksums,
+    build_header,
+    checksum,
+    num_blocks,
+    plan_layout,
+)
 
 ROW, BATCH, SHARD_DOCUMENTS = 4096, 8, 20_000_000
 

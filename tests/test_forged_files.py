@@ -30,7 +30,7 @@ from penstock.cli._description import describe
 from penstock.cli._description_output import print_description
 from penstock.errors import FormatError, printable
 from penstock.identity import digest
-from penstock.plan._toml import write_toml
+from penstock.plan._text import write_toml
 from penstock.preparation import Progress, find_unfinished, is_stale
 from penstock.preparation._engines import InlineTaskEngine
 from penstock.shards import Provenance

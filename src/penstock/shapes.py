@@ -1,6 +1,6 @@
 """Check the shape of plain data from files and saved states, which may come from strangers.
 
-A shape looks like the data it describes, and `misfit` says where a value does not fit:
+A shape looks like the data it describes, and `find_mismatch` says where a value does not fit:
 
     int, str, bool, None      a value of exactly this type
     float                     a number of either kind
@@ -35,23 +35,23 @@ class Either:
         self.shapes = shapes
 
 
-def misfit(value: Any, shape: Any, where: str = "it") -> str | None:
+def find_mismatch(value: Any, shape: Any, where: str = "it") -> str | None:
     """What is wrong with a value, and where in it; None if it fits.
 
-    >>> misfit({"tasks": [1, 2, "x"]}, {"tasks": [COUNT]})
+    >>> find_mismatch({"tasks": [1, 2, "x"]}, {"tasks": [COUNT]})
     "it['tasks'][2] is 'x', not an integer from 0 to 281474976710655"
     """
     if isinstance(shape, Either):
-        found = [misfit(value, each, where) for each in shape.shapes]
+        found = [find_mismatch(value, each, where) for each in shape.shapes]
         return None if None in found else found[-1]
     if isinstance(shape, dict):
-        return _misfit_in_object(value, shape, where)
+        return _mismatch_in_object(value, shape, where)
     if isinstance(shape, list | tuple):
-        return _misfit_in_list(value, shape, where)
+        return _mismatch_in_list(value, shape, where)
     return None if _fits(value, shape) else f"{where} is {reprlib.repr(value)}, not {_in_words(shape)}"
 
 
-def _misfit_in_object(value: Any, shape: dict[Any, Any], where: str) -> str | None:
+def _mismatch_in_object(value: Any, shape: dict[Any, Any], where: str) -> str | None:
     if not isinstance(value, Mapping):
         return f"{where} is {reprlib.repr(value)}, not an object"
     if str in shape:
@@ -64,18 +64,18 @@ def _misfit_in_object(value: Any, shape: dict[Any, Any], where: str) -> str | No
     for key, part, its_shape in parts:
         if type(key) is not str:
             return f"{where} has the key {reprlib.repr(key)}, not text"
-        if (found := misfit(part, its_shape, f"{where}[{reprlib.repr(key)}]")) is not None:
+        if (found := find_mismatch(part, its_shape, f"{where}[{reprlib.repr(key)}]")) is not None:
             return found
     return None
 
 
-def _misfit_in_list(value: Any, shape: list[Any] | tuple[Any, ...], where: str) -> str | None:
+def _mismatch_in_list(value: Any, shape: list[Any] | tuple[Any, ...], where: str) -> str | None:
     if not isinstance(value, list | tuple):
         return f"{where} is {reprlib.repr(value)}, not a list"
     if isinstance(shape, tuple) and len(value) != len(shape):
         return f"{where} has {len(value):,} items, not {len(shape)}"
     shapes = shape if isinstance(shape, tuple) else shape * len(value)
-    found = (misfit(*pair, f"{where}[{place}]") for place, pair in enumerate(zip(value, shapes, strict=True)))
+    found = (find_mismatch(*pair, f"{where}[{place}]") for place, pair in enumerate(zip(value, shapes, strict=True)))
     return next((each for each in found if each is not None), None)
 
 

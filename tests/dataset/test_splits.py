@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.dataset import _keys
+from penstock.dataset import _samples
 from penstock.errors import SchemaError
 from penstock.plan import Dataset
 
@@ -102,7 +102,7 @@ def test_what_a_split_cannot_go_by_is_an_error_at_once() -> None:
 
 
 def test_data_too_large_to_be_hashed_is_split_only_by_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_keys, "MAX_HASHED_BYTES", 100)
+    monkeypatch.setattr(_samples, "MAX_HASHED_BYTES", 100)
     ds = penstock.from_arrays({"x": np.arange(50)})
     with pytest.raises(ValueError, match=r"no hashes of samples are stored\. Prepare the data again"):
         ds.split(FRACTIONS, seed=1)
@@ -112,8 +112,8 @@ def test_data_too_large_to_be_hashed_is_split_only_by_what_is_named(monkeypatch:
 
 def test_all_parts_of_a_split_hash_the_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    hash_samples = _keys.hash_samples
-    monkeypatch.setattr(_keys, "hash_samples", lambda columns: calls.append(1) or hash_samples(columns))
+    hash_samples = _samples.hash_samples
+    monkeypatch.setattr(_samples, "hash_samples", lambda columns: calls.append(1) or hash_samples(columns))
     parts = penstock.from_arrays({"x": np.arange(50)}).split(FRACTIONS, seed=1)
     assert sum(map(len, parts.values())) == 50
     assert len(calls) == 1
@@ -122,7 +122,7 @@ def test_all_parts_of_a_split_hash_the_data_once(monkeypatch: pytest.MonkeyPatch
 def test_large_data_is_hashed_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ds = penstock.from_arrays({"x": np.arange(1000), "name": [b"%d" % number for number in range(1000)]})
     whole = ds.split(FRACTIONS, seed=1)["train"][:]["x"].tolist()
-    monkeypatch.setattr(_keys, "_CHUNK_BYTES", 100)
+    monkeypatch.setattr(_samples, "_CHUNK_BYTES", 100)
     ds = penstock.from_arrays({"x": np.arange(1000), "name": [b"%d" % number for number in range(1000)]})
     parts = ds.split(FRACTIONS, seed=1)["train"][:]["x"].tolist()
     assert parts == whole

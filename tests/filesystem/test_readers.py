@@ -63,7 +63,7 @@ def test_an_empty_file_is_read(tmp_path, reader):
     file = reader(tmp_path / "empty")
     assert (file.size, len(file.read(0, 0))) == (0, 0)
     file.populate(0, 0)
-    file.announce(0, 0)
+    file.will_need(0, 0)
     file.check_size()
 
 
@@ -71,7 +71,7 @@ def test_an_empty_file_is_read(tmp_path, reader):
 def test_populating_and_announcing_change_nothing(path, reader):
     file = reader(path)
     file.populate(100, len(DATA))
-    file.announce(5000, 9000)
+    file.will_need(5000, 9000)
     assert file.read(0, len(DATA)).tobytes() == DATA
 
 

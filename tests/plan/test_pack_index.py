@@ -28,7 +28,7 @@ from penstock.packing import (
     count_rows,
     index_name,
 )
-from penstock.plan import _pack_cache
+from penstock.plan import _packed_rows
 from plan.examples import assert_same, make_documents, read_epoch, tokens_dataset, write_tokens
 
 
@@ -88,9 +88,9 @@ def test_windows_hold_16384_rows_worth_of_tokens() -> None:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that keeps indexes of any size, with windows of two rows."""
-    monkeypatch.setattr(_pack_cache, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(_packed_rows, "_WORTH_KEEPING", 0)
     monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 2)
-    monkeypatch.setattr(_pack_cache, "cache_folder", lambda: tmp_path / "cache" / "packing")
+    monkeypatch.setattr(_packed_rows, "cache_folder", lambda: tmp_path / "cache" / "packing")
     return tmp_path / "cache" / "packing"
 
 
@@ -98,14 +98,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One entry for each time that rows are counted."""
     calls: list[int] = []
-    honest = _pack_cache.build_pack_index
+    honest = _packed_rows.build_pack_index
 
     def counting(*arguments: Any, **options: Any) -> PackIndex:
         calls.append(threading.get_ident())
         time.sleep(0.05)
         return honest(*arguments, **options)
 
-    monkeypatch.setattr(_pack_cache, "build_pack_index", counting)
+    monkeypatch.setattr(_packed_rows, "build_pack_index", counting)
     return calls
 
 
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_counted_again_and_replaced(cache: Path, built: list[i
     (kept,) = cache.glob("*.json")
     good = kept.read_bytes()
     if damage == "other documents":
-        _pack_cache._keep(kept, PackIndex(np.array([0, 3]), np.array([1])))
+        _packed_rows._keep(kept, PackIndex(np.array([0, 3]), np.array([1])))
     elif damage == "not an index":
         text = json.dumps([1, 2])
         kept.write_text(f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}\n{text}")
@@ -164,7 +164,7 @@ def test_one_builds_and_the_others_wait_for_it(cache: Path, built: list[int]) ->
     lengths, found = np.array(LENGTHS), []
 
     def build() -> None:
-        index = _pack_cache.find_pack_index(
+        index = _packed_rows.find_pack_index(
             reader(lengths),
             len(lengths),
             PackingSettings(length=8),
@@ -215,7 +215,7 @@ def test_a_cache_that_others_can_write_to_is_neither_read_nor_written(
 
 
 def test_small_data_is_counted_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pack_cache, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(_packed_rows, "cache_folder", lambda: tmp_path / "cache")
     tokens_dataset(LENGTHS).pack(8)
     assert not (tmp_path / "cache").exists()
 
@@ -234,13 +234,13 @@ def test_row_counts_are_kept_below_the_cache_folder_of_the_user(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", given)
     monkeypatch.setenv("HOME", home)
-    assert _pack_cache.cache_folder() == (None if expected is None else Path(expected))
+    assert _packed_rows.cache_folder() == (None if expected is None else Path(expected))
 
 
 def test_without_a_home_rows_are_counted_and_nothing_is_written(
     cache: Path, built: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pack_cache, "cache_folder", lambda: None)
+    monkeypatch.setattr(_packed_rows, "cache_folder", lambda: None)
     monkeypatch.chdir(tmp_path)
     assert tokens_dataset(LENGTHS).pack(8).num_rows > 0
     assert len(built) == 1

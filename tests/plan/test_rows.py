@@ -104,7 +104,7 @@ def test_announcing_rows_changes_nothing_that_is_read(kind: str) -> None:
     plan = PLANS[kind]().batch(4)
     expected = plan.read(1)
     for row in (0, 1, plan.num_rows, 5 * plan.num_rows + 1):
-        plan.announce(row)
+        plan.will_need(row)
     assert_same(plan.read(1), expected)
 
 

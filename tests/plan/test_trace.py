@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.plan import Plan, _token_window_rows
+from penstock.plan import Plan, _sample_rows
 from plan.examples import make_documents, tokens_dataset, write_tokens
 from shards.folders import add_provenance
 
@@ -38,7 +38,7 @@ def assert_traced(plan: Plan, documents: list[np.ndarray], key: str = "input_ids
 def test_every_token_of_a_batch_is_traced_to_its_document(
     cut: str, subset: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_token_window_rows, "_CHUNK", chunk)
+    monkeypatch.setattr(_sample_rows, "_CHUNK", chunk)
     documents = make_documents(LENGTHS)
     data = tokens_dataset(LENGTHS)
     if subset == "take":

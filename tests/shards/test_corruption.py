@@ -233,8 +233,8 @@ SHRINK = """
         "gather": lambda ds: ds.read([0, len(ds) - 1]), "lengths": lambda ds: ds.lengths("t"),
         "all": lambda ds: ds[:],
         "stream": lambda ds: ds.storage.read_stream(ds.schema["t"], np.zeros(1, np.int64), np.empty((1, 9), np.int64)),
-        "announce": lambda ds: ds.storage.announce(ds.schema["t"], 0, len(ds)),
-        "release": lambda ds: ds.storage.release(ds.schema["t"], 0, len(ds)),
+        "will_need": lambda ds: ds.storage.will_need(ds.schema["t"], 0, len(ds)),
+        "dont_need": lambda ds: ds.storage.dont_need(ds.schema["t"], 0, len(ds)),
         "check": lambda ds: ds.storage.check_samples(ds.schema["t"], 0, len(ds)),
     }
     if check == "never":

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 import penstock
 from penstock.errors import CorruptionError, FormatError
 from penstock.shards import ShardFolder, _blocks
-from penstock.shards._blocks import LOOK_AHEAD, LookAhead
-from penstock.shards._checksums import BLOCK_BYTES, block_checksums, checksum, join_checksums
-from penstock.shards._table import READY, STATE
+from penstock.shards._blocks import CHECKSUM_AHEAD, ChecksumAhead
+from penstock.shards._layout import BLOCK_BYTES, block_checksums, checksum, join_checksums
+from penstock.shards._storage import READY, STATE
 
 from .strategies import scratch, shard_paths
 
@@ -60,9 +60,9 @@ def chain() -> Iterator[Path]:
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(_blocks, "_AHEAD", 16)  # several to a shard of 33 MiB
-    LOOK_AHEAD.stop()
+    CHECKSUM_AHEAD.stop()
     yield
-    LOOK_AHEAD.stop()
+    CHECKSUM_AHEAD.stop()
 
 
 def is_thread_there() -> bool:
@@ -106,8 +106,8 @@ def test_what_was_checked_ahead_is_not_checked_again(long: Path, monkeypatch: py
     ds = penstock.open(long, io="map")
     assert isinstance(ds.storage, ShardFolder)
     read_in_order(ds, 0, 150)  # into the third window
-    assert LOOK_AHEAD._job is not None
-    LOOK_AHEAD._job.result()
+    assert CHECKSUM_AHEAD._job is not None
+    CHECKSUM_AHEAD._job.result()
     flags = ds.storage.shards.open_shard(0).blocks.flags(ds.storage.shards.open_shard(0).layout.tensors["x"])
     ahead = int(np.flatnonzero(flags)[-1]) + 1
     assert ahead > 24
@@ -220,7 +220,7 @@ def test_python_exits_in_the_middle_and_reads_on_while_it_does(long: Path) -> No
 
 
 def test_one_job_at_a_time() -> None:
-    look_ahead, gate = LookAhead(), threading.Event()
+    look_ahead, gate = ChecksumAhead(), threading.Event()
     try:
         assert look_ahead.start(gate.wait)
         assert not look_ahead.start(gate.wait)

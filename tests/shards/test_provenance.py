@@ -121,7 +121,7 @@ def test_a_manifest_that_names_it_wrongly_is_refused(noted: Path, entry: Any, me
 
 @pytest.mark.parametrize("data", [b"[1]", b"{", b"[" * 100_000])
 def test_content_that_is_no_object_is_refused(noted: Path, data: bytes) -> None:
-    from penstock.shards._checksums import checksum
+    from penstock.shards._layout import checksum
 
     file = file_of(noted)
     file.write_bytes(data)

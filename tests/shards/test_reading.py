@@ -249,7 +249,7 @@ def test_announcing_and_checking_ahead_change_nothing(many: Path) -> None:
     for io in IOS:
         storage = ShardFolder(many, io=io, check="window")
         column = storage.schema["r"]
-        storage.announce(column, 5, 40)
+        storage.will_need(column, 5, 40)
         storage.check_samples(column, 5, 40)
         found = storage.read_ragged(column, np.array([5, 39, 8]))
         assert [row.tolist() for row in found] == [sample(index)["r"] for index in (5, 39, 8)]

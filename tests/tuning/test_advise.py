@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.dataset import _scratch
+from penstock.dataset import _stage
 from penstock.errors import FormatError
 from penstock.machine import job_memory, usable_cpus
 from penstock.tuning import _advise
@@ -31,7 +31,7 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Storage and memory as told."""
-    for variable in _scratch._SCRATCH_VARIABLES:
+    for variable in _stage._SCRATCH_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     return monkeypatch
 
@@ -91,7 +91,7 @@ def test_data_on_a_network_is_to_be_staged_where_there_is_room(corpus, on, tmp_p
     advice = penstock.advise(corpus, reserve_bytes=2e9)
     assert advice.placement == "stage"
     assert f"penstock stage {corpus} $JOBSCRATCH" in words(advice)
-    on.setattr(_scratch, "is_network_filesystem", lambda path: True)
+    on.setattr(_stage, "is_network_filesystem", lambda path: True)
     assert penstock.advise(corpus, reserve_bytes=2e9).placement == "stream"
 
 

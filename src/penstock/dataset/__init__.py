@@ -1,14 +1,13 @@
 """Which samples there are, wherever they are stored: locations, selections, datasets joined without a copy.
 
     Location      a folder of shards, a foreign file, arrays in memory, or other datasets:       _location
-        joined    one after the other, or column beside column                                   _concatenated, _zipped
-                                                                                                 (_joined)
+        joined    one after the other, or column beside column                                   _concatenated, _joined
         cut       into windows of series                                                         _unfolded
     Samples       a storage, and the selections that say which of its samples are meant          _samples
-        chosen by position, by a column's values, or by a key that follows the sample            _selections, _keys
+        chosen by position, by a column's values, or by a key that follows the sample            _selections, _samples
         read      as columns and single samples; their tokens as one stream                      _samples, _tokens
     find_earlier  a dataset as it was before samples were appended                               _location
-    stage         a verified copy on the node's own storage: all of it, or nothing               _stage, _scratch
+    stage         a verified copy on the node's own storage: all of it, or nothing               _stage
 
 `penstock.Dataset` adds the verbs that make plans, so it stands in `plan`, one line up.
 
@@ -17,8 +16,7 @@ May import: `errors`, `filesystem`, `identity`, `order`, `report`, `schema`, `sh
 """
 
 from penstock.dataset._concatenated import ConcatStorage, check_classes, check_concat
-from penstock.dataset._joined import lasting_attributes
-from penstock.dataset._keys import SampleKeys
+from penstock.dataset._joined import check_zip, lasting_attributes
 from penstock.dataset._location import (
     ArraysLocation,
     FolderLocation,
@@ -28,10 +26,19 @@ from penstock.dataset._location import (
     UnfoldedLocation,
     find_earlier,
 )
-from penstock.dataset._samples import Columns, Sample, Samples, Selection, Take, as_indices, read_columns, read_sample
-from penstock.dataset._scratch import Scratch, StorageKind, find_scratch, storage_kind
+from penstock.dataset._samples import (
+    Columns,
+    Sample,
+    SampleKeys,
+    Samples,
+    Selection,
+    Take,
+    as_indices,
+    read_columns,
+    read_sample,
+)
 from penstock.dataset._selections import Condition, SplitPart, find_samples, find_true, split_parts
-from penstock.dataset._stage import stage
+from penstock.dataset._stage import Scratch, StorageKind, find_scratch, stage, storage_kind
 from penstock.dataset._tokens import (
     TokenStream,
     check_mask_lengths,
@@ -41,7 +48,6 @@ from penstock.dataset._tokens import (
     token_stream,
     windowed_column,
 )
-from penstock.dataset._zipped import check_zip
 
 __all__ = [
     "ArraysLocation",

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.dataset._joined import AnyDataset, Int64, JoinedStorage, count_elements
-from penstock.dataset._keys import By, SampleKeys
-from penstock.dataset._samples import Samples
+from penstock.dataset._samples import By, SampleKeys, Samples
 from penstock.dataset._tokens import token_stream
 from penstock.errors import SchemaError
 from penstock.schema import HASH_COLUMN, Column, Ragged, offsets_of
@@ -113,15 +112,15 @@ class ConcatStorage(JoinedStorage):
         [(part, _, own)] = self.shares(from_front(np.array([index]), self.num_samples))
         return part.storage.value(column, part.locate_one(int(own[0])))
 
-    def announce(self, column: Column, begin: int, end: int) -> None:
+    def will_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
         for part, first, last in self._ranges(begin, end):
-            part.announce([column], first, last)
+            part.will_need([column], first, last)
 
-    def release(self, column: Column, begin: int, end: int) -> None:
+    def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
         for part, first, last in self._ranges(begin, end):
-            part.release([column], first, last)
+            part.dont_need([column], first, last)
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now; those that were picked are checked when they are read."""

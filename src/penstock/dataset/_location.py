@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from penstock.dataset._concatenated import ConcatStorage
-from penstock.dataset._joined import AnyDataset
+from penstock.dataset._joined import AnyDataset, ZipStorage
 from penstock.dataset._unfolded import UnfoldedStorage
-from penstock.dataset._zipped import ZipStorage
 from penstock.errors import DatasetChanged
 from penstock.identity import digest
 from penstock.shards import (

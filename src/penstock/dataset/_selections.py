@@ -17,8 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.dataset._keys import By
-from penstock.dataset._samples import Samples
+from penstock.dataset._samples import By, Samples
 from penstock.errors import SchemaError, whole_number
 from penstock.order import derive_key, draw_shares, share_ranges
 from penstock.schema import Column, Schema, exact_array

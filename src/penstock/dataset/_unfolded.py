@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.dataset._joined import count_elements
-from penstock.dataset._keys import By, SampleKeys
-from penstock.dataset._samples import Samples
+from penstock.dataset._samples import By, SampleKeys, Samples
 from penstock.errors import SchemaError
 from penstock.identity import digest
 from penstock.schema import Column, Ragged, Schema, offsets_of
@@ -158,10 +157,10 @@ class UnfoldedStorage:
         out.flags.writeable = False
         return np.asarray(out[0])
 
-    def announce(self, column: Column, begin: int, end: int) -> None:
+    def will_need(self, column: Column, begin: int, end: int) -> None:
         """Left to the kernel's own read-ahead."""
 
-    def release(self, column: Column, begin: int, end: int) -> None:
+    def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Left to the kernel as well."""
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:

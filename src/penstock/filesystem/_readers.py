@@ -49,11 +49,11 @@ class FileReader(Protocol):
         """Bring these bytes into memory, or raise `StorageError`."""
         ...
 
-    def announce(self, begin: int, end: int) -> None:
+    def will_need(self, begin: int, end: int) -> None:
         """Tell the kernel that these bytes are needed soon."""
         ...
 
-    def release(self, begin: int, end: int) -> None:
+    def dont_need(self, begin: int, end: int) -> None:
         """Tell the kernel that this process no longer needs these bytes."""
         ...
 
@@ -181,10 +181,10 @@ class MappedFile(_OpenFile):
                 "verify` lists what must be restored.",
             ) from error
 
-    def announce(self, begin: int, end: int) -> None:
+    def will_need(self, begin: int, end: int) -> None:
         self._advise(mmap.MADV_WILLNEED, begin, end)
 
-    def release(self, begin: int, end: int) -> None:
+    def dont_need(self, begin: int, end: int) -> None:
         self._advise(mmap.MADV_DONTNEED, begin, end)  # the kernel keeps pages that anybody has mapped
         _drop(self.descriptor, begin, end)
 
@@ -221,8 +221,8 @@ class PositionedFile(_OpenFile):
     def populate(self, begin: int, end: int) -> None:
         self.check_size()
 
-    def announce(self, begin: int, end: int) -> None:
+    def will_need(self, begin: int, end: int) -> None:
         os.posix_fadvise(self.descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
-    def release(self, begin: int, end: int) -> None:
+    def dont_need(self, begin: int, end: int) -> None:
         _drop(self.descriptor, begin, end)

@@ -22,7 +22,7 @@ from penstock.loader._layout import Batch, Template
 from penstock.loader._memory import Arena
 from penstock.plan import Plan, from_arrays
 from penstock.schema import Ragged
-from penstock.shapes import misfit
+from penstock.shapes import find_mismatch
 from penstock.workers import WarmUp, needs_torch
 
 STATE_VERSION = 1
@@ -94,7 +94,7 @@ def _whole_number(value: Any) -> int:
 
 
 def _difference(theirs: Any, ours: Mapping[str, str]) -> str:
-    if isinstance(theirs, dict) and not misfit(theirs, {str: str}):
+    if isinstance(theirs, dict) and not find_mismatch(theirs, {str: str}):
         names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
         if names:
             changes = "; ".join(f"{name} was {theirs.get(name, 'none')}, is {ours.get(name, 'none')}" for name in names)
@@ -170,7 +170,7 @@ class PlanWork:
         self._drops_consumed = drops_consumed
         self._has_maps = plan.has_maps
         self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
-        self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.widened)
+        self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.join_steps)
 
     @property
     def warm_up(self) -> WarmUp:
@@ -181,7 +181,7 @@ class PlanWork:
         """Read the batch straight into the arena."""
         batch = self._read(item, arena)
         if self._drops_consumed:
-            self.plan.release(item.row)
+            self.plan.dont_need(item.row)
         return batch
 
     def _read(self, item: Item | Bundle, arena: Arena) -> Batch:
@@ -199,7 +199,7 @@ class PlanWork:
 
     def announce(self, item: Item | Bundle) -> None:
         """Tell the kernel which parts of the shards are needed next."""
-        self.plan.announce(item.row)
+        self.plan.will_need(item.row)
 
     def __reduce__(self) -> tuple[Callable[..., PlanWork], tuple[Plan]]:
         return functools.partial(PlanWork, drops_consumed=self._drops_consumed), (self.plan,)

@@ -2,33 +2,32 @@
 
     Location -> Samples -> Dataset                                  _open, _dataset            (room `dataset`)
     Dataset, or a Mix of plans, + stages -> Plan                    _verbs, _plan, _mix
-        stages        frozen settings, checked when made; their legal order    _stages, _rules
-        RowSource     what row i of the endless run is                         _plannable, _rows, _accounts
+        stages        frozen settings, checked when made; their legal order    _stages
+        RowSource     what row i of the endless run is                         _rows, _plan_input, _accounts
           which is next    order of an epoch, draws by weight and class        _epochs, _sample_orders
           SampleRows       each sample                                         _sample_rows
           PaddedRows       one document each, documents of similar length together
-          TokenWindowRows  fixed windows of all tokens                         _token_window_rows
-          PackedRows       whole documents side by side                        _packed_rows, _pack_cache
-          over any of them: several sources, other epochs                      _mixed_rows, _stretched_rows
-        Steps         which rows are batch k                                   _steps
-    plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _compose, _kernels, _mapping, _row_results
-    plan.save() <-> file; a batch as text; how mixed batches are    _plan_file, _toml; _show; _mixing
+          TokenWindowRows  fixed windows of all tokens
+          PackedRows       whole documents side by side                        _packed_rows
+          over any of them: several sources, other epochs                      _mixed_rows, _plan_input
+        Steps         which rows are batch k                                   _reading
+    plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _compose, _kernels, _mapping
+    plan.to_toml() <-> load_plan; a batch as text                   _text, _open
 
 A batch depends on the plan and the arguments of `read` alone; any thread or process gives the same one.
 
 May import: `compiled`, `dataset`, `errors`, `filesystem`, `identity`, `order`, `packing`, `report`, `schema`,
 `shards`. Imported by: `cli`, `integrations`, `loader`, `pytorch`, `service`, `tuning`. Holds state: a packed source
 keeps the windows it packed last in memory (`_packed_rows`), and row counts of large datasets are kept in the user's
-cache folder (`_pack_cache`). Neither changes a batch.
+cache folder (`_packed_rows`). Neither changes a batch.
 """
 
 from penstock.plan._accounts import DocumentTrace
 from penstock.plan._dataset import Dataset
 from penstock.plan._mapping import pure
 from penstock.plan._mix import mix
-from penstock.plan._open import concat, from_arrays, open_dataset
+from penstock.plan._open import concat, from_arrays, load_plan, open_dataset
 from penstock.plan._plan import Plan
-from penstock.plan._plan_file import load_plan
 from penstock.plan._verbs import WholeBatch
 
 __all__ = [

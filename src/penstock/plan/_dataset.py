@@ -37,11 +37,10 @@ from penstock.dataset import (
 )
 from penstock.errors import SchemaError, counted, whole_number
 from penstock.plan._plan import Plan
-from penstock.plan._plannable import Stages, build_rows, map_seed
+from penstock.plan._plan_input import Stages, build_rows, map_seed
 from penstock.plan._rows import RowSource
-from penstock.plan._rules import order_facts
 from penstock.plan._sample_rows import is_cheap_at_random
-from penstock.plan._stages import Stage
+from penstock.plan._stages import Stage, order_facts
 from penstock.plan._verbs import Verbs, WholeBatch
 from penstock.schema import Schema
 from penstock.shards import Storage, classes_of, tokenizers_of

@@ -22,9 +22,8 @@ from penstock.order import derive_key
 from penstock.plan._dataset import Dataset
 from penstock.plan._mixed_rows import Deal, MixedRows, mix_rows
 from penstock.plan._plan import Plan
-from penstock.plan._plannable import Stages
-from penstock.plan._rules import LEGAL_ORDER, order_facts
-from penstock.plan._stages import Batch, Map, Stage, TakeRows
+from penstock.plan._plan_input import Stages
+from penstock.plan._stages import LEGAL_ORDER, Batch, Map, Stage, TakeRows, order_facts
 
 Sources = Mapping[str, Plan | Dataset | tuple[Plan | Dataset, float]]
 Schedule = Mapping[int | float, Mapping[str, float]]

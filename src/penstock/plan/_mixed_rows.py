@@ -117,15 +117,15 @@ class MixedRows(RowSource):
         own: OutputArrays = {SOURCE_IDS: ((num_rows,), "int32")} if self.deal.source_ids else {}
         return self.sources[0].output_arrays(num_rows) | own
 
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """What each source's next row needs."""
         for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
-            source.announce(position)
+            source.will_need(position)
 
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """What each source is done with."""
         for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
-            source.release(position)
+            source.dont_need(position)
 
     def mixing(self) -> list[Mixing]:
         """Of each source."""
@@ -278,7 +278,7 @@ def mix_rows(sources: Mapping[str, RowSource], deal: Deal) -> MixedRows:
     Raises:
         SchemaError: their rows are not alike.
     """
-    pieces = {name: source.as_pieces for name, source in sources.items() if source.as_pieces is not None}
+    pieces = {name: source.piece_source for name, source in sources.items() if source.piece_source is not None}
     kinds = {source.stage.verb for source in pieces.values()}
     if len(pieces) == len(sources) and len(kinds) == 1:
         return MixedPieceRows(pieces, deal)

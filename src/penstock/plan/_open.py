@@ -1,18 +1,37 @@
-"""Where datasets come from: `penstock.open`, `penstock.from_arrays` and `penstock.concat`."""
+"""Where datasets come from: `penstock.open`, `penstock.from_arrays` and `penstock.concat`.
+
+Reading plan files: TOML that people can read and edit, free of code. `Plan.to_toml` writes them.
+
+A file names functions as `package.module:function`. Loading it imports none of them unless their
+package is allowed by name: a file from a stranger can name anything.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import reprlib
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from numpy.typing import DTypeLike
 
-from penstock.dataset import ArraysLocation, FolderLocation, ForeignLocation, JoinedLocation, check_concat, find_earlier
-from penstock.errors import FormatError, check_choice, whole_number
-from penstock.filesystem import local_path
+from penstock.dataset import (
+    ArraysLocation,
+    FolderLocation,
+    ForeignLocation,
+    JoinedLocation,
+    SplitPart,
+    check_concat,
+    find_earlier,
+)
+from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError, check_choice, whole_number
+from penstock.filesystem import local_path, read_small, similar_path
+from penstock.identity import import_function
 from penstock.plan._dataset import Dataset
+from penstock.plan._mix import mix
+from penstock.plan._plan import FILE_VERSION, Plan
 from penstock.schema import name_of_dtype
 from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
 
@@ -134,3 +153,151 @@ def _resolve_format(path: Path, format: Format | None) -> Literal["penstock"] | 
             )
         return guess
     return "penstock"
+
+
+_SHOWN = 300
+_MAX_BYTES = 16 << 20
+_GROUP_BEFORE = 16
+"""The group meant by a file that names none: the default when such files were written."""
+_VERBS = ("cast", "sample", "balance", "shuffle", "window", "pack", "pad", "take", "skip", "repeat", "map", "batch")
+
+
+def load_plan(path: str | os.PathLike[str], *, allow_code: Collection[str] = ()) -> Plan:
+    """The plan in a TOML file.
+
+    Args:
+        path: The file.
+        allow_code: Packages whose functions the file may name; nothing else is imported.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FormatError: the file is not a plan, or names a function of a package that is not allowed.
+        DatasetChanged: a dataset is not the one that the plan was made for.
+    """
+    where = local_path(path, "a plan file")
+    if isinstance(allow_code, str):
+        raise TypeError(f"allow_code={allow_code!r}: give a list of packages, as in [{allow_code!r}].")
+    if where.is_dir():
+        raise FormatError(f"{where} is a folder; a plan is a file with the text that plan.to_toml() gives.")
+    try:
+        fields = tomllib.loads(read_small(where, _MAX_BYTES).decode())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{where}: no such plan file.{similar_path(where)}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{where}: not TOML: {_short(error)}") from None
+    if (version := fields.get("version")) != FILE_VERSION:
+        raise FormatError(
+            f"{where}: version {reprlib.repr(version)}; this Penstock reads plans of version {FILE_VERSION}."
+        )
+    try:
+        return _load(fields, where, frozenset(allow_code))
+    except PenstockError:
+        raise
+    except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise FormatError(f"{where}: not a plan that makes sense ({type(error).__name__}: {_short(error)}).") from error
+
+
+def _load(fields: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
+    source = fields["source"]
+    if "mix" in source:
+        parts = {name: (_load(part, where, allowed), part["weight"]) for name, part in source["mix"].items()}
+        plan = mix(
+            parts,
+            seed=source["seed"],
+            rows=source.get("rows"),
+            epoch=source.get("epoch"),
+            temperature=source.get("temperature", 1.0),
+            schedule={int(row): weights for row, weights in source.get("schedule", {}).items()},
+            source_ids=bool(source.get("source_ids", False)),
+            different_tokenizers=bool(source.get("different_tokenizers", False)),
+        )
+    else:
+        plan = _load_dataset(source, where).as_plan()
+    for stage in fields.get("stages", []):
+        plan = _load_stage(plan, dict(stage), where, allowed)
+    return plan
+
+
+def _load_dataset(source: dict[str, Any], where: Path) -> Dataset:
+    dataset = _join(source, where) if {"concat", "zip", "unfold"} & source.keys() else _open(source, where)
+    for recipe in source.get("splits", []):
+        dataset = dataset.select(SplitPart.from_json(*recipe))
+    if all(name in dataset.schema for name in source["columns"]):
+        dataset = dataset.select_columns(source["columns"])
+    if dataset.fingerprint != source["fingerprint"]:
+        data = source.get("path", "data that is joined")
+        raise DatasetChanged(
+            f"{where}: the plan was made for {data} with the fingerprint {_short(source['fingerprint'])}; "
+            f"it now has {dataset.fingerprint}. Make the plan again, or restore the data."
+        )
+    return dataset
+
+
+def _join(source: dict[str, Any], where: Path) -> Dataset:
+    if "unfold" in source:
+        cut = source["unfold"]
+        return _load_dataset(cut["steps"], where).unfold(cut["length"], cut["stride"])
+    if "concat" in source:
+        return concat(*(_load_dataset(part, where) for part in source["concat"].values()), different_tokenizers=True)
+    first, *others = (_load_dataset(part, where) for part in source["zip"].values())
+    for other in others:
+        first = first.zip(other)
+    return first
+
+
+def _open(source: dict[str, Any], where: Path) -> Dataset:
+    names = ("io", "check", "format", "column", "dtype", "shape", "offset", "as_of")
+    try:
+        return open_dataset(source["path"], **{name: source[name] for name in names if name in source})
+    except PenstockError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{where}: {_short(source['path'])} cannot be opened: {_short(error)}") from error
+
+
+def _load_stage(plan: Plan, stage: dict[str, Any], where: Path, allowed: frozenset[str]) -> Plan:
+    verb = stage.pop("verb")
+    if verb not in _VERBS:
+        raise FormatError(f"{where}: there is no stage {reprlib.repr(verb)}; the stages are {', '.join(_VERBS)}.")
+    if verb == "map":
+        stage["function"] = _import(str(stage["function"]), where, allowed)
+    if verb == "shuffle":
+        stage.setdefault("group", _GROUP_BEFORE)
+    if verb == "cast":
+        stage = dict(stage["dtypes"])
+    try:
+        added = getattr(plan, verb)(**stage)
+    except PenstockError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{where}: {verb}: {_short(error)}") from None
+    assert isinstance(added, Plan)
+    return added
+
+
+def _import(name: str, where: Path, allowed: frozenset[str]) -> Callable[..., Any]:
+    name = _short(name)
+    module = name.partition(":")[0]
+    if not _is_allowed(module, allowed):
+        raise FormatError(
+            f"{where}: names the function {name}, and running code of {module.partition('.')[0]!r} was not allowed. "
+            f"If you trust it: penstock.load_plan(path, allow_code=[{module.partition('.')[0]!r}]), or --allow-code."
+        )
+    try:
+        found = import_function(name)
+    except (ImportError, TypeError, ValueError) as error:
+        raise FormatError(f"{where}: the function {name} cannot be found: {error}") from error
+    home = str(getattr(found, "__module__", None))
+    if not _is_allowed(home, allowed):  # `package:os.system` is code of os
+        raise FormatError(f"{where}: {name} is not a function of {module.partition('.')[0]!r} (it is from {home}).")
+    return found
+
+
+def _short(what: object) -> str:
+    """The beginning of what a file says, which may be as long as the file."""
+    text = str(what)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _is_allowed(module: str, allowed: frozenset[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in allowed)

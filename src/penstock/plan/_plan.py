@@ -25,20 +25,11 @@ from penstock.identity import digest
 from penstock.order import ORDER_VERSION
 from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
 from penstock.plan._mapping import is_marked_pure, is_pure
-from penstock.plan._plannable import Plannable, Stages
-from penstock.plan._reading import BatchReader
+from penstock.plan._plan_input import PlanInput, Stages, resize_epoch
+from penstock.plan._reading import BatchReader, Steps, checked_epoch
 from penstock.plan._rows import BatchArrays, OutputArrays, RowSource
-from penstock.plan._rules import (
-    LEGAL_ORDER,
-    check_next,
-    describe_stage,
-    stage_identity,
-    stage_json,
-    with_groups,
-    without_groups,
-)
-from penstock.plan._show import Decode, Tokenizer, show_batch
 from penstock.plan._stages import (
+    LEGAL_ORDER,
     Balanced,
     Batch,
     Cast,
@@ -52,10 +43,14 @@ from penstock.plan._stages import (
     TakeRows,
     Weighted,
     Window,
+    check_next,
+    describe_stage,
+    stage_identity,
+    stage_json,
+    with_groups,
+    without_groups,
 )
-from penstock.plan._steps import Steps, checked_epoch
-from penstock.plan._stretched_rows import stretch
-from penstock.plan._toml import write_toml
+from penstock.plan._text import Decode, Tokenizer, show_batch, write_toml
 from penstock.plan._verbs import Verbs, WholeBatch
 
 FILE_VERSION = 1
@@ -75,7 +70,7 @@ class Plan(Verbs["Plan"]):
     True
     """
 
-    def __init__(self, source: Plannable, stages: Stages = ()) -> None:
+    def __init__(self, source: PlanInput, stages: Stages = ()) -> None:
         self.source = source
         self.stages = stages
         self._output_arrays: dict[int, OutputArrays] = {}
@@ -85,7 +80,7 @@ class Plan(Verbs["Plan"]):
         """What the rows are read from, before map and batch."""
         rows = self.source.build_rows(self.stages)
         for stage in self.stages:
-            rows = stretch(rows, stage) if isinstance(stage, (TakeRows, Skip, Repeat)) else rows
+            rows = resize_epoch(rows, stage) if isinstance(stage, (TakeRows, Skip, Repeat)) else rows
         return rows
 
     @functools.cached_property
@@ -116,7 +111,7 @@ class Plan(Verbs["Plan"]):
     @property
     def labels(self) -> Labels | None:
         """Whether the labels that the plan makes are of the "next" token or of the "same"; None if it makes none."""
-        pieces = self.row_source.as_pieces
+        pieces = self.row_source.piece_source
         if pieces is not None:
             return pieces.stage.labels
         return "next" if self.row_source.makes_labels else None
@@ -177,12 +172,12 @@ class Plan(Verbs["Plan"]):
         if isinstance(stage, (Map, Batch)) and "row_source" in vars(self):
             vars(plan)["row_source"] = self.row_source  # neither changes the rows, and counting packed ones takes time
         if isinstance(stage, (TakeRows, Skip, Repeat)):
-            vars(plan)["row_source"] = stretch(self.row_source, stage)
+            vars(plan)["row_source"] = resize_epoch(self.row_source, stage)
         if isinstance(stage, (Cast, Weighted, Balanced, Window, Pack, Pad)):
             plan.row_source  # noqa: B018 - a column that does not fit is an error here, not at the first batch
         return plan
 
-    def widened(self, num_steps: int) -> Plan:
+    def join_steps(self, num_steps: int) -> Plan:
         """The same rows, `num_steps` batches of them at a time; callers must not cross the end of an epoch."""
         assert self._batch is not None
         plan = Plan(self.source, (*self.stages[:-1], Batch(global_size=self.global_size * num_steps)))
@@ -260,16 +255,16 @@ class Plan(Verbs["Plan"]):
             found = self._output_arrays[num_rows] = self.row_source.output_arrays(num_rows)
         return found
 
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """Tell the kernel which data the batch at a row, and those after it, will need."""
-        self.row_source.announce(row)
+        self.row_source.will_need(row)
 
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """Tell the kernel which data is no longer needed, when batches are read in order up to the one at a row.
 
         It leaves the page cache once no process has it mapped; reading it again, in another run say, costs the disk.
         """
-        self.row_source.release(row)
+        self.row_source.dont_need(row)
 
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
         """What a batch was made of: every document, with its place in the batch and the file and row it came from."""

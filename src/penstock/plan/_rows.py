@@ -9,7 +9,7 @@ stands at which position of an epoch is decided in `_epochs.py`; what the row ho
     PaddedRows        one document each, padded to the longest of a batch (`_sample_rows.py`)
     PackedRows        whole documents side by side (`_packed_rows.py`)
     MixedRows         rows of several of these (`_mixed_rows.py`)
-    StretchedRows     another number of them in an epoch (`_stretched_rows.py`)
+    ResizedRows     another number of them in an epoch (`_stretched_rows.py`)
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ class RowSource(ABC):
         return {}
 
     @abstractmethod
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """Tell the kernel which data this row and those after it need."""
 
     @abstractmethod
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """Tell the kernel which data is no longer needed once rows are read in order up to this one."""
 
     def mixing(self) -> list[Mixing]:
@@ -109,7 +109,7 @@ class RowSource(ABC):
         return []
 
     @property
-    def as_pieces(self) -> PieceSource | None:
+    def piece_source(self) -> PieceSource | None:
         """This source if its rows are made of pieces of documents, else None."""
         return None
 
@@ -127,7 +127,7 @@ class PieceSource(RowSource):
         return self.stage.settings.length if isinstance(self.stage, Pack) else None
 
     @property
-    def as_pieces(self) -> PieceSource:
+    def piece_source(self) -> PieceSource:
         """Itself."""
         return self
 

@@ -19,8 +19,7 @@ from penstock.dataset import Samples
 from penstock.errors import SchemaError
 from penstock.order import ClassDeal, WeightedDraw
 from penstock.plan._accounts import Mixing
-from penstock.plan._epochs import Epochs, ReadAhead, even_windows
-from penstock.plan._mixing import measure_mixing
+from penstock.plan._epochs import Epochs, PageHints, even_windows, measure_mixing
 from penstock.plan._rows import Rows
 from penstock.plan._stages import Balanced, SampleWeights, Shuffle, Stage, Weighted
 from penstock.schema import Column
@@ -38,7 +37,7 @@ class SampleOrder(ABC):
     """Of the shuffle, if there is one."""
     is_once: bool = False
     """Whether an epoch holds every sample exactly once."""
-    _read_ahead: ReadAhead | None = None
+    _page_hints: PageHints | None = None
     """Knows which data comes next, where that is known: the samples of a class, dealt in turn, are anywhere."""
 
     @property
@@ -50,15 +49,15 @@ class SampleOrder(ABC):
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """The index of the sample at each row."""
 
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """Tell the kernel which data this row and those after it need, where that is known."""
-        if self._read_ahead is not None:
-            self._read_ahead.announce(row)
+        if self._page_hints is not None:
+            self._page_hints.will_need(row)
 
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """Tell the kernel which data is behind this row, where that is known."""
-        if self._read_ahead is not None:
-            self._read_ahead.release(row)
+        if self._page_hints is not None:
+            self._page_hints.dont_need(row)
 
     def mixing(self) -> list[Mixing]:
         """How batches are mixed, where that is known and may differ from a full shuffle."""
@@ -78,7 +77,7 @@ class StoredOrder(SampleOrder):
     def __init__(self, samples: Samples, columns: tuple[Column, ...], shuffle: Shuffle | None) -> None:
         self._samples, self.seed = samples, None if shuffle is None else shuffle.seed
         self._epochs = Epochs(even_windows(len(samples), sample_bytes(samples.storage)), shuffle)
-        self._read_ahead = ReadAhead(self._epochs, samples, columns, self._epochs.row_starts)
+        self._page_hints = PageHints(self._epochs, samples, columns, self._epochs.row_starts)
         self.num_rows = self.num_samples = self._epochs.num_rows
 
     @property
@@ -111,7 +110,7 @@ class WeightedOrder(SampleOrder):
         self.num_rows = num_rows
         ends = np.minimum(self._epochs.row_starts, num_rows - 1)
         starts = np.append(self._draw.samples(0, ends)[:-1], len(samples))
-        self._read_ahead = ReadAhead(self._epochs, samples, columns, starts)
+        self._page_hints = PageHints(self._epochs, samples, columns, starts)
 
     @property
     def identity(self) -> Any:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from penstock.errors import DatasetExists, PenstockError, SchemaError
 from penstock.order import draw_shares, share_ranges
 from penstock.schema import Ragged, Schema
-from penstock.shapes import Either, misfit
+from penstock.shapes import Either, find_mismatch
 from penstock.shards import content_columns, hash_samples, hash_texts, read_manifest
 
 Batch = Mapping[str, Ragged | NDArray[Any]]
@@ -87,7 +87,7 @@ class Part:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`; `ValueError` on anything else."""
-        if wrong := misfit(fields, SHAPE, "part"):
+        if wrong := find_mismatch(fields, SHAPE, "part"):
             raise ValueError(wrong)
         parts = tuple((name, float(share)) for name, share in fields["parts"])
         by = fields["by"] if isinstance(fields["by"], str) else tuple(fields["by"])

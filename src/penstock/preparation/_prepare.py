@@ -22,7 +22,7 @@ from penstock.preparation._progress import OnProgress
 from penstock.preparation._run import run_all
 from penstock.preparation._settings import EngineName, OnError, Origins, Settings
 from penstock.preparation._survey import Request
-from penstock.shapes import misfit
+from penstock.shapes import find_mismatch
 from penstock.shards import classes_of, read_manifest
 from penstock.sources import SourceOptions
 from penstock.transforms import BatchFunction, FunctionTransform, KeepColumns, Transform
@@ -182,6 +182,6 @@ def _read_file(path: Path) -> tuple[str, ...]:
         json.dumps(names, ensure_ascii=False).encode()  # refuses halves of surrogate pairs
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not a list of classes: {error}.") from None
-    if wrong := misfit(names, [str], "the list"):
+    if wrong := find_mismatch(names, [str], "the list"):
         raise FormatError(f"{path} is not a list of classes: {wrong}.")
     return tuple(names)

@@ -21,7 +21,7 @@ from penstock.preparation._committed import TASK, CommittedTask, read_tasks
 from penstock.preparation._settings import Settings
 from penstock.preparation._specification import Specification, differences
 from penstock.schema import HASH_COLUMN
-from penstock.shapes import COUNT, misfit
+from penstock.shapes import COUNT, find_mismatch
 from penstock.shards import Manifest, ShardEntry, origins_from_json, read_provenance
 from penstock.sources import SourceFile
 
@@ -114,7 +114,7 @@ def read_previous(folder: Path, manifest: Manifest | None) -> Previous | None:
 def _parse(folder: Path, manifest: Manifest, provenance: Mapping[str, Any]) -> Previous:
     """Parse the manifest and the provenance file; `ValueError` if they are invalid."""
     attributes, sources = manifest.attributes, provenance["sources"]
-    if wrong := misfit(attributes, _ATTRIBUTES, "attributes"):
+    if wrong := find_mismatch(attributes, _ATTRIBUTES, "attributes"):
         raise ValueError(wrong)
     if not _are_sources(sources):
         raise ValueError("the sources are not a list of paths, sizes and identities")

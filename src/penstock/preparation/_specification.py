@@ -17,7 +17,7 @@ from penstock.preparation._parts import SHAPE as PART
 from penstock.preparation._parts import Part
 from penstock.preparation._settings import Settings
 from penstock.schema import Schema
-from penstock.shapes import Either, misfit
+from penstock.shapes import Either, find_mismatch
 from penstock.sources import FORMATS, SourceOptions
 from penstock.transforms import Transform
 
@@ -97,10 +97,10 @@ class Specification:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`; `ValueError` on anything else. Fields of newer versions are ignored."""
-        if wrong := misfit(fields, _SHAPE, "recipe"):
+        if wrong := find_mismatch(fields, _SHAPE, "recipe"):
             raise ValueError(wrong)
         later = {field: fields[field] for field in _LATER if field in fields}
-        if wrong := misfit(later, {field: _LATER[field] for field in later}, "recipe"):
+        if wrong := find_mismatch(later, {field: _LATER[field] for field in later}, "recipe"):
             raise ValueError(wrong)
         return cls(**{field: fields[field] for field in _SHAPE}, **later)
 

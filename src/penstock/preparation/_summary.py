@@ -19,7 +19,7 @@ from penstock.preparation._progress import Counts
 from penstock.preparation._settings import Settings
 from penstock.preparation._specification import Specification
 from penstock.preparation._task_record import TaskRecord
-from penstock.shapes import COUNT, misfit
+from penstock.shapes import COUNT, find_mismatch
 from penstock.shards import Manifest, classes_of
 from penstock.sources import SourceFile, SourceOptions, changed_since, is_data_name
 
@@ -91,7 +91,7 @@ def _busy_seconds(counts: Counts) -> float:
 
 def _noticed_in(manifest: Manifest) -> dict[str, int]:
     noticed = manifest.attributes.get("noticed", {})
-    return {} if misfit(noticed, {str: COUNT}) else dict(noticed)
+    return {} if find_mismatch(noticed, {str: COUNT}) else dict(noticed)
 
 
 def describe_run(settings: Settings, summary: Prepared) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from penstock.preparation._progress import Counts
 from penstock.preparation._specification import Specification
-from penstock.shapes import COUNT, Either, misfit
+from penstock.shapes import COUNT, Either, find_mismatch
 from penstock.shards import Runs, ShardEntry
 
 Shelf = Literal["ready", "dealt"]
@@ -85,7 +85,7 @@ class TaskRecord:
     @classmethod
     def from_json(cls, fields: Any) -> Self:
         """The inverse of `to_json`; `KeyError`, `TypeError`, `ValueError` or `AttributeError` on anything else."""
-        if wrong := misfit(fields, _RECORD) or misfit(fields.get("noticed", {}), {str: COUNT}):
+        if wrong := find_mismatch(fields, _RECORD) or find_mismatch(fields.get("noticed", {}), {str: COUNT}):
             raise ValueError(wrong)
         return cls(
             key=fields["key"],

@@ -28,7 +28,7 @@ from penstock.errors import FormatError
 from penstock.filesystem import AlignedBuffers, OpenFolder, storage_errors
 from penstock.preparation._specification import Specification
 from penstock.preparation._task_record import KEY, SHELVES, TaskRecord
-from penstock.shapes import COUNT, misfit
+from penstock.shapes import COUNT, find_mismatch
 
 WORK_NAME = ".preparing"
 _SPECIFICATION_NAME = "recipe.json"
@@ -94,7 +94,8 @@ class WorkFolder:
     def noted_tasks(self) -> tuple[str, dict[str, int]] | None:
         """The unfinished pass, and its tasks with their bytes; None if no task was started."""
         noted = self._read(_TASKS_NAME)
-        if misfit(noted, {"stage": _PASSES, "tasks": {str: COUNT}}) or not all(map(KEY.fullmatch, noted["tasks"])):
+        shape = {"stage": _PASSES, "tasks": {str: COUNT}}
+        if find_mismatch(noted, shape) or not all(map(KEY.fullmatch, noted["tasks"])):
             return None
         return noted["stage"], noted["tasks"]
 

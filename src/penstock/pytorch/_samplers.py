@@ -30,7 +30,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from penstock.errors import StateError
 from penstock.pytorch._torch_datasets import draw_shared_seed, has_state, is_iterable_pipe, preserve_generators
-from penstock.shapes import Either, misfit
+from penstock.shapes import Either, find_mismatch
 
 _DRAW_NOTHING = (SequentialSampler, DistributedSampler, _InfiniteConstantSampler, list, tuple, range)
 _DRAW_FROM_TORCH = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -197,7 +197,7 @@ def check_draws(loader: Any, draws: dict[str, Any]) -> None:
 
     numpy accepts any position that it is given, and would read memory behind its numbers.
     """
-    wrong = misfit(
+    wrong = find_mismatch(
         draws, {"generators": [str], **{key: _GENERATORS[key] for key in _GENERATORS if key in draws}}, "draws"
     )
     if wrong:

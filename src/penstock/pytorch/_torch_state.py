@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler
 from penstock.errors import StateError
 from penstock.pytorch._samplers import check_draws, innermost_sampler
 from penstock.pytorch._torch_datasets import WorkerState, is_iterable
-from penstock.shapes import COUNT, Either, misfit
+from penstock.shapes import COUNT, Either, find_mismatch
 
 STATE_VERSION = 2
 """States of version 1 are read as well: they have no states of map-style datasets, nor of workers between epochs."""
@@ -48,7 +48,7 @@ def check_state(state: Any, loader: Any) -> None:
         if key != "version" and not _is_same(state.get(key), here):
             raise StateError(f"The state was saved with {key}={reprlib.repr(state.get(key))}; here it is {here!r}.")
     shape = (_AT_REST if state["position"] is None else _IN_EPOCH) | _parts_of(state, loader)
-    wrong = misfit(state, shape, "state")
+    wrong = find_mismatch(state, shape, "state")
     if wrong:
         raise StateError(f"The state is damaged: {wrong}. Go on from another one.")
     check_draws(loader, state["draws"])

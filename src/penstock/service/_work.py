@@ -23,7 +23,7 @@ class ServedWork:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.widened)
+        self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.join_steps)
         self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
 
     @property
@@ -44,7 +44,7 @@ class ServedWork:
 
     def announce(self, request: BatchRequest) -> None:
         """Tell the kernel which stretches of the shards come next."""
-        self.plan.announce(request.row)
+        self.plan.will_need(request.row)
 
     def _arrangement(self, request: BatchRequest) -> Arrangement:
         """How the batches of a request lie in its answer."""

@@ -12,11 +12,19 @@ May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`. Imported b
 its own.
 """
 
-from penstock.shards._arrays import ArrayStorage, storage_of_arrays
-from penstock.shards._checksums import checksum
-from penstock.shards._folder import Check, ShardFolder
-from penstock.shards._foreign import ForeignFormat, guess_format, megatron_pair, open_megatron, open_npy, open_raw
-from penstock.shards._hashing import content_columns, hash_samples, hash_texts
+from penstock.shards._arrays import (
+    ArrayStorage,
+    ForeignFormat,
+    guess_format,
+    megatron_pair,
+    open_megatron,
+    open_npy,
+    open_raw,
+    storage_of_arrays,
+)
+from penstock.shards._convert import content_columns, hash_samples, hash_texts
+from penstock.shards._folder import Check, ShardFolder, verify
+from penstock.shards._layout import checksum
 from penstock.shards._manifest import Manifest, ShardEntry, classes_of, read_manifest, tokenizers_of
 from penstock.shards._provenance import (
     ORIGIN_COLUMN,
@@ -31,11 +39,9 @@ from penstock.shards._provenance import (
     read_provenance,
 )
 from penstock.shards._shard import Io, read_lengths
-from penstock.shards._shard_writer import ShardWriter, convert_columns
 from penstock.shards._storage import Spans, Storage, column_bytes, from_front, read_samples, samples_per_chunk
-from penstock.shards._verify import verify
 from penstock.shards._workspace import Workspace
-from penstock.shards._writer import DatasetWriter
+from penstock.shards._writer import DatasetWriter, ShardWriter, convert_columns
 
 __all__ = [
     "ORIGIN_COLUMN",

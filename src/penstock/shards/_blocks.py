@@ -6,7 +6,7 @@
                          check it, and the rest of its window if blocks are read in order
                           | the two windows before it were checked, too
                           v
-                         a second thread checks the next blocks meanwhile (`LookAhead`)
+                         a second thread checks the next blocks meanwhile (`ChecksumAhead`)
 
 A block is checked once, before its first use, outside the gather. If blocks are read in order, a window of eight
 (4 MiB) is checked by one call; if they are read at random, only the block itself is, so that a sample pulls half a
@@ -44,15 +44,14 @@ from numpy.typing import NDArray
 
 from penstock.errors import CorruptionError, PenstockError
 from penstock.filesystem import FileReader
-from penstock.shards._checksums import BLOCK_BYTES, checksum, join_checksums, num_blocks
-from penstock.shards._layout import CHECKSUMS, Layout, Tensor
+from penstock.shards._layout import BLOCK_BYTES, CHECKSUMS, Layout, Tensor, checksum, join_checksums, num_blocks
 
 WINDOW_BYTES = 4 << 20
 _WINDOW = WINDOW_BYTES // BLOCK_BYTES
 _AHEAD = 16 * _WINDOW  # a reader checks one window in 17; if it stops, at most 64 MiB of checking were wasted
 
 
-class LookAhead:
+class ChecksumAhead:
     """One background thread for the whole process, started by its first job."""
 
     def __init__(self) -> None:
@@ -91,9 +90,9 @@ class LookAhead:
                 self.is_stopping = False
 
 
-LOOK_AHEAD = LookAhead()
+CHECKSUM_AHEAD = ChecksumAhead()
 
-os.register_at_fork(before=LOOK_AHEAD.stop, after_in_child=LOOK_AHEAD.reset)
+os.register_at_fork(before=CHECKSUM_AHEAD.stop, after_in_child=CHECKSUM_AHEAD.reset)
 
 
 class Checks:
@@ -162,7 +161,7 @@ class ChecksumBlocks:
     def _look_ahead(self, tensor: Tensor, first: int) -> None:
         last = min(first + _AHEAD, num_blocks(tensor.num_bytes) - 1)
         if first < last:
-            LOOK_AHEAD.start(lambda: self._check_ahead(tensor, first, last))
+            CHECKSUM_AHEAD.start(lambda: self._check_ahead(tensor, first, last))
 
     def _check(self, tensor: Tensor, first: int, last: int) -> None:
         """Check blocks `first` to `last`, a window at a time."""
@@ -187,7 +186,7 @@ class ChecksumBlocks:
         flags = self.flags(tensor)
         for begin in range(first, last, _WINDOW):
             end = min(begin + _WINDOW, last)
-            if LOOK_AHEAD.is_stopping or not self._are_valid(tensor, begin, end):
+            if CHECKSUM_AHEAD.is_stopping or not self._are_valid(tensor, begin, end):
                 return
             flags[begin:end] = True
 

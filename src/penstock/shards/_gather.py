@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schema import Column, Ragged
-from penstock.shards._storage import Spans, check_span
-from penstock.shards._table import InMemory
+from penstock.shards._storage import InMemory, Spans, check_span
 
 _BYTE = np.empty(0, np.uint8)
 

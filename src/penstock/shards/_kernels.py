@@ -24,8 +24,8 @@ from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from penstock.compiled import compiled
-from penstock.shards._checksums import BLOCK_BYTES
-from penstock.shards._table import ABSENT, COUNT, FILE, OFFSET_FLAGS, OFFSETS, READY, SIZE, STATE, VALUE_FLAGS, VALUES
+from penstock.shards._layout import BLOCK_BYTES
+from penstock.shards._storage import ABSENT, COUNT, FILE, OFFSET_FLAGS, OFFSETS, READY, SIZE, STATE, VALUE_FLAGS, VALUES
 
 DONE = -1
 _SEEK_END = 2

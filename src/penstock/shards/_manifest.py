@@ -22,8 +22,7 @@ from penstock.errors import CorruptionError, FormatError, IncompleteDataset, Sch
 from penstock.filesystem import lock_holder, open_regular, similar_path, storage_errors
 from penstock.identity import GrowingDigest, digest
 from penstock.schema import Schema
-from penstock.shards._checksums import checksum
-from penstock.shards._layout import ALIGNMENT, MAX_HEADER_BYTES
+from penstock.shards._layout import ALIGNMENT, MAX_HEADER_BYTES, checksum
 
 MANIFEST_NAME = "manifest.json"
 WORK_FOLDER = ".writing"

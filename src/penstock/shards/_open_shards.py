@@ -34,8 +34,7 @@ from penstock.schema import Column, offsets_of
 from penstock.shards._blocks import Checks
 from penstock.shards._manifest import Manifest
 from penstock.shards._shard import Shard, fill_row, open_file
-from penstock.shards._storage import from_front
-from penstock.shards._table import READY, STATE, Table, column_slots
+from penstock.shards._storage import READY, STATE, Table, column_slots, from_front
 
 
 class OpenShards:

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from penstock.errors import CorruptionError, FormatError, SchemaError, StorageError
 from penstock.filesystem import PositionedFile
 from penstock.identity import digest
-from penstock.shards._checksums import BLOCK_BYTES, checksum
+from penstock.shards._layout import BLOCK_BYTES, checksum
 from penstock.shards._manifest import FileEntry, Manifest
 from penstock.shards._storage import Storage
 

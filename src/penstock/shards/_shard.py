@@ -19,10 +19,9 @@ from penstock.errors import CorruptionError, DatasetChanged, FormatError, Incomp
 from penstock.filesystem import FileReader, MappedFile, PositionedFile, is_network_filesystem
 from penstock.schema import Column, Schema
 from penstock.shards._blocks import ChecksumBlocks
-from penstock.shards._checksums import checksum
-from penstock.shards._layout import offsets_name, plan_layout, read_header, values_name
+from penstock.shards._layout import checksum, offsets_name, plan_layout, read_header, values_name
 from penstock.shards._manifest import ShardEntry, read_manifest
-from penstock.shards._table import (
+from penstock.shards._storage import (
     COUNT,
     FILE,
     OFFSET_FLAGS,
@@ -109,13 +108,13 @@ class Shard:
         names = [values_name(column), *([offsets_name(column)] if column.is_ragged else [])]
         return all(bool(self.blocks.flags(self.layout.tensors[name]).all()) for name in names)
 
-    def announce_samples(self, column: Column, begin: int, end: int) -> None:
+    def will_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of the shard are needed soon."""
-        self.file.announce(*self._bytes_of(column, begin, end))
+        self.file.will_need(*self._bytes_of(column, begin, end))
 
-    def release_samples(self, column: Column, begin: int, end: int) -> None:
+    def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of the shard are no longer needed."""
-        self.file.release(*self._bytes_of(column, begin, end))
+        self.file.dont_need(*self._bytes_of(column, begin, end))
 
     def _bytes_of(self, column: Column, begin: int, end: int) -> tuple[int, int]:
         """Where the values of samples `begin` to `end` lie in the file."""

@@ -1,4 +1,14 @@
-"""What a dataset needs from wherever its samples are: a folder of shards, arrays in RAM, or a foreign file."""
+"""What a dataset needs from wherever its samples are: a folder of shards, arrays in RAM, or a foreign file.
+
+Where columns are in memory: one row of numbers per shard, which compiled loops can read.
+
+    row of a shard:  FILE SIZE | VALUES OFFSETS COUNT STATE VALUE_FLAGS OFFSET_FLAGS | the same for the next column
+                                 ^ slot of the first column                            ^ slot of the second
+
+`FILE` is the file's descriptor, or -1 if there is no file; `SIZE` is the length it must still have. `VALUES` and
+`OFFSETS` are addresses, `COUNT` is the number of elements. `STATE` is ABSENT (not open), OPEN (the flags say which
+blocks were checked) or READY (all of them were). Mapped shards and arrays in RAM both provide such a table.
+"""
 
 from __future__ import annotations
 
@@ -103,11 +113,11 @@ class Storage(Protocol):
         """Lengths of samples `begin` to `end` of a ragged column."""
         ...
 
-    def announce(self, column: Column, begin: int, end: int) -> None:
+    def will_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
         ...
 
-    def release(self, column: Column, begin: int, end: int) -> None:
+    def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
         ...
 
@@ -133,3 +143,55 @@ def column_bytes(storage: Storage, columns: Iterable[Column]) -> int:
 def samples_per_chunk(storage: Storage, columns: Iterable[Column], chunk_bytes: int) -> int:
     """How many samples of these columns take about so many bytes, on average; at least one."""
     return max(1, chunk_bytes * storage.num_samples // max(1, column_bytes(storage, columns)))
+
+
+FILE, SIZE, FIRST_COLUMN = 0, 1, 2
+VALUES, OFFSETS, COUNT, STATE, VALUE_FLAGS, OFFSET_FLAGS, COLUMN_WIDTH = 0, 1, 2, 3, 4, 5, 6
+ABSENT, OPEN, READY = 0, 1, 2
+
+
+class Table:
+    """Addresses of every column of every shard, and the objects that keep them valid."""
+
+    __slots__ = ("held", "rows")
+
+    def __init__(self, rows: NDArray[np.int64], held: dict[int, object]) -> None:
+        self.rows = rows
+        self.held = held
+
+    @classmethod
+    def empty(cls, num_shards: int, num_columns: int) -> Table:
+        """A table in which no shard is open."""
+        return cls(np.zeros((num_shards, FIRST_COLUMN + COLUMN_WIDTH * num_columns), np.int64), {})
+
+
+class InMemory(Protocol):
+    """Columns that have addresses."""
+
+    slots: dict[str, int]
+    starts: NDArray[np.int64]
+    """Index of the first sample of each shard, and finally the number of samples."""
+    value_starts: dict[str, NDArray[np.int64]]
+    """The same for the elements of each column."""
+
+    @property
+    def table(self) -> Table:
+        """Where the columns are now; a reader keeps a reference, as it may be replaced by the next time."""
+        ...
+
+    def prepare(self, column: Column, index: int) -> None:
+        """Open and check what one sample needs, or raise if something is wrong with it."""
+        ...
+
+    def prepare_elements(self, column: Column, begin: int, end: int) -> None:
+        """The same for elements `begin` to `end` of a column, whatever samples they belong to."""
+        ...
+
+    def sample_length(self, column: Column, index: int) -> int:
+        """Elements of one ragged sample."""
+        ...
+
+
+def column_slots(schema: Schema) -> dict[str, int]:
+    """Where the numbers of each column begin in a row of a table."""
+    return {name: FIRST_COLUMN + COLUMN_WIDTH * place for place, name in enumerate(schema)}

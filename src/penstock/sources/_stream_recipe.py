@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from penstock.errors import SchemaError, StateError, check_choice
 from penstock.identity import digest
-from penstock.shapes import COUNT, Either, misfit
+from penstock.shapes import COUNT, Either, find_mismatch
 from penstock.sources._listing import Source, list_files
 from penstock.sources._model import SourceFile
 from penstock.sources._options import Format, SourceOptions, TextUnit, format_of
@@ -184,7 +184,7 @@ def check_part(state: Mapping[str, Any], part: int, num_parts: int) -> None:
 
 
 def _check(state: Mapping[str, Any], shape: Any) -> None:
-    if wrong := misfit(state, shape, "state"):
+    if wrong := find_mismatch(state, shape, "state"):
         raise _damaged(wrong)
 
 

@@ -1,4 +1,6 @@
-"""Epochs of another length over the same rows: take, skip and repeat.
+"""What a plan is built on, and from stages to rows: the row source that a dataset's stages describe.
+
+Epochs of another length over the same rows: take, skip and repeat.
 
 The rows of the source stay as they are; only where an epoch begins and ends changes. Every epoch covers a
 period of whole passes over the source and consists of some consecutive rows of it:
@@ -16,23 +18,140 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.dataset import Samples, packed_column
 from penstock.errors import StageError
 from penstock.order import MAX_ROWS
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
+from penstock.plan._packed_rows import PackedRows, find_pack_index
 from penstock.plan._rows import BatchArrays, Filling, OutputArrays, PieceSource, Rows, RowSource
-from penstock.plan._stages import Repeat, Skip, TakeRows
+from penstock.plan._sample_orders import make_order
+from penstock.plan._sample_rows import PaddedRows, SampleRows, TokenWindowRows
+from penstock.plan._stages import (
+    Balanced,
+    Cast,
+    Pack,
+    Pad,
+    Repeat,
+    Shuffle,
+    Skip,
+    Stage,
+    TakeRows,
+    Weighted,
+    Window,
+    with_groups,
+)
 from penstock.schema import Column
+
+Stages = tuple[Stage, ...]
+
+
+class PlanInput(Protocol):
+    """What a plan is built on: a `Dataset`, or the `Mix` of several plans."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the data."""
+        ...
+
+    @property
+    def tokenizers(self) -> dict[str, str]:
+        """The tokenizers whose tokens it holds, as far as it says: name by digest."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their labels, as far as it says."""
+        ...
+
+    def build_rows(self, stages: Stages) -> RowSource:
+        """The rows that these stages make of it."""
+        ...
+
+    def check_stage(self, stage: Stage) -> None:
+        """Raise `StageError` for a stage that cannot follow it."""
+        ...
+
+    def select_columns(self, names: Iterable[str]) -> PlanInput:
+        """The same samples with only these columns."""
+        ...
+
+    def map_seed(self, stages: Stages) -> int:
+        """What the generators of mapped functions derive from."""
+        ...
+
+    def order_facts(self, stages: Stages) -> dict[str, str]:
+        """What decides the order of rows, fact by fact."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """The source in a plan file; `ValueError` when a file cannot name it."""
+        ...
+
+
+def build_rows(samples: Samples, stages: Stages) -> RowSource:
+    """The row source that stages describe.
+
+    Raises:
+        SchemaError: a column does not fit its stage.
+        StageError: a stage that has no effect, or no meaning, before window(), pack() or pad().
+    """
+    stages = with_groups(stages)
+    casts = tuple(stage for stage in stages if isinstance(stage, Cast))
+    cut = next((stage for stage in stages if isinstance(stage, (Window, Pack, Pad))), None)
+    if cut is None:
+        return SampleRows(samples, casts, make_order(samples, samples.schema.columns, stages))
+    if casts:
+        raise StageError(f"cast() has no effect before {cut.verb}(): its rows are int64 already. Leave it out.")
+    if isinstance(cut, Pad):
+        return PaddedRows(samples, cut, make_order(samples, (samples.schema[cut.column],), stages))
+    _refuse_draws(stages, cut)
+    shuffle = _find_shuffle(stages)
+    return TokenWindowRows(samples, cut, shuffle) if isinstance(cut, Window) else _pack(samples, cut, shuffle)
+
+
+def map_seed(stages: Stages) -> int:
+    """What the generators of mapped functions derive from: the seed of the shuffle, if there is one."""
+    shuffle = _find_shuffle(stages)
+    return 0 if shuffle is None else shuffle.seed
+
+
+def _find_shuffle(stages: Stages) -> Shuffle | None:
+    return next((stage for stage in stages if isinstance(stage, Shuffle)), None)
+
+
+def _refuse_draws(stages: Stages, cut: Window | Pack) -> None:
+    drawn = next((stage.verb for stage in stages if isinstance(stage, (Weighted, Balanced))), None)
+    if drawn is not None:
+        raise StageError(
+            f"{cut.verb}() cannot follow {drawn}(): its rows, and how many there are, would differ between epochs. "
+            "Use pad(), or give each kind of document its share with penstock.mix()."
+        )
+
+
+def _pack(samples: Samples, cut: Pack, shuffle: Shuffle | None) -> PackedRows:
+    """Packed rows, whose number is looked up, or counted now."""
+    column = packed_column(samples.schema, cut.column)
+    index = find_pack_index(
+        lambda begin, end: samples.lengths_between(column, begin, end),
+        len(samples),
+        cut.settings,
+        column=cut.column,
+        fingerprint=samples.fingerprint,
+        attributes=samples.storage.attributes if samples.are_whole else {},
+    )
+    return PackedRows(samples, cut, shuffle, index)
+
 
 OneOrMany = TypeVar("OneOrMany", int, Rows)
 
 
-class StretchedRows(RowSource):
+class ResizedRows(RowSource):
     """`num_rows` rows of every `num_passes` passes over a source, from row `begin` of them on."""
 
     def __init__(self, inner: RowSource, *, begin: int, num_rows: int, num_passes: int) -> None:
@@ -60,7 +179,7 @@ class StretchedRows(RowSource):
         num_passes = _passes_for(epoch_rows or self.inner.num_rows, self.inner)
         if self.begin == 0 and num_passes < self.num_passes:
             yield self._order_with(num_passes), num_passes * self.inner.num_rows
-        if not isinstance(self.inner, StretchedRows):
+        if not isinstance(self.inner, ResizedRows):
             is_plain = self.begin == 0 and self.num_passes == 1
             for identity, row in self.inner.earlier_orders(epoch_rows):
                 order = identity if is_plain else ["stretch", self.begin, self.num_passes, identity]
@@ -82,13 +201,13 @@ class StretchedRows(RowSource):
         """As the source describes it."""
         return self.inner.describe(self._find(row))
 
-    def announce(self, row: int) -> None:
+    def will_need(self, row: int) -> None:
         """What the source's row needs."""
-        self.inner.announce(self._find(row))
+        self.inner.will_need(self._find(row))
 
-    def release(self, row: int) -> None:
+    def dont_need(self, row: int) -> None:
         """What is behind the source's row."""
-        self.inner.release(self._find(row))
+        self.inner.dont_need(self._find(row))
 
     def mixing(self) -> list[Mixing]:
         """Of the source."""
@@ -137,7 +256,7 @@ class StretchedRows(RowSource):
         return epoch * self.num_rows + min(max(place - self.begin, 0), self.num_rows)
 
 
-class StretchedPieceRows(StretchedRows, PieceSource):
+class ResizedPieceRows(ResizedRows, PieceSource):
     """The same over rows made of pieces."""
 
     def __init__(self, inner: PieceSource, *, begin: int, num_rows: int, num_passes: int) -> None:
@@ -158,7 +277,7 @@ class StretchedPieceRows(StretchedRows, PieceSource):
         return self._inner_pieces.count_targets(self._find(rows))
 
 
-def stretch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> StretchedRows:
+def resize_epoch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> ResizedRows:
     """The source with epochs as the stage says.
 
     Raises:
@@ -178,9 +297,9 @@ def stretch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> StretchedRows:
         raise ValueError(f"{stage.verb}(): nothing would be left; an epoch has {inner.num_rows:,} rows.")
     if num_passes * inner.num_rows > MAX_ROWS:
         raise ValueError(f"{stage.verb}(): an epoch would span more than 2**62 rows, which is all that a run has.")
-    if inner.as_pieces is None:
-        return StretchedRows(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
-    return StretchedPieceRows(inner.as_pieces, begin=begin, num_rows=num_rows, num_passes=num_passes)
+    if inner.piece_source is None:
+        return ResizedRows(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
+    return ResizedPieceRows(inner.piece_source, begin=begin, num_rows=num_rows, num_passes=num_passes)
 
 
 def _passes_for(num_rows: int, inner: RowSource) -> int:
