@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import StorageError
-from penstock.filesystem import _direct
-from penstock.filesystem._direct import BUFFER_BYTES, NUM_BUFFERS, AlignedBuffers, DirectFile
+from penstock.filesystem import _durable
+from penstock.filesystem._durable import BUFFER_BYTES, NUM_BUFFERS, AlignedBuffers, DirectFile
 
 SIZES = [0, 1, 4095, 4096, 4097, BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 1, 3 * BUFFER_BYTES + 5000]
 
@@ -55,13 +55,13 @@ def test_a_file_system_without_direct_writes_gets_ordinary_ones(
 
     data = np.random.default_rng(0).bytes(BUFFER_BYTES + 100)
     with monkeypatch.context() as patch:
-        patch.setattr(_direct.os, call, refuse)
+        patch.setattr(_durable.os, call, refuse)
         write(tmp_path / "file", [data], AlignedBuffers())
     assert (tmp_path / "file").read_bytes() == data
 
 
 def _is_direct(descriptor: int) -> bool:
-    return bool(_direct.fcntl.fcntl(descriptor, _direct.fcntl.F_GETFL) & os.O_DIRECT)
+    return bool(_durable.fcntl.fcntl(descriptor, _durable.fcntl.F_GETFL) & os.O_DIRECT)
 
 
 def test_a_refused_write_is_told_with_path_and_bytes_and_no_block_is_lost(
@@ -77,7 +77,7 @@ def test_a_refused_write_is_told_with_path_and_bytes_and_no_block_is_lost(
         return real(descriptor, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_direct.os, "write", refuse)
+        patch.setattr(_durable.os, "write", refuse)
         with pytest.raises(StorageError, match=rf"file: No space .*wrote {2 * BUFFER_BYTES:,} of {9 * BUFFER_BYTES:,}"):
             write(tmp_path / "file", [bytes(9 * BUFFER_BYTES)], blocks)
     write(tmp_path / "other", [bytes(2 * NUM_BUFFERS * BUFFER_BYTES)], blocks)  # waits for ever if one is
@@ -96,7 +96,7 @@ def test_a_file_follows_the_umask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int, has_direct_writes: bool
 ) -> None:
     if not has_direct_writes:
-        monkeypatch.setattr(_direct, "_DIRECT", 0)
+        monkeypatch.setattr(_durable, "_DIRECT", 0)
     before = os.umask(umask)
     try:
         write(tmp_path / "file", [b"bytes"], AlignedBuffers())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import FormatError, SchemaError
-from penstock.sources import SourceOptions, _csv_header, list_files, plan_splits, read_split, resolve_types
+from penstock.sources import SourceOptions, _csv_columns, list_files, plan_splits, read_split, resolve_types
 
 from .gathering import gather, values
 
@@ -353,7 +353,7 @@ def test_missing_numbers_make_no_column_text(tmp_path: Path) -> None:
 @pytest.mark.timeout(60)
 def test_a_header_of_very_many_names_takes_no_time_that_grows_with_their_square() -> None:
     names = tuple(f"c{number}" for number in range(200_000))
-    _csv_header._check_is_header(names, [("1",) * len(names)], "a.csv")
-    _csv_header._check_names(names, "a.csv", SourceOptions())
+    _csv_columns._check_is_header(names, [("1",) * len(names)], "a.csv")
+    _csv_columns._check_names(names, "a.csv", SourceOptions())
     with pytest.raises(SchemaError, match="'c0', 'c7' more than once"):
-        _csv_header._check_names((*names, "c7", "c0"), "a.csv", SourceOptions())
+        _csv_columns._check_names((*names, "c7", "c0"), "a.csv", SourceOptions())

@@ -11,7 +11,7 @@ from pyarrow import csv
 
 from penstock.errors import FormatError
 from penstock.sources import SourceOptions, Split, list_files, plan_splits, read_rows, read_split
-from penstock.sources._borders import Quoted
+from penstock.sources._csv import Quoted
 
 from .gathering import as_dicts
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.sources import PartRun, SourceFile, SourceOptions, why_unsplittable
-from penstock.sources._stream_shares import share_of
+from penstock.sources._stream_recipe import share_of
 
 from .examples import recipe_of
 

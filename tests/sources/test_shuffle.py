@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources._stream_shuffle import buffer_contents, draw, draw_last_slots, draw_slots, permutation
+from penstock.sources._stream_run import buffer_contents, draw, draw_last_slots, draw_slots, permutation
 
 from .examples import read_all, recipe_of
 

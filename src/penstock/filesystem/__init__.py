@@ -11,8 +11,9 @@ May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`,
 `transforms`, `tuning`. Holds state: the locks held by this process, weakly, so that a forked child lets go of them.
 """
 
-from penstock.filesystem._direct import AlignedBuffers, DirectFile
 from penstock.filesystem._durable import (
+    AlignedBuffers,
+    DirectFile,
     create_file,
     make_directory,
     remove_if_present,
@@ -21,8 +22,7 @@ from penstock.filesystem._durable import (
     storage_errors,
     sync_directory,
 )
-from penstock.filesystem._lock import DirectoryLock, lock_holder
-from penstock.filesystem._open_folder import OpenFolder
+from penstock.filesystem._guard import DirectoryLock, OpenFolder, lock_holder
 from penstock.filesystem._paths import filesystem_type, is_network_filesystem, local_path, similar_path
 from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular, read_small
 

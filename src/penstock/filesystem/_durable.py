@@ -4,15 +4,29 @@
 
 A failed fsync is final: the kernel may have dropped the dirty pages, so the file is written again
 from the start or not at all, never synced again.
+
+Shards are written past the page cache, by a DirectFile: in a thread, from a few aligned buffers.
+
+    write() copies -> buffer fills -> thread writes it with O_DIRECT -> buffer is free again
+    end() -> sync() waits for the thread, then fsync, then close
+
+A finished shard is not read again soon, so caching it is wasted work and evicts pages that are in use: writing 1 GB
+took 2 to 3 s of CPU time through the cache and 0.15 s past it, and leaves fsync nothing to do. The kernel takes such
+writes from aligned memory only, so data is copied into buffers; the caller goes on while a thread writes them, at most
+`NUM_BUFFERS` ahead. A tail shorter than a page, and file systems without direct writes, go through the cache.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import mmap
 import os
+import queue
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from penstock.errors import StorageError
@@ -152,3 +166,138 @@ def _free_bytes(path: Path) -> int:
         return shutil.disk_usage(path.parent).free
     except OSError:
         return 0
+
+
+BUFFER_BYTES = 4 << 20
+NUM_BUFFERS = 8
+_PAGE_BYTES = 4096
+_DIRECT = getattr(os, "O_DIRECT", 0)  # only where the system has it
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+class AlignedBuffers:
+    """Aligned memory, allocated when first needed and reused from file to file."""
+
+    def __init__(self) -> None:
+        self._free: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
+        self._num_made = 0
+
+    def take(self) -> mmap.mmap:
+        """A free buffer; waits until there is one."""
+        if self._free.empty() and self._num_made < NUM_BUFFERS:
+            self._num_made += 1
+            return mmap.mmap(-1, BUFFER_BYTES)
+        return self._free.get()
+
+    def give(self, buffer: mmap.mmap) -> None:
+        """Give a buffer back."""
+        self._free.put(buffer)
+
+
+class DirectFile:
+    """One new file: `write` its bytes, `end`, then `sync`, from any thread.
+
+    With `within`, a descriptor of a folder, the file is made in that folder, wherever `path` leads.
+
+    Raises:
+        StorageError: the file system refused to create the file (at once) or to write it (from `sync`).
+    """
+
+    def __init__(self, path: Path, num_bytes: int, buffers: AlignedBuffers, *, within: int | None = None) -> None:
+        self._path = path
+        self._needed = num_bytes
+        self._buffers = buffers
+        self._buffer: mmap.mmap | None = None
+        self._filled = 0
+        self._written = 0
+        self._is_broken = False
+        self._writes: list[Future[None]] = []
+        self._descriptor = self._open(name_within(path, within), within)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-writer")
+
+    def write(self, data: memoryview) -> None:
+        """Add bytes to the file. They are copied, so the caller may reuse the memory at once."""
+        while data:
+            if self._buffer is None:
+                self._buffer = self._buffers.take()
+            count = min(len(data), BUFFER_BYTES - self._filled)
+            self._buffer[self._filled : self._filled + count] = data[:count]
+            self._filled, data = self._filled + count, data[count:]
+            if self._filled == BUFFER_BYTES:
+                self._pass_on()
+
+    def end(self) -> None:
+        """Hand the last buffer to the thread; nothing more may be written."""
+        if self._buffer is not None:
+            self._pass_on()
+        self._thread.shutdown(wait=False)
+
+    def sync(self) -> None:
+        """Wait until everything is written, make it durable, and close the file."""
+        try:
+            for write in self._writes:
+                write.result()
+            os.fsync(self._descriptor)
+        except OSError as error:
+            with storage_errors(self._path, doing=f"wrote {self._written:,} of {self._needed:,} bytes"):
+                raise error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Wait for the thread and close the file; does nothing the second time."""
+        if self._descriptor < 0:
+            return
+        self._thread.shutdown()
+        if self._buffer is not None:
+            self._buffers.give(self._buffer)
+        descriptor, self._descriptor = self._descriptor, -1
+        with storage_errors(self._path, doing="closed"):
+            os.close(descriptor)
+
+    def _open(self, name: str, within: int | None) -> int:
+        with storage_errors(self._path, doing="created"):
+            try:
+                return os.open(name, _FLAGS | _DIRECT, NEW_FILE_MODE, dir_fd=within)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+            with contextlib.suppress(FileNotFoundError):  # some file systems make the file and then refuse
+                os.unlink(name, dir_fd=within)
+            return os.open(name, _FLAGS, NEW_FILE_MODE, dir_fd=within)
+
+    def _pass_on(self) -> None:
+        buffer, filled = self._buffer, self._filled
+        assert buffer is not None
+        self._buffer, self._filled = None, 0
+        self._writes.append(self._thread.submit(self._write_buffer, buffer, filled))
+
+    def _write_buffer(self, buffer: mmap.mmap, filled: int) -> None:
+        whole = filled - filled % _PAGE_BYTES
+        try:
+            if not self._is_broken:
+                self._write_all(memoryview(buffer)[:whole])
+                if whole < filled:
+                    self._go_through_cache()
+                    self._write_all(memoryview(buffer)[whole:filled])
+        except OSError:
+            self._is_broken = True
+            raise
+        finally:
+            self._buffers.give(buffer)
+
+    def _write_all(self, data: memoryview) -> None:
+        while data:
+            try:
+                count = os.write(self._descriptor, data)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._go_through_cache():
+                    raise
+                continue
+            self._written, data = self._written + count, data[count:]
+
+    def _go_through_cache(self) -> bool:
+        """Write through the page cache from here on; False if that was already the case."""
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
+        return bool(flags & _DIRECT)

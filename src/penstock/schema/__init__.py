@@ -9,13 +9,14 @@ May import: `errors`. Imported by: `cli`, `dataset`, `loader`, `order`, `packing
 from penstock.schema._columns import HASH_COLUMN, LABEL_COLUMNS, Column, Schema
 from penstock.schema._dtypes import (
     array_of_tensor,
+    common_dtype,
     dtype_from_name,
     dtype_from_tag,
     dtype_name,
     dtype_tag,
+    exact_array,
     name_of_dtype,
 )
-from penstock.schema._numbers import common_dtype, exact_array
 from penstock.schema._ragged import Ragged, join_samples, offsets_of, take_samples
 
 __all__ = [

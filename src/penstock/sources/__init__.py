@@ -10,16 +10,23 @@ May import: `errors`, `filesystem`, `identity`, `order`, `shapes`. Imported by: 
 `transforms`. Holds state: the objects given as sources, by name.
 """
 
-from penstock.sources._listing import list_files, list_skipped
-from penstock.sources._listing_local import changed_since
+from penstock.sources._listing import changed_since, list_files, list_skipped
 from penstock.sources._model import Records, RowError, SourceFile, Split
 from penstock.sources._objects import IterableSource
 from penstock.sources._options import FORMATS, Format, SourceOptions, TextUnit, is_data_name
-from penstock.sources._reading import peek_split, read_rows, read_split, resolve_types, types_in_first_rows
-from penstock.sources._splitting import class_names, plan_splits, why_unsplittable
+from penstock.sources._remote import PLAIN_SCHEMES, refused_url, without_secrets
+from penstock.sources._splits import (
+    class_names,
+    peek_split,
+    plan_splits,
+    read_rows,
+    read_split,
+    resolve_types,
+    types_in_first_rows,
+    why_unsplittable,
+)
 from penstock.sources._stream_recipe import OnError, Recipe, check_state, make_recipe, start_state
 from penstock.sources._stream_run import PartRun
-from penstock.sources._urls import PLAIN_SCHEMES, refused_url, without_secrets
 
 __all__ = [
     "FORMATS",

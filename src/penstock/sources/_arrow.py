@@ -3,13 +3,16 @@
 Files are not trusted. Arrow's readers do not check that text is UTF-8, nor that IPC offsets stay inside
 their buffers, and either ends in a crash or in garbage far from here. So each batch is validated
 in full (text at 10 GB/s) before anyone sees it. Only a batch that fails is examined row by row.
+
+Columns may be inside columns: "conversation.turns" is the field `turns` of the column `conversation`. A column with
+exactly that name takes precedence: CSV files have `sepal.length`, and tars have members `seg.png`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +73,17 @@ def plain_values(values: Sequence[Any]) -> Any:
     return pa.array(values)
 
 
+def array_or_list(values: list[Any]) -> Any:
+    """An Arrow array, or the list itself if its values have no common type."""
+    pa = arrow()
+    try:
+        return plain_values(values)
+    except MemoryError:  # one of pyarrow's exceptions, too
+        raise
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        return values
+
+
 def _array_of_numbers(numbers: NDArray[Any], kind: Any) -> Any:
     return arrow().Array.from_buffers(kind, len(numbers), [None, arrow().py_buffer(numbers)])
 
@@ -123,106 +137,12 @@ def dicts_of(records: Records) -> list[dict[str, Any]]:
     return values
 
 
-def cut_batch(batch: Any, max_bytes: int) -> Iterator[Any]:
-    """Slices of a batch, each of at most about `max_bytes` once it is plain (see `plain_array`), without copying."""
-    shared = [column for column in batch.columns if _is_shared(column)]
-    lengths = sum((_row_lengths(column) for column in shared), np.zeros(batch.num_rows, np.int64))
-    yield from _cut(batch, lengths, max_bytes)
-
-
-def join_batches(batches: Iterable[Any], wanted_bytes: int) -> Iterator[Any]:
-    """Batches of about `wanted_bytes` once plain: small ones are joined unless they share values, large ones cut."""
-    waiting: list[Any] = []
-    num_bytes = 0
-    for batch in batches:
-        size = decoded_bytes(batch)
-        if waiting and (num_bytes + size > wanted_bytes or any(map(_is_shared, batch.columns))):
-            yield from cut_batch(_joined(waiting), wanted_bytes)
-            waiting, num_bytes = [], 0
-        waiting.append(batch)
-        num_bytes += size
-    if waiting:
-        yield from cut_batch(_joined(waiting), wanted_bytes)
-
-
-def _joined(batches: list[Any]) -> Any:
-    return batches[0] if len(batches) == 1 else arrow().concat_batches(batches)
-
-
 def stored_bytes(batch: Any) -> int:
     """Bytes of a batch as it is; older Arrow cannot measure views, whose buffers are then counted whole."""
     try:
         return int(batch.nbytes)
     except arrow().ArrowException:
         return int(batch.get_total_buffer_size())
-
-
-def decoded_bytes(batch: Any) -> int:
-    """Bytes of a batch once its columns are plain (see `plain_array`)."""
-    return sum(int(_row_lengths(column).sum()) if _is_shared(column) else column.nbytes for column in batch.columns)
-
-
-def longest_in_dictionary(column: Any) -> int:
-    """Length of the longest value of a dictionary, which may be inside lists or structs; 0 if there is none."""
-    types = arrow().types
-    while not types.is_dictionary(column.type):
-        if types.is_struct(column.type):
-            column = column.field(0)
-        elif hasattr(column, "values"):
-            column = column.values
-        else:
-            return 0
-    return int(_value_lengths(column.dictionary).max(initial=0))
-
-
-def _cut(batch: Any, lengths: NDArray[np.int64], max_bytes: int) -> Iterator[Any]:
-    plain = sum(column.nbytes for column in batch.columns if not _is_shared(column))
-    if batch.num_rows <= 1 or plain + int(lengths.sum()) <= 2 * max_bytes:
-        yield batch
-        return
-    middle = batch.num_rows // 2
-    yield from _cut(batch.slice(0, middle), lengths[:middle], max_bytes)
-    yield from _cut(batch.slice(middle), lengths[middle:], max_bytes)
-
-
-def _is_shared(column: Any) -> bool:
-    """Whether many rows may share one stored value, so that `nbytes` says nothing about their size."""
-    pa = arrow()
-    return bool(pa.types.is_dictionary(column.type)) or column.type in (pa.string_view(), pa.binary_view())
-
-
-def _row_lengths(column: Any) -> NDArray[np.int64]:
-    """About how many bytes each row of a column of shared values has; the column is not validated yet."""
-    pa = arrow()
-    if isinstance(column, pa.ChunkedArray):
-        return np.concatenate([np.empty(0, np.int64), *map(_row_lengths, column.chunks)])
-    if not pa.types.is_dictionary(column.type):
-        return _value_lengths(column)
-    lengths = _value_lengths(column.dictionary)
-    if not len(lengths):
-        return np.zeros(len(column), np.int64)
-    indices = np.from_dlpack(column.indices.fill_null(0))
-    chosen: NDArray[np.int64] = lengths[np.clip(indices, 0, len(lengths) - 1)]
-    return chosen
-
-
-def _value_lengths(values: Any) -> NDArray[np.int64]:
-    pa = arrow()
-    if values.type in (pa.string_view(), pa.binary_view()):  # a view has 16 bytes; the first four are its length
-        views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)
-        return _at_least_0(views[values.offset : values.offset + len(values), 0])
-    if _is_text_or_binary(values.type):
-        return _at_least_0(np.from_dlpack(arrow("compute").binary_length(values).fill_null(0)))
-    return np.full(len(values), values.nbytes // max(1, len(values)) + 1, np.int64)
-
-
-def _at_least_0(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    return np.maximum(lengths.astype(np.int64), 0)
-
-
-def _is_text_or_binary(kind: Any) -> bool:
-    types = arrow().types
-    return is_text(kind) or bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def plain_array(column: Any) -> Any:
@@ -367,3 +287,86 @@ def _invalid_text(path: str, row: int, name: str) -> RowError:
         "invalid_utf8",
         f"column {name!r} of row {row} of the split is not valid text (UTF-8, or the encoding given).",
     )
+
+
+def top_level(name: str, known: Iterable[str]) -> str:
+    """The column that a name is in: one of `known`, or the name itself if it is in none of them."""
+    root = name.partition(".")[0]
+    return root if name not in known and root in known else name
+
+
+def with_roots(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, and every column that they may be in."""
+    return tuple(dict.fromkeys(each for name in names for each in (name, name.partition(".")[0])))
+
+
+def names_within(types: Mapping[str, Any]) -> Iterator[str]:
+    """Names of columns of these Arrow types, and of the fields in them."""
+    for name, kind in types.items():
+        yield name
+        if kind is not None and arrow().types.is_struct(kind):
+            yield from names_within({f"{name}.{field.name}": field.type for field in kind})
+
+
+def fields_within(item: Mapping[Any, Any]) -> Iterator[str]:
+    """Names of the fields of a record, and of those in them."""
+    for name, value in item.items():
+        yield str(name)
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{field}" for field in fields_within(value))
+
+
+def value_at(item: Mapping[str, Any], name: str) -> Any:
+    """A value of a record; None if it has none.
+
+    >>> value_at({"a": {"b": 1}, "c.d": 2}, "a.b"), value_at({"c.d": 2}, "c.d"), value_at({"a": 3}, "a.b")
+    (1, 2, None)
+    """
+    if name in item or "." not in name:
+        return item.get(name)
+    found: Any = item
+    for field in name.split("."):
+        found = found.get(field) if isinstance(found, Mapping) else None
+    return found
+
+
+def select_nested(batch: Any, names: Sequence[str], path: str) -> Any:
+    """An Arrow batch with these columns, top-level or nested."""
+    columns = [dig(batch.column(top_level(name, batch.schema.names)), name, path, batch.schema.names) for name in names]
+    return arrow().RecordBatch.from_arrays(columns, names=list(names))
+
+
+def check_fields(schema: Any, names: Sequence[str] | None, path: str) -> None:
+    """Refuse names of fields that an Arrow schema does not have.
+
+    Raises:
+        SchemaError: a field is missing; the message says which, and where.
+    """
+    for name in names or ():
+        if name not in schema.names:
+            _walk(schema.field(top_level(name, schema.names)).type, name, path)
+
+
+def _walk(kind: Any, name: str, path: str) -> None:
+    for field in name.split(".")[1:]:
+        if not arrow().types.is_struct(kind) or kind.get_field_index(field) < 0:
+            fields = [each.name for each in kind] if arrow().types.is_struct(kind) else []
+            raise SchemaError(
+                f"{path}: no column {name!r}: there is no field {field!r} in values of type {kind}."
+                f"{did_you_mean(field, fields)}"
+            )
+        kind = kind.field(field).type
+
+
+def dig(column: Any, name: str, path: str, known: Iterable[str]) -> Any:
+    """The column called `name`, extracted from the one that contains it.
+
+    Raises:
+        SchemaError: there is no such field.
+    """
+    if name in known:
+        return column
+    _walk(column.type, name, path)
+    for field in name.split(".")[1:]:
+        column = arrow("compute").struct_field(column, field)
+    return column

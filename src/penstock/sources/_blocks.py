@@ -7,6 +7,11 @@ belongs to exactly one range. A reader of [begin, end) looks for its first recor
 then in small steps until its last record is complete: the end of a record at a border is read twice. A block's
 offset is all it takes to resume there later.
 
+A *border* is where a record ends. Separators are found from left to right, each after the end of the one before, as
+`bytes.split` does. A separator such as a blank line ("\\n\\n") overlaps itself, so in a run of newlines it matters
+where the search starts. A *safe point* is a place that no occurrence straddles, overlapping ones included: searching
+from there finds exactly what searching from the start of the file finds.
+
 Memory is one block and the rest of its last record: a record of n bytes takes n while it arrives and n once joined.
 """
 
@@ -14,14 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from penstock.errors import DatasetChanged, FormatError, StorageError
-from penstock.sources._borders import RecordEnds, Separated, first_border, safe_point
 from penstock.sources._files import ByteStream, SeekableBytes, as_seekable, open_stream, read_exactly, skip_to
 from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
-from penstock.sources._urls import is_remote
+from penstock.sources._remote import is_remote
 
 OnLong = Literal["drop", "raise"]
 """What happens to a record longer than `max_record_bytes` (and a block): it is dropped as it arrives, leaving a block
@@ -31,6 +35,67 @@ _LOOK_BACK_BYTES = 256  # eight times as much if a run of separators is longer
 _ENTER_BYTES = 4 << 10
 _STEP_BYTES = 512
 _REMOTE_STEP_BYTES = 4 << 10  # each step is a request
+
+
+class RecordEnds(Protocol):
+    """Finds where records end in data that begins with one."""
+
+    @property
+    def reach(self) -> int:
+        """How many bytes before a chunk may belong to a border inside it."""
+        ...
+
+    def may_be_in(self, data: bytes) -> bool:
+        """Whether a record may end in `data`: a cheap test before chunks are joined."""
+        ...
+
+    def last(self, data: bytes) -> int:
+        """The last border in `data`, which begins with a record; 0 if there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Separated:
+    """Every record ends with `separator`."""
+
+    separator: bytes
+
+    @property
+    def reach(self) -> int:
+        return len(self.separator) - 1
+
+    def may_be_in(self, data: bytes) -> bool:
+        return self.separator in data
+
+    def last(self, data: bytes) -> int:
+        place = data.rfind(self.separator)
+        if place < 0 or len(self.separator) == 1:
+            return place + 1
+        border = 0
+        place = safe_point(data, self.separator, place)
+        while (place := data.find(self.separator, place)) >= 0:
+            place = border = place + len(self.separator)
+        return border
+
+
+def safe_point(data: bytes, separator: bytes, place: int) -> int:
+    """The last safe point at or before `place`; `data` begins at one."""
+    reach = len(separator) - 1
+    while place > 0 and separator in data[max(place - reach, 0) : place + reach]:
+        place -= 1
+    return place
+
+
+def first_border(data: bytes, separator: bytes, minimum: int) -> int | None:
+    """The first border at or after `minimum`; `data` begins at a safe point."""
+    border = safe_point(data, separator, max(minimum - len(separator), 0))
+    while True:
+        found = data.find(separator, border)
+        if found < 0:
+            return None
+        border = found + len(separator)
+        if border >= minimum:
+            return border
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +151,7 @@ def blocks_to_end(
     while chunk:
         yield from collector.add(chunk)
         chunk = stream.read(options.batch_bytes)
-    yield from collector.rest()
+    yield from collector.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +187,7 @@ class ByteRange:
             if position >= self.end:
                 chunk = self._complete(chunk, options)
             if not chunk:
-                yield from collector.rest()
+                yield from collector.flush()
                 return
             for block in collector.add(chunk):
                 if block.offset < self.end:
@@ -238,7 +303,7 @@ class _Collector:
             del chunk  # do not keep it alive while the caller works on the block
             yield block
 
-    def rest(self) -> Iterator[Block]:
+    def flush(self) -> Iterator[Block]:
         """What is left at the end of the file."""
         if self._is_dropping:
             yield self._dropped()

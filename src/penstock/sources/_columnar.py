@@ -15,30 +15,32 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import StorageError
 from penstock.filesystem import is_network_filesystem
 from penstock.sources._arrow import (
     arrow,
     check_columns,
-    cut_batch,
-    decoded_bytes,
+    check_fields,
     dicts_of,
     explain_damage,
-    join_batches,
-    longest_in_dictionary,
+    is_text,
     records_of_batch,
+    select_nested,
     stored_bytes,
     with_nan,
+    with_roots,
 )
 from penstock.sources._files import arrow_file, open_anywhere
 from penstock.sources._model import Records, Rows, SourceFile, Split, runs
-from penstock.sources._nested import check_fields, select_nested, with_roots
 from penstock.sources._options import SourceOptions
-from penstock.sources._urls import is_remote
+from penstock.sources._remote import is_remote
 
 _LOCAL_BUFFER_BYTES = 1 << 20
 _MOST_ROWS = 65_536
@@ -234,3 +236,97 @@ def _batches_of_ipc(source: Any, path: str, options: SourceOptions) -> Iterator[
     for batch in batches:
         batch.validate()
         yield batch if options.columns is None else select_nested(batch, options.columns, path)
+
+
+def cut_batch(batch: Any, max_bytes: int) -> Iterator[Any]:
+    """Slices of a batch, each of at most about `max_bytes` once it is plain (see `plain_array`), without copying."""
+    shared = [column for column in batch.columns if _is_shared(column)]
+    lengths = sum((_row_lengths(column) for column in shared), np.zeros(batch.num_rows, np.int64))
+    yield from _cut(batch, lengths, max_bytes)
+
+
+def join_batches(batches: Iterable[Any], wanted_bytes: int) -> Iterator[Any]:
+    """Batches of about `wanted_bytes` once plain: small ones are joined unless they share values, large ones cut."""
+    waiting: list[Any] = []
+    num_bytes = 0
+    for batch in batches:
+        size = decoded_bytes(batch)
+        if waiting and (num_bytes + size > wanted_bytes or any(map(_is_shared, batch.columns))):
+            yield from cut_batch(_joined(waiting), wanted_bytes)
+            waiting, num_bytes = [], 0
+        waiting.append(batch)
+        num_bytes += size
+    if waiting:
+        yield from cut_batch(_joined(waiting), wanted_bytes)
+
+
+def _joined(batches: list[Any]) -> Any:
+    return batches[0] if len(batches) == 1 else arrow().concat_batches(batches)
+
+
+def decoded_bytes(batch: Any) -> int:
+    """Bytes of a batch once its columns are plain (see `plain_array`)."""
+    return sum(int(_row_lengths(column).sum()) if _is_shared(column) else column.nbytes for column in batch.columns)
+
+
+def longest_in_dictionary(column: Any) -> int:
+    """Length of the longest value of a dictionary, which may be inside lists or structs; 0 if there is none."""
+    types = arrow().types
+    while not types.is_dictionary(column.type):
+        if types.is_struct(column.type):
+            column = column.field(0)
+        elif hasattr(column, "values"):
+            column = column.values
+        else:
+            return 0
+    return int(_value_lengths(column.dictionary).max(initial=0))
+
+
+def _cut(batch: Any, lengths: NDArray[np.int64], max_bytes: int) -> Iterator[Any]:
+    plain = sum(column.nbytes for column in batch.columns if not _is_shared(column))
+    if batch.num_rows <= 1 or plain + int(lengths.sum()) <= 2 * max_bytes:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _cut(batch.slice(0, middle), lengths[:middle], max_bytes)
+    yield from _cut(batch.slice(middle), lengths[middle:], max_bytes)
+
+
+def _is_shared(column: Any) -> bool:
+    """Whether many rows may share one stored value, so that `nbytes` says nothing about their size."""
+    pa = arrow()
+    return bool(pa.types.is_dictionary(column.type)) or column.type in (pa.string_view(), pa.binary_view())
+
+
+def _row_lengths(column: Any) -> NDArray[np.int64]:
+    """About how many bytes each row of a column of shared values has; the column is not validated yet."""
+    pa = arrow()
+    if isinstance(column, pa.ChunkedArray):
+        return np.concatenate([np.empty(0, np.int64), *map(_row_lengths, column.chunks)])
+    if not pa.types.is_dictionary(column.type):
+        return _value_lengths(column)
+    lengths = _value_lengths(column.dictionary)
+    if not len(lengths):
+        return np.zeros(len(column), np.int64)
+    indices = np.from_dlpack(column.indices.fill_null(0))
+    chosen: NDArray[np.int64] = lengths[np.clip(indices, 0, len(lengths) - 1)]
+    return chosen
+
+
+def _value_lengths(values: Any) -> NDArray[np.int64]:
+    pa = arrow()
+    if values.type in (pa.string_view(), pa.binary_view()):  # a view has 16 bytes; the first four are its length
+        views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)
+        return _at_least_0(views[values.offset : values.offset + len(values), 0])
+    if _is_text_or_binary(values.type):
+        return _at_least_0(np.from_dlpack(arrow("compute").binary_length(values).fill_null(0)))
+    return np.full(len(values), values.nbytes // max(1, len(values)) + 1, np.int64)
+
+
+def _at_least_0(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    return np.maximum(lengths.astype(np.int64), 0)
+
+
+def _is_text_or_binary(kind: Any) -> bool:
+    types = arrow().types
+    return is_text(kind) or bool(types.is_binary(kind) or types.is_large_binary(kind))

@@ -1,26 +1,34 @@
 """CSV and TSV by pyarrow, every field as text unless its column has a type.
 
 pyarrow must not guess types: a column would be numbers in one block and text in the next. All fields are read as
-bytes and then checked to be text, so one bad byte costs one row; types are applied afterwards (see `_csv_types`). An
+bytes and then checked to be text, so one bad byte costs one row; types are applied afterwards (see `_csv_columns`). An
 empty field is an empty string.
 
 If a quoted field may hold a newline, only a reader that starts at the top knows which newlines end a
 record, so the file is one split, read as a stream. Without quotes, or if the user says that quoted fields hold no
 newlines (`quoted_newlines=False`), any byte range can be read.
+
+A quote opens a field only at the beginning of the field; anywhere else outside of quotes it is a character. In data
+that follows this rule, a newline is outside of quotes if and only if the number of quotes before it is even, which
+numpy counts in one go. Only data with stray quotes is scanned field by field.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.errors import FormatError
-from penstock.sources._arrow import arrow, as_text, cut_batch, dicts_of, records_of_batch
-from penstock.sources._blocks import Block, ByteRange, Entry, OnLong, blocks_to_end
-from penstock.sources._borders import Quoted, Separated
-from penstock.sources._csv_header import Header, delimiter_of, read_header
-from penstock.sources._csv_types import with_types
+from penstock.sources._arrow import arrow, as_text, dicts_of, records_of_batch
+from penstock.sources._blocks import Block, ByteRange, Entry, OnLong, Separated, blocks_to_end
+from penstock.sources._columnar import cut_batch
+from penstock.sources._csv_columns import Header, delimiter_of, read_header, with_types
 from penstock.sources._files import ByteStream, as_seekable, open_stream, skip_to
 from penstock.sources._model import Records, RowError, Rows, Split
 from penstock.sources._options import SourceOptions
@@ -28,6 +36,65 @@ from penstock.sources._options import SourceOptions
 _BLOCK_GROWTH = 4
 _TAIL_BYTES = 64
 _SMALLEST_BLOCK_BYTES = 16
+_NEWLINE, _RETURN = b"\n\r"
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """Every CSV record ends with a newline outside of quotes."""
+
+    quote: bytes
+    delimiter: bytes
+
+    @property
+    def reach(self) -> int:
+        return 0
+
+    def may_be_in(self, data: bytes) -> bool:
+        return True
+
+    def last(self, data: bytes) -> int:
+        if self.quote not in data:
+            return data.rfind(b"\n") + 1
+        edges, place = _edges(data, self.quote, self.delimiter), len(data)
+        while (place := data.rfind(b"\n", 0, place)) >= 0:
+            num_before = int(np.searchsorted(edges, place))
+            if num_before % 2 == 0:
+                return place + 1
+            place = int(edges[num_before - 1])  # the quote that opened before it
+        return 0
+
+    def are_open_after(self, data: bytes) -> bool:
+        """Whether a quote is still open at the end of `data`, in a record that has swallowed newlines."""
+        is_open = len(_edges(data, self.quote, self.delimiter)) % 2 == 1
+        return is_open and b"\n" in data[self.last(data) :]
+
+
+def _edges(data: bytes, quote: bytes, delimiter: bytes) -> NDArray[np.int64]:
+    """Quotes that open and close a field, alternating; two in a row within a field may close and reopen it."""
+    values = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(values == quote[0])
+    opening = quotes[::2]
+    before = values[opening[opening > 0] - 1]
+    may_precede = np.zeros(256, np.bool_)  # a table, in which looking up is 4 times as fast as `np.isin`
+    may_precede[[delimiter[0], _NEWLINE, _RETURN, quote[0]]] = True
+    if may_precede[before].all():
+        return quotes
+    return np.fromiter(_edges_one_by_one(data, quote, delimiter), np.int64)
+
+
+def _edges_one_by_one(data: bytes, quote: bytes, delimiter: bytes) -> Iterator[int]:
+    for match in _quoted_field(quote, delimiter).finditer(data):
+        yield match.start()
+        if match[1]:
+            yield match.start(1)
+
+
+@functools.lru_cache(maxsize=8)
+def _quoted_field(quote: bytes, delimiter: bytes) -> re.Pattern[bytes]:
+    """A quoted field, and the quote that closes it, if any does."""
+    mark, other = re.escape(quote), re.escape(delimiter)
+    return re.compile(rb"(?:\A|(?<=[%b\r\n]))%b(?:[^%b]++|%b%b)*+(%b|\Z)" % (other, mark, mark, mark, mark, mark))
 
 
 def has_line_records(options: SourceOptions) -> bool:
@@ -127,7 +194,7 @@ def _records_of_blocks(blocks: Iterator[Block], header: Header, path: str, optio
             chosen = table.select(list(options.columns or header.names)).combine_chunks()
             for batch in chosen.to_batches():
                 yield from numbering.records(batch, options)
-            yield from numbering.rest()
+            yield from numbering.flush()
 
 
 def _read_quoted(path: str, options: SourceOptions) -> Iterator[Records]:
@@ -154,19 +221,19 @@ def _read_stream(
     stream: ByteStream, path: str, options: SourceOptions, numbering: _Numbering, block_bytes: int
 ) -> Iterator[Records]:
     header = read_header(stream, path, options)
-    rest = _Rest(header.rest, stream)
-    if not header.names or not rest.has_rows():
+    rows = _AfterHeader(header.rest, stream)
+    if not header.names or not rows.has_rows():
         return
     numbering.start_over()
     settings = _settings(header, path, options, numbering, block_bytes=block_bytes, newlines=True)
     last_value = b""
-    for batch in arrow("csv").open_csv(arrow().PythonFile(rest, "r"), **settings):
+    for batch in arrow("csv").open_csv(arrow().PythonFile(rows, "r"), **settings):
         if batch.num_rows:
             last_value = batch.column(header.names[-1])[-1].as_py()
-        numbering.num_bytes_read = max(numbering.num_bytes_read, header.num_bytes + rest.num_bytes)
+        numbering.num_bytes_read = max(numbering.num_bytes_read, header.num_bytes + rows.num_bytes)
         yield from numbering.records(batch.select(list(options.columns or header.names)), options)
-    yield from numbering.rest()
-    if _is_unclosed(last_value, rest.tail, options):
+    yield from numbering.flush()
+    if _is_unclosed(last_value, rows.tail, options):
         raise _unclosed(path)
 
 
@@ -258,7 +325,7 @@ class _Numbering:
                 yield self._number(_as_text_batch(piece, options.encoding), errors, num_bytes, options)
                 self._num_good += piece.num_rows
 
-    def rest(self) -> Iterator[Records]:
+    def flush(self) -> Iterator[Records]:
         """Bad rows after the last good one."""
         if self._pending:
             errors = tuple(self._pending)
@@ -292,7 +359,7 @@ def _as_text_batch(batch: Any, encoding: str) -> Any:
     return arrow().RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-class _Rest:
+class _AfterHeader:
     """A stream after its header, in the form that pyarrow wants; it remembers how the file ends.
 
     No read ends between "\\r" and "\\n": pyarrow would drop the "\\n", even inside a quoted field.

@@ -14,8 +14,7 @@ from typing import Any, Protocol, cast
 from penstock.errors import DatasetChanged, FormatError, StorageError
 from penstock.sources._arrow import arrow, check_memory
 from penstock.sources._options import SourceOptions, compression_of
-from penstock.sources._remote import ForwardFile, RangeFile, RemoteStore
-from penstock.sources._urls import is_remote
+from penstock.sources._remote import ForwardFile, RangeFile, RemoteStore, is_remote
 
 _SPOOL_BYTES = 4 << 20
 _SKIP_BYTES = 1 << 20

@@ -15,11 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import FormatError
-from penstock.sources._arrow import arrow, cut_batch, explain_damage, records_of_batch, with_nan
-from penstock.sources._json_lines import array_or_list
-from penstock.sources._listing_local import list_local_files
+from penstock.sources._arrow import (
+    array_or_list,
+    arrow,
+    explain_damage,
+    fields_within,
+    records_of_batch,
+    value_at,
+    with_nan,
+)
+from penstock.sources._columnar import cut_batch
 from penstock.sources._model import Records, RowError, SourceFile, Split, byte_ranges
-from penstock.sources._nested import fields_within, value_at
 from penstock.sources._options import SourceOptions
 
 _objects: dict[str, Any] = {}
@@ -77,21 +83,33 @@ class _Once:
         return itertools.chain(ahead, self._items)
 
 
-def list_object(source: Any, number: int) -> list[SourceFile]:
-    """The object as one file, or as the files that it is made of."""
+def files_of_object(source: Any) -> list[str]:
+    """Arrow files that hold exactly what the object does; none if it is not a dataset of just its files.
+
+    Raises:
+        ValueError: the object is several datasets, or changes its rows when they are accessed.
+    """
     if type(source).__name__ in ("DatasetDict", "IterableDatasetDict"):
         raise ValueError(f"The dataset has the parts {', '.join(map(repr, source))}; give one of them.")
-    if _is_hf_dataset(source):
-        _check_no_transform(source)
-        if paths := _files_of_dataset(source):
-            return list_local_files(paths)
+    if not _is_hf_dataset(source):
+        return []
+    if source.format["type"] == "custom":  # what is stored are the rows before the transform
+        raise ValueError(
+            "The dataset has a transform (set_transform, with_transform), which is not applied here. Give "
+            "dataset.with_format(None), with the function as a map of the plan or as transform=."
+        )
+    return _files_of_dataset(source)
+
+
+def list_object(source: Any, number: int) -> SourceFile:
+    """The object as one file, under the name by which it is kept."""
     name = source.name if isinstance(source, IterableSource) else type(source).__name__.lower()
     path = f"object:{number}:{name}"
     if type(source).__module__.partition(".")[0] in _DATA_FRAMES:
         source = arrow().table(source)
     _objects[path] = _once(source)
     identity = source.identity if isinstance(source, IterableSource) else str(getattr(source, "_fingerprint", ""))
-    return [SourceFile(path, _num_bytes(source), identity)]
+    return SourceFile(path, _num_bytes(source), identity)
 
 
 def split_object(file: SourceFile, target_bytes: int) -> list[Split]:
@@ -136,15 +154,6 @@ def _object(path: str) -> Any:
 def _is_hf_dataset(source: Any) -> bool:
     datasets = sys.modules.get("datasets")
     return datasets is not None and isinstance(source, datasets.Dataset)
-
-
-def _check_no_transform(dataset: Any) -> None:
-    """Refuse a dataset whose rows a function changes when they are accessed: what is stored are the rows before."""
-    if dataset.format["type"] == "custom":
-        raise ValueError(
-            "The dataset has a transform (set_transform, with_transform), which is not applied here. Give "
-            "dataset.with_format(None), with the function as a map of the plan or as transform=."
-        )
 
 
 def _files_of_dataset(dataset: Any) -> list[str]:
