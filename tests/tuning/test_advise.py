@@ -150,8 +150,7 @@ def test_the_command_prints_sentences_or_json(corpus, tmp_path, capsys):
 
 
 BUDGET = """
-from penstock.machine import job_memory
-from penstock.workers import usable_cpus
+from penstock.machine import job_memory, usable_cpus
 print(usable_cpus(), job_memory())
 """
 

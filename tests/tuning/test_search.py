@@ -21,7 +21,7 @@ from penstock.tuning import (
     leader_of,
     search,
 )
-from penstock.tuning._model import choose_racers, predict
+from penstock.tuning._arms import choose_racers, predict
 from penstock.tuning._race import race
 
 WIDTHS = ((2, 1), (2, 8), (3, 4))

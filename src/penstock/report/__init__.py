@@ -10,7 +10,6 @@ May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`,
 Holds no state.
 """
 
-from penstock.report._histogram import Histogram, histogram
 from penstock.report._html import render_html
 from penstock.report._page import (
     Arm,
@@ -30,15 +29,16 @@ from penstock.report._page import (
     Tone,
 )
 from penstock.report._perfetto import to_perfetto
-from penstock.report._terminal import console, print_json, progress_bar, stop_printing
-from penstock.report._terminal_page import render_terminal
+from penstock.report._terminal import console, print_json, progress_bar, render_terminal, stop_printing
 from penstock.report._words import (
     FigureLine,
+    Histogram,
     TextTable,
     align_figures,
     format_bytes,
     format_number,
     format_seconds,
+    histogram,
 )
 
 __all__ = [

@@ -9,7 +9,7 @@
                           | leader, cheapest_within_noise
     advise                 does the data fit, map it or stream it, which shuffle, what the first epoch costs
 
-Judging is pure (`_arms`, `_model`, `_race`, `_search`); measuring is not. A rate is batches or samples per second:
+Judging is pure (`_arms`, `_race`); measuring is not. A rate is batches or samples per second:
 higher is better.
 
 May import: `dataset`, `errors`, `filesystem`, `machine`, `plan`, `pytorch`, `report`, `shards`. Imported by: `cli`,
@@ -17,13 +17,10 @@ May import: `dataset`, `errors`, `filesystem`, `machine`, `plan`, `pytorch`, `re
 """
 
 from penstock.tuning._advise import advise
-from penstock.tuning._arms import Options, arms_of, check_space, default_space, key_of, name_of
+from penstock.tuning._arms import Look, Options, arms_of, check_space, default_space, key_of, name_of
 from penstock.tuning._bench import bench_job, bench_plan
-from penstock.tuning._job import job_traceback, load_job
-from penstock.tuning._model import Look
-from penstock.tuning._race import Turn, cheapest_within_noise, compare, leader_of, student_quantile
-from penstock.tuning._search import search
-from penstock.tuning._timed_run import take_turn
+from penstock.tuning._job import job_traceback, load_job, take_turn
+from penstock.tuning._race import Turn, cheapest_within_noise, compare, leader_of, search, student_quantile
 from penstock.tuning._tune import TuneSettings, tune
 
 __all__ = [

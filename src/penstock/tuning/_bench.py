@@ -34,8 +34,16 @@ from penstock.report import (
     format_number,
     format_seconds,
 )
-from penstock.tuning._job import TrainingJob, describe_exit
-from penstock.tuning._timed_run import NO_BATCHES, EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
+from penstock.tuning._job import (
+    NO_BATCHES,
+    EmptyLoader,
+    Measured,
+    TrainingJob,
+    close_loader,
+    describe_exit,
+    take_turn,
+    warm_up_steps,
+)
 
 _COPIED_BYTES = 64 << 20
 _LIMIT_SECONDS = 0.5

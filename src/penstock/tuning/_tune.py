@@ -18,12 +18,20 @@ from penstock.errors import StateError
 from penstock.machine import usable_cpus
 from penstock.plan import Dataset, Plan
 from penstock.pytorch import simplify
-from penstock.tuning._arms import Options, check_space, default_space, key_of, num_workers_of
-from penstock.tuning._job import MakeLoader, TrainingJob, TrainStep, describe_exit, ignores_batch
-from penstock.tuning._model import Look
-from penstock.tuning._race import ROUNDS, Turn, leader_of
-from penstock.tuning._search import search
-from penstock.tuning._timed_run import EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
+from penstock.tuning._arms import Look, Options, check_space, default_space, key_of, num_workers_of
+from penstock.tuning._job import (
+    EmptyLoader,
+    MakeLoader,
+    Measured,
+    TrainingJob,
+    TrainStep,
+    close_loader,
+    describe_exit,
+    ignores_batch,
+    take_turn,
+    warm_up_steps,
+)
+from penstock.tuning._race import ROUNDS, Turn, leader_of, search
 from penstock.tuning._tuned import TriedSetting, Tuned
 
 _LOOK_TURNS = 2

@@ -14,8 +14,8 @@ from penstock.errors import counted
 from penstock.pytorch import FILE_NAME, format_settings
 from penstock.report import Arm, Fact, Gain, Headline, Page, TextTable, format_bytes, format_number, format_seconds
 from penstock.tuning._arms import Options, key_of, name_of, num_workers_of
+from penstock.tuning._job import Measured
 from penstock.tuning._race import Turn, cheapest_within_noise, compare
-from penstock.tuning._timed_run import Measured
 
 _HEADROOM = 1.25
 """More processors than the mean, so that a busy moment does not wait."""

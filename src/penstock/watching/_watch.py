@@ -7,6 +7,9 @@
 
 A step costs 10 to 40 µs (`benchmarks/bench_watch.py`); what processes, machine and accelerators use is read by a
 thread, four times a second. A loop that is left early does not count its last step, since nothing says when it ended.
+
+A *gauge* asks the loader which batches are ready, and how long it copied. Torch's iterator has it in attributes that
+are not public; with a version that has others, nothing is known.
 """
 
 from __future__ import annotations
@@ -16,16 +19,42 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from penstock.machine import Sampler, ThreadMeter, ThreadUsage, UsageHistory, describe_machine
 from penstock.report import Page, render_html, to_perfetto
-from penstock.watching._gauge import Gauge, gauge_of
 from penstock.watching._page import watch_page
 from penstock.watching._steps import StepHistory, StepRow
 from penstock.watching._summary import Log, Scalars, WatchSummary, summarise
+
+Gauge = Callable[[], tuple[float, float]]
+"""(batches ready now, seconds of copying so far); NaN for what the loader does not say."""
+
+
+def gauge_of(loader: Any, batches: Any) -> Gauge | None:
+    """How to ask this loader, whose loop is `batches`; None when there is nothing to ask."""
+    if type(loader).__module__.startswith("penstock.") and callable(getattr(loader, "stats", None)):
+        return lambda: _ask_penstock(loader)
+    queue, held = getattr(batches, "_data_queue", None), getattr(batches, "_task_info", None)
+    if callable(getattr(queue, "qsize", None)) and isinstance(held, dict):
+        return lambda: _ask_torch(queue, held)
+    return None
+
+
+def _ask_penstock(loader: Any) -> tuple[float, float]:
+    statistics = loader.stats()
+    return statistics.num_queued, statistics.copy_seconds
+
+
+def _ask_torch(queue: Any, held: dict[int, Any]) -> tuple[float, float]:
+    """In the queue, and out of order beside it."""
+    try:
+        return queue.qsize() + sum(len(info) == 2 for info in held.values()), math.nan
+    except (NotImplementedError, OSError, TypeError):  # no qsize on this system; a queue that is closed
+        return math.nan, math.nan
+
 
 _SECONDS_BETWEEN_READINGS = 0.005
 _MOST_READING_SHARE = 0.002
