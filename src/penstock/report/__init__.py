@@ -33,7 +33,6 @@ from penstock.report._terminal import console, print_json, progress_bar, render_
 from penstock.report._words import (
     FigureLine,
     Histogram,
-    TextTable,
     align_figures,
     format_bytes,
     format_number,
@@ -58,7 +57,6 @@ __all__ = [
     "Span",
     "SpanKind",
     "StepTimes",
-    "TextTable",
     "Tone",
     "align_figures",
     "console",

@@ -155,9 +155,17 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureTable:
-    """Figures in rows, each with a name in its first cell."""
+    """Names of the columns, and rows of figures, each with a name in its first cell.
 
-    title: str
+    As text it is never folded, even if wider than the terminal.
+
+    >>> print(FigureTable(header=("num_workers", "steps/s"), rows=(("0", "41.3"), ("2", "133"))))
+    num_workers  steps/s
+              0     41.3
+              2      133
+    """
+
+    title: str = ""
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -165,6 +173,12 @@ class FigureTable:
         for row in self.rows:
             if len(row) != len(self.header):
                 raise ValueError(f"{self.title}: {len(row)} cells under {len(self.header)} names: {row!r}.")
+
+    def __str__(self) -> str:
+        lines = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ((cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+        return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

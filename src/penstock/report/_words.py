@@ -1,4 +1,4 @@
-"""Readable numbers, the same in every medium; a table of them as text; and a histogram of lengths.
+"""Readable numbers, the same in every medium; and a histogram of lengths.
 
 Its bins have doubling width: documents differ by factors, not by amounts.
 """
@@ -6,7 +6,7 @@ Its bins have doubling width: documents differ by factors, not by amounts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.report._page import Finding, Gain
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _BYTE_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 _SECOND_UNITS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "µs", 1e6))
+_BINS = 64
+_BAR = 30
 
 
 def format_seconds(seconds: float) -> str:
@@ -93,30 +95,6 @@ def align_figures(lines: Iterable[FigureLine]) -> str:
     shown = [(name, figure if isinstance(figure, str) else f"{figure:,}", note) for name, figure, note in lines]
     names, figures = (max((len(line[place]) for line in shown), default=0) for place in (0, 1))
     return "\n".join(f"{name:<{names}}  {figure:>{figures}}  {note}".rstrip() for name, figure, note in shown)
-
-
-class TextTable(NamedTuple):
-    """Names of the columns, and rows of as many cells. Never folded, even if wider than the terminal.
-
-    >>> print(TextTable(("num_workers", "steps/s"), [("0", "41.3"), ("2", "133")]))
-    num_workers  steps/s
-              0     41.3
-              2      133
-    """
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def __str__(self) -> str:
-        lines = [self.header, *self.rows]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(self.header))]
-        return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
-
-
-_BINS = 64
-_BAR = 30
 
 
 class Histogram(NamedTuple):

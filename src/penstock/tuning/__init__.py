@@ -9,8 +9,8 @@
                           | leader, cheapest_within_noise
     advise                 does the data fit, map it or stream it, which shuffle, what the first epoch costs
 
-Judging is pure (`_arms`, `_race`); measuring is not. A rate is batches or samples per second:
-higher is better.
+Judging is pure (`_arms`, `_race`); measuring is not. A rate is batches or samples per second: higher is better.
+`Comparison.of` is how this house compares two settings: paired log ratios, and the interval of their mean.
 
 May import: `dataset`, `errors`, `filesystem`, `machine`, `plan`, `pytorch`, `report`, `shards`. Imported by: `cli`,
 `doctor`. Holds no state.
@@ -20,10 +20,11 @@ from penstock.tuning._advise import advise
 from penstock.tuning._arms import Look, Options, arms_of, check_space, default_space, key_of, name_of
 from penstock.tuning._bench import bench_job, bench_plan
 from penstock.tuning._job import job_traceback, load_job, take_turn
-from penstock.tuning._race import Turn, cheapest_within_noise, compare, leader_of, search, student_quantile
+from penstock.tuning._race import Comparison, Turn, cheapest_within_noise, compare, leader_of, search, student_quantile
 from penstock.tuning._tune import TuneSettings, tune
 
 __all__ = [
+    "Comparison",
     "Look",
     "Options",
     "TuneSettings",

@@ -32,6 +32,13 @@ MODELLED = ("num_workers", "prefetch", "prefetch_factor", "in_order")
 _TORCHS_PREFETCH_FACTOR = 2
 _COSTS = {"pin_memory": True, "persistent_workers": True, "in_order": False}
 """Values that cost something: memory that cannot be paged out, processes that stay alive, the order of batches."""
+_STEPS, _SETTLED = 240, 40
+_ALIKE = 1.03
+"""Predictions that differ by less count as equal."""
+_MARGIN = 0.1
+"""How much longer batches may take than the measured ones, beyond their own uncertainty: cores are contended."""
+_CROWD = 0.01
+"""Assumed cost of each worker beyond the number of processors, as a share of a step: switches, and cold caches."""
 
 
 def default_space(num_cpus: int) -> dict[str, tuple[Any, ...]]:
@@ -55,8 +62,7 @@ def check_space(space: Space) -> None:
 
 def arms_of(space: Space) -> list[dict[str, Any]]:
     """Every combination once."""
-    names = list(space)
-    combined = (dict(zip(names, values, strict=True)) for values in itertools.product(*space.values()))
+    combined = (dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()))
     return list({key_of(arm): arm for arm in map(simplify, combined)}.values())
 
 
@@ -100,15 +106,6 @@ def price_of(options: Options) -> tuple[int, int, int]:
     return num_workers_of(options), num_ahead_of(options), special
 
 
-_STEPS, _SETTLED = 240, 40
-_ALIKE = 1.03
-"""Predictions that differ by less count as equal."""
-_MARGIN = 0.1
-"""How much longer batches may take than the measured ones, beyond their own uncertainty: cores are contended."""
-_CROWD = 0.01
-"""Assumed cost of each worker beyond the number of processors, as a share of a step: switches, and cold caches."""
-
-
 class _Predicted(NamedTuple):
     """An arm, and what the model says about it."""
 
@@ -119,7 +116,6 @@ class _Predicted(NamedTuple):
 
     @property
     def num_workers(self) -> int:
-        """Workers of the arm, the first part of its price."""
         return self.price[0]
 
 
@@ -209,10 +205,7 @@ def _play(look: Look, workers: int, ahead: int, *, in_order: bool) -> float:
         while num_begun < number + ahead:
             done = max(heapq.heappop(free), taken[-1] if taken else 0.0) + draw.choice(look.produce)
             heapq.heappush(free, done)
-            if in_order:
-                ready.append(done)
-            else:
-                heapq.heappush(ready, done)
+            ready.append(done) if in_order else heapq.heappush(ready, done)
             num_begun += 1
         now = max(now, ready[number] if in_order else heapq.heappop(ready))
         taken.append(now)

@@ -35,6 +35,8 @@ TrainStep = Callable[[Any], Any]
 
 _PACKAGE = str(Path(__file__).parents[1])
 _FUNCTIONS = ("make_loader", "train_step")
+NO_BATCHES = "make_loader() returned a loader without batches: there is nothing to measure."
+_LEAST_WARM_UP = 2
 _SHAPE = """\
 A job is a Python file with two functions:
 
@@ -60,7 +62,7 @@ class TrainingJob:
     def __post_init__(self) -> None:
         if self.space is not None:
             check_space(self.space)
-        for name in ("make_loader", "train_step"):
+        for name in _FUNCTIONS:
             if not callable(getattr(self, name)):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not a function.\n{_SHAPE}")
         try:
@@ -79,18 +81,14 @@ def load_job(path: Path) -> TrainingJob:
         TypeError: its step does not take a batch.
         FileNotFoundError: there is no such file.
     """
-    _check_mentions(path)
+    text = path.read_text(errors="replace") if path.suffix == ".py" and path.is_file() else "import *"
+    if "import *" not in text:  # with it, the functions may come from another file
+        # A training script that was meant for the doctor: importing it would start the training.
+        _refuse_without(path, [name for name in _FUNCTIONS if name not in text])
     module = _import(path)
     _refuse_without(path, [name for name in _FUNCTIONS if not callable(getattr(module, name, None))])
     space = getattr(module, "SPACE", None)
     return TrainingJob(make_loader=module.make_loader, train_step=module.train_step, space=space, name=path.name)
-
-
-def _check_mentions(path: Path) -> None:
-    """Refuse a training script that was meant for the doctor before importing it, which would start the training."""
-    text = path.read_text(errors="replace") if path.suffix == ".py" and path.is_file() else "import *"
-    if "import *" not in text:  # with it, the functions may come from another file
-        _refuse_without(path, [name for name in _FUNCTIONS if name not in text])
 
 
 def _refuse_without(path: Path, missing: Sequence[str]) -> None:
@@ -144,10 +142,6 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
-NO_BATCHES = "make_loader() returned a loader without batches: there is nothing to measure."
-_LEAST_WARM_UP = 2
-
-
 class EmptyLoader(ValueError):
     """A loader without batches."""
 
@@ -173,7 +167,6 @@ class Measured(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Steps per second."""
         return self.num_steps / max(self.seconds, 1e-9)
 
     @property
@@ -224,8 +217,11 @@ def take_turn(loader: Iterable[Any], train_step: TrainStep, *, num_steps: int, w
         step_cpu += asked_cpu - before_cpu
     seconds = asked - start
     cpu = wait_cpu + step_cpu + _cpu_of_children() - children_before
-    memory = _memory_of_tree()
-    return Measured(num_steps, seconds, tuple(waits), tuple(steps), first_batch, wait_cpu, step_cpu, cpu, memory)
+    tree = process_tree(os.getpid(), with_pss=True)
+    memory = float(sum(each.rss_bytes if each.pss_bytes is None else each.pss_bytes for each in tree))
+    return Measured(
+        num_steps, seconds, tuple(waits), tuple(steps), first_batch, wait_cpu, step_cpu, cpu, memory if tree else None
+    )
 
 
 def close_loader(loader: Any) -> None:
@@ -262,10 +258,3 @@ def _synchronize() -> None:
 def _cpu_of_children() -> float:
     """CPU seconds of this process's descendants; the kernel counts in ticks of 10 ms."""
     return sum(each.cpu_seconds for each in process_tree(os.getpid())[1:])
-
-
-def _memory_of_tree() -> float | None:
-    tree = process_tree(os.getpid(), with_pss=True)
-    if not tree:
-        return None
-    return float(sum(each.rss_bytes if each.pss_bytes is None else each.pss_bytes for each in tree))

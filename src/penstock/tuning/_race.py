@@ -25,9 +25,10 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.pytorch import simplify
+from penstock.report import Gain
 from penstock.tuning._arms import (
     MODELLED,
     Look,
@@ -42,6 +43,9 @@ from penstock.tuning._arms import (
 )
 
 ROUNDS = 4
+_NUM_RACERS = 3
+_LEAST_ROUNDS = 2
+"""One round says nothing about the noise."""
 _STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Two-sided 95 % quantiles by degrees of freedom."""
 _HOPELESS = math.log(1.3)
@@ -49,13 +53,12 @@ _HOPELESS = math.log(1.3)
 _NEGLIGIBLE = math.log(1.01)
 _NOT_WORTH_IT = math.log(1.05)
 """No saving is worth a larger loss than this, however noisy the machine."""
-
+_ROUNDING = 1e-9
 
 Cost = Callable[[Options], float]
 """What a turn of an arm costs, where a usual one costs 1."""
-_ROUNDING = 1e-9
-_LEAST_ROUNDS = 2
-"""One round says nothing about the noise."""
+Asking = Generator[Options, float | None, Options | None]
+"""Yields the next arm, and is sent its rate, or None if it failed; returns the fastest, or None if all failed."""
 
 
 class Turn(NamedTuple):
@@ -69,16 +72,31 @@ class Turn(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """How much faster one arm is than another, as a logarithm, with half the width of its 95 % interval."""
+    """How much faster one arm is than another: the mean logarithm of paired ratios, and its standard error."""
 
     mean: float
-    width: float
+    error: float
     num_rounds: int
+
+    @classmethod
+    def of(cls, logs: Sequence[float]) -> Comparison:
+        """From the logarithm of each round's ratio. Drift of the machine cancels; what is left is in the error."""
+        error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+        return cls(statistics.fmean(logs) if logs else 0.0, error, len(logs))
 
     @property
     def ratio(self) -> float:
-        """Ratio of the rates."""
         return math.exp(self.mean)
+
+    @property
+    def width(self) -> float:
+        """Half the width of the 95 % interval of the mean."""
+        return student_quantile(self.num_rounds) * self.error
+
+    @property
+    def gain(self) -> Gain:
+        """For a page. One round says nothing about the noise: such a ratio may be wrong by all of itself."""
+        return Gain(ratio=self.ratio, error=self.ratio * min(self.width, 1.0))
 
     @property
     def is_clearly_slower(self) -> bool:
@@ -89,18 +107,13 @@ class Comparison(NamedTuple):
 
     @property
     def is_within_noise(self) -> bool:
-        """Whether it may well be as fast, and is hardly so slow that no saving is worth it.
+        """Whether it is plausibly as fast, and at most a few percent slower.
 
         Turns are few and noisy: an arm that seems to lose exactly what a saving is worth has an even chance of losing
         more; one that seems to lose half of that, a small chance.
         """
         may_be_as_fast = self.mean + self.width > 0 or self.mean > -_NEGLIGIBLE
         return self.num_rounds > 1 and self.mean > -_NOT_WORTH_IT / 2 and may_be_as_fast
-
-
-def _equal(arm: Options) -> float:
-    """Every turn costs the same."""
-    return 1.0
 
 
 def student_quantile(num_values: int) -> float:
@@ -113,13 +126,7 @@ def compare(turns: Iterable[Turn], arm: Options, other: Options) -> Comparison:
     rates = {(key_of(turn.arm), turn.round): turn.rate for turn in turns}
     mine, its = key_of(arm), key_of(other)
     rounds = [round_ for key, round_ in rates if key == mine and (its, round_) in rates]
-    logs = [math.log(rates[mine, each] / rates[its, each]) for each in rounds]
-    if not logs:
-        return Comparison(0.0, math.inf, 0)
-    if len(logs) == 1:
-        return Comparison(logs[0], math.inf, 1)
-    width = student_quantile(len(logs)) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Comparison(statistics.fmean(logs), width, len(logs))
+    return Comparison.of([math.log(rates[mine, each] / rates[its, each]) for each in rounds])
 
 
 def leader_of(turns: Sequence[Turn]) -> Options:
@@ -128,7 +135,7 @@ def leader_of(turns: Sequence[Turn]) -> Options:
     best = arms[0]
     for arm in arms[1:]:
         found = compare(turns, arm, best)
-        if found.mean > 0 or (not found.num_rounds and _mean_rate(turns, arm) > _mean_rate(turns, best)):
+        if found.mean > 0 or (not found.num_rounds and _rate(turns, arm) > _rate(turns, best)):
             best = arm
     return best
 
@@ -148,13 +155,11 @@ def _without_luck(turns: Sequence[Turn], arm: Options, best: Options, arms: Sequ
     return found._replace(mean=statistics.fmean([found.mean, *slower]))
 
 
-def race(
-    arms: Sequence[Options], turns: list[Turn], *, rounds: int = ROUNDS, cost: Cost = _equal
-) -> Generator[Options, float | None, Options | None]:
-    """Yields the next arm, and is sent its rate, or None if it failed; returns the leader.
+def race(arms: Sequence[Options], turns: list[Turn], *, rounds: int = ROUNDS, cost: Cost = lambda arm: 1.0) -> Asking:
+    """Race these arms, and add their turns to `turns`.
 
-    Turns are added to `turns`. There are `rounds` for each arm, as far as that is affordable if some cost more than
-    others; the turns of an arm that drops out go to the others.
+    There are `rounds` for each arm, as far as that is affordable if some cost more than others; the turns of an arm
+    that drops out go to the others.
     """
     alive, left = list(arms), float(rounds * len(arms))
     own: list[Turn] = []
@@ -188,21 +193,8 @@ def _affordable(alive: list[Options], turns: Sequence[Turn], left: float, cost: 
     return alive if sum(map(cost, alive)) <= left + _ROUNDING else []
 
 
-def _mean_rate(turns: Sequence[Turn], arm: Options) -> float:
-    return statistics.fmean(turn.rate for turn in turns if key_of(turn.arm) == key_of(arm))
-
-
-_NUM_RACERS = 3
-
-Asking = Generator[Options, float | None, Options | None]
-_Race = Callable[[Sequence[Options]], Asking]
-
-
 def search(space: Space, look: Look | None, num_cpus: int, turns: list[Turn], *, rounds: int, cost: Cost) -> Asking:
-    """Yields the next arm, and is sent its rate, or None if it failed; returns the fastest.
-
-    Turns are added to `turns`. A race may cost as much as `rounds` usual turns of each of its arms.
-    """
+    """Race the arms of a space, and add their turns to `turns`; a race may cost `rounds` usual turns of each arm."""
     first = {name: values[0] for name, values in space.items()}
     known = {name: values for name, values in space.items() if name in MODELLED}
     others = {name: values for name, values in space.items() if name not in MODELLED and len(values) > 1}
@@ -211,22 +203,26 @@ def search(space: Space, look: Look | None, num_cpus: int, turns: list[Turn], *,
     leader = yield from _race_known(arms, look, num_cpus, turns, run)
     for name, values in others.items():
         if leader is not None and name in simplify({**leader, name: values[0]}):
-            found = yield from run(_variants(leader, name, values))
+            others_of = (simplify({**leader, name: value}) for value in values if value != leader[name])
+            found = yield from run([leader, *others_of])
             leader = leader if found is None else found
     return leader
 
 
-def _race_known(arms: Sequence[Options], look: Look | None, num_cpus: int, turns: list[Turn], run: _Race) -> Asking:
+def _race_known(
+    arms: Sequence[Options], look: Look | None, num_cpus: int, turns: list[Turn], run: Callable[..., Asking]
+) -> Asking:
     left = list(arms)
     if look is None and len(arms) > _NUM_RACERS:
-        left = yield from _best_of_one_round(arms, turns)
+        yield from race(arms, turns, rounds=1)
+        left = [turn.arm for turn in sorted(turns, key=lambda turn: -turn.rate)[:_NUM_RACERS]]
     leader, num_wanted = None, _NUM_RACERS
     while left and num_wanted:
         chosen = left if look is None else choose_racers(left, look, num_cpus, num_wanted)
         found = yield from run(chosen if leader is None else [leader, *chosen])
         leader = leader if found is None else found
         left = [arm for arm in left if all(arm is not each for each in chosen)]
-        num_wanted = len([arm for arm in chosen if not _rates(turns, arm)])  # those that failed
+        num_wanted = sum(not _rate(turns, arm) for arm in chosen)  # those that failed
     alone = next((arm for arm in left if not num_workers_of(arm)), None)
     if look is not None and leader is not None and alone is not None and _was_faster(look, leader, turns):
         leader = yield from run([leader, alone])
@@ -236,19 +232,11 @@ def _race_known(arms: Sequence[Options], look: Look | None, num_cpus: int, turns
 def _was_faster(look: Look, leader: Options, turns: Sequence[Turn]) -> bool:
     """Whether batches were made and used faster in the look, one after the other, than by the leader."""
     size = leader.get("batch_size")
-    best = statistics.fmean(_rates(turns, leader)) / (size if isinstance(size, int) else 1)
+    best = _rate(turns, leader) / (size if isinstance(size, int) else 1)
     return statistics.fmean(look.produce) + statistics.fmean(look.step) < 1 / best
 
 
-def _rates(turns: Sequence[Turn], arm: Options) -> list[float]:
-    return [turn.rate for turn in turns if key_of(turn.arm) == key_of(arm)]
-
-
-def _variants(leader: Options, name: str, values: Sequence[Any]) -> list[Options]:
-    """An arm, and its copies with every other value of one option."""
-    return [leader, *(simplify({**leader, name: value}) for value in values if value != leader[name])]
-
-
-def _best_of_one_round(arms: Sequence[Options], turns: list[Turn]) -> Generator[Options, float | None, list[Options]]:
-    yield from race(arms, turns, rounds=1)
-    return [turn.arm for turn in sorted(turns, key=lambda turn: -turn.rate)[:_NUM_RACERS]]
+def _rate(turns: Sequence[Turn], arm: Options) -> float:
+    """Mean over the arm's turns; 0 if it had none, or failed in all."""
+    rates = [turn.rate for turn in turns if key_of(turn.arm) == key_of(arm)]
+    return statistics.fmean(rates) if rates else 0.0
