@@ -44,11 +44,11 @@ from penstock.order._border import (
     as_int64,
     checked_number,
     checked_positions,
+    derive_key,
     kernels,
     map_indices,
     out_of_range,
 )
-from penstock.order._keys import derive_key
 from penstock.schema import offsets_of
 
 

@@ -16,8 +16,13 @@ Whatever is empty is not shown. Text may come from strangers (file names, errors
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Tone = Literal["good", "bad", "plain"]
 SpanKind = Literal["step", "wait", "start", "sample", "collate", "handover", "idle"]
@@ -126,6 +131,13 @@ class Chart:
     lines: tuple[Line, ...]
     note: str = ""
     """A sentence under the chart."""
+
+    @classmethod
+    def of(cls, title: str, unit: str, times: NDArray[Any], lines: Mapping[str, NDArray[Any]], note: str = "") -> Chart:
+        """From arrays; lines of which nothing was measured are left out."""
+        columns = {name: tuple(values.tolist()) for name, values in lines.items()}
+        drawn = (Line(name=name, values=values) for name, values in columns.items() if any(map(math.isfinite, values)))
+        return cls(title=title, unit=unit, times=tuple(times.tolist()), lines=tuple(drawn), note=note)
 
     def __post_init__(self) -> None:
         for line in self.lines:

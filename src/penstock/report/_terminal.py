@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+_STYLES = {"good": "bold green", "bad": "bold red", "plain": "bold"}
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_BAR_COLUMNS = 60
+_INTERVAL_COLUMNS = 24
+_GAP = 3
+"""Blank columns between those of a table."""
+
 
 @functools.cache
 def console() -> Console:
@@ -76,14 +83,6 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-_STYLES = {"good": "bold green", "bad": "bold red", "plain": "bold"}
-_BLOCKS = " ▁▂▃▄▅▆▇█"
-_BAR_COLUMNS = 60
-_INTERVAL_COLUMNS = 24
-_GAP = 3
-"""Blank columns between those of a table."""
 
 
 def render_terminal(page: Page) -> RenderableType:
@@ -145,21 +144,19 @@ def _steps(times: StepTimes) -> Text:
     """Two rows of blocks, on one scale: how long each step waited, and how long it computed."""
     from rich.text import Text
 
-    wait, step = _shrunk(times.wait, _BAR_COLUMNS), _shrunk(times.step, _BAR_COLUMNS)
+    wait, step = _shrunk(times.wait), _shrunk(times.step)
     most = max(*wait, *step, 1e-12)
+    heights = [[round(value / most * (len(_BLOCKS) - 1)) for value in values] for values in (wait, step)]
+    waits, steps = ("".join(_BLOCKS[height] for height in each) for each in heights)
     return Text.assemble(
-        ("wait  ", "dim"), (_blocks(wait, most), "red"), ("  tallest ", "dim"), format_seconds(max(wait)),
-        ("\nstep  ", "dim"), (_blocks(step, most), "blue"), ("  tallest ", "dim"), format_seconds(max(step)),
+        ("wait  ", "dim"), (waits, "red"), ("  tallest ", "dim"), format_seconds(max(wait)),
+        ("\nstep  ", "dim"), (steps, "blue"), ("  tallest ", "dim"), format_seconds(max(step)),
     )  # fmt: skip
 
 
-def _blocks(values: Sequence[float], most: float) -> str:
-    return "".join(_BLOCKS[round(value / most * (len(_BLOCKS) - 1))] for value in values)
-
-
-def _shrunk(values: Sequence[float], columns: int) -> list[float]:
-    """At most this many values: the largest of each group, so that no peak is lost."""
-    edges = [place * len(values) // columns for place in range(columns + 1)]
+def _shrunk(values: Sequence[float]) -> list[float]:
+    """No more values than columns: the largest of each group, so that no peak is lost."""
+    edges = [place * len(values) // _BAR_COLUMNS for place in range(_BAR_COLUMNS + 1)]
     return [max(values[low:high]) for low, high in itertools.pairwise(edges) if high > low]
 
 
@@ -167,7 +164,17 @@ def _arms(arms: tuple[Arm, ...], width: int) -> Table:
     from rich.text import Text
 
     headers = ["settings tried", "gain", "steps/s", "wait", "step", "cores"]
-    rows = [[arm.name + (" ★" if arm.is_advised else ""), *_figures(arm)] for arm in arms]
+    rows = [
+        [
+            arm.name + (" ★" if arm.is_advised else ""),
+            format_gain(arm.gain),
+            format_number(arm.steps_per_second),
+            format_seconds(arm.wait_seconds),
+            format_seconds(arm.step_seconds),
+            "" if arm.cores is None else format_number(arm.cores),
+        ]
+        for arm in arms
+    ]
     if all(arm.cores is None for arm in arms):
         headers, rows = headers[:-1], [row[:-1] for row in rows]
     widest = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
@@ -180,14 +187,6 @@ def _arms(arms: tuple[Arm, ...], width: int) -> Table:
         style = "bold cyan" if arm.is_advised else ""
         table.add_row(_text(name, style), *(Text(cell, no_wrap=True) for cell in cells))
     return table
-
-
-def _figures(arm: Arm) -> Iterator[str]:
-    yield format_gain(arm.gain)
-    yield format_number(arm.steps_per_second)
-    yield format_seconds(arm.wait_seconds)
-    yield format_seconds(arm.step_seconds)
-    yield "" if arm.cores is None else format_number(arm.cores)
 
 
 def _intervals(arms: tuple[Arm, ...]) -> Iterator[str]:

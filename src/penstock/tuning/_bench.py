@@ -23,16 +23,7 @@ import numpy as np
 
 from penstock.machine import describe_machine
 from penstock.plan import Plan
-from penstock.report import (
-    Fact,
-    FigureTable,
-    Headline,
-    Page,
-    StepTimes,
-    format_bytes,
-    format_number,
-    format_seconds,
-)
+from penstock.report import Fact, FigureTable, Headline, Page, StepTimes, format_bytes, format_number, format_seconds
 from penstock.tuning._job import (
     NO_BATCHES,
     EmptyLoader,

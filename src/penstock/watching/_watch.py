@@ -31,31 +31,6 @@ from penstock.watching._summary import Log, Scalars, WatchSummary, summarise
 
 Gauge = Callable[[], tuple[float, float]]
 """(batches ready now, seconds of copying so far); NaN for what the loader does not say."""
-
-
-def gauge_of(loader: Any, batches: Any) -> Gauge | None:
-    """How to ask this loader, whose loop is `batches`; None when there is nothing to ask."""
-    if type(loader).__module__.startswith("penstock.") and callable(getattr(loader, "stats", None)):
-        return lambda: _ask_penstock(loader)
-    queue, held = getattr(batches, "_data_queue", None), getattr(batches, "_task_info", None)
-    if callable(getattr(queue, "qsize", None)) and isinstance(held, dict):
-        return lambda: _ask_torch(queue, held)
-    return None
-
-
-def _ask_penstock(loader: Any) -> tuple[float, float]:
-    statistics = loader.stats()
-    return statistics.num_queued, statistics.copy_seconds
-
-
-def _ask_torch(queue: Any, held: dict[int, Any]) -> tuple[float, float]:
-    """In the queue, and out of order beside it."""
-    try:
-        return queue.qsize() + sum(len(info) == 2 for info in held.values()), math.nan
-    except (NotImplementedError, OSError, TypeError):  # no qsize on this system; a queue that is closed
-        return math.nan, math.nan
-
-
 _SECONDS_BETWEEN_READINGS = 0.005
 _MOST_READING_SHARE = 0.002
 """Share of the time that the training thread may spend reading what it has used: 40 µs each time if caches are cold."""
@@ -299,3 +274,23 @@ class WatchedLoop(Generic[AnyBatch]):
         weakref.finalize(self, self._meter.close)
         self._usage = self._meter.read()
         self._read_again_at = 0.0
+
+
+def gauge_of(loader: Any, batches: Any) -> Gauge | None:
+    """How to ask this loader, whose loop is `batches`; None when there is nothing to ask."""
+    queue, held = getattr(batches, "_data_queue", None), getattr(batches, "_task_info", None)
+
+    def ask_penstock() -> tuple[float, float]:
+        statistics = loader.stats()
+        return statistics.num_queued, statistics.copy_seconds
+
+    def ask_torch() -> tuple[float, float]:
+        """In the queue, and out of order beside it."""
+        try:
+            return queue.qsize() + sum(len(info) == 2 for info in held.values()), math.nan  # type: ignore[union-attr]
+        except (NotImplementedError, OSError, TypeError):  # no qsize on this system; a queue that is closed
+            return math.nan, math.nan
+
+    if type(loader).__module__.startswith("penstock.") and callable(getattr(loader, "stats", None)):
+        return ask_penstock
+    return ask_torch if callable(getattr(queue, "qsize", None)) and isinstance(held, dict) else None
