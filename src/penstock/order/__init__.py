@@ -4,7 +4,8 @@ Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torc
 Kernels are compiled by numba at the first call.
 
 May import: `compiled`, `schema`, `splitmix`. Imported by: `dataset`, `plan`, `preparation`, `sources`.
-Holds no state."""
+Holds no state.
+"""
 
 from penstock.order._border import MAX_ROWS, ORDER_VERSION, derive_key, draw_shares, share_ranges
 from penstock.order._draw import ClassDeal, WeightedDraw

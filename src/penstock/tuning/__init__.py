@@ -17,10 +17,29 @@ May import: `dataset`, `errors`, `filesystem`, `machine`, `plan`, `pytorch`, `re
 """
 
 from penstock.tuning._advise import advise
-from penstock.tuning._arms import Look, Options, arms_of, check_space, default_space, key_of, name_of
+from penstock.tuning._arms import (
+    Look,
+    Options,
+    arms_of,
+    check_space,
+    choose_racers,
+    default_space,
+    key_of,
+    name_of,
+    predict,
+)
 from penstock.tuning._bench import bench_job, bench_plan
 from penstock.tuning._job import job_traceback, load_job, take_turn
-from penstock.tuning._race import Comparison, Turn, cheapest_within_noise, compare, leader_of, search, student_quantile
+from penstock.tuning._race import (
+    Comparison,
+    Turn,
+    cheapest_within_noise,
+    compare,
+    leader_of,
+    race,
+    search,
+    student_quantile,
+)
 from penstock.tuning._tune import TuneSettings, tune
 
 __all__ = [
@@ -35,6 +54,7 @@ __all__ = [
     "bench_plan",
     "cheapest_within_noise",
     "check_space",
+    "choose_racers",
     "compare",
     "default_space",
     "job_traceback",
@@ -42,6 +62,8 @@ __all__ = [
     "leader_of",
     "load_job",
     "name_of",
+    "predict",
+    "race",
     "search",
     "student_quantile",
     "take_turn",

@@ -106,11 +106,13 @@ class Tuned:
 
     def table(self) -> FigureTable:
         """Settings, loading_time, training_time, processors, memory and error, the fastest first."""
-        names = list(dict.fromkeys(name for each in self.tried for name in each.options))
+        ranked, names = self._ranked(), list(dict.fromkeys(name for each in self.tried for name in each.options))
         header = (*names, "loading_time", "training_time", "steps/s", "cores", "memory", "error", "")
-        options = [[each.options.get(name) for name in names] for each in self._ranked()]
-        cells = [["–" if value is None else str(value) for value in values] for values in options]
-        rows = [(*row, *self._figures(each)) for row, each in zip(cells, self._ranked(), strict=True)]
+        shown = [{name: str(value) for name, value in each.options.items() if value is not None} for each in ranked]
+        rows = [
+            (*(cells.get(name, "–") for name in names), *self._figures(each))
+            for cells, each in zip(shown, ranked, strict=True)
+        ]
         return FigureTable(header=header, rows=tuple(rows))
 
     def to_toml(self, name: str = FILE_NAME) -> str:
