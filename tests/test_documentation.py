@@ -338,8 +338,8 @@ def test_commands_in_running_text_are_ones_that_the_program_takes(capsys: pytest
         assert stopped.value.code == 0, command
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    tree = next(block for block in snippets("README.md", kind="") if block.startswith("src/penstock/"))
-    named = set(re.findall(r"^  ([\w.]+)", tree, re.MULTILINE))
+def test_the_tree_in_the_guide_for_contributors_is_the_tree() -> None:
+    tree = next(block for block in snippets("CONTRIBUTING.md", kind="") if block.startswith("src/penstock/"))
+    named = {name.rstrip("/") for line in re.findall(r"^  (\S+(?: \S+)*)", tree, re.MULTILINE) for name in line.split()}
     rooms = {path.name for path in (ROOT / "src" / "penstock").iterdir() if not path.name.startswith("_")}
     assert named == rooms - {"py.typed"}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.pytorch import read_settings
+from penstock.loader import read_settings
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "slurm"
 

@@ -71,7 +71,7 @@ class Restless(OnlineTuner):
         assert bounds().most_workers > 0
         workers, depth = self.setting
         self.setting = Setting(1 + (workers + 1) % 4, 1 + (3 * depth) % 5)
-        return penstock.tuning.Decision(self.setting, "restless")
+        return penstock.pytorch.Decision(self.setting, "restless")
 
 
 @pytest.mark.parametrize("workers", ["thread", pytest.param("process", marks=pytest.mark.stress)])

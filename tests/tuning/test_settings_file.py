@@ -12,8 +12,9 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.errors import FormatError
+from penstock.loader import format_settings, read_settings
 from penstock.machine import usable_cpus
-from penstock.pytorch import _warnings, format_settings, read_settings
+from penstock.pytorch import _warnings
 
 MEASURED = {"steps_per_second": 133.1}
 

@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.pytorch import read_settings
+from penstock.loader import read_settings
 
 QUICK = {"steps": 3, "rounds": 2}
 

@@ -12,7 +12,8 @@
       make_page    for `report` to draw                                                    _page
 
 May import: `errors`, `filesystem`, `machine`, `pytorch`, `report`, `tuning`, `watching`. Imported by: `cli`.
-Holds state: in a script under the doctor, the loaders that it made."""
+Holds state: in a script under the doctor, the loaders that it made.
+"""
 
 from penstock.doctor._diagnosis import Diagnosis, diagnose
 from penstock.doctor._page import make_page

@@ -7,7 +7,7 @@
 
 Knows nothing of shards or columns.
 
-May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `plan`, `preparation`, `pytorch`, `shards`, `sources`,
+May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`, `preparation`, `shards`, `sources`,
 `transforms`, `tuning`. Holds state: the locks held by this process, weakly, so that a forked child lets go of them.
 """
 

@@ -13,8 +13,8 @@ A slot returns to its pool when the last array or tensor on it dies. When a work
 go to its replacement: they are pure functions, so it does no harm to compute one twice.
 An engine computes any work; nothing here knows torch.
 
-May import: `errors`, `plan`, `report`, `schema`, `shapes`, `workers`. Imported by: `integrations`, `pytorch`,
-`service`. Holds state: the thread engines of this process, weakly, to close them at exit.
+May import: `errors`, `filesystem`, `plan`, `report`, `schema`, `shapes`, `workers`. Imported by: `integrations`,
+`pytorch`, `service`, `tuning`. Holds state: the thread engines of this process, weakly, to close them at exit.
 """
 
 from penstock.loader._engine import Engine, Result, Wait, WaitedTooLong, WorkerKind
@@ -33,8 +33,10 @@ from penstock.loader._plan_work import (
     warm_up_for,
 )
 from penstock.loader._processes import ProcessEngine, start_early
+from penstock.loader._settings_file import FILE_NAME, SettingsFile, format_settings, read_settings, simplify
 
 __all__ = [
+    "FILE_NAME",
     "Arena",
     "Batch",
     "BatchLayout",
@@ -50,6 +52,7 @@ __all__ = [
     "PlanWork",
     "ProcessEngine",
     "Result",
+    "SettingsFile",
     "SlotPool",
     "Template",
     "Wait",
@@ -57,10 +60,13 @@ __all__ = [
     "WorkerKind",
     "count_computed",
     "count_handed_over",
+    "format_settings",
     "has_batches",
     "make_engine",
     "plan_items",
     "private_slot",
+    "read_settings",
+    "simplify",
     "start_early",
     "steps_per_bundle",
     "warm_up_for",

@@ -13,8 +13,8 @@ Both runs offer the same: iterate, length, state, epoch, statistics, close. `_ar
 which of them, and `_plan_view` what frameworks see of a plan. `stream` is a torch dataset over raw files, for this
 loader or torch's.
 
-May import: `errors`, `filesystem`, `loader`, `machine`, `plan`, `schema`, `service`, `shapes`, `sources`, `workers`.
-Imported by: `cli`, `doctor`, `integrations`, `tuning`. Holds state: which warnings were given already.
+May import: `errors`, `loader`, `machine`, `plan`, `schema`, `service`, `shapes`, `sources`, `workers`. Imported by:
+`cli`, `doctor`, `integrations`, `tuning`. Holds state: which warnings were given already.
 """
 
 try:
@@ -25,20 +25,16 @@ except ImportError as error:
     raise MissingExtra("penstock.DataLoader and penstock.stream need PyTorch: pip install 'penstock[torch]'") from error
 
 from penstock.pytorch._dataloader import DataLoader
-from penstock.pytorch._online import Bounds, OnlineTuner, Setting, Stretch
-from penstock.pytorch._settings_file import FILE_NAME, format_settings, read_settings, simplify
+from penstock.pytorch._online import Bounds, Decision, OnlineTuner, Setting, Stretch
 from penstock.pytorch._stream import Stream, stream
 
 __all__ = [
-    "FILE_NAME",
     "Bounds",
     "DataLoader",
+    "Decision",
     "OnlineTuner",
     "Setting",
     "Stream",
     "Stretch",
-    "format_settings",
-    "read_settings",
-    "simplify",
     "stream",
 ]

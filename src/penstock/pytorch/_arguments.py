@@ -14,10 +14,9 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
 import numpy as np
 
 from penstock.errors import check_choice
-from penstock.loader import WorkerKind
+from penstock.loader import SettingsFile, WorkerKind, read_settings, simplify
 from penstock.machine import default_workers, usable_cpus
 from penstock.plan import Plan
-from penstock.pytorch._settings_file import SettingsFile, read_settings, simplify
 from penstock.service import Remote, as_remote
 from penstock.workers import StartMethod
 

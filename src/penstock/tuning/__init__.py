@@ -12,8 +12,8 @@
 Judging is pure (`_arms`, `_race`); measuring is not. A rate is batches or samples per second: higher is better.
 `Comparison.of` is how this house compares two settings: paired log ratios, and the interval of their mean.
 
-May import: `dataset`, `errors`, `filesystem`, `machine`, `plan`, `pytorch`, `report`, `shards`. Imported by: `cli`,
-`doctor`. Holds no state.
+May import: `dataset`, `errors`, `filesystem`, `loader`, `machine`, `plan`, `pytorch`, `report`, `shards`. Imported
+by: `cli`, `doctor`. Holds no state.
 """
 
 from penstock.tuning._advise import advise

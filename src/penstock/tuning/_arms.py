@@ -22,7 +22,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.pytorch import simplify
+from penstock.loader import simplify
 
 Options = Mapping[str, Any]
 Space = Mapping[str, Sequence[Any]]

@@ -27,7 +27,7 @@ import statistics
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.pytorch import simplify
+from penstock.loader import simplify
 from penstock.report import Gain
 from penstock.tuning._arms import (
     MODELLED,

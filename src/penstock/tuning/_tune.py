@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import StateError
+from penstock.loader import simplify
 from penstock.machine import usable_cpus
 from penstock.plan import Dataset, Plan
-from penstock.pytorch import simplify
 from penstock.tuning._arms import Look, Options, check_space, default_space, key_of, num_workers_of
 from penstock.tuning._job import (
     EmptyLoader,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import counted
-from penstock.pytorch import FILE_NAME, format_settings
+from penstock.loader import FILE_NAME, format_settings
 from penstock.report import Arm, Fact, FigureTable, Gain, Headline, Page, format_bytes, format_number, format_seconds
 from penstock.tuning._arms import Options, key_of, name_of, num_workers_of
 from penstock.tuning._job import Measured

@@ -21,7 +21,8 @@
 What the messages mean is the program's business: nothing here knows about plans, batches, tasks or shards.
 
 May import: `errors`, `machine`. Imported by: `loader`, `preparation`, `pytorch`, `service`. Holds state: the running
-fork servers; the crews and parcels of this process, weakly, for the hook that lets go of them in forked children."""
+fork servers; the crews and parcels of this process, weakly, for the hook that lets go of them in forked children.
+"""
 
 from penstock.workers._channel import Channel
 from penstock.workers._cluster import Cluster
