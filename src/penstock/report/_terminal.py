@@ -58,7 +58,7 @@ def print_json(value: Any) -> None:
 
 
 def stop_printing() -> None:
-    """Discard standard output from now on: its reader went away (`| head`), which is no reason to fail."""
+    """Discard standard output from now on: its reader went away (`| head`). That is not a reason to fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Loader settings to compare: an *arm* is one combination of options, a *space* all that may be tried.
+"""Loader settings to compare: an *arm* is one combination of options, a *space* all values that may be tried.
 
 Without workers nothing is computed ahead, so options of workers have no effect: all such combinations are one arm.
 
