@@ -15,14 +15,15 @@ from penstock.tuning import (
     arms_of,
     cheapest_within_noise,
     check_space,
+    choose_racers,
     compare,
     default_space,
     key_of,
     leader_of,
+    predict,
+    race,
     search,
 )
-from penstock.tuning._model import choose_racers, predict
-from penstock.tuning._race import race
 
 WIDTHS = ((2, 1), (2, 8), (3, 4))
 GRID = {"num_workers": (1, 2, 3, 4, 6), "prefetch_factor": (1, 2, 4, 8, 16)}

@@ -88,7 +88,7 @@ def test_a_plans_loader_takes_them_too(tmp_path):
         ("version = 1\n[loader]\nnum_workers = 1.5\n", "num_workers = 1.5; expected a whole number or a string"),
         ("version = 1\n[loader]\nnum_workers = true\n", "num_workers = true; expected a whole number or a string"),
         ("version = 1\n[loader]\npin_memory = 'no'\n", 'pin_memory = "no"; expected true or false'),
-        ("version = 1\n[loader]\nnum_workers = 9223372036854775807\n", "no machine has use for more than 4,096"),
+        ("version = 1\n[loader]\nnum_workers = 9223372036854775807\n", "is too large; the limit is 4,096"),
     ],
 )
 def test_a_file_that_is_no_settings_file_is_refused_with_the_reason(tmp_path, text, message):

@@ -38,7 +38,7 @@ _OF_TOKENS = ("input_ids", "labels", "attention_mask", "position_ids")
 class ModelLoader(DataLoader[dict[str, Any]]):
     """A `penstock.DataLoader` whose batches are the keyword arguments of a transformers model: `model(**batch)`.
 
-    Takes a plan and all that `penstock.DataLoader` takes with one.
+    Takes a plan, and every option that `penstock.DataLoader` takes with one.
     """
 
     def __init__(self, plan: Plan, **options: Any) -> None:

@@ -99,7 +99,7 @@ def read_settings(path: str | os.PathLike[str]) -> SettingsFile:
             kinds = " or ".join(_KIND_NAMES[kind] for kind in _KINDS[name])
             raise FormatError(f"{where}: {name} = {json.dumps(value)}; expected {kinds}.")
     if isinstance(count := options.get("num_workers"), int) and count > _MOST_WORKERS:
-        raise FormatError(f"{where}: num_workers = {count}; no machine has use for more than {_MOST_WORKERS:,}.")
+        raise FormatError(f"{where}: num_workers = {count} is too large; the limit is {_MOST_WORKERS:,}.")
     measured = fields.get("measured")
     num_cpus = measured.get("processors") if isinstance(measured, dict) else None
     return SettingsFile(options, num_cpus if type(num_cpus) is int else None)

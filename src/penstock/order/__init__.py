@@ -7,9 +7,8 @@ May import: `compiled`, `schema`, `splitmix`. Imported by: `dataset`, `plan`, `p
 Holds no state.
 """
 
-from penstock.order._border import MAX_ROWS
+from penstock.order._border import MAX_ROWS, ORDER_VERSION, derive_key, draw_shares, share_ranges
 from penstock.order._draw import ClassDeal, WeightedDraw
-from penstock.order._keys import ORDER_VERSION, derive_key, draw_shares, share_ranges
 from penstock.order._mixture import BLOCK, Mixture, ScheduledMixture
 from penstock.order._orders import FullOrder, Order, Permutation, SequentialOrder, WindowedOrder
 

@@ -42,8 +42,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.order._border import MAX_ROWS, Int64, as_int64, checked_number, kernels, map_indices
-from penstock.order._keys import derive_key
+from penstock.order._border import MAX_ROWS, Int64, as_int64, checked_number, derive_key, kernels, map_indices
 
 _UNIT_BITS = 30
 _UNIT = 1 << _UNIT_BITS

@@ -49,8 +49,16 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike
 
-from penstock.order._border import MAX_ROWS, Int64, as_int64, checked_number, kernels, map_indices, out_of_range
-from penstock.order._keys import derive_key
+from penstock.order._border import (
+    MAX_ROWS,
+    Int64,
+    as_int64,
+    checked_number,
+    derive_key,
+    kernels,
+    map_indices,
+    out_of_range,
+)
 
 BLOCK = 65_536
 STRATUM = 32

@@ -44,11 +44,11 @@ from penstock.order._border import (
     as_int64,
     checked_number,
     checked_positions,
+    derive_key,
     kernels,
     map_indices,
     out_of_range,
 )
-from penstock.order._keys import derive_key
 from penstock.schema import offsets_of
 
 
@@ -141,7 +141,6 @@ class FullOrder:
         object.__setattr__(self, "_permutation", permutation)
 
     def rows(self, positions: ArrayLike) -> Int64:
-        """The row at each position."""
         return self._permutation(positions)
 
 
@@ -198,7 +197,6 @@ class WindowedOrder:
 
     @property
     def num_rows(self) -> int:
-        """How many rows, and positions, the epoch has."""
         return int(self._slot_starts[-1])
 
     @property
@@ -207,7 +205,6 @@ class WindowedOrder:
         return self._group_starts.size - 1
 
     def rows(self, positions: ArrayLike) -> Int64:
-        """The row at each position."""
         return map_indices(
             kernels().windowed_rows,
             "position",

@@ -3,14 +3,13 @@
     data (a Histogram, a count of bytes, progress) -> the terminal, or JSON
     a Page: verdict, findings, lanes, charts       -> the terminal, one HTML file, a Perfetto trace
 
-One file per medium. Knows nothing of where the data comes from; what is slow to import (numpy, rich)
-is imported only when needed, so that `penstock --help` does not wait for it.
+One file per medium; the trace is beside the page. Knows nothing of where the data comes from; what is slow to import
+(numpy, rich) is imported only when needed, so that `penstock --help` does not wait for it.
 
 May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`, `preparation`, `tuning`, `watching`.
 Holds no state.
 """
 
-from penstock.report._histogram import Histogram, histogram
 from penstock.report._html import render_html
 from penstock.report._page import (
     Arm,
@@ -28,17 +27,17 @@ from penstock.report._page import (
     SpanKind,
     StepTimes,
     Tone,
+    to_perfetto,
 )
-from penstock.report._perfetto import to_perfetto
-from penstock.report._terminal import console, print_json, progress_bar, stop_printing
-from penstock.report._terminal_page import render_terminal
+from penstock.report._terminal import console, print_json, progress_bar, render_terminal, stop_printing
 from penstock.report._words import (
     FigureLine,
-    TextTable,
+    Histogram,
     align_figures,
     format_bytes,
     format_number,
     format_seconds,
+    histogram,
 )
 
 __all__ = [
@@ -58,7 +57,6 @@ __all__ = [
     "Span",
     "SpanKind",
     "StepTimes",
-    "TextTable",
     "Tone",
     "align_figures",
     "console",

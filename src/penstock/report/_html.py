@@ -87,10 +87,8 @@ class _Scale:
     def style(self, gain: Gain) -> str:
         """CSS variables for one gain: where 1, its interval and its middle are."""
         ratios = {"one": 1.0, "low": gain.ratio - gain.error, "mid": gain.ratio, "high": gain.ratio + gain.error}
-        return ";".join(f"--{name}:{self._percent(ratio):.2f}%" for name, ratio in ratios.items())
-
-    def _percent(self, ratio: float) -> float:
-        return 1 + 98 * (ratio - self.low) / (self.high - self.low)
+        places = {name: 1 + 98 * (ratio - self.low) / (self.high - self.low) for name, ratio in ratios.items()}
+        return ";".join(f"--{name}:{percent:.2f}%" for name, percent in places.items())
 
 
 def _findings(page: Page) -> str:
@@ -105,16 +103,14 @@ def _findings(page: Page) -> str:
 def _finding(finding: Finding, scale: _Scale) -> str:
     kinds = ["finding", "measured" if finding.gain else "limited" if finding.limit else "told"]
     kinds += ["has-steps"] if finding.steps else []
-    parts = [f'<article class="{" ".join(kinds)}" data-id="{_safe(finding.id)}">']
-    parts += [
-        f'<div class="head"><h3>{_safe(finding.title)}</h3><span class="amount">{describe_gain(finding)}</span></div>'
+    parts = [
+        f'<article class="{" ".join(kinds)}" data-id="{_safe(finding.id)}">',
+        f'<div class="head"><h3>{_safe(finding.title)}</h3><span class="amount">{describe_gain(finding)}</span></div>',
     ]
-    if finding.gain:
-        drawn = '<i class="base"></i><i class="bar"></i>' + ('<i class="error"></i>' if finding.gain.error else "")
-        parts += [f'<div class="scale" style="{scale.style(finding.gain)}">{drawn}</div>']
-    elif finding.limit:
-        drawn = '<i class="base"></i><i class="limit"></i>'
-        parts += [f'<div class="scale" style="{scale.style(finding.limit)}">{drawn}</div>']
+    if shown := finding.gain or finding.limit:
+        marks = ["base", "bar" if finding.gain else "limit", *(["error"] if finding.gain and shown.error else [])]
+        drawn = "".join(f'<i class="{mark}"></i>' for mark in marks)
+        parts += [f'<div class="scale" style="{scale.style(shown)}">{drawn}</div>']
     parts += [f"<p>{_safe(sentence)}</p>" for sentence in finding.evidence]
     parts += [_change(finding), "</article>"]
     return "\n".join(parts)
@@ -163,13 +159,12 @@ def _steps(page: Page) -> str:
         return ""
     size = page.steps.steps_per_entry
     title = "Wait and step, each step" if size == 1 else f"Wait and step, means of {size:,} steps"
+    hint = "Click a step to see it in the lanes." if page.lanes else ""
     return _section(
         title,
         f'<div class="toolbar">{_legend(("step", "wait"))}</div>',
         '<div class="figure" id="steps"></div>',
-        '<p class="readout" id="steps-readout" aria-live="polite">Click a step to see it in the lanes.</p>'
-        if page.lanes
-        else '<p class="readout" id="steps-readout" aria-live="polite"></p>',
+        f'<p class="readout" id="steps-readout" aria-live="polite">{hint}</p>',
     )
 
 

@@ -7,13 +7,14 @@ Half a megabyte is enough for `_MOST_SPANS` spans (about 20 bytes each); a scree
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import printable
-from penstock.report._page import Chart, Lane, Line, Page, Span, StepTimes
+from penstock.report._page import Chart, Lane, Line, Page, StepTimes
 from penstock.report._words import format_seconds
 
 _MOST_SPANS = 8000
@@ -74,11 +75,8 @@ def _fit_lanes(page: Page) -> tuple[tuple[Lane, ...], tuple[str, ...]]:
     kept = spans[begin : begin + _MOST_SPANS]
     first, last = kept[0].start, kept[-1].start
     note = f"The lanes show {format_seconds(last - first)} of the run; a Perfetto trace has all of it."
-    return tuple(Lane(name=lane.name, spans=_between(lane.spans, first, last)) for lane in lanes), (note,)
-
-
-def _between(spans: tuple[Span, ...], first: float, last: float) -> tuple[Span, ...]:
-    return tuple(span for span in spans if first <= span.start <= last)
+    shown = (tuple(span for span in lane.spans if first <= span.start <= last) for lane in lanes)
+    return tuple(Lane(name=lane.name, spans=spans) for lane, spans in zip(lanes, shown, strict=True)), (note,)
 
 
 def _fit_steps(times: StepTimes) -> StepTimes:
@@ -113,20 +111,20 @@ def script_data(page: Page) -> str:
         "labels": [printable(label[:LONGEST_TEXT]) for label in labels],
         "lanes": [_lane_data(lane, places) for lane in page.lanes],
         "findings": [finding.steps for finding in page.findings],
-        "steps": None if steps is None else _steps_data(steps),
-        "charts": [_chart_data(chart) for chart in page.charts],
+        "steps": steps
+        and {
+            "first": steps.first,
+            "per": steps.steps_per_entry,
+            "wait": _short(steps.wait),
+            "step": _short(steps.step),
+        },
+        "charts": [
+            {"times": _short(chart.times), "lines": [_short(line.values) for line in chart.lines]}
+            for chart in page.charts
+        ],
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _steps_data(times: StepTimes) -> dict[str, Any]:
-    columns = {"wait": _short(times.wait), "step": _short(times.step)}
-    return {"first": times.first, "per": times.steps_per_entry, **columns}
-
-
-def _chart_data(chart: Chart) -> dict[str, Any]:
-    return {"times": _short(chart.times), "lines": [_short(line.values) for line in chart.lines]}
 
 
 def _lane_data(lane: Lane, labels: dict[str, int]) -> dict[str, Any]:
@@ -136,19 +134,12 @@ def _lane_data(lane: Lane, labels: dict[str, int]) -> dict[str, Any]:
     kinds = {kind: place for place, kind in enumerate(KINDS)}
     return {
         "name": printable(lane.name[:LONGEST_TEXT]),
-        "start": [*_differences(starts)],
+        "start": [start - before for before, start in itertools.pairwise([0, *starts])],
         "duration": [round(span.duration * 1e6) for span in spans],
         "kind": [kinds[span.kind] for span in spans],
         "step": [span.step for span in spans],
         "label": [labels[span.label] for span in spans],
     }
-
-
-def _differences(values: Iterable[int]) -> Iterator[int]:
-    last = 0
-    for value in values:
-        yield value - last
-        last = value
 
 
 def _short(values: Iterable[float]) -> list[float | None]:

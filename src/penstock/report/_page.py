@@ -11,13 +11,25 @@
          ── machine      facts
 
 Whatever is empty is not shown. Text may come from strangers (file names, errors, reprs); each medium escapes it.
+
+As plain data it is JSON, or a trace for ui.perfetto.dev and chrome://tracing, with lanes as threads and charts as
+counters. The format is Chrome's trace events, in JSON: times in microseconds, one object per span.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_LANES, _CHARTS = 1, 2
+"""Processes of a trace."""
 
 Tone = Literal["good", "bad", "plain"]
 SpanKind = Literal["step", "wait", "start", "sample", "collate", "handover", "idle"]
@@ -127,6 +139,13 @@ class Chart:
     note: str = ""
     """A sentence under the chart."""
 
+    @classmethod
+    def of(cls, title: str, unit: str, times: NDArray[Any], lines: Mapping[str, NDArray[Any]], note: str = "") -> Chart:
+        """From arrays; lines of which nothing was measured are left out."""
+        columns = {name: tuple(values.tolist()) for name, values in lines.items()}
+        drawn = (Line(name=name, values=values) for name, values in columns.items() if any(map(math.isfinite, values)))
+        return cls(title=title, unit=unit, times=tuple(times.tolist()), lines=tuple(drawn), note=note)
+
     def __post_init__(self) -> None:
         for line in self.lines:
             if len(line.values) != len(self.times):
@@ -155,9 +174,17 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureTable:
-    """Figures in rows, each with a name in its first cell."""
+    """Names of the columns, and rows of figures, each with a name in its first cell.
 
-    title: str
+    As text it is never folded, even if wider than the terminal.
+
+    >>> print(FigureTable(header=("num_workers", "steps/s"), rows=(("0", "41.3"), ("2", "133"))))
+    num_workers  steps/s
+              0     41.3
+              2      133
+    """
+
+    title: str = ""
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -165,6 +192,12 @@ class FigureTable:
         for row in self.rows:
             if len(row) != len(self.header):
                 raise ValueError(f"{self.title}: {len(row)} cells under {len(self.header)} names: {row!r}.")
+
+    def __str__(self) -> str:
+        lines = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ((cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+        return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,3 +245,42 @@ class Page:
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the names of the fields."""
         return dataclasses.asdict(self)
+
+
+def to_perfetto(page: Page) -> str:
+    """JSON text of all of the page's lanes and charts, however much that is."""
+    events = [
+        _named("process_name", _LANES, 0, page.title),
+        _named("process_name", _CHARTS, 0, "figures over time"),
+        *(event for place, lane in enumerate(page.lanes, 1) for event in _lane_events(lane, place)),
+        *(event for chart in page.charts for event in _chart_events(chart)),
+    ]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"verdict": page.verdict}})
+
+
+def _lane_events(lane: Lane, place: int) -> Iterator[dict[str, Any]]:
+    yield _named("thread_name", _LANES, place, lane.name)
+    yield {"ph": "M", "name": "thread_sort_index", "pid": _LANES, "tid": place, "args": {"sort_index": place}}
+    for span in lane.spans:
+        yield {
+            "ph": "X",
+            "pid": _LANES,
+            "tid": place,
+            "name": span.label or span.kind,
+            "cat": span.kind,
+            "ts": span.start * 1e6,
+            "dur": span.duration * 1e6,
+            "args": {} if span.step is None else {"step": span.step},
+        }
+
+
+def _chart_events(chart: Chart) -> Iterator[dict[str, Any]]:
+    name = f"{chart.title} ({chart.unit})"
+    for place, moment in enumerate(chart.times):
+        values = {line.name: line.values[place] for line in chart.lines if math.isfinite(line.values[place])}
+        if values:
+            yield {"ph": "C", "pid": _CHARTS, "tid": 0, "name": name, "ts": moment * 1e6, "args": values}
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}

@@ -1,15 +1,25 @@
-"""Readable numbers, the same in every medium; and a table of them as text."""
+"""Readable numbers, the same in every medium; and a histogram of lengths.
+
+Its bins have doubling width: documents differ by factors, not by amounts.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.report._page import Finding, Gain
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
 _BYTE_UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 _SECOND_UNITS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "µs", 1e6))
+_BINS = 64
+_BAR = 30
 
 
 def format_seconds(seconds: float) -> str:
@@ -87,21 +97,58 @@ def align_figures(lines: Iterable[FigureLine]) -> str:
     return "\n".join(f"{name:<{names}}  {figure:>{figures}}  {note}".rstrip() for name, figure, note in shown)
 
 
-class TextTable(NamedTuple):
-    """Names of the columns, and rows of as many cells. Never folded, even if wider than the terminal.
+class Histogram(NamedTuple):
+    """How many lengths fall in [0], [1], [2, 3], [4, 7], [8, 15], ..."""
 
-    >>> print(TextTable(("num_workers", "steps/s"), [("0", "41.3"), ("2", "133")]))
-    num_workers  steps/s
-              0     41.3
-              2      133
-    """
+    counts: tuple[int, ...]
+    total: int
+    shortest: int
+    longest: int
 
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    @property
+    def mean(self) -> float:
+        """Mean length, or 0 if there are none."""
+        return self.total / max(1, sum(self.counts))
 
-    def __str__(self) -> str:
-        lines = [self.header, *self.rows]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(self.header))]
-        return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        bins = [{"from": low, "to": high, "count": count} for low, high, count in self._bins()]
+        return {"shortest": self.shortest, "longest": self.longest, "mean": self.mean, "bins": bins}
+
+    def lines(self, limit: int | None = None) -> list[str]:
+        """One line per bin: range, count, bar; if there are more than `limit`, bins at the thinner end are merged."""
+        bins = self._bins()
+        while limit is not None and len(bins) > max(1, limit):
+            is_low_end = bins[0][2] + bins[1][2] <= bins[-1][2] + bins[-2][2]
+            place = 0 if is_low_end else len(bins) - 2
+            (low, _, first), (_, high, second) = bins[place : place + 2]
+            bins[place : place + 2] = [(low, high, first + second)]
+        largest = max((count for _, _, count in bins), default=0)
+        return [
+            f"{f'{low:,}' if low == high else f'{low:,} to {high:,}':>24} {count:>14,}  "
+            + "█" * round(_BAR * count / max(1, largest))
+            for low, high, count in bins
+        ]
+
+    def _bins(self) -> list[tuple[int, int, int]]:
+        """(shortest, longest, count) of each bin from the first to the last that is not empty."""
+        used = [place for place, count in enumerate(self.counts) if count]
+        return [
+            (1 << (place - 1) if place else 0, (1 << place) - 1 if place else 0, self.counts[place])
+            for place in (range(used[0], used[-1] + 1) if used else ())
+        ]
+
+
+def histogram(chunks: Iterable[NDArray[np.int64]]) -> Histogram:
+    """Histogram of lengths that arrive in chunks, so that they need not fit in memory."""
+    import numpy as np
+
+    counts = np.zeros(_BINS, np.int64)
+    total, shortest, longest = 0, 2**62, 0
+    for lengths in chunks:
+        if len(lengths):
+            # frexp gives the exponent e with 2^(e-1) <= length < 2^e, and 0 for 0.
+            counts += np.bincount(np.frexp(lengths.astype(np.float64))[1], minlength=_BINS)
+            total += int(lengths.sum())
+            shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
+    return Histogram(tuple(counts.tolist()), total, min(shortest, longest), longest)

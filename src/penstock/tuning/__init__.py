@@ -9,24 +9,41 @@
                           | leader, cheapest_within_noise
     advise                 does the data fit, map it or stream it, which shuffle, what the first epoch costs
 
-Judging is pure (`_arms`, `_model`, `_race`, `_search`); measuring is not. A rate is batches or samples per second:
-higher is better.
+Judging is pure (`_arms`, `_race`); measuring is not. A rate is batches or samples per second: higher is better.
+`Comparison.of` is how this house compares two settings: paired log ratios, and the interval of their mean.
 
 May import: `dataset`, `errors`, `filesystem`, `loader`, `machine`, `plan`, `pytorch`, `report`, `shards`. Imported
 by: `cli`, `doctor`. Holds no state.
 """
 
 from penstock.tuning._advise import advise
-from penstock.tuning._arms import Options, arms_of, check_space, default_space, key_of, name_of
+from penstock.tuning._arms import (
+    Look,
+    Options,
+    arms_of,
+    check_space,
+    choose_racers,
+    default_space,
+    key_of,
+    name_of,
+    predict,
+)
 from penstock.tuning._bench import bench_job, bench_plan
-from penstock.tuning._job import job_traceback, load_job
-from penstock.tuning._model import Look
-from penstock.tuning._race import Turn, cheapest_within_noise, compare, leader_of, student_quantile
-from penstock.tuning._search import search
-from penstock.tuning._timed_run import take_turn
+from penstock.tuning._job import job_traceback, load_job, take_turn
+from penstock.tuning._race import (
+    Comparison,
+    Turn,
+    cheapest_within_noise,
+    compare,
+    leader_of,
+    race,
+    search,
+    student_quantile,
+)
 from penstock.tuning._tune import TuneSettings, tune
 
 __all__ = [
+    "Comparison",
     "Look",
     "Options",
     "TuneSettings",
@@ -37,6 +54,7 @@ __all__ = [
     "bench_plan",
     "cheapest_within_noise",
     "check_space",
+    "choose_racers",
     "compare",
     "default_space",
     "job_traceback",
@@ -44,6 +62,8 @@ __all__ = [
     "leader_of",
     "load_job",
     "name_of",
+    "predict",
+    "race",
     "search",
     "student_quantile",
     "take_turn",

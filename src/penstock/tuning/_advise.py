@@ -6,10 +6,13 @@ sentences  what to do, why, and what the first epoch will cost
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import os
 import random
 import time
+import timeit
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,22 +117,10 @@ class Advice:
         return "\n  ".join([f"{self.path}: {counted(self.num_samples, 'sample')}", *self.sentences()])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        names = (
-            "path",
-            "data_bytes",
-            "num_samples",
-            "memory_bytes",
-            "reserved_bytes",
-            "num_ranks",
-            "fits",
-            "num_cpus",
-            "num_workers",
-        )
-        more = ("storage", "placement", "shuffle", "first_epoch_seconds", "page_faults", "batch_seconds", "map_seconds")
         scratch = None if self.scratch is None else {"variable": self.scratch.variable, "path": str(self.scratch.path)}
-        fields = {name: getattr(self, name) for name in (*names, *more)}
-        return fields | {"speed": self.speed._asdict(), "scratch": scratch, "sentences": list(self.sentences())}
+        names = (*(field.name for field in dataclasses.fields(self)), "fits", "first_epoch_seconds", "page_faults")
+        plain = {name: getattr(self, name) for name in names}
+        return plain | {"speed": self.speed._asdict(), "scratch": scratch, "sentences": list(self.sentences())}
 
     def _memory_sentence(self) -> str:
         if self.memory_bytes is None:
@@ -194,27 +185,29 @@ def advise(
         reserve_bytes: Memory that each training process needs for itself; 2 GB by default.
 
     Raises:
-        ValueError: `reserve_bytes` is no amount of memory.
+        ValueError: `reserve_bytes` is not an amount of memory.
     """
     reserve = _TRAINER_BYTES if reserve_bytes is None else reserve_bytes
     if not 0 <= reserve < math.inf:
-        raise ValueError(f"reserve_bytes={reserve_bytes} is no amount of memory.")
+        raise ValueError(f"reserve_bytes={reserve_bytes}; expected 0 or more.")
     dataset, plan = _parts(data)
-    where = dataset.path
-    path, is_file = Path(where), os.path.exists(where)
+    path, is_file = Path(dataset.path), os.path.exists(dataset.path)
     kind: Literal["thread", "process"] = "process" if plan is not None and plan.runs_python else "thread"
-    workers, data_bytes = default_workers(kind), dataset.storage.num_bytes
-    num_ranks = ranks_on_node()
+    workers, data_bytes, num_ranks = default_workers(kind), dataset.storage.num_bytes, ranks_on_node()
     reserved = num_ranks * int(reserve + workers * _WORKER_BYTES[kind])
     storage = storage_kind(path) if is_file else "memory"
     largest = _largest_file(dataset) if measure and is_file else None
     speed = Speed(*_TYPICAL[storage], is_measured=False) if largest is None else measure_speed(largest)
     memory = job_memory()
-    fits = memory is not None and data_bytes <= memory - reserved
     scratch = find_scratch(data_bytes) if storage == "network" else None
+    # Maps are for local files: a page that a server cannot deliver is a signal that kills the process.
+    elsewhere: Placement = "memory map" if storage != "network" else "stream" if scratch is None else "stage"
+    # A full shuffle where samples come from memory, or where reading them one by one adds little.
+    fits = memory is not None and data_bytes <= memory - reserved
+    adds_little = len(dataset) * speed.random_seconds <= _SLOW_SHARE * data_bytes / speed.bytes_per_second
     batch_seconds, map_seconds = _measure_maps(plan) if measure and plan is not None else (None, None)
     return Advice(
-        path=where,
+        path=dataset.path,
         data_bytes=data_bytes,
         num_samples=len(dataset),
         memory_bytes=memory,
@@ -225,8 +218,8 @@ def advise(
         storage=storage,
         speed=speed,
         scratch=scratch,
-        placement=_place(storage, has_scratch=scratch is not None) if is_file else "RAM",
-        shuffle=_shuffle(len(dataset), data_bytes, speed, fits=fits),
+        placement=elsewhere if is_file else "RAM",
+        shuffle="full" if fits or adds_little else "windows",
         batch_seconds=batch_seconds,
         map_seconds=map_seconds,
     )
@@ -275,37 +268,17 @@ def _datasets(source: Any) -> list[Dataset]:
     return [dataset for _, plan, _ in source.sources for dataset in _datasets(plan.source)]
 
 
-def _place(storage: StorageKind, *, has_scratch: bool) -> Placement:
-    """Maps are for local files: a page that a server cannot deliver is a signal that kills the process."""
-    if storage != "network":
-        return "memory map"
-    return "stage" if has_scratch else "stream"
-
-
-def _shuffle(num_samples: int, data_bytes: int, speed: Speed, *, fits: bool) -> Literal["full", "windows"]:
-    """Full if samples come from memory, or if reading them one by one adds little."""
-    if fits:
-        return "full"
-    return (
-        "full" if num_samples * speed.random_seconds <= _SLOW_SHARE * data_bytes / speed.bytes_per_second else "windows"
-    )
-
-
 def _measure_maps(plan: Plan) -> tuple[float | None, float | None]:
     """(seconds of a batch, how many of these in mapped functions), from the fastest of a few."""
+
+    def fastest(plan: Plan) -> float:
+        steps = itertools.count()
+        return min(timeit.repeat(lambda: plan.read(next(steps)), number=1, repeat=4))
+
     if not plan.num_rows:
         return None, None
-    whole = _fastest(plan)
-    return whole, max(0.0, whole - _fastest(plan.without_maps())) if plan.has_maps else None
-
-
-def _fastest(plan: Plan) -> float:
-    seconds = []
-    for step in range(4):
-        begin = time.perf_counter()
-        plan.read(step)
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+    whole = fastest(plan)
+    return whole, max(0.0, whole - fastest(plan.without_maps())) if plan.has_maps else None
 
 
 def _gigabytes(count: float) -> str:

@@ -23,19 +23,17 @@ import numpy as np
 
 from penstock.machine import describe_machine
 from penstock.plan import Plan
-from penstock.report import (
-    Fact,
-    FigureTable,
-    Headline,
-    Page,
-    StepTimes,
-    TextTable,
-    format_bytes,
-    format_number,
-    format_seconds,
+from penstock.report import Fact, FigureTable, Headline, Page, StepTimes, format_bytes, format_number, format_seconds
+from penstock.tuning._job import (
+    NO_BATCHES,
+    EmptyLoader,
+    Measured,
+    TrainingJob,
+    close_loader,
+    describe_exit,
+    take_turn,
+    warm_up_steps,
 )
-from penstock.tuning._job import TrainingJob, describe_exit
-from penstock.tuning._timed_run import NO_BATCHES, EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
 
 _COPIED_BYTES = 64 << 20
 _LIMIT_SECONDS = 0.5
@@ -51,7 +49,6 @@ class BenchLine(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of the limit."""
         return self.measured.rate / self.limit if self.limit else math.nan
 
 
@@ -67,10 +64,10 @@ class Bench:
     copy_bytes_per_second: float
     """How fast one thread copies memory."""
 
-    def table(self) -> TextTable:
+    def table(self) -> FigureTable:
         """One line for each way to run it."""
         header = ("", "batches/s", "of the limit", "first batch", "wait per step", "CPU per batch", "memory")
-        return TextTable(header, [_cells(line) for line in self.lines])
+        return FigureTable(title="Ways to run it", header=header, rows=tuple(map(_cells, self.lines)))
 
     def facts(self) -> Iterator[str]:
         """What the limits are."""
@@ -84,7 +81,6 @@ class Bench:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         lines = [
             {
                 "name": line.name,
@@ -102,7 +98,6 @@ class Bench:
         return {"name": self.name, **rates, "copy_bytes_per_second": self.copy_bytes_per_second, "lines": lines}
 
     def verdict(self) -> str:
-        """One sentence."""
         last = self.lines[-1]
         rate, waits = format_number(last.measured.rate), 100 * last.measured.loading_seconds * last.measured.rate
         return (
@@ -111,8 +106,7 @@ class Bench:
         )
 
     def page(self) -> Page:
-        """For `penstock.report` to draw."""
-        machine, table = describe_machine(), self.table()
+        machine = describe_machine()
         alone, last = self.lines[0].measured, self.lines[-1].measured
         heads = (
             Headline(value=f"{format_number(alone.rate)}/s", label="batches, the loader alone"),
@@ -127,9 +121,7 @@ class Bench:
             title=f"penstock bench · {self.name}",
             verdict=self.verdict(),
             headlines=heads,
-            tables=(
-                FigureTable(title="Ways to run it", header=tuple(table.header), rows=tuple(map(tuple, table.rows))),
-            ),
+            tables=(self.table(),),
             steps=StepTimes(wait=last.waits, step=last.steps),
             machine=facts,
             notes=tuple(self.facts()),
@@ -162,40 +154,32 @@ def bench_job(job: TrainingJob, *, steps: int, step_seconds: Sequence[float], op
         EmptyLoader: it has no batches.
         RuntimeError: the job fails; the cause is its own error.
     """
+    make = functools.partial(job.make_loader, **options)
     try:
-        return _bench_job(job, steps, step_seconds, options)
+        batch, plan = _look(make)
+        read_rate = None if plan is None else _rate_of(_reader(plan))
+        lines = _lines_without_job(make, math.nan if read_rate is None else read_rate, steps, step_seconds)
+        limit = _rate_of(lambda: job.train_step(batch))
+        lines += (BenchLine("with the job's step", _measure(make, job.train_step, steps), limit),)
     except EmptyLoader:
         raise
     except (Exception, SystemExit) as error:
         reason = describe_exit(error) if isinstance(error, SystemExit) else error
         raise RuntimeError(f"{job.name} could not be measured: {reason}") from error
-
-
-def _bench_job(job: TrainingJob, steps: int, step_seconds: Sequence[float], options: dict[str, Any]) -> Bench:
-    make = functools.partial(job.make_loader, **options)
-    batch, plan = _look(make)
-    read_rate = None if plan is None else _rate_of(_reader(plan))
-    lines = _lines_without_job(make, math.nan if read_rate is None else read_rate, steps, step_seconds)
-    limit = _rate_of(lambda: job.train_step(batch))
-    own = BenchLine("with the job's step", _measure(make, job.train_step, steps), limit)
-    return Bench(
-        name=job.name,
-        lines=(*lines, own),
-        read_rate=read_rate,
-        batch_bytes=_num_bytes(batch),
-        copy_bytes_per_second=_copy_rate(),
-    )
+    size, copied = _num_bytes(batch), _copy_rate()
+    return Bench(name=job.name, lines=lines, read_rate=read_rate, batch_bytes=size, copy_bytes_per_second=copied)
 
 
 def _lines_without_job(
     make: Callable[[], Any], limit: float, steps: int, step_seconds: Sequence[float]
 ) -> tuple[BenchLine, ...]:
     """The loader alone, whose limit is given, and with steps that wait."""
-    lines = [BenchLine("loader alone", _measure(make, _nothing, steps), limit)]
-    for seconds in step_seconds:
-        measured = _measure(make, functools.partial(_wait, seconds), steps)
-        lines.append(BenchLine(f"with a step of {format_seconds(seconds)}", measured, 1 / seconds))
-    return tuple(lines)
+
+    def waiting(seconds: float) -> BenchLine:
+        measured = _measure(make, lambda batch: time.sleep(seconds), steps)
+        return BenchLine(f"with a step of {format_seconds(seconds)}", measured, 1 / seconds)
+
+    return BenchLine("loader alone", _measure(make, lambda batch: None, steps), limit), *map(waiting, step_seconds)
 
 
 def _look(make: Callable[[], Any]) -> tuple[Any, Plan | None]:
@@ -248,14 +232,6 @@ def _copy_rate() -> float:
     source = np.ones(_COPIED_BYTES, np.uint8)
     target = np.empty_like(source)
     return _COPIED_BYTES * _rate_of(lambda: np.copyto(target, source))
-
-
-def _nothing(batch: Any) -> None:
-    return None
-
-
-def _wait(seconds: float, batch: Any) -> None:
-    time.sleep(seconds)
 
 
 def _cells(line: BenchLine) -> tuple[str, ...]:

@@ -18,12 +18,20 @@ from penstock.errors import StateError
 from penstock.loader import simplify
 from penstock.machine import usable_cpus
 from penstock.plan import Dataset, Plan
-from penstock.tuning._arms import Options, check_space, default_space, key_of, num_workers_of
-from penstock.tuning._job import MakeLoader, TrainingJob, TrainStep, describe_exit, ignores_batch
-from penstock.tuning._model import Look
-from penstock.tuning._race import ROUNDS, Turn, leader_of
-from penstock.tuning._search import search
-from penstock.tuning._timed_run import EmptyLoader, Measured, close_loader, take_turn, warm_up_steps
+from penstock.tuning._arms import Look, Options, check_space, default_space, key_of, num_workers_of
+from penstock.tuning._job import (
+    EmptyLoader,
+    MakeLoader,
+    Measured,
+    TrainingJob,
+    TrainStep,
+    close_loader,
+    describe_exit,
+    ignores_batch,
+    take_turn,
+    warm_up_steps,
+)
+from penstock.tuning._race import ROUNDS, Turn, leader_of, search
 from penstock.tuning._tuned import TriedSetting, Tuned
 
 _LOOK_TURNS = 2
@@ -116,12 +124,11 @@ class _Tuner:
 
     def run(self) -> None:
         """Look, then take turns until the search is over or the time is up."""
-        look = self._look()
-        rounds, cost = self._settings.rounds, self._cost
-        asking = search(self._space, look, usable_cpus(), self._turns, rounds=rounds, cost=cost)
+        look, limit, rounds = self._look(), self._settings.seconds, self._settings.rounds
+        asking = search(self._space, look, usable_cpus(), self._turns, rounds=rounds, cost=self._cost)
         try:
             arm = next(asking)
-            while not self._turns or self._is_in_time():
+            while not self._turns or limit is None or time.monotonic() - self._began < limit:
                 arm = asking.send(self._turn(arm))
         except StopIteration as end:
             self._best, self._is_complete = end.value, True
@@ -161,10 +168,9 @@ class _Tuner:
             self._remember(arm, found)
         if isinstance(found, Exception):
             return None
-        produce = found.wait_cpu_seconds / found.num_steps, found.step_cpu_seconds / found.num_steps
-        in_one_thread = max(1.0, produce[0] / max(1e-9, found.loading_seconds))  # as a worker computes
-        waits = tuple(wait * in_one_thread for wait in found.waits)
-        return Look(waits, produce[0], found.steps, produce[1])
+        produce_cpu, step_cpu = found.wait_cpu_seconds / found.num_steps, found.step_cpu_seconds / found.num_steps
+        in_one_thread = max(1.0, produce_cpu / max(1e-9, found.loading_seconds))  # as a worker computes
+        return Look([wait * in_one_thread for wait in found.waits], produce_cpu, found.steps, step_cpu)
 
     def _cost(self, arm: Options) -> float:
         """Cost of a turn, where 1 is one with the space's usual number of workers: each adds a step of warm-up."""
@@ -186,6 +192,7 @@ class _Tuner:
         warm_up = warm_up_steps(num_workers_of(arm))
         begun = time.perf_counter()
         loader: Any = None
+        found: Measured | Exception
         try:
             with warnings.catch_warnings():  # about too many workers: they are intended
                 warnings.simplefilter("ignore")
@@ -193,16 +200,19 @@ class _Tuner:
                 self._resume(loader)
                 found = take_turn(loader, self._job.train_step, num_steps=num_steps, warm_up=warm_up, begun=begun)
                 self._remember_place(loader)
+            self._num_steps += num_steps + warm_up
         except EmptyLoader:
             raise
         except Exception as error:  # noqa: BLE001 - a setting that cannot be run is a result
-            return self._report(arm, error)
+            found = error
         except SystemExit as error:
-            return self._report(arm, RuntimeError(describe_exit(error)).with_traceback(error.__traceback__))
+            found = RuntimeError(describe_exit(error)).with_traceback(error.__traceback__)
         finally:
             close_loader(loader)
-        self._num_steps += num_steps + warm_up
-        return self._report(arm, found)
+        self._num_turns += 1
+        if self._on_turn is not None:
+            self._on_turn(self._num_turns, arm, found)
+        return found
 
     def _resume(self, loader: Any) -> None:
         """Begin where the last turn ended, unless the job has another order now."""
@@ -215,12 +225,6 @@ class _Tuner:
             with contextlib.suppress(StateError):  # without an order there is no place
                 self._reached = loader.state_dict()
 
-    def _report(self, arm: Options, found: Measured | Exception) -> Measured | Exception:
-        self._num_turns += 1
-        if self._on_turn is not None:
-            self._on_turn(self._num_turns, arm, found)
-        return found
-
     def _remember(self, arm: Options, found: Measured | Exception) -> None:
         key = key_of(arm)
         self._arms[key] = arm
@@ -228,10 +232,6 @@ class _Tuner:
             self._failed[key] = found
         else:
             self._measured.setdefault(key, []).append(found)
-
-    def _is_in_time(self) -> bool:
-        limit = self._settings.seconds
-        return limit is None or time.monotonic() - self._began < limit
 
 
 def _has_plan(loader: Any) -> bool:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from penstock.errors import counted
 from penstock.loader import FILE_NAME, format_settings
-from penstock.report import Arm, Fact, Gain, Headline, Page, TextTable, format_bytes, format_number, format_seconds
+from penstock.report import Arm, Fact, FigureTable, Gain, Headline, Page, format_bytes, format_number, format_seconds
 from penstock.tuning._arms import Options, key_of, name_of, num_workers_of
+from penstock.tuning._job import Measured
 from penstock.tuning._race import Turn, cheapest_within_noise, compare
-from penstock.tuning._timed_run import Measured
 
 _HEADROOM = 1.25
 """More processors than the mean, so that a busy moment does not wait."""
@@ -48,19 +48,17 @@ class TriedSetting(NamedTuple):
             return cls(options, 0, math.nan, math.nan, math.nan, math.nan, math.nan, None, math.nan, text)
         rates = [turn.rate for turn in turns]
         memory = [turn.memory_bytes for turn in turns if turn.memory_bytes is not None]
-        error = (
-            statistics.stdev(rates) / math.sqrt(len(rates)) / statistics.fmean(rates) if len(rates) > 1 else math.nan
-        )
+        rate = statistics.fmean(rates)
         return cls(
             options,
             len(turns),
-            statistics.fmean(rates),
+            rate,
             statistics.fmean(turn.loading_seconds for turn in turns),
             statistics.fmean(turn.seconds * num_steps / turn.num_steps for turn in turns),
             statistics.fmean(turn.loading_seconds * turn.num_steps / turn.seconds for turn in turns),
             statistics.fmean(turn.cores for turn in turns),
-            max(memory) if memory else None,
-            error,
+            max(memory, default=None),
+            statistics.stdev(rates) / math.sqrt(len(rates)) / rate if len(rates) > 1 else math.nan,
             "",
         )
 
@@ -106,22 +104,22 @@ class Tuned:
         needed = math.ceil(_HEADROOM * chosen.cores)
         return f"#SBATCH --cpus-per-task={max(2 if workers else 1, min(needed, workers + 1))}"
 
-    def table(self) -> TextTable:
+    def table(self) -> FigureTable:
         """Settings, loading_time, training_time, processors, memory and error, the fastest first."""
-        names = list(dict.fromkeys(name for each in self.tried for name in each.options))
+        ranked, names = self._ranked(), list(dict.fromkeys(name for each in self.tried for name in each.options))
         header = (*names, "loading_time", "training_time", "steps/s", "cores", "memory", "error", "")
-        ranked = self._ranked()
-        rows = [(*(_cell(each.options.get(name)) for name in names), *self._figures(each)) for each in ranked]
-        return TextTable(header, rows)
+        shown = [{name: str(value) for name, value in each.options.items() if value is not None} for each in ranked]
+        rows = [
+            (*(cells.get(name, "–") for name in names), *self._figures(each))
+            for cells, each in zip(shown, ranked, strict=True)
+        ]
+        return FigureTable(header=header, rows=tuple(rows))
 
     def to_toml(self, name: str = FILE_NAME) -> str:
         """The text of a settings file of that name."""
         chosen = self.cheapest
-        measured = {
-            "steps_per_second": round(chosen.rate, 3),
-            "cores": round(chosen.cores, 2),
-            "processors": self.num_cpus,
-        }
+        rates = {"steps_per_second": round(chosen.rate, 3), "cores": round(chosen.cores, 2)}
+        measured = {**rates, "processors": self.num_cpus}
         return format_settings(self.options, measured, command=f"penstock tune {self.name}", name=name)
 
     def write(self, path: str | os.PathLike[str] = FILE_NAME) -> Path:
@@ -130,7 +128,6 @@ class Tuned:
         return Path(path)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "name": self.name,
             "best": _plain(self.best.options),
@@ -144,11 +141,11 @@ class Tuned:
         }
 
     def verdict(self) -> str:
-        """One sentence."""
         best, chosen = self.best, self.cheapest
         choice = f"{name_of(chosen.options)} gives {format_number(chosen.rate)} steps/s"
         if key_of(best.options) == key_of(chosen.options):
-            return f"{choice}: the best of {counted(self._num_measured(), 'setting')} that ran."
+            num_measured = sum(each.num_turns > 0 for each in self.tried)
+            return f"{choice}: the best of {counted(num_measured, 'setting')} that ran."
         lost = compare(self.turns, chosen.options, best.options)
         return (
             f"{choice}, which is within the noise of the best ({name_of(best.options)}: {lost.ratio:.2f} ± "
@@ -175,7 +172,6 @@ class Tuned:
             )
 
     def page(self) -> Page:
-        """For `penstock.report` to draw."""
         chosen = self.cheapest
         return Page(
             title=f"penstock tune · {self.name}",
@@ -197,12 +193,9 @@ class Tuned:
 
     def _arm(self, each: TriedSetting) -> Arm:
         found = compare(self.turns, each.options, self.best_options)
-        gain = Gain(ratio=each.rate / self.best.rate)
-        if found.num_rounds > 1:
-            gain = Gain(ratio=found.ratio, error=found.ratio * min(found.width, 1.0))
         return Arm(
             name=name_of(each.options),
-            gain=gain,
+            gain=found.gain if found.num_rounds > 1 else Gain(ratio=each.rate / self.best.rate),
             steps_per_second=each.rate,
             wait_seconds=each.loading_seconds,
             step_seconds=(1 - each.waiting_share) / each.rate,
@@ -214,11 +207,8 @@ class Tuned:
     def _figures(self, each: TriedSetting) -> tuple[str, ...]:
         if each.failure:
             return "–", "–", "–", "–", "–", "–", each.failure[:120]
-        marks = [
-            word
-            for word, one in (("best", self.best_options), ("use this", self.options))
-            if key_of(one) == key_of(each.options)
-        ]
+        marked = {"best": self.best_options, "use this": self.options}
+        marks = [word for word, options in marked.items() if key_of(options) == key_of(each.options)]
         return (
             format_seconds(each.loading_seconds),
             format_seconds(each.training_seconds),
@@ -232,28 +222,19 @@ class Tuned:
     def _ranked(self) -> list[TriedSetting]:
         return sorted(self.tried, key=lambda each: (bool(each.failure), -each.rate if each.num_turns else 0.0))
 
-    def _num_measured(self) -> int:
-        return sum(each.num_turns > 0 for each in self.tried)
-
     def _find(self, options: Options) -> TriedSetting:
         return next(each for each in self.tried if key_of(each.options) == key_of(options))
 
 
-def _cell(value: Any) -> str:
-    return "–" if value is None else str(value)
-
-
 def _plain(options: Options) -> dict[str, Any]:
-    return {
-        name: value if isinstance(value, bool | int | float | str) else repr(value) for name, value in options.items()
-    }
+    plain = bool | int | float | str
+    return {name: value if isinstance(value, plain) else repr(value) for name, value in options.items()}
 
 
 def _tried_json(each: TriedSetting) -> dict[str, Any]:
     if each.failure:
         return {"options": _plain(each.options), "failure": each.failure}
-    figures = {
-        name: getattr(each, name) for name in ("num_turns", "rate", "loading_seconds", "training_seconds", "cores")
-    }
+    names = ("num_turns", "rate", "loading_seconds", "training_seconds", "cores")
+    figures = {name: getattr(each, name) for name in names}
     error = None if math.isnan(each.error) else each.error
     return {"options": _plain(each.options), **figures, "memory_bytes": each.memory_bytes, "error": error}

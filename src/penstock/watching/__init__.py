@@ -1,7 +1,7 @@
 """What every step of a training loop waits for: `penstock.watch` around any loader.
 
     for batch in penstock.watch(loader): …
-      _watch      a row of figures for each step, and what the loader says about itself: _gauge
+      _watch      a row of figures for each step, and what the loader says about itself
       _steps      the rows, in bounded memory
       _summary    words and numbers                                               -> watched.summary()
                   the same for TensorBoard, W&B, MLflow: one callable             -> log=
@@ -10,12 +10,7 @@
 May import: `errors`, `machine`, `report`. Imported by: `doctor`. Holds no state.
 """
 
-from penstock.watching._gauge import gauge_of
 from penstock.watching._summary import WatchSummary
-from penstock.watching._watch import watch
+from penstock.watching._watch import gauge_of, watch
 
-__all__ = [
-    "WatchSummary",
-    "gauge_of",
-    "watch",
-]
+__all__ = ["WatchSummary", "gauge_of", "watch"]

@@ -18,7 +18,6 @@ from penstock.report import (
     Finding,
     Headline,
     Lane,
-    Line,
     Page,
     Span,
     StepTimes,
@@ -39,7 +38,10 @@ Floats = NDArray[np.float64]
 def watch_page(summary: WatchSummary, history: StepHistory, usage: UsageHistory | None) -> Page:
     """The page of what was recorded so far."""
     first, rows = history.latest()
-    begin = _begin(rows, usage)
+    # The page's time begins with the first reading, or with the first step that is still known.
+    moments = [*rows[:1, COLUMNS["begin"]], *([] if usage is None else usage.time_seconds[:1])]
+    begin = float(min(moments, default=0.0))
+    wait, step = (tuple(history.means(column).tolist()) for column in ("wait", "step"))
     return Page(
         title=f"penstock watch · {summary.name}",
         verdict=summary.verdict,
@@ -47,7 +49,7 @@ def watch_page(summary: WatchSummary, history: StepHistory, usage: UsageHistory 
         headlines=tuple(_headlines(summary)),
         findings=tuple(finding for find in _FINDERS if (finding := find(summary)) is not None),
         lanes=(Lane(name="training", spans=tuple(_spans(first, rows, begin))),) if len(rows) else (),
-        steps=_step_times(history),
+        steps=StepTimes(wait=wait, step=step, steps_per_entry=history.steps_per_block) if history.num_steps else None,
         charts=tuple(_charts(history, usage, begin)),
         machine=tuple(_facts(summary.machine)),
         notes=tuple(_notes(summary, len(rows))),
@@ -66,12 +68,6 @@ def _headlines(summary: WatchSummary) -> Iterator[Headline]:
         yield Headline(value=value, label="cores used by training + by its workers")
 
 
-def _begin(rows: Floats, usage: UsageHistory | None) -> float:
-    """When the page's time begins: with the first reading, or with the first step that is still known."""
-    moments = [*rows[:1, COLUMNS["begin"]], *([] if usage is None else usage.time_seconds[:1])]
-    return float(min(moments, default=0.0))
-
-
 def _spans(first: int, rows: Floats, begin: float) -> Iterator[Span]:
     cut = max(0, len(rows) - _MOST_STEPS_IN_LANES)
     for place, row in enumerate(rows[cut:], first + cut):
@@ -80,39 +76,26 @@ def _spans(first: int, rows: Floats, begin: float) -> Iterator[Span]:
         yield Span(start=asked - begin + wait, duration=step, kind="step", label=f"step {place}", step=place)
 
 
-def _step_times(history: StepHistory) -> StepTimes | None:
-    if not history.num_steps:
-        return None
-    wait, step = (tuple(history.means(column).tolist()) for column in ("wait", "step"))
-    return StepTimes(wait=wait, step=step, steps_per_entry=history.steps_per_block)
-
-
 def _charts(history: StepHistory, usage: UsageHistory | None, begin: float) -> Iterator[Chart]:
     moments = history.means("begin") - begin
     if len(moments) > 1:
         seconds = _smooth(history.means("wait") + history.means("step"))
-        yield _chart("Throughput", "steps/s", moments, {"steps": 1 / np.maximum(seconds, 1e-9)})
+        yield Chart.of("Throughput", "steps/s", moments, {"steps": 1 / np.maximum(seconds, 1e-9)})
     queued = history.means("queued")
     if np.isfinite(queued).any() and len(moments) > 1:
-        yield _chart("Batches ready", "batches", moments, {"when one was asked for": _smooth(queued)})
+        yield Chart.of("Batches ready", "batches", moments, {"when one was asked for": _smooth(queued)})
     if usage is None or len(usage.time_seconds) < 3:
         return
     times, rates = usage.time_seconds[1:] - begin, usage.rates()
     cores = {"training": rates.root_cores, "workers": rates.children_cores, "other programs": rates.other_cores}
-    yield _chart("Processors", "cores", times, cores)
+    yield Chart.of("Processors", "cores", times, cores)
     memory = {"resident": usage.rss_bytes[1:], "shared pages once": usage.pss_bytes[1:]}
-    yield _chart("Memory", "GB", times, {name: values / _GIGABYTE for name, values in memory.items()})
+    yield Chart.of("Memory", "GB", times, {name: values / _GIGABYTE for name, values in memory.items()})
     reads = rates.read_bytes / 1e6
     if np.nanmax(reads, initial=0) > 0.1:
-        yield _chart("Read from storage", "MB/s", times, {"reads": reads})
+        yield Chart.of("Read from storage", "MB/s", times, {"reads": reads})
     if np.isfinite(usage.accelerator_utilization).any():
-        yield _chart("Accelerator", "%", times, {"busy": 100 * usage.accelerator_utilization[1:]})
-
-
-def _chart(title: str, unit: str, times: Floats, lines: dict[str, Floats]) -> Chart:
-    known = {name: values for name, values in lines.items() if np.isfinite(values).any()}
-    drawn = tuple(Line(name=name, values=tuple(values.tolist())) for name, values in known.items())
-    return Chart(title=title, unit=unit, times=tuple(times.tolist()), lines=drawn)
+        yield Chart.of("Accelerator", "%", times, {"busy": 100 * usage.accelerator_utilization[1:]})
 
 
 def _smooth(values: Floats) -> Floats:
@@ -124,9 +107,8 @@ def _smooth(values: Floats) -> Floats:
 
 def _uneven_waits(summary: WatchSummary) -> Finding | None:
     """Most batches come in time, a few hold everything up."""
-    if summary.is_healthy or summary.long_wait_seconds < 10 * max(
-        summary.wait_seconds / 4, summary.typical_wait_seconds
-    ):
+    usual = max(summary.wait_seconds / 4, summary.typical_wait_seconds)
+    if summary.is_healthy or summary.long_wait_seconds < 10 * usual:
         return None
     long = [number for number, seconds in summary.longest_waits if seconds >= summary.long_wait_seconds / 2]
     return Finding(
@@ -163,17 +145,13 @@ def _no_core(summary: WatchSummary) -> Finding | None:
     lost = summary.no_core_seconds or 0.0
     if lost < 0.05 * (summary.wait_seconds + summary.step_seconds):
         return None
-    others = summary.other_cores or 0.0
-    who = (
-        f"Other programs use {format_cores(others)} of the {summary.machine.num_processors} cores."
-        if others > (summary.worker_cores or 0.0)
-        else f"Its own workers use {format_cores(summary.worker_cores or 0.0)} of the "
-        f"{summary.machine.num_processors} cores."
-    )
+    others, workers = summary.other_cores or 0.0, summary.worker_cores or 0.0
+    who = "Other programs" if others > workers else "Its own workers"
+    used = f"{who} use {format_cores(max(others, workers))} of the {summary.machine.num_processors} cores."
     return Finding(
         id="no-core",
         title="The training thread waits for a core",
-        evidence=(f"It was ready to run but had none for {format_seconds(lost)} of every step.", who),
+        evidence=(f"It was ready to run but had none for {format_seconds(lost)} of every step.", used),
         change="fewer workers, fewer threads, or cores of your own: #SBATCH --cpus-per-task=N",
     )
 
@@ -182,12 +160,11 @@ def _cold_pages(summary: WatchSummary) -> Finding | None:
     """The training thread reads memory-mapped pages from disk."""
     if summary.major_faults < 1:
         return None
+    pages = format_number(summary.major_faults)
     return Finding(
         id="cold-pages",
         title="The training thread waits for the disk",
-        evidence=(
-            f"It touched {format_number(summary.major_faults)} pages in every step that had to come from storage.",
-        ),
+        evidence=(f"It touched {pages} pages in every step that had to come from storage.",),
         change="read in workers: DataLoader(..., num_workers=2)",
     )
 

@@ -89,7 +89,6 @@ class WatchSummary:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
         if not self.num_steps:
             return "No step was completed, so there is nothing to say yet."
         share = _percent(self.wait_share)
@@ -126,10 +125,8 @@ class WatchSummary:
         if self.read_bytes_per_second is not None and self.read_bytes_per_second > 1e5:
             yield f"{format_bytes(self.read_bytes_per_second)} a second came from storage."
         if self.resident_bytes is not None:
-            shared = (
-                "" if self.proportional_bytes is None else f" ({format_bytes(self.proportional_bytes)} counted once)"
-            )
-            yield f"Training process and workers held up to {format_bytes(self.resident_bytes)}{shared}."
+            once = "" if self.proportional_bytes is None else f" ({format_bytes(self.proportional_bytes)} counted once)"
+            yield f"Training process and workers held up to {format_bytes(self.resident_bytes)}{once}."
         if self.accelerator_utilization is not None:
             yield f"The accelerator was busy {_percent(self.accelerator_utilization)} of the time."
 
@@ -151,7 +148,15 @@ def summarise(
     history.flush()
     wait, step = (history.total(column) if history.num_steps else 0.0 for column in ("wait", "step"))
     count = max(1, history.num_steps)
-    rates = _rates(usage)
+    rates: list[float | None] = [None] * 4
+    if usage is not None and len(usage.time_seconds) > 1:
+        rates = [_known(float(column[0])) for column in usage.rates(overall=True)]
+
+    def of_usage(reduce: Callable[[NDArray[np.float64]], float], column: str) -> float | None:
+        values = np.empty(0) if usage is None else getattr(usage, column)
+        measured = values[np.isfinite(values)]
+        return float(reduce(measured)) if len(measured) else None
+
     return WatchSummary(
         name=name,
         num_steps=history.num_steps,
@@ -174,37 +179,16 @@ def summarise(
         worker_cores=rates[1],
         other_cores=rates[2],
         read_bytes_per_second=rates[3],
-        resident_bytes=_most(None if usage is None else usage.rss_bytes),
-        proportional_bytes=_most(None if usage is None else usage.pss_bytes),
-        accelerator_utilization=_mean(None if usage is None else usage.accelerator_utilization),
-        accelerator_memory_bytes=_most(None if usage is None else usage.accelerator_memory_bytes),
+        resident_bytes=of_usage(np.max, "rss_bytes"),
+        proportional_bytes=of_usage(np.max, "pss_bytes"),
+        accelerator_utilization=of_usage(np.mean, "accelerator_utilization"),
+        accelerator_memory_bytes=of_usage(np.max, "accelerator_memory_bytes"),
         machine=machine,
     )
 
 
-def _rates(usage: UsageHistory | None) -> list[float | None]:
-    """Cores of training, workers and other programs, and bytes read a second, over the whole run."""
-    if usage is None or len(usage.time_seconds) < 2:
-        return [None] * 4
-    return [_known(float(column[0])) for column in usage.rates(overall=True)]
-
-
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _most(values: NDArray[np.float64] | None) -> float | None:
-    known = _measured(values)
-    return float(np.max(known)) if len(known) else None
-
-
-def _mean(values: NDArray[np.float64] | None) -> float | None:
-    known = _measured(values)
-    return float(np.mean(known)) if len(known) else None
-
-
-def _measured(values: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    return np.empty(0) if values is None else values[np.isfinite(values)]
 
 
 def format_cores(cores: float) -> str:

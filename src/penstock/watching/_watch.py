@@ -7,6 +7,9 @@
 
 A step costs 10 to 40 µs (`benchmarks/bench_watch.py`); what processes, machine and accelerators use is read by a
 thread, four times a second. A loop that is left early does not count its last step, since nothing says when it ended.
+
+A *gauge* asks the loader which batches are ready, and how long it copied. Torch's iterator has it in attributes that
+are not public; with a version that has others, nothing is known.
 """
 
 from __future__ import annotations
@@ -16,17 +19,18 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from penstock.machine import Sampler, ThreadMeter, ThreadUsage, UsageHistory, describe_machine
 from penstock.report import Page, render_html, to_perfetto
-from penstock.watching._gauge import Gauge, gauge_of
 from penstock.watching._page import watch_page
 from penstock.watching._steps import StepHistory, StepRow
 from penstock.watching._summary import Log, Scalars, WatchSummary, summarise
 
+Gauge = Callable[[], tuple[float, float]]
+"""(batches ready now, seconds of copying so far); NaN for what the loader does not say."""
 _SECONDS_BETWEEN_READINGS = 0.005
 _MOST_READING_SHARE = 0.002
 """Share of the time that the training thread may spend reading what it has used: 40 µs each time if caches are cold."""
@@ -270,3 +274,23 @@ class WatchedLoop(Generic[AnyBatch]):
         weakref.finalize(self, self._meter.close)
         self._usage = self._meter.read()
         self._read_again_at = 0.0
+
+
+def gauge_of(loader: Any, batches: Any) -> Gauge | None:
+    """How to ask this loader, whose loop is `batches`; None when there is nothing to ask."""
+    queue, held = getattr(batches, "_data_queue", None), getattr(batches, "_task_info", None)
+
+    def ask_penstock() -> tuple[float, float]:
+        statistics = loader.stats()
+        return statistics.num_queued, statistics.copy_seconds
+
+    def ask_torch() -> tuple[float, float]:
+        """In the queue, and out of order beside it."""
+        try:
+            return queue.qsize() + sum(len(info) == 2 for info in held.values()), math.nan  # type: ignore[union-attr]
+        except (NotImplementedError, OSError, TypeError):  # no qsize on this system; a queue that is closed
+            return math.nan, math.nan
+
+    if type(loader).__module__.startswith("penstock.") and callable(getattr(loader, "stats", None)):
+        return ask_penstock
+    return ask_torch if callable(getattr(queue, "qsize", None)) and isinstance(held, dict) else None
