@@ -43,7 +43,7 @@ def lasting_fork_servers() -> Iterator[None]:
 
     Two tests are not alike for a server, because pytest puts the name of each into the environment: not here.
     """
-    from penstock.workers._running_servers import RunningServer, _running_servers, _RunningServers
+    from penstock.workers._fork_servers import RunningServer, _running_servers, _RunningServers
 
     lend, kept = _RunningServers.lend, []
 

@@ -14,7 +14,7 @@ A shape looks like the data it describes, and `find_mismatch` says where a value
     Either(shape, shape)      whatever fits one of them
     object                    anything
 
-May import: nothing. Imported by: `loader`, `preparation`, `pytorch`, `sources`. Holds no state.
+May import: nothing. Imported by: `loader`, `preparation`, `pytorch`, `service`, `sources`. Holds no state.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.machine import _cgroups, default_workers, thread_settings, usable_cpus
+from penstock.machine import _limits, default_workers, thread_settings, usable_cpus
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of 16 processors without limits; the folder stands for /sys/fs/cgroup."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
-    monkeypatch.setattr(_cgroups, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(_cgroups, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(_limits, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(_limits, "_OWN_CGROUPS", tmp_path / "own")
     for name in ("SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path

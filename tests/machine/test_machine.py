@@ -11,9 +11,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from penstock.machine import ThreadMeter, _cgroups, _machine, available_memory, describe_machine
-from penstock.machine._accelerators import Accelerators, AcceleratorUsage
-from penstock.machine._machine import machine_busy_seconds
+from penstock.machine import ThreadMeter, _limits, available_memory, describe_machine
+from penstock.machine._limits import machine_busy_seconds
+from penstock.machine._usage import Accelerators, AcceleratorUsage
 
 
 def burn(seconds: float) -> None:
@@ -76,8 +76,8 @@ def test_the_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_proc_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_machine, "_PROC", tmp_path)
-    monkeypatch.setattr(_cgroups, "_OWN_CGROUPS", tmp_path / "no")
+    monkeypatch.setattr(_limits, "_PROC", tmp_path)
+    monkeypatch.setattr(_limits, "_OWN_CGROUPS", tmp_path / "no")
     assert machine_busy_seconds() is None
     assert available_memory() is None
     assert describe_machine().memory_bytes is None
@@ -110,10 +110,10 @@ def test_the_memory_that_control_groups_allow(
     files: dict[str, str],
     expected: tuple[int, int, int] | None,
 ) -> None:
-    monkeypatch.setattr(_cgroups, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(_cgroups, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(_limits, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(_limits, "_OWN_CGROUPS", tmp_path / "own")
     write(tmp_path, {"own": own, **files})
-    assert _cgroups.memory_limit() == expected
+    assert _limits.memory_limit() == expected
 
 
 def test_without_a_library_there_are_no_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.machine import ProcessUsage, _processes, process_tree, read_process
+from penstock.machine import ProcessUsage, _usage, process_tree, read_process
 
 _STAT = "{pid} ({name}) S {parent} 1 1 0 -1 4194304 11 0 3 0 150 50 0 0 20 0 1 0 {pid}77 9999 1000 0"
 
@@ -32,7 +32,7 @@ def family() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that stands for /proc: 10 has the children 20 and 30, and 20 has 40."""
-    monkeypatch.setattr(_processes, "_PROC", str(tmp_path))
+    monkeypatch.setattr(_usage, "_PROC", str(tmp_path))
     for pid, parent in ((10, 1), (20, 10), (30, 10), (40, 20)):
         (tmp_path / str(pid) / "task" / str(pid)).mkdir(parents=True)
         (tmp_path / str(pid) / "stat").write_text(_STAT.format(pid=pid, parent=parent, name="a (strange) name"))
@@ -93,5 +93,5 @@ def test_a_stat_that_cannot_be_read_is_none(proc: Path, damage: str) -> None:
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_processes, "_PROC", str(tmp_path / "no"))
+    monkeypatch.setattr(_usage, "_PROC", str(tmp_path / "no"))
     assert process_tree(os.getpid()) == ()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.machine import ProcessUsage, Sampler, _processes, _sampler, read_process
+from penstock.machine import ProcessUsage, Sampler, _sampler, _usage, read_process
 
 _BURN = "import time\nwhile time.process_time() < 0.5: pass"
 
@@ -86,7 +86,7 @@ def test_pages_are_walked_through_as_rarely_as_it_takes_long(monkeypatch: pytest
 
 
 def test_without_proc_there_is_nothing_to_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_processes, "_PROC", str(tmp_path))
+    monkeypatch.setattr(_usage, "_PROC", str(tmp_path))
     with Sampler() as sampler:
         assert not sampler.sample()
     assert sampler.history().time_seconds.shape == (0,)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -27,6 +27,13 @@ def written_plan(folder: Path, num_rows: int = 4096, row_values: int = 1024, bat
     plan = penstock.open(folder / "data").shuffle(seed=1).batch(batch)
     (folder / "plan.toml").write_text(plan.to_toml(), encoding="utf-8")
     return folder / "plan.toml"
+
+
+class Addressed(Protocol):
+    """A server, in this process or in one of its own."""
+
+    @property
+    def address(self) -> str: ...
 
 
 class ServeProcess:

@@ -22,8 +22,8 @@ import pytest
 import penstock
 from penstock.errors import CorruptionError
 from penstock.service import make_certificates, serve
-from penstock.service._addresses import Address, split_address
-from penstock.service._fetch import Connection, Refused
+from penstock.service._connection import Connection, Refused
+from penstock.service._settings import Address, split_address
 from penstock.service._wire import BatchRequest
 from penstock.shards import checksum
 from waiting import wait_until

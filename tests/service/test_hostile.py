@@ -15,15 +15,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
-from penstock.service import Security, _sending, make_certificates, serve
-from penstock.service._server import Server
+from penstock.service import Security, _limits, make_certificates, serve
 from waiting import wait_until
 
-from .processes import ServeProcess, written_plan
+from .processes import Addressed, ServeProcess, written_plan
 
 TOKEN = "a secret of many characters"
 MIB = 1 << 20
@@ -52,13 +52,13 @@ def server(request: pytest.FixtureRequest, plan_file: Path) -> Iterator[ServePro
         yield server
 
 
-def connect(server: ServeProcess | Server, seconds: float = 60) -> socket.socket:
+def connect(server: Addressed, seconds: float = 60) -> socket.socket:
     raw = knock(server, seconds)
     tls = getattr(server, "tls", None)
     return raw if tls is None else tls.wrap_socket(raw, server_hostname="127.0.0.1")
 
 
-def knock(server: ServeProcess | Server, seconds: float = 60) -> socket.socket:
+def knock(server: Addressed, seconds: float = 60) -> socket.socket:
     """A connection on which nothing was said yet, not even of TLS."""
     host, _, port = server.address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=seconds)
@@ -208,9 +208,9 @@ def test_slow_readers_take_little_memory_however_large_their_answers_are(
 @pytest.fixture(params=["tcp", "tls"])
 def patient(
     request: pytest.FixtureRequest, plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Server]:
+) -> Iterator[Any]:
     """Gives up readers after a short while."""
-    monkeypatch.setattr(_sending, "_READER_SECONDS", 0.5)
+    monkeypatch.setattr(_limits, "_READER_SECONDS", 0.5)
     security = None
     if request.param == "tls":
         files = make_certificates(tmp_path, ["127.0.0.1"])
@@ -222,7 +222,7 @@ def patient(
 
 
 def test_a_reader_that_does_not_even_take_a_header_is_cut_off(
-    patient: Server, plan_file: Path, caplog: pytest.LogCaptureFixture
+    patient: Any, plan_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with connect(patient) as reader:
         reader.sendall(b"GET /v1/plan HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -254,7 +254,7 @@ def test_a_reader_that_does_not_even_take_a_header_is_cut_off(
         ("127.0.0.1@rebound.example", 421),
     ],
 )
-def test_web_pages_whose_name_leads_to_loopback_read_nothing(host: str, status: int, named_server: Server) -> None:
+def test_web_pages_whose_name_leads_to_loopback_read_nothing(host: str, status: int, named_server: Any) -> None:
     for path in ("/v1/plan", "/metrics", f"/v1/batch/{named_server.plan.fingerprint}/0/1/0/1/0/1"):
         with contextlib.closing(http.client.HTTPConnection(named_server.address, timeout=60)) as browser:
             browser.request("GET", path, headers={"Host": host})
@@ -262,7 +262,7 @@ def test_web_pages_whose_name_leads_to_loopback_read_nothing(host: str, status: 
 
 
 @pytest.fixture(scope="module")
-def named_server(plan_file: Path) -> Iterator[Server]:
+def named_server(plan_file: Path) -> Iterator[Any]:
     with serve(penstock.load_plan(plan_file), "127.0.0.1:0", num_workers=1) as server:
         yield server
 

@@ -28,14 +28,12 @@ from penstock.cli._top import table_of
 from penstock.errors import CorruptionError, ServiceError, printable
 from penstock.loader import Bundle, Item, LoaderStatistics, SlotPool, private_slot
 from penstock.schema import Ragged
-from penstock.service import Remote, Security, read_servers, serve
-from penstock.service._addresses import Servers
-from penstock.service._arrivals import Arrived, Layouts
-from penstock.service._fleet import Fleet
-from penstock.service._server import Server
-from penstock.service._wire import CHECKSUM_HEADER
+from penstock.service import Remote, RemoteEngine, Security, Servers, read_servers, serve
+from penstock.service._answers import Arrived, Layouts
 from penstock.shards import checksum
 from waiting import wait_until
+
+from .processes import Addressed
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 Answer = Callable[[str], bytes]
@@ -81,12 +79,12 @@ def plan() -> penstock.Plan:
 
 
 @pytest.fixture(scope="module")
-def honest(plan: penstock.Plan) -> Iterator[Server]:
+def honest(plan: penstock.Plan) -> Iterator[Addressed]:
     with serve(plan, "127.0.0.1:0", num_workers=1) as server:
         yield server
 
 
-def asked(server: Server, path: str) -> bytes:
+def asked(server: Addressed, path: str) -> bytes:
     with contextlib.closing(HTTPConnection(server.address, timeout=60)) as connection:
         connection.request("GET", path)
         return connection.getresponse().read()
@@ -132,7 +130,7 @@ def test_servers_that_make_no_sense_are_named_with_reasons_that_are_safe_to_prin
         assert len(reason) < 600, name
 
 
-def test_servers_that_claim_more_than_there_can_be_are_refused(plan: penstock.Plan, honest: Server) -> None:
+def test_servers_that_claim_more_than_there_can_be_are_refused(plan: penstock.Plan, honest: Addressed) -> None:
     page = json.loads(asked(honest, "/v1/plan"))
     claims = ({"workers": 10**9}, {"workers": True}, {"step_bytes": 2**62}, {"workers": -1})
     for reason in reasons_given(plan, [as_json(page | claim) for claim in claims]):
@@ -142,29 +140,29 @@ def test_servers_that_claim_more_than_there_can_be_are_refused(plan: penstock.Pl
         assert "does not say how long a batch takes" in reason
 
 
-def bodies_of(honest: Server, lie: Callable[[bytes], bytes]) -> Answer:
+def bodies_of(honest: Addressed, lie: Callable[[bytes], bytes]) -> Answer:
     """Answers like the honest server, but for the bodies of batches."""
     return lambda path: lie(asked(honest, path)) if path.startswith("/v1/batch/") else http(asked(honest, path))
 
 
 def signed(body: bytes, *headers: str) -> bytes:
-    return http(body, "200 OK", f"{CHECKSUM_HEADER}: {checksum(body):08x}", *headers)
+    return http(body, "200 OK", f"Penstock-Checksum: {checksum(body):08x}", *headers)
 
 
 @pytest.mark.parametrize("header", ["Connection: keep-alive", "Connection: close"])
-def test_a_proxy_that_tells_the_truth_is_believed(header: str, plan: penstock.Plan, honest: Server) -> None:
+def test_a_proxy_that_tells_the_truth_is_believed(header: str, plan: penstock.Plan, honest: Addressed) -> None:
     with liar(bodies_of(honest, lambda body: signed(body, header))) as address:
         assert len(load(plan, address)) == 3
 
 
-def test_bodies_that_are_always_damaged_are_an_error_of_ours(plan: penstock.Plan, honest: Server) -> None:
+def test_bodies_that_are_always_damaged_are_an_error_of_ours(plan: penstock.Plan, honest: Addressed) -> None:
     with liar(bodies_of(honest, lambda body: http(body[:-1] + b"!"))) as address:
         with pytest.raises(CorruptionError, match="bytes arrived damaged") as raised:
             load(plan, address)
         assert raised.value.__notes__ == [f"This is what {address} sent."]
 
 
-def test_a_body_that_arrives_damaged_is_asked_for_again_and_counted(plan: penstock.Plan, honest: Server) -> None:
+def test_a_body_that_arrives_damaged_is_asked_for_again_and_counted(plan: penstock.Plan, honest: Addressed) -> None:
     flips = iter([1])
 
     def damage_the_first(body: bytes) -> bytes:
@@ -181,7 +179,7 @@ def test_a_body_that_arrives_damaged_is_asked_for_again_and_counted(plan: pensto
 
 
 def test_answers_that_do_not_come_are_waited_for_together_and_not_one_after_the_other(
-    plan: penstock.Plan, honest: Server
+    plan: penstock.Plan, honest: Addressed
 ) -> None:
     page, asked_for, is_over = http(asked(honest, "/v1/plan")), list[str](), threading.Event()
 
@@ -193,22 +191,22 @@ def test_answers_that_do_not_come_are_waited_for_together_and_not_one_after_the_
         return b""
 
     with liar(answer) as address:
-        fleet = Fleet(plan, Remote(servers=address, timeout_seconds=2.0), LoaderStatistics())
+        engine = RemoteEngine(plan, Remote(servers=address, timeout_seconds=2.0), LoaderStatistics())
         for ticket in range(4):
-            fleet.requests.add(ticket, Item(10 * ticket))
+            engine.submit(ticket, Item(10 * ticket))
         assert wait_until(lambda: len(asked_for) == 8, 6.0)  # all of them once more
         assert Counter(asked_for).most_common(1)[0][1] == 2
         is_over.set()
-        fleet.close()
+        engine.close()
 
 
-def test_an_endless_body_is_not_read(plan: penstock.Plan, honest: Server) -> None:
+def test_an_endless_body_is_not_read(plan: penstock.Plan, honest: Addressed) -> None:
     endless = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(1 << 20)
     with liar(bodies_of(honest, lambda _: endless)) as address, pytest.raises(ServiceError, match="how much it sends"):
         load(plan, address)
 
 
-def test_what_failed_on_a_server_is_safe_to_print(plan: penstock.Plan, honest: Server) -> None:
+def test_what_failed_on_a_server_is_safe_to_print(plan: penstock.Plan, honest: Addressed) -> None:
     failure = as_json({"error": ESCAPE, "traceback": [ESCAPE] * 100_000}, "500 Internal Server Error")
     with liar(bodies_of(honest, lambda _: failure)) as address, pytest.raises(penstock.errors.RemoteFailed) as raised:
         load(plan, address)
@@ -259,7 +257,7 @@ def use(body: bytes, item: Item | Bundle) -> None:
 @pytest.mark.parametrize("arrangement", ["one", "stacked", "separate"])
 @pytest.mark.timeout(900)
 def test_a_forged_answer_is_used_or_refused_by_an_error_of_ours(
-    arrangement: str, num_examples: int, plan: penstock.Plan, honest: Server
+    arrangement: str, num_examples: int, plan: penstock.Plan, honest: Addressed
 ) -> None:
     if arrangement == "stacked":
         rectangular = penstock.from_arrays({"x": np.arange(600).reshape(100, 6)}).batch(10)
@@ -290,9 +288,9 @@ def test_a_token_is_not_shown_without_tls_beyond_loopback(plan: penstock.Plan, t
 
 
 def test_a_list_of_servers_that_makes_no_sense_for_a_while_leaves_the_last_one(
-    plan: penstock.Plan, honest: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    plan: penstock.Plan, honest: Addressed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr("penstock.service._fleet._RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.service._client._RESOLVE_SECONDS", 0.05)
     listed = tmp_path / "servers"
     listed.write_text(honest.address)
     with penstock.DataLoader(plan, remote=listed) as loader, caplog.at_level(logging.WARNING):

@@ -18,7 +18,7 @@ import penstock
 from penstock.cli import main
 from penstock.errors import MissingExtra
 from penstock.service import RayServers
-from penstock.service._ray import put_in_place
+from penstock.service._serve import put_in_place
 
 
 def make_plan(folder: Path) -> Path:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from penstock.service import _sending, make_certificates
-from penstock.service._sending import Allowance, send_body
+from penstock.service import _limits, make_certificates
+from penstock.service._limits import Allowance, send_body
 
 
 async def hold(allowance: Allowance, name: str, num_bytes: int, log: list[str]) -> None:
@@ -73,7 +73,7 @@ def test_bodies_in_many_pieces_arrive_whole_at_readers_of_any_speed(num_buffers:
         with ours, theirs:
             ours.setblocking(False)
             theirs.setblocking(False)
-            sending = asyncio.create_task(_sending._send_all(ours, buffers))
+            sending = asyncio.create_task(_limits._send_all(ours, buffers))
             found = b""
             while len(found) < len(body):
                 found += await asyncio.get_running_loop().sock_recv(theirs, 1 << 18)
@@ -84,13 +84,13 @@ def test_bodies_in_many_pieces_arrive_whole_at_readers_of_any_speed(num_buffers:
 
 
 def test_readers_that_take_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sending, "_READER_SECONDS", 0.05)
+    monkeypatch.setattr(_limits, "_READER_SECONDS", 0.05)
 
     async def run() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
-            await _sending._send_all(ours, [memoryview(bytes(64 << 20))])
+            await _limits._send_all(ours, [memoryview(bytes(64 << 20))])
 
     with pytest.raises(TimeoutError):
         asyncio.run(run())

@@ -19,7 +19,7 @@ import torch
 
 import penstock
 from penstock.errors import RemoteFailed, ServiceError
-from penstock.service import _security, make_certificates, serve
+from penstock.service import make_certificates, serve
 
 pytestmark = pytest.mark.usefixtures("lasting_fork_servers")
 
@@ -32,6 +32,11 @@ def failing(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     if row["x"][0] == 36:
         raise ValueError("sample 9 is bad")
     return row
+
+
+def nested(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    number = int(row["x"][0])
+    return {"b": b"%03d" % number, "n": {"y": row["x"] + 1}, "l": [row["x"], row["x"] * 2]}
 
 
 def slow_at_first(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -49,6 +54,7 @@ PLANS = {
     "short tail": lambda: samples().shuffle(seed=1).batch(8, tail="short"),
     "even tail": lambda: samples().batch(8, tail="even"),
     "mapped": lambda: samples().shuffle(seed=2).map(scaled).batch(8),
+    "nested": lambda: samples().shuffle(seed=2).map(nested).batch(8),
     "packed": lambda: (
         penstock.from_arrays(
             {"tokens": penstock.Ragged.from_lengths(np.arange(4950, dtype=np.uint16), list(range(100)))}
@@ -75,6 +81,10 @@ def same(left: Any, right: Any) -> bool:
         return same(left.values, right.values) and same(left.offsets, right.offsets)
     if isinstance(right, (np.ndarray, torch.Tensor)):
         return bool(torch.equal(torch.as_tensor(left), torch.as_tensor(right)))
+    if isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in right)
+    if isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
     return bool(left == right)
 
 
@@ -304,18 +314,19 @@ def test_workers_that_cannot_be_set_up_are_an_error_of_serve_and_no_silence(monk
 def test_a_secret_that_all_users_can_change_is_refused_and_one_they_can_read_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    token, files = tmp_path / "token", make_certificates(tmp_path / "keys", ["127.0.0.1"])
+    token = tmp_path / "token"
     token.write_text("a secret of many characters")
-    certificate, key = files.server
+    ours, theirs = (make_certificates(tmp_path / name, ["127.0.0.1"]) for name in ("ours", "theirs"))
+    server = penstock.Security(certificate=ours.server[0], key=ours.server[1])
+    client = penstock.Security(certificate=theirs.client[0], key=theirs.client[1], authority=theirs.authority)
     for secret, use in (
         (token, lambda: penstock.Security(token_file=token).token),
-        (key, penstock.Security(certificate=certificate, key=key).server_context),
-        (key, penstock.Security(certificate=certificate, key=key, authority=files.authority).client_context),
+        (ours.server[1], server.server_context),
+        (theirs.client[1], client.client_context),
     ):
         for mode, num_told in ((0o600, 0), (0o640, 0), (0o644, 1)):
             secret.chmod(mode)
             caplog.clear()
-            _security._warn.cache_clear()
             assert use()
             assert [f"{secret}: every user of this machine can read" in each for each in caplog.messages] == (
                 [True] * num_told
@@ -340,7 +351,6 @@ def test_a_secret_that_all_users_can_replace_is_told_of(tmp_path: Path, caplog: 
             for mode, num_told in ((0o777, 1), (0o1777, 0), (0o755, 0)):  # in /tmp only its owner can replace an entry
                 folder.chmod(mode)
                 caplog.clear()
-                _security._warn.cache_clear()
                 assert use()
                 assert [each.endswith(f"can replace this secret. chmod o-w {folder}") for each in caplog.messages] == (
                     [True] * num_told

@@ -173,7 +173,7 @@ def test_the_budget_under_taskset_and_slurm():
 
 def test_slurm_without_cpus_per_task_shares_the_node_between_its_tasks(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(40)))
-    monkeypatch.setattr("penstock.machine._cpus.cpu_quota", lambda: None)
+    monkeypatch.setattr("penstock.machine._limits.cpu_quota", lambda: None)
     for name in ("SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "40")

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import penstock
-from penstock.machine import _machine, _processes, _threads
+from penstock.machine import _limits, _usage
 from penstock.watching import WatchSummary
 
 _WAIT = 0.02
@@ -234,15 +234,15 @@ def test_closing_a_watch_closes_a_loader_that_can_be_closed() -> None:
 
 
 def test_without_schedstat_nothing_is_said_of_missing_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_threads, "_open_schedstat", lambda: None)
+    monkeypatch.setattr(_usage, "_open_schedstat", lambda: None)
     summary = summary_of(Slow(4, 0.002))
     assert summary.no_core_seconds is None
     assert summary.training_thread_cores >= 0
 
 
 def test_without_proc_the_steps_are_still_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_processes, "_PROC", str(tmp_path))
-    monkeypatch.setattr(_machine, "_PROC", tmp_path)
+    monkeypatch.setattr(_usage, "_PROC", str(tmp_path))
+    monkeypatch.setattr(_limits, "_PROC", tmp_path)
     summary = summary_of(Slow(4))
     assert summary.num_steps == 4
     assert summary.wait_seconds >= _WAIT

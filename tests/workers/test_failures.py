@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.machine import _cgroups
-from penstock.workers import PackedError, _failures, describe_death
+from penstock.machine import _limits
+from penstock.workers import SentError, _failures, describe_death
 
 
 class HoldsALock(Exception):
@@ -22,11 +22,11 @@ class HoldsALock(Exception):
         self.lock = threading.Lock()
 
 
-def pack(error: Exception) -> PackedError:
+def pack(error: Exception) -> SentError:
     try:
         raise error
     except Exception as caught:
-        return PackedError.pack(caught)
+        return SentError.pack(caught)
 
 
 def test_an_error_travels_with_its_class_and_traceback() -> None:
@@ -79,8 +79,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 64 GB, half of them used; the folder stands for /sys/fs/cgroup."""
     (tmp_path / "meminfo").write_text("MemTotal: 64000000 kB\nMemAvailable: 32000000 kB\n")
     monkeypatch.setattr(_failures, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(_cgroups, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(_cgroups, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(_limits, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(_limits, "_OWN_CGROUPS", tmp_path / "own")
     return tmp_path
 
 

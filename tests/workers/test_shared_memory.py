@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from confined import run_confined, without_memory_files
-from penstock.workers import _shared_memory, create_shared_memory, grow_shared_memory
+from penstock.workers import _channel, create_shared_memory, grow_shared_memory
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def no_memory_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def refuse(name: str) -> int:
         raise PermissionError(errno.EPERM, "not permitted")
 
-    monkeypatch.setattr(_shared_memory, "_create_memory_file", refuse)
-    monkeypatch.setattr(_shared_memory, "_FOLDER", str(tmp_path))
+    monkeypatch.setattr(_channel, "_create_memory_file", refuse)
+    monkeypatch.setattr(_channel, "_FOLDER", str(tmp_path))
     return tmp_path
 
 
@@ -57,7 +57,7 @@ def test_where_memory_files_are_forbidden_it_is_a_file_that_never_has_a_name(no_
 def test_where_nothing_works_the_error_says_why_and_what_to_do(
     no_memory_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_shared_memory, "_FOLDER", "/nowhere")
+    monkeypatch.setattr(_channel, "_FOLDER", "/nowhere")
     monkeypatch.setenv("TMPDIR", str(no_memory_files / "neither"))
     with pytest.raises(PermissionError) as caught:
         create_shared_memory("penstock-test", 100)

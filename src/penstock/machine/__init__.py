@@ -16,13 +16,22 @@ May import: nothing. Imported by: `doctor`, `preparation`, `pytorch`, `service`,
 Holds no state.
 """
 
-from penstock.machine._cgroups import MemoryLimit, fullest_memory
-from penstock.machine._cpus import default_workers, ranks_on_node, thread_settings, usable_cpus, use_one_thread_each
 from penstock.machine._events import EventKind, EventWriter, no_events, read_events
-from penstock.machine._machine import MachineFacts, available_memory, describe_machine, job_memory
-from penstock.machine._processes import ProcessUsage, process_tree, read_process
+from penstock.machine._limits import (
+    MachineFacts,
+    MemoryLimit,
+    available_memory,
+    default_workers,
+    describe_machine,
+    fullest_memory,
+    job_memory,
+    ranks_on_node,
+    thread_settings,
+    usable_cpus,
+    use_one_thread_each,
+)
 from penstock.machine._sampler import Sampler, UsageHistory
-from penstock.machine._threads import ThreadMeter, ThreadUsage
+from penstock.machine._usage import ProcessUsage, ThreadMeter, ThreadUsage, process_tree, read_process
 
 __all__ = [
     "EventKind",

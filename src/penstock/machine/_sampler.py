@@ -21,9 +21,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.machine._accelerators import Accelerators, AcceleratorUsage
-from penstock.machine._machine import machine_busy_seconds
-from penstock.machine._processes import ProcessUsage, process_tree
+from penstock.machine._limits import machine_busy_seconds
+from penstock.machine._usage import Accelerators, ProcessUsage, process_tree
 
 _MOST_READINGS = 2048
 _MOST_PSS_SHARE = 0.002
@@ -105,11 +104,16 @@ class Sampler:
             processes = process_tree(self.pid, with_pss=with_pss)
             if not processes:
                 return False
-            if with_pss:
-                self._spare_pss(time.perf_counter() - begin)
+            if (
+                with_pss and self._pss_every
+            ):  # walking pages took this long: rarely enough to bound its share of the time
+                rarely = (time.perf_counter() - begin) / (_MOST_PSS_SHARE * self.interval_seconds)
+                self._pss_every = max(self._pss_every, math.ceil(rarely))
             self._last.update(((each.pid, each.started_ticks), each) for each in processes)
             self._readings.append(self._totals(processes))
-            self._stay_bounded()
+            if len(self._readings) >= _MOST_READINGS:
+                del self._readings[1::2]
+                self.interval_seconds *= 2
             return True
 
     def history(self, last: int | None = None) -> UsageHistory:
@@ -157,27 +161,17 @@ class Sampler:
             _sum([each.pss_bytes for each in processes]),
             _sum([each.read_bytes for each in ever]),
             len(processes),
-            _mean_utilization(accelerators),
+            _mean([each.utilization for each in accelerators]),
             _sum([each.memory_used_bytes for each in accelerators]),
         )
 
-    def _spare_pss(self, seconds: float) -> None:
-        """After walking pages took this long, do it rarely enough to bound its share of the time."""
-        if self._pss_every:
-            self._pss_every = max(self._pss_every, math.ceil(seconds / (_MOST_PSS_SHARE * self.interval_seconds)))
 
-    def _stay_bounded(self) -> None:
-        if len(self._readings) >= _MOST_READINGS:
-            del self._readings[1::2]
-            self.interval_seconds *= 2
-
-
-def _mean_utilization(accelerators: tuple[AcceleratorUsage, ...]) -> float:
-    known = [each.utilization for each in accelerators if each.utilization is not None]
-    return sum(known) / len(known) if known else float("nan")
+def _mean(values: list[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else math.nan
 
 
 def _sum(values: list[int | None]) -> float:
     """Sum of the known values; NaN if there are none."""
     known = [value for value in values if value is not None]
-    return float(sum(known)) if known else float("nan")
+    return float(sum(known)) if known else math.nan

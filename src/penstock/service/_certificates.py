@@ -72,7 +72,7 @@ def _check_host(host: str) -> None:
         return
     if not _HOST_NAME.fullmatch(host):
         without_port = f", as in {host.rpartition(':')[0]}" if host.rpartition(":")[2].isdigit() else ""
-        raise ValueError(f"{host!r} is no name or address of a host; give it without a port{without_port}.")
+        raise ValueError(f"{host!r} is not a name or address of a host; give it without a port{without_port}.")
 
 
 class _Authority:
@@ -81,10 +81,12 @@ class _Authority:
     def __init__(self, days: int) -> None:
         try:
             from cryptography import x509
+            from cryptography.hazmat.primitives import hashes, serialization
             from cryptography.hazmat.primitives.asymmetric import ec
         except ImportError as error:
             raise MissingExtra("Certificates need cryptography: pip install 'penstock[service]'") from error
         self._x509: Any = x509
+        self._serialization, self._sha256 = serialization, hashes.SHA256()
         self._days = days
         self._make_key: Callable[[], Any] = functools.partial(ec.generate_private_key, ec.SECP256R1())
         self._key = self._make_key()
@@ -101,21 +103,17 @@ class _Authority:
 
     def issue(self, hosts: Sequence[str], *, is_server: bool) -> tuple[bytes, bytes]:
         """(certificate, key) for these hosts."""
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.x509.oid import ExtendedKeyUsageOID
-
-        x509, key = self._x509, self._make_key()
-        purpose = ExtendedKeyUsageOID.SERVER_AUTH if is_server else ExtendedKeyUsageOID.CLIENT_AUTH
+        x509, forms, key = self._x509, self._serialization, self._make_key()
+        purposes = x509.ExtendedKeyUsageOID
+        purpose = purposes.SERVER_AUTH if is_server else purposes.CLIENT_AUTH
         builder = (
-            self._builder(self._named(hosts[0][:_LONGEST_NAME]), key)
+            self._builder(self._named(hosts[0]), key)
             .add_extension(x509.SubjectAlternativeName([self._general_name(host) for host in hosts]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
             .add_extension(self._key_usage(digital_signature=True), critical=True)
         )
-        key_pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key_pem = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
         return self._pem(self._sign(builder)), key_pem
 
     def _builder(self, subject: Any, key: Any) -> Any:
@@ -133,9 +131,7 @@ class _Authority:
         )
 
     def _sign(self, builder: Any) -> Any:
-        from cryptography.hazmat.primitives import hashes
-
-        return builder.sign(self._key, hashes.SHA256())
+        return builder.sign(self._key, self._sha256)
 
     def _key_usage(self, **uses: bool) -> Any:
         names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
@@ -143,9 +139,8 @@ class _Authority:
         return self._x509.KeyUsage(**{name: uses.get(name, False) for name in every})
 
     def _named(self, name: str) -> Any:
-        from cryptography.x509.oid import NameOID
-
-        return self._x509.Name([self._x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+        x509 = self._x509
+        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:_LONGEST_NAME])])
 
     def _general_name(self, host: str) -> Any:
         try:
@@ -153,11 +148,8 @@ class _Authority:
         except ValueError:
             return self._x509.DNSName(host)
 
-    @staticmethod
-    def _pem(certificate: Any) -> bytes:
-        from cryptography.hazmat.primitives import serialization
-
-        pem: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+    def _pem(self, certificate: Any) -> bytes:
+        pem: bytes = certificate.public_bytes(self._serialization.Encoding.PEM)
         return pem
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from penstock.loader import ProcessEngine, Result
 from penstock.plan import Plan
+from penstock.service._answers import ServedWork
 from penstock.service._wire import BatchRequest, Body
-from penstock.service._work import ServedWork
 from penstock.workers import StartMethod
 
 

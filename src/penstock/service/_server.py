@@ -1,15 +1,15 @@
 """A server of one plan's batches: HTTP in front of a dispatcher.
 
-    GET /v1/batch/…   a batch (`_wire.BatchRequest`)          GET /healthz   200, or 503 while it leaves
+    GET /v1/batch/…   a batch (`_wire.BatchRequest`)     GET /healthz   200, or 503 while it leaves
     GET /v1/plan      what is served, as JSON            GET /metrics   for Prometheus
 
 A server has no state that a client could need: any server of the same plan gives the same bytes. It computes one batch
-before it listens, so that no client waits while workers start. What a request may take is
-bounded before it is looked at: header sizes by aiohttp, connections and silence by `Connections`, the size of an answer
-here, and what answers hold for slow readers by an `Allowance`. A request names a fingerprint and numbers: never
-code, a file, or a plan that the server was not started with. A server that asks nobody for a secret listens on loopback
-alone, where it can be reached by web pages as well, in a browser of this machine: one that has its own name lead to
-127.0.0.1 would read batches. Its requests have that name for a host, and are refused.
+before it listens, so that no client waits while workers start. What a request may take is bounded before it is looked
+at: header sizes by aiohttp, connections and silence by `Connections`, the size of an answer here, and what answers hold
+for slow readers by an `Allowance`. A request names a fingerprint and numbers: never code, a file, or a plan that the
+server was not started with. A server that asks nobody for a secret listens on loopback alone, where it can be reached
+by web pages as well, in a browser of this machine: one that has its own name lead to 127.0.0.1 would read batches. Its
+requests have that name for a host, and are refused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Self
 
 from aiohttp import web
@@ -28,23 +30,66 @@ from penstock._version import __version__
 from penstock.errors import printable
 from penstock.machine import default_workers
 from penstock.plan import Plan
-from penstock.service._addresses import join_address, split_address
-from penstock.service._connections import HEADER_SECONDS, Connections, GuardedConnection
 from penstock.service._dispatcher import Answer, Dispatcher
-from penstock.service._metrics import ServerStatistics, metrics_page
-from penstock.service._security import Security, is_address, is_token
-from penstock.service._sending import Allowance, send_body
+from penstock.service._limits import HEADER_SECONDS, Allowance, Connections, GuardedConnection, send_body
+from penstock.service._settings import Security, is_address, is_token, join_address, split_address
 from penstock.service._wire import CHECKSUM_HEADER, VERSION, BatchRequest
 from penstock.workers import StartMethod
 
 logger = logging.getLogger(__name__)
-
 MAX_BODY_BYTES = 64 << 20
 _MAX_STEPS = 4096
 _HELD_BYTES, _HELD_BYTES_PER_WORKER = 8 << 20, 16 << 20
 """What answers may hold until they are sent: enough that no worker waits for a reader that keeps up."""
 _FIRST_BATCH_SECONDS = 600.0
 _LEAVING = "The server is shutting down."
+
+
+@dataclass(slots=True)
+class ServerStatistics:
+    """Totals since the server was started; written by the server's thread alone."""
+
+    num_requests: int = 0
+    """Requests of any kind."""
+    num_refused: int = 0
+    """Requests without the token."""
+    num_answers: int = 0
+    """Answers with batches that were sent whole."""
+    num_steps: int = 0
+    """Batches in them."""
+    num_bytes: int = 0
+    num_broken_off: int = 0
+    """Answers that their readers did not take, or not in time."""
+    num_waiting: int = 0
+    """Requests that wait for their answer now."""
+
+
+def _metrics_page(statistics: ServerStatistics, dispatcher: Dispatcher, connections: Connections) -> str:
+    """Everything, in Prometheus's text format: totals are counters, the rest gauges."""
+    computed, times = dispatcher.statistics, os.times()
+    metrics = {
+        "requests_total": ("Requests of any kind.", statistics.num_requests),
+        "refused_total": ("Requests without the token.", statistics.num_refused),
+        "answers_total": ("Answers with batches that were sent whole.", statistics.num_answers),
+        "batches_total": ("Batches sent.", statistics.num_steps),
+        "sent_bytes_total": ("Bytes of the answers sent.", statistics.num_bytes),
+        "broken_off_total": ("Answers not taken by their readers.", statistics.num_broken_off),
+        "shared_total": ("Requests that another had computed.", computed.num_shared),
+        "failed_total": ("Answers that could not be computed.", computed.num_failed),
+        "produce_seconds_total": ("Time workers took.", computed.produce_seconds),
+        "worker_cpu_seconds_total": ("Processor time of workers.", computed.cpu_seconds),
+        "cpu_seconds_total": ("Processor time of the server itself.", times.user + times.system),
+        "waiting": ("Requests that wait for their answer.", statistics.num_waiting),
+        "queued": ("Requests that workers have before them.", dispatcher.num_queued),
+        "workers": ("Worker processes.", dispatcher.num_workers),
+        "connections": ("Open connections.", connections.num_open),
+        "clients": ("Addresses with open connections.", len(connections.by_address)),
+    }
+    kinds = {name: "counter" if name.endswith("_total") else "gauge" for name in metrics}
+    return "".join(
+        f"# HELP penstock_{name} {text}\n# TYPE penstock_{name} {kinds[name]}\npenstock_{name} {value}\n"
+        for name, (text, value) in metrics.items()
+    )
 
 
 class Server:
@@ -169,7 +214,8 @@ class Server:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self.statistics.num_requests += 1
         if request.path == "/healthz":
-            return _text("leaving\n", 503) if self._is_leaving else _text("ok\n")
+            text, status = ("leaving\n", 503) if self._is_leaving else ("ok\n", 200)
+            return web.Response(text=text, status=status)
         if self._token is not None and not is_token(request.headers.get("Authorization"), self._token):
             self.statistics.num_refused += 1
             return _refuse(401, "The token is missing or wrong.")
@@ -257,12 +303,8 @@ class Server:
         return web.json_response(description)
 
     def _metrics(self) -> web.Response:
-        page = metrics_page(self.statistics, self._dispatcher, self._connections)
+        page = _metrics_page(self.statistics, self._dispatcher, self._connections)
         return web.Response(text=page, content_type="text/plain", charset="utf-8")
-
-
-def _text(text: str, status: int = 200) -> web.Response:
-    return web.Response(text=text, status=status)
 
 
 def _refuse(status: int, reason: str) -> web.Response:

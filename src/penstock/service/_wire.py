@@ -32,8 +32,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import FormatError, SchemaError, check_choice
+from penstock.errors import FormatError, SchemaError
 from penstock.schema import Ragged, dtype_from_tag, dtype_tag
+from penstock.shapes import find_mismatch
 from penstock.shards import checksum
 
 VERSION = 1
@@ -49,6 +50,7 @@ _MAX_NUMBER = 1 << 62
 Arrangement = Literal["one", "stacked", "separate"]
 """How batches lie in an answer: one; several, one behind the other in the rows of its arrays; or under the names
 0/x, 0/y, 1/x, … of their places."""
+_METADATA = {_FORM: str, _ARRANGEMENT: frozenset(get_args(Arrangement))}
 
 
 class BatchRequest(NamedTuple):
@@ -212,12 +214,13 @@ def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
     """
     header, start = _read_header(body)
     try:
-        metadata = header.pop("__metadata__")
+        metadata = header.pop("__metadata__", None)
+        if (problem := find_mismatch(metadata, _METADATA, "its metadata")) is not None:
+            raise FormatError(f"The server's answer is not a batch ({problem}).")
         tensors = {name: _sent_array(entry, start, body) for name, entry in header.items()}
         _check_sizes(tensors, len(body) - start)
-        form, arrangement = json.loads(metadata[_FORM]), metadata[_ARRANGEMENT]
-        check_choice("arrangement", arrangement, get_args(Arrangement))
-        return {name: _build(each, tensors, body) for name, each in form.items()}, arrangement
+        form = json.loads(metadata[_FORM])
+        return {name: _build(each, tensors, body) for name, each in form.items()}, metadata[_ARRANGEMENT]
     except FormatError:
         raise
     except (

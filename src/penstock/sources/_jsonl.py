@@ -96,10 +96,11 @@ def _parse_objects(
     data: bytes, offset: int, path: str, first_row: int
 ) -> tuple[list[dict[str, Any]], tuple[RowError, ...]]:
     """Objects of lines that begin at byte `offset` of the file, and bad lines; blank lines are neither."""
-    objects = _scan_block(data)
-    if objects is not None:
-        return objects, ()
-    objects, errors = [], []
+    scanned = _scan_block(data)
+    if scanned is not None:
+        return scanned, ()
+    objects: list[dict[str, Any]] = []
+    errors: list[RowError] = []
     begin = 0
     while begin < len(data):
         end = data.find(b"\n", begin)

@@ -3,15 +3,15 @@
     owner                                            worker process
     -----                                            --------------
     Crew(program, start_method)
-      .start()    fork server: asks it for a fork -> _fork_server.py ─┐      shared by all crews: _running_servers.py
+      .start()    fork server: asks it for a fork -> _fork_servers.py ┐      shared by all crews
                   spawn: an interpreter -----------> _entry.py        ├─> _worker.run_program
                   fork: this process, as it is ------------------------┘
                                                        1. holds the life-line; the program guards it
-                  Parcel, first message ---------->    2. loads the program; imports the user's script only
+                  SentProgram, first message ----->    2. loads the program; imports the user's script only
                                                           if the program contains a function from it
       worker.send(…)  <------ channel ------------->   3. program.run(channel): messages, and descriptors
       .wait()     who has sent something, or died; a long silence -> Patience, describe_silence
-                  <------ PackedError --------------   an error: raised again in the owner, its traceback the cause
+                  <------ SentError ----------------   an error: raised again in the owner, its traceback the cause
       .remove_dead()  <-- end of file --------------   a death: exit code -> describe_death
       .close()    cuts the life-line --------------->  SIGKILL by the kernel, whatever it is doing; likewise
                                                        when the owner exits or is killed
@@ -21,27 +21,30 @@
 What the messages mean is the program's business: nothing here knows about plans, batches, tasks or shards.
 
 May import: `errors`, `machine`. Imported by: `loader`, `preparation`, `pytorch`, `service`. Holds state: the running
+<<<<<<< HEAD
 fork servers; the crews and parcels of this process, weakly, for the hook that lets go of them in forked children.
+=======
+fork servers; the crews and programs of this process, weakly, for the hook that lets go of them in forked children.
+>>>>>>> w-service
 """
 
-from penstock.workers._channel import Channel
+from penstock.workers._channel import Channel, abandon_in_forks, create_shared_memory, grow_shared_memory
 from penstock.workers._cluster import Cluster
 from penstock.workers._crew import Crew
 from penstock.workers._entry import guard_life_line
 from penstock.workers._failures import (
-    PackedError,
     Patience,
+    SentError,
     describe_death,
     describe_ending,
     describe_silence,
     is_crash,
     may_lack_memory,
 )
-from penstock.workers._fork_server import WarmUp
-from penstock.workers._forks import abandon_in_forks
-from penstock.workers._packed import Packed, needs_torch
-from penstock.workers._running_servers import ServerLease, lease_early
-from penstock.workers._shared_memory import create_shared_memory, grow_shared_memory
+from penstock.workers._failures import SentError as PackedError
+from penstock.workers._fork_servers import ServerLease, WarmUp, lease_early
+from penstock.workers._program import Pickled, needs_torch
+from penstock.workers._program import Pickled as Packed
 from penstock.workers._starting import StartMethod, WorkerProcess
 from penstock.workers._worker import fail_setup, flush_printed
 
@@ -52,6 +55,8 @@ __all__ = [
     "Packed",
     "PackedError",
     "Patience",
+    "Pickled",
+    "SentError",
     "ServerLease",
     "StartMethod",
     "WarmUp",

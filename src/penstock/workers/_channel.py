@@ -1,27 +1,122 @@
-"""Messages between a worker process and its owner: packets with a small pickle or a few bytes, and file descriptors.
+"""What a worker process shares with its owner: messages, memory, and nothing that a fork of either could keep.
 
-A Unix packet socket keeps messages whole, passes descriptors, and reports an end of file as soon as the other side
-dies. Several threads may send. The two ends trust each other: one started the other.
+**Messages** are packets with a small pickle or a few bytes, and file descriptors. A Unix packet socket keeps messages
+whole, passes descriptors, and reports an end of file as soon as the other side dies. Several threads may send. The two
+ends trust each other: one started the other.
+
+**Memory** is shared through a descriptor: it has no name, and is gone with the last process that has it. It is a memory
+file (`memfd_create`). Some containers forbid that call; there it is an unnamed file (`O_TMPFILE`) in /dev/shm, or in
+the temporary folder if /dev/shm is missing or small. No process can leave one behind, even if it is killed half-way, as
+could happen with a file that is created and then unlinked. Pythons built for old systems, such as uv's and conda's,
+lack `os.memfd_create`: the C library is called instead. A file system can be full, and writing to mapped memory that it
+has no room for kills the process (SIGBUS). So room is reserved when memory is created or grows, and a lack of it is an
+error then.
+
+**Forks.** A forked child has copies of the parent's channels, life-lines and queues. If it kept them, nobody would see
+the parent's workers die, and workers would outlive their owner. So one hook has every child let go of them.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
+import errno
 import os
 import pickle
 import select
 import socket
-from typing import Any
+import weakref
+from typing import Any, Protocol
 
-from penstock.workers._shared_memory import create_shared_memory
-
+_FOLDER = "/dev/shm"  # noqa: S108 - unnamed files: nobody can get there first
+_ENOUGH_BYTES = 1 << 30
+"""With this much room, /dev/shm is better than a disk; containers often have 64 MB there."""
+_FORBIDDEN = (errno.ENOSYS, errno.EPERM, errno.EACCES)
+_MFD_CLOEXEC = 1  # from linux/memfd.h
+_O_TMPFILE = getattr(os, "O_TMPFILE", 0o20000000 | os.O_DIRECTORY)  # missing from Pythons built for old systems
 MAX_DESCRIPTORS = 250
 """Per message; the kernel takes 253, and a large message is a descriptor itself."""
 _MAX_BYTES = 1 << 14  # a buffer of this size is allocated for every message, so it should fit the heap
 _CTRUNC, _CLOEXEC = int(socket.MSG_CTRUNC), int(socket.MSG_CMSG_CLOEXEC)  # `&` of enums takes microseconds
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _RIGHTS_BYTES = socket.CMSG_SPACE(253 * array.array("i").itemsize)
+
+
+def create_shared_memory(name: str, num_bytes: int) -> int:
+    """The descriptor of new memory; programs that are started do not inherit it. The name is only for debugging.
+
+    Raises:
+        OSError: it cannot be made here, there is no room, or no descriptor is free.
+    """
+    try:
+        descriptor = _create_memory_file(name)
+    except OSError as error:
+        if error.errno not in _FORBIDDEN:
+            raise
+        descriptor = _create_unnamed_file(error)
+    try:
+        grow_shared_memory(descriptor, num_bytes)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def grow_shared_memory(descriptor: int, num_bytes: int) -> None:
+    """Make memory at least this large.
+
+    Raises:
+        OSError: its file system has no room left.
+    """
+    file_system = os.fstatvfs(descriptor)
+    if not file_system.f_blocks:  # a memory file: only this machine's memory, or the job's, is the limit
+        os.ftruncate(descriptor, num_bytes)
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, max(1, num_bytes))
+    except OSError as error:
+        free = file_system.f_bavail * file_system.f_frsize
+        error.add_note(
+            f"Memory files (memfd_create) are forbidden here, so batches are shared through unnamed files, and only "
+            f"{free:,} bytes are free for those. Give the container a larger {_FOLDER} (docker run --shm-size=8g), set "
+            "TMPDIR to a folder with room, or use threads (workers='thread') or fewer workers."
+        )
+        raise
+
+
+def _create_memory_file(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, _MFD_CLOEXEC)
+    create = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)
+    descriptor = -1 if create is None else int(create(name.encode(), _MFD_CLOEXEC))
+    if descriptor < 0:
+        number = errno.ENOSYS if create is None else ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
+
+
+def _create_unnamed_file(forbidden: OSError) -> int:
+    failures = []
+    for folder in sorted((_FOLDER, os.environ.get("TMPDIR", "/tmp")), key=_is_small):  # noqa: S108 - as above
+        try:
+            return os.open(folder, _O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            failures.append(f"{folder}: {error.strerror}")
+    forbidden.add_note(
+        "Processes cannot share memory here: memory files (memfd_create) are forbidden, and unnamed files (O_TMPFILE) "
+        f"cannot be made either ({'; '.join(failures)}). Do without worker processes (num_workers=0; for plans also "
+        "workers='thread'), or allow memfd_create in the container's seccomp profile."
+    )
+    raise forbidden
+
+
+def _is_small(folder: str) -> bool:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return True
+    return found.f_bavail * found.f_frsize < _ENOUGH_BYTES
 
 
 class _Socket(socket.socket):
@@ -151,3 +246,27 @@ class Channel:
             for _, _, content in beside:
                 rights.frombytes(content[: len(content) - len(content) % rights.itemsize])
             return data, rights.tolist(), flags
+
+
+class Abandonable(Protocol):
+    """Something that belongs to the process that made it."""
+
+    def abandon(self) -> None:
+        """In a forked child: let go of it without ending it in the parent."""
+        ...
+
+
+_owned: weakref.WeakSet[Abandonable] = weakref.WeakSet()
+
+
+def abandon_in_forks(owned: Abandonable) -> None:
+    """Call `owned.abandon()` in every child that this process forks while `owned` lives."""
+    _owned.add(owned)
+
+
+def _abandon_all() -> None:
+    for owned in list(_owned):
+        owned.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -19,10 +19,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from multiprocessing import util
 from typing import Any
 
-from penstock.workers._forks import abandon_in_forks
-from penstock.workers._packed import check_not_importing_script
-from penstock.workers._parcel import Parcel
-from penstock.workers._running_servers import ForkServerStarter
+from penstock.workers._channel import abandon_in_forks
+from penstock.workers._fork_servers import ForkServerStarter
+from penstock.workers._program import SentProgram, check_not_importing_script
 from penstock.workers._starting import (
     ForkStarter,
     SpawnStarter,
@@ -67,16 +66,16 @@ class Crew:
     ) -> None:
         check_not_importing_script()
         occupy_standard_descriptors()
-        self._parcel = parcel = None if start_method == "fork" else Parcel(program, otherwise=otherwise)
+        self._sent = sent = None if start_method == "fork" else SentProgram(program, otherwise=otherwise)
         reader, self._life_line = os.pipe()
         self._starter: Starter
-        if parcel is None:
+        if sent is None:
             warm_up()
             self._starter = ForkStarter(reader, environment, program)
         elif start_method == "spawn":
-            self._starter = SpawnStarter(reader, environment, parcel)
+            self._starter = SpawnStarter(reader, environment, sent)
         else:
-            self._starter = ForkServerStarter(reader, environment, parcel, warm_up)
+            self._starter = ForkServerStarter(reader, environment, sent, warm_up)
         self._end = weakref.finalize(self, _end, self._life_line, reader, self._starter)
         self._workers: list[WorkerProcess] = []
         self._listening: tuple[dict[int, WorkerProcess], select.poll] | None = None
@@ -153,7 +152,7 @@ class Crew:
         return self._listening
 
     def _shares_locks(self) -> bool:
-        return bool(find_locks()) if self._parcel is None else self._parcel.has_locks
+        return bool(find_locks()) if self._sent is None else self._sent.has_locks
 
     def _let_finish(self) -> None:
         """Have workers exit by themselves, each after the item it is computing."""
@@ -162,7 +161,7 @@ class Crew:
         for worker in self._workers:
             worker.channel.finish()
         while self._workers and (seconds := deadline - time.monotonic()) > 0:
-            if self._parcel is None:
+            if self._sent is None:
                 if stop_without_locks(worker.pid for worker in self._workers if worker.pid is not None):
                     return
                 seconds = min(seconds, _LOOK_SECONDS)

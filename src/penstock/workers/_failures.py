@@ -37,7 +37,7 @@ class RemoteTraceback(Exception):
         return f"\n\n{self.args[0]}"
 
 
-class PackedError(NamedTuple):
+class SentError(NamedTuple):
     """An error on its way from a worker to its owner."""
 
     pickled: bytes | None
@@ -47,7 +47,7 @@ class PackedError(NamedTuple):
     """The traceback."""
 
     @classmethod
-    def pack(cls, error: BaseException) -> PackedError:
+    def pack(cls, error: BaseException) -> SentError:
         """Pack as much of an error as can be pickled."""
         text = "".join(traceback.format_exception(error))
         for form in (error, type(error)):

@@ -20,7 +20,7 @@ from penstock.machine import use_one_thread_each
 from penstock.workers import _entry
 from penstock.workers._channel import Channel
 from penstock.workers._entry import hold_life_line
-from penstock.workers._parcel import Parcel
+from penstock.workers._program import SentProgram
 from penstock.workers._worker import Program, SetupFailed, flush_printed, run_program
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
@@ -98,7 +98,9 @@ def occupy_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-def start_interpreter(life_line: int, environment: Mapping[str, str], program: Parcel) -> tuple[Channel, Interpreter]:
+def start_interpreter(
+    life_line: int, environment: Mapping[str, str], program: SentProgram
+) -> tuple[Channel, Interpreter]:
     """Start an interpreter that runs a program; return the owner's end of its channel, and the process."""
     ours, theirs = Channel.pair()
     descriptors = (theirs.fileno(), life_line)
@@ -128,12 +130,11 @@ def wait_for(process: Interpreter, seconds: float) -> int | None:
 class SpawnStarter:
     """A new interpreter for each worker: slower to start, but they share nothing."""
 
-    def __init__(self, life_line: int, environment: Mapping[str, str], program: Parcel) -> None:
+    def __init__(self, life_line: int, environment: Mapping[str, str], program: SentProgram) -> None:
         self._life_line, self._environment, self._program = life_line, environment, program
         self._processes: dict[int, Interpreter] = {}
 
     def start(self, number: int) -> WorkerProcess:
-        """Start an interpreter."""
         for process in self._processes.values():
             process.poll()  # reap zombies; their exit code can still be asked for
         channel, process = start_interpreter(self._life_line, self._environment, self._program)
@@ -141,15 +142,12 @@ class SpawnStarter:
         return WorkerProcess(number, channel, process.pid)
 
     def find_pid(self, worker: WorkerProcess) -> int | None:
-        """Known from the start."""
         return worker.pid
 
     def exit_code(self, worker: WorkerProcess) -> int | None:
-        """What the operating system says."""
         return wait_for(self._processes.pop(worker.number), EXIT_SECONDS)
 
     def close(self) -> None:
-        """Wait for all of them."""
         for process in self._processes.values():
             wait_for(process, END_SECONDS)
         self._program.close()
@@ -164,13 +162,12 @@ class ForkStarter:
         self._codes: dict[int, int] = {}
 
     def start(self, number: int) -> WorkerProcess:
-        """Fork."""
         for pid in list(self._running):
             self._reap(pid)
         ours, theirs = Channel.pair()
         flush_printed()  # otherwise it is printed twice
         pid = os.fork()
-        if pid == 0:  # the hook in `_forks.py` closed the owner's other descriptors, including the life-line's
+        if pid == 0:  # the hook in `_channel.py` closed the owner's other descriptors, including the life-line's
             ours.close()
             _run_forked(theirs, self._life_line, self._environment, self._program)
         theirs.close()
@@ -178,17 +175,14 @@ class ForkStarter:
         return WorkerProcess(number, ours, pid)
 
     def find_pid(self, worker: WorkerProcess) -> int | None:
-        """Known from the start."""
         return worker.pid
 
     def exit_code(self, worker: WorkerProcess) -> int | None:
-        """What the operating system says."""
         assert worker.pid is not None
         self._wait(worker.pid, time.monotonic() + EXIT_SECONDS)
         return self._codes.pop(worker.pid, None)
 
     def close(self) -> None:
-        """Wait for all of them."""
         deadline = time.monotonic() + END_SECONDS
         for pid in list(self._running):
             self._wait(pid, deadline)

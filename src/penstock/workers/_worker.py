@@ -12,10 +12,9 @@ import traceback
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, cast
 
-from penstock.workers._channel import Channel
-from penstock.workers._failures import PackedError
-from penstock.workers._forks import abandon_in_forks
-from penstock.workers._parcel import receive_program
+from penstock.workers._channel import Channel, abandon_in_forks
+from penstock.workers._failures import SentError
+from penstock.workers._program import receive_program
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,7 +34,7 @@ class Program(Protocol):
 class SetupFailed:
     """A worker's last message: its program could not be loaded or set up."""
 
-    error: PackedError
+    error: SentError
 
 
 def run_program(channel: Channel, life_line: int, program: Program | None) -> NoReturn:
@@ -66,7 +65,7 @@ def _leave() -> NoReturn:
 
 def fail_setup(channel: Channel, error: BaseException) -> NoReturn:
     """Tell the owner why this worker cannot be set up, and end."""
-    channel.send(SetupFailed(PackedError.pack(error)))
+    channel.send(SetupFailed(SentError.pack(error)))
     raise EOFError from None
 
 

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from penstock.errors import CorruptionError, RemoteFailed, printable
-from penstock.service._addresses import Address
-from penstock.service._security import is_loopback
+from penstock.service._settings import Address, is_loopback
 from penstock.service._wire import CHECKSUM_HEADER
 from penstock.shards import checksum
 
@@ -78,14 +77,12 @@ class _PatientSocket(socket.socket):
             self._wakes_at = num_bytes
 
     def recv_into(self, *arguments: Any) -> int:
-        """Read, within the time limit."""
         try:
             return super().recv_into(*arguments)
         except BlockingIOError:
             raise TimeoutError("timed out") from None
 
     def sendall(self, *arguments: Any) -> None:
-        """Write, within the time limit."""
         try:
             super().sendall(*arguments)
         except BlockingIOError:
@@ -107,14 +104,16 @@ class Connection:
 
     def get_json(self, path: str) -> dict[str, Any]:
         """A small page, as JSON."""
-        page = _parse(self._get_page(path))
+        self.ask(path)
+        page = _parse(self._read_page(self._answer()))
         if page is None:
             raise Refused(f"answers {path} with something other than a JSON object")
         return page
 
     def get_text(self, path: str) -> str:
         """A small page, as text."""
-        return self._get_page(path).decode("utf-8", "replace")
+        self.ask(path)
+        return self._read_page(self._answer()).decode("utf-8", "replace")
 
     def ask(self, path: str) -> None:
         """Ask for a body, which `read_body` reads: one thread asks through several connections before it reads.
@@ -175,10 +174,6 @@ class Connection:
             sock.close()
         if response is not None:
             response.close()
-
-    def _get_page(self, path: str) -> bytes:
-        self.ask(path)
-        return self._read_page(self._answer())
 
     def _answer(self) -> http.client.HTTPResponse:
         """What comes; a connection that the server closed while it was idle is opened once more."""

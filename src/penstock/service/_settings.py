@@ -1,6 +1,8 @@
-"""Who may ask, and over what: tokens, TLS, and what must be there before a server listens beyond this machine.
+"""What `remote=` and `security=` take: where servers are, how long to wait for them, and who may ask.
 
-On loopback nothing is needed. Anywhere else a server needs a certificate, and either a token or an authority that
+Servers are a list of addresses, a host name that stands for several, or a file that is kept up to date.
+
+On loopback no secret is needed. Anywhere else a server needs a certificate, and either a token or an authority that
 signs its clients' certificates: without them it refuses to start. TLS is version 1.3. A token or key that every user of
 the machine can change is refused on both sides.
 """
@@ -12,16 +14,79 @@ import hmac
 import ipaddress
 import logging
 import os
+import socket
 import ssl
 import stat
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from penstock.service._addresses import split_address
-
+DEFAULT_PORT = 8815
+Servers = str | os.PathLike[str] | Sequence[str]
+"""One address `host:port`, or several; a host name stands for all its addresses. A path is a file with one per line."""
 logger = logging.getLogger(__name__)
-
 _MIN_TOKEN_CHARACTERS, _MAX_TOKEN_CHARACTERS = 16, 4096
+
+
+class Address(NamedTuple):
+    """One server."""
+
+    host: str
+    port: int
+    name: str
+    """The host as it was given, which the server's certificate must be for."""
+
+    def __str__(self) -> str:
+        return join_address(self.host, self.port)
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """(host, port) of `host:port`, `[host]:port` or `host`.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    host, found, port = text.strip().rpartition(":")
+    if not found or (":" in host and not host.startswith("[")):  # no port, or an IPv6 address without brackets
+        host, port = text.strip(), str(DEFAULT_PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or int(port) > 65535 or "/" in host or any(map(str.isspace, host)):
+        raise ValueError(f"{text!r} is not an address; expected host:port, as in 'cpu1:{DEFAULT_PORT}'.")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def resolve(servers: Servers) -> list[Address]:
+    """Every server there is now, by address; hosts that cannot be resolved are left out.
+
+    Raises:
+        ValueError: something is not an address.
+        OSError: the file cannot be read.
+    """
+    found: dict[tuple[str, int], Address] = {}
+    for text in _listed(servers):
+        name, port = split_address(text)
+        try:
+            infos = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        except OSError:
+            continue
+        for *_, (host, *_rest) in infos:
+            found.setdefault((str(host), port), Address(str(host), port, name))
+    return list(found.values())
+
+
+def _listed(servers: Servers) -> list[str]:
+    if isinstance(servers, str) and "/" not in servers:
+        return [servers]
+    if isinstance(servers, (str, os.PathLike)):
+        lines = Path(servers).expanduser().read_text(encoding="utf-8").splitlines()
+        return [text for line in lines if (text := line.partition("#")[0].strip())]
+    return list(servers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,3 +228,29 @@ def is_token(authorization: str | None, token: str) -> bool:
     """Whether an Authorization header shows the token, compared in constant time."""
     shown = (authorization or "").encode("utf-8", "replace")
     return hmac.compare_digest(shown, f"Bearer {token}".encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Where batches come from, and how long to wait for them."""
+
+    servers: Servers
+    """Addresses; a name or a file that stands for several is looked up again and again, so servers may come and go."""
+    timeout_seconds: float = 30.0
+    """How long to wait while no server answers; then that is an error. One batch must take less."""
+    security: Security = field(default_factory=Security)
+    """What is needed beyond loopback: a token, and the authority of the servers' certificates."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_seconds <= 0:
+            raise ValueError(f"timeout_seconds={self.timeout_seconds!r}; expected more than 0.")
+
+
+def requests_in_flight(num_workers: int) -> int:
+    """How many requests keep this many workers of servers busy: two each, and two in transit."""
+    return 2 * num_workers + 2
+
+
+def as_remote(remote: Remote | Servers | None) -> Remote | None:
+    """What `remote=` of a loader means: settings as they are, or addresses with default settings."""
+    return remote if remote is None or isinstance(remote, Remote) else Remote(servers=remote)

@@ -1,11 +1,15 @@
-"""The fork servers of this process: one for each kind, started for its first user and ended after its last.
+"""The fork servers of this process: each imports what workers need once, then forks a worker in milliseconds.
+
+A server starts as a fresh interpreter, so it has none of the owner's threads, locks or open files, and does not import
+the user's script. It is itself a worker: its program (`ForkServer`) is to fork others, and to report how they ended.
 
 Before a server can fork, it spends 0.43 s of CPU time: 0.04 on the interpreter and its library, 0.08 on numpy, 0.11 on
-what workers run, 0.12 on numba and 0.08 on its first kernels; a fork takes milliseconds. So crews that are open at the
-same time share a server, and a caller that will need one soon can have it started early. What workers inherit from
+what workers run, 0.12 on numba and 0.08 on its first kernels. So crews that are open at the same time share a server,
+which ends with its last user, and a caller that will need one soon can have it started early. What workers inherit from
 their server is part of its kind: a program that changes its environment, its import path or the processors it may use
 gets another server for its next worker.
 
+    ForkServer           runs in the server
     RunningServer        the owner's end of one server
     ServerLease          the use of one, for as long as somebody needs it
     ForkServerStarter    starts the workers of a crew through a leased server, and learns from it how they ended
@@ -14,22 +18,24 @@ gets another server for its next worker.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from penstock.workers._channel import Channel
-from penstock.workers._fork_server import ForkServer
-from penstock.workers._forks import abandon_in_forks
-from penstock.workers._packed import is_importing_script
-from penstock.workers._parcel import Parcel
+from penstock.workers._channel import Channel, abandon_in_forks
+from penstock.workers._entry import hold_life_line
+from penstock.workers._program import SentProgram, is_importing_script
 from penstock.workers._starting import (
     END_SECONDS,
     EXIT_SECONDS,
@@ -38,6 +44,95 @@ from penstock.workers._starting import (
     start_interpreter,
     wait_for,
 )
+from penstock.workers._worker import hold_signals, leave_signals_to_owner, run_program
+
+_REAP_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What a server does before it forks. Those that do the same are equal, so that their crews share a server."""
+
+    prepare: Callable[[], None]
+    """A function in a module: imports, and compiles or loads, what every worker would otherwise do by itself."""
+    imports_torch: bool = False
+    """Whether workers will: it takes two seconds of CPU time, and starts no threads."""
+
+    def __call__(self) -> None:
+        self.prepare()
+        if self.imports_torch:
+            import torch  # noqa: F401 - for workers
+
+
+class ServerNews(NamedTuple):
+    """From the server: the worker with this number has started, with this process id; or ended, with this exit code."""
+
+    kind: Literal["started", "ended"]
+    number: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkServer:
+    """The server's program."""
+
+    warm_up: Callable[[], None]
+    """A function in a module, or a `WarmUp`."""
+
+    def run(self, channel: Channel, life_line: int) -> None:
+        """Fork when asked, reap workers that have ended, and report both to the owner."""
+        gc.disable()
+        self.warm_up()
+        gc.freeze()  # else collecting garbage in a worker would copy the pages it shares
+        numbers: dict[int, int] = {}
+        news: deque[ServerNews] = deque()
+        while True:
+            if channel.has_news(_REAP_SECONDS):
+                number, descriptors = channel.receive()
+                if descriptors:
+                    news.append(_fork(number, descriptors, life_line, numbers))
+                else:
+                    _kill(number, numbers)
+            news.extend(_reap(numbers))
+            _send_news(channel, news)
+
+
+def _fork(number: int, descriptors: tuple[int, ...], own_life_line: int, numbers: dict[int, int]) -> ServerNews:
+    """Fork a worker with these descriptors: its channel and its crew's life-line."""
+    channel, life_line = descriptors
+    hold_signals()  # until the child has its own handlers: the hook in `_channel.py` removes the server's
+    pid = os.fork()
+    if pid == 0:
+        os.close(own_life_line)
+        run_program(Channel.of_descriptor(channel), hold_life_line(life_line), None)
+    leave_signals_to_owner()
+    os.close(channel)
+    os.close(life_line)
+    numbers[pid] = number
+    return ServerNews("started", number, pid)
+
+
+def _kill(number: int, numbers: Mapping[int, int]) -> None:
+    """End a worker that has closed its channel; it is not reaped yet, so its pid cannot belong to another process."""
+    for pid, each in numbers.items():
+        if each == number:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _reap(numbers: dict[int, int]) -> Iterator[ServerNews]:
+    while numbers:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        yield ServerNews("ended", numbers.pop(pid), os.waitstatus_to_exitcode(status))
+
+
+def _send_news(channel: Channel, news: deque[ServerNews]) -> None:
+    """Send as much news as the owner has room for; it reads only when it starts a worker, or misses one."""
+    with contextlib.suppress(BlockingIOError):
+        while news:
+            channel.send(news[0], is_patient=False)
+            news.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +177,7 @@ class RunningServer:
         self._codes: dict[int, int] = {}
         self._is_closed = False
         occupy_standard_descriptors()
-        program = Parcel(ForkServer(kind.warm_up), otherwise="use a function from one.")
+        program = SentProgram(ForkServer(kind.warm_up), otherwise="use a function from one.")
         reader, self._life_line = os.pipe()
         self._channel, self._process = start_interpreter(reader, dict(kind.environment), program)
         os.close(reader)
@@ -231,7 +326,7 @@ class ForkServerStarter:
     """Workers come from a fork server, which is leased with the first of them."""
 
     def __init__(
-        self, life_line: int, environment: Mapping[str, str], program: Parcel, warm_up: Callable[[], None]
+        self, life_line: int, environment: Mapping[str, str], program: SentProgram, warm_up: Callable[[], None]
     ) -> None:
         self._life_line, self._environment, self._program = life_line, environment, program
         self._warm_up = warm_up
@@ -255,12 +350,10 @@ class ForkServerStarter:
         return WorkerProcess(number, ours)
 
     def find_pid(self, worker: WorkerProcess) -> int | None:
-        """What the server said."""
         server, number = self._forked[worker.number]
         return server.find_pid(number)
 
     def exit_code(self, worker: WorkerProcess) -> int | None:
-        """What the server saw."""
         server, number = self._forked.pop(worker.number)
         if not server.wait_for_end(number, EXIT_SECONDS):
             server.kill(number)
