@@ -1,7 +1,7 @@
 """Which samples there are, wherever they are stored: locations, selections, datasets joined without a copy.
 
     Location      a folder of shards, a foreign file, arrays in memory, or other datasets:       _location
-        joined    one after the other, or column beside column                                   _concatenated, _joined
+        joined    one after the other, or column beside column                                   _joined
         cut       into windows of series                                                         _unfolded
     Samples       a storage, and the selections that say which of its samples are meant          _samples
         chosen by position, by a column's values, or by a key that follows the sample            _selections, _samples
@@ -15,8 +15,7 @@ May import: `errors`, `filesystem`, `identity`, `order`, `report`, `schema`, `sh
 `plan`, `tuning`. Holds no state.
 """
 
-from penstock.dataset._concatenated import ConcatStorage, check_classes, check_concat
-from penstock.dataset._joined import check_zip, lasting_attributes
+from penstock.dataset._joined import ConcatStorage, check_classes, check_concat, check_zip, lasting_attributes
 from penstock.dataset._location import (
     ArraysLocation,
     FolderLocation,

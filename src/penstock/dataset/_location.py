@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from penstock.dataset._concatenated import ConcatStorage
-from penstock.dataset._joined import AnyDataset, ZipStorage
+from penstock.dataset._joined import AnyDataset, ConcatStorage, ZipStorage
 from penstock.dataset._unfolded import UnfoldedStorage
 from penstock.errors import DatasetChanged
 from penstock.identity import digest
@@ -59,11 +58,9 @@ class FolderLocation:
     """Fingerprint of its first shards, if only they are meant."""
 
     def open(self, fingerprint: str | None = None) -> ShardFolder:
-        """The folder, opened."""
         return ShardFolder(self.path, io=self.io, check=self.check, fingerprint=fingerprint, as_of=self.as_of)
 
     def to_json(self) -> dict[str, Any]:
-        """Path, and how it is read."""
         fields = {"path": str(self.path), "io": self.io, "check": self.check}
         return fields if self.as_of is None else {**fields, "as_of": self.as_of}
 
@@ -84,7 +81,6 @@ class ForeignLocation:
     """Bytes of a raw file before its numbers."""
 
     def open(self, fingerprint: str | None = None) -> ArrayStorage:
-        """The file, mapped as it is."""
         if self.format == "npy":
             storage = open_npy(self.path, self.column)
         elif self.format == "megatron":
@@ -95,7 +91,6 @@ class ForeignLocation:
         return storage
 
     def to_json(self) -> dict[str, Any]:
-        """Path, format and column; of a raw file, also what its numbers are."""
         fields: dict[str, Any] = {"path": str(self.path), "format": self.format, "column": self.column}
         fields |= {"dtype": self.dtype} if self.dtype is not None else {}
         fields |= {"shape": list(self.shape)} if self.shape is not None else {}
@@ -115,11 +110,9 @@ class ArraysLocation:
     """What is known about them: tokenizer, classes."""
 
     def open(self, fingerprint: str | None = None) -> ArrayStorage:
-        """The arrays as a storage."""
         return storage_of_arrays(self.arrays, self.attributes)
 
     def to_json(self) -> dict[str, Any]:
-        """Always refused."""
         raise ValueError("A plan over arrays in RAM has no file; write them with DatasetWriter first.")
 
     def __str__(self) -> str:
@@ -134,13 +127,11 @@ class JoinedLocation:
     parts: tuple[AnyDataset, ...]
 
     def open(self, fingerprint: str | None = None) -> ConcatStorage | ZipStorage:
-        """The parts as one storage."""
         storage = (ConcatStorage if self.kind == "concat" else ZipStorage)([part.samples for part in self.parts])
         _check_same(storage, fingerprint, f"{self}: a part")
         return storage
 
     def to_json(self) -> dict[str, Any]:
-        """The parts as tables of a plan file."""
         return {self.kind: {f"part {number}": part.to_json() for number, part in enumerate(self.parts)}}
 
     def __str__(self) -> str:
@@ -156,13 +147,11 @@ class UnfoldedLocation:
     stride: int
 
     def open(self, fingerprint: str | None = None) -> UnfoldedStorage:
-        """The windows as a storage."""
         storage = UnfoldedStorage(self.steps.samples, self.length, self.stride)
         _check_same(storage, fingerprint, f"{self}: the data")
         return storage
 
     def to_json(self) -> dict[str, Any]:
-        """The steps as a table of a plan file."""
         return {"unfold": {"length": self.length, "stride": self.stride, "steps": self.steps.to_json()}}
 
     def __str__(self) -> str:

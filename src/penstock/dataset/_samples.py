@@ -170,16 +170,13 @@ class Take:
     chosen: NDArray[np.int64]
 
     def indices(self, before: Samples) -> NDArray[np.int64]:
-        """The samples, counted from the front."""
         return from_front(self.chosen, len(before))
 
     @property
     def identity(self) -> str:
-        """Digest of the indices."""
         return "take " + digest(self.chosen.tobytes())
 
     def to_json(self) -> list[Any]:
-        """Always refused."""
         raise ValueError(
             "A plan over take() or filter() holds a list of indices; write the samples as a dataset first."
         )

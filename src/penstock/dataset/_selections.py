@@ -130,7 +130,6 @@ class SplitPart:
     by: By = "index"
 
     def indices(self, before: Samples) -> NDArray[np.int64]:
-        """The samples of this part, in order."""
         parts = [np.empty(0, np.int64)]
         for begin in range(0, len(before), _CHUNK):
             chunk = np.arange(begin, min(begin + _CHUNK, len(before)), dtype=np.int64)
@@ -147,12 +146,10 @@ class SplitPart:
 
     @property
     def identity(self) -> str:
-        """The numbers of the recipe."""
         numbers = f"split {self.begin!r} {self.end!r} {self.seed}"
         return numbers if self.by == "index" else f"{numbers} by {self.by!r}"
 
     def to_json(self) -> list[Any]:
-        """The numbers of the recipe, and what it goes by, unless that is the index."""
         by = list(self.by) if isinstance(self.by, tuple) else self.by
         return [self.begin, self.end, self.seed, *([] if by == "index" else [by])]
 

@@ -63,7 +63,6 @@ class UnfoldedStorage:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the steps and of how they are cut."""
         return digest(f"unfold {self.length} {self.stride} {self.steps.digest(repr(self.steps.schema.to_json()))}")
 
     @property
@@ -91,7 +90,6 @@ class UnfoldedStorage:
         return np.searchsorted(self._starts, windows, side="right") - 1
 
     def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
-        """Copy windows, or values of their series, into `out`, converting to its dtype."""
         windows, steps = from_front(indices, self.num_samples), self.steps
         if column.name not in self._cut:
             steps.storage.read_fixed(column, steps.locate(self.series(windows)), out)
@@ -119,22 +117,18 @@ class UnfoldedStorage:
         out[...] = flat.reshape(out.shape)
 
     def read_ragged(self, column: Column, indices: Int64) -> Ragged:
-        """Byte strings of the series that windows belong to."""
         return self.steps.storage.read_ragged(
             column, self.steps.locate(self.series(from_front(indices, self.num_samples)))
         )
 
     def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
-        """Parts of byte strings of series."""
         located = self.steps.locate(self.series(spans.indices))
         self.steps.storage.read_spans(column, Spans(located, spans.firsts, spans.sizes, spans.targets), out)
 
     def lengths_of(self, column: Column, indices: Int64) -> Int64:
-        """Lengths of byte strings of series."""
         return self.steps.storage.lengths_of(column, self.steps.locate(self.series(indices)))
 
     def lengths(self, column: Column, begin: int, end: int) -> Int64:
-        """Lengths of byte strings of the series of windows `begin` to `end`."""
         return self.lengths_of(column, np.arange(begin, end))
 
     def read_stream(self, column: Column, firsts: Int64, out: NDArray[Any]) -> None:
@@ -142,13 +136,11 @@ class UnfoldedStorage:
         raise SchemaError("window() cannot follow unfold(), whose samples are windows already.")
 
     def num_elements(self, column: Column) -> int:
-        """Elements of a column in all windows."""
         if not column.is_ragged:
             return self.num_samples
         return int(self.lengths(column, 0, self.num_samples).sum())
 
     def value(self, column: Column, index: int) -> NDArray[Any]:
-        """One window, or a value of its series."""
         (window,) = from_front(np.array([index]), self.num_samples)
         if column.name not in self._cut:
             return self.steps.storage.value(column, self.steps.locate_one(int(self.series(window))))
@@ -175,7 +167,6 @@ class _SeriesKeys(SampleKeys):
         self._unfolded = storage
 
     def of(self, by: By, indices: Int64) -> NDArray[np.uint64]:
-        """Keys of stored samples."""
         steps = self._unfolded.steps
         return steps.keys.of(by, steps.locate(self._unfolded.series(indices)))
 

@@ -6,9 +6,7 @@ its key's name. Only these facts are looked at, never the values: reading one va
 tensor makes the training loop wait for the GPU. So a batch with wrong boundaries is not noticed
 here; boundaries are the plan's promise (`document_ids` in runs, no run across two rows).
 
-How far back each position may look: the one fact behind every mask of this room.
-
-Documents lie in a row one after the other, and attention is causal inside each. So what position
+**Reach.** How far back each position may look is the one fact behind every mask of this room. Documents lie in a row one after the other, and attention is causal inside each. So what position
 q may see is not a set but an interval of the row: from the first token of its document up to q.
 The upper end is q itself; the lower end is the *reach* of q, and an int32 [B, T] tensor of
 reaches says all that a [B, T, T] mask says:
@@ -21,16 +19,25 @@ Padding is its own reach: it sees itself and nothing else, so no softmax is take
 
 The price is one comparison and one running maximum over B * T integers, on the batch's device,
 with no value read back by the host.
+
+**Context parallelism.** Ranks that share a row have the same batch, and each takes a part of every row. With causal
+attention the last tokens see most, so a rank that had only those would work longest: in the zigzag layout, which ring
+attention uses, a row is cut into twice as many chunks as there are ranks, and rank r has chunk r and the r-th from the
+end:
+
+    4 ranks    0 1 2 3 3 2 1 0
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from penstock.errors import check_choice
 
 Batch: TypeAlias = Mapping[str, object]
 
@@ -120,3 +127,45 @@ def reach_of_starts(is_start: Tensor) -> Tensor:
     positions = torch.arange(1, is_start.shape[1] + 1, dtype=torch.int32, device=is_start.device)
     starts = torch.where(is_start, positions, 0)
     return torch.nn.functional.pad(starts, (1, 0)).cummax(dim=1).values
+
+
+Layout = Literal["zigzag", "contiguous"]
+
+_IGNORED = -100
+
+
+def context_slice(batch: Mapping[str, Any], rank: int, size: int, *, layout: Layout = "zigzag") -> dict[str, Any]:
+    """The batch with only this rank's places of every row; what is not place by place (`cu_seqlens`) stays whole.
+
+    Labels must be shifted already (`pack(labels="next")`): a model that shifts would miss the label at each cut.
+    `num_targets` counts the labels of the slice, `num_targets_global` still those of all.
+
+    Args:
+        batch: A batch of tensors that has `input_ids`.
+        rank: This process in its context-parallel group: `mesh["cp"].get_local_rank()`.
+        size: Processes in the group.
+        layout: "zigzag" gives each rank an early and a late chunk of the row, "contiguous" one chunk.
+
+    Raises:
+        ValueError: there is no such rank, or rows cannot be cut into equal chunks.
+    """
+    if type(rank) is not int or type(size) is not int or not 0 <= rank < size:
+        raise ValueError(f"rank={rank!r}, size={size!r}: expected a rank from 0 to size - 1.")
+    check_choice("layout", layout, get_args(Layout))
+    shape = batch["input_ids"].shape
+    num_chunks = 2 * size if layout == "zigzag" else size
+    if shape[1] % num_chunks:
+        raise ValueError(f"Rows of {shape[1]:,} tokens cannot be cut into {num_chunks} equal chunks.")
+    chunks = [rank, num_chunks - 1 - rank] if layout == "zigzag" else [rank]
+    is_whole = size == 1
+    sliced = {key: value if is_whole else _slice(value, shape, num_chunks, chunks) for key, value in batch.items()}
+    if "num_targets" in sliced and "labels" in sliced:
+        sliced["num_targets"] = int((sliced["labels"] != _IGNORED).sum())
+    return sliced
+
+
+def _slice(value: Any, shape: torch.Size, num_chunks: int, chunks: list[int]) -> Any:
+    if not isinstance(value, Tensor) or value.shape[:2] != shape:
+        return value
+    parts = value.chunk(num_chunks, dim=1)
+    return torch.cat([parts[chunk] for chunk in chunks], dim=1)

@@ -111,7 +111,6 @@ class SequentialOrder:
         object.__setattr__(self, "num_rows", checked_number("num_rows", self.num_rows, at_most=MAX_ROWS))
 
     def rows(self, positions: ArrayLike) -> Int64:
-        """The positions themselves, in a new array."""
         return checked_positions(positions, self.num_rows).copy()
 
 

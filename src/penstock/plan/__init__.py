@@ -3,15 +3,16 @@
     Location -> Samples -> Dataset                                  _open, _dataset            (room `dataset`)
     Dataset, or a Mix of plans, + stages -> Plan                    _verbs, _plan, _mix
         stages        frozen settings, checked when made; their legal order    _stages
-        RowSource     what row i of the endless run is                         _rows, _plan_input, _accounts
-          which is next    order of an epoch, draws by weight and class        _epochs, _sample_orders
+        RowSource     what row i of the endless run is; other epochs of it     _rows
+          which is next    order of an epoch, draws by weight and class        _orders
           SampleRows       each sample                                         _sample_rows
           PaddedRows       one document each, documents of similar length together
           TokenWindowRows  fixed windows of all tokens
           PackedRows       whole documents side by side                        _packed_rows
-          over any of them: several sources, other epochs                      _mixed_rows, _plan_input
+          MixedRows        rows of several of these                            _mixed_rows
         Steps         which rows are batch k                                   _reading
     plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _compose, _kernels, _mapping
+    plan.documents, plan.ledger, plan.mixing                        _accounts
     plan.to_toml() <-> load_plan; a batch as text                   _text, _open
 
 A batch depends on the plan and the arguments of `read` alone; any thread or process gives the same one.

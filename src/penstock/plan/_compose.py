@@ -56,19 +56,15 @@ class DocumentRows(PieceSource):
 
     @property
     def kept(self) -> Mapping[str, Column]:
-        """As the stage says."""
         return self._columns.kept
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
-        """A batch of these rows."""
         return compose(self.fill(rows, np.arange(len(rows))), len(rows), self.stage, out)
 
     def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
-        """The pieces of these rows."""
         return [Filling(self._columns, batch_rows, self._pieces(rows))]
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
-        """Targets in each row: tokens that the loss is taken over."""
         return _count_targets(self._columns, self._pieces(rows), len(rows))
 
 

@@ -31,16 +31,30 @@ from penstock.dataset import (
     find_samples,
     find_true,
     lasting_attributes,
+    packed_column,
     read_columns,
     read_sample,
     split_parts,
 )
-from penstock.errors import SchemaError, counted, whole_number
+from penstock.errors import SchemaError, StageError, counted, whole_number
+from penstock.plan._orders import make_order
+from penstock.plan._packed_rows import PackedRows, find_pack_index
 from penstock.plan._plan import Plan
-from penstock.plan._plan_input import Stages, build_rows, map_seed
 from penstock.plan._rows import RowSource
-from penstock.plan._sample_rows import is_cheap_at_random
-from penstock.plan._stages import Stage, order_facts
+from penstock.plan._sample_rows import PaddedRows, SampleRows, TokenWindowRows, is_cheap_at_random
+from penstock.plan._stages import (
+    Balanced,
+    Cast,
+    Pack,
+    Pad,
+    Shuffle,
+    Stage,
+    Stages,
+    Weighted,
+    Window,
+    with_groups,
+)
+from penstock.plan._text import order_facts
 from penstock.plan._verbs import Verbs, WholeBatch
 from penstock.schema import Schema
 from penstock.shards import Storage, classes_of, tokenizers_of
@@ -273,14 +287,15 @@ class Dataset(Verbs[Plan]):
 
     def build_rows(self, stages: Stages) -> RowSource:
         """The rows that a plan with these stages reads."""
-        return build_rows(self.samples, stages)
+        return _build_rows(self.samples, stages)
 
     def check_stage(self, stage: Stage) -> None:
         """Any stage can follow a dataset."""
 
     def map_seed(self, stages: Stages) -> int:
         """The seed of the shuffle, if there is one."""
-        return map_seed(stages)
+        shuffle = _find_shuffle(stages)
+        return 0 if shuffle is None else shuffle.seed
 
     def order_facts(self, stages: Stages) -> dict[str, str]:
         """The samples, and the settings that decide their order."""
@@ -310,3 +325,51 @@ def _restore(
     location: Location, selections: tuple[Selection, ...], columns: tuple[str, ...], fingerprint: str
 ) -> Dataset:
     return Dataset(location, selections, columns, fingerprint=fingerprint)
+
+
+def _build_rows(samples: Samples, stages: Stages) -> RowSource:
+    """The row source that stages describe.
+
+    Raises:
+        SchemaError: a column does not fit its stage.
+        StageError: a stage that has no effect, or no meaning, before window(), pack() or pad().
+    """
+    stages = with_groups(stages)
+    casts = tuple(stage for stage in stages if isinstance(stage, Cast))
+    cut = next((stage for stage in stages if isinstance(stage, (Window, Pack, Pad))), None)
+    if cut is None:
+        return SampleRows(samples, casts, make_order(samples, samples.schema.columns, stages))
+    if casts:
+        raise StageError(f"cast() has no effect before {cut.verb}(): its rows are int64 already. Leave it out.")
+    if isinstance(cut, Pad):
+        return PaddedRows(samples, cut, make_order(samples, (samples.schema[cut.column],), stages))
+    _refuse_draws(stages, cut)
+    shuffle = _find_shuffle(stages)
+    return TokenWindowRows(samples, cut, shuffle) if isinstance(cut, Window) else _pack(samples, cut, shuffle)
+
+
+def _find_shuffle(stages: Stages) -> Shuffle | None:
+    return next((stage for stage in stages if isinstance(stage, Shuffle)), None)
+
+
+def _refuse_draws(stages: Stages, cut: Window | Pack) -> None:
+    drawn = next((stage.verb for stage in stages if isinstance(stage, (Weighted, Balanced))), None)
+    if drawn is not None:
+        raise StageError(
+            f"{cut.verb}() cannot follow {drawn}(): its rows, and how many there are, would differ between epochs. "
+            "Use pad(), or give each kind of document its share with penstock.mix()."
+        )
+
+
+def _pack(samples: Samples, cut: Pack, shuffle: Shuffle | None) -> PackedRows:
+    """Packed rows, whose number is looked up, or counted now."""
+    column = packed_column(samples.schema, cut.column)
+    index = find_pack_index(
+        lambda begin, end: samples.lengths_between(column, begin, end),
+        len(samples),
+        cut.settings,
+        column=cut.column,
+        fingerprint=samples.fingerprint,
+        attributes=samples.storage.attributes if samples.are_whole else {},
+    )
+    return PackedRows(samples, cut, shuffle, index)

@@ -22,8 +22,8 @@ from penstock.order import derive_key
 from penstock.plan._dataset import Dataset
 from penstock.plan._mixed_rows import Deal, MixedRows, mix_rows
 from penstock.plan._plan import Plan
-from penstock.plan._plan_input import Stages
-from penstock.plan._stages import LEGAL_ORDER, Batch, Map, Stage, TakeRows, order_facts
+from penstock.plan._stages import LEGAL_ORDER, Batch, Map, Stage, Stages, TakeRows
+from penstock.plan._text import order_facts
 
 Sources = Mapping[str, Plan | Dataset | tuple[Plan | Dataset, float]]
 Schedule = Mapping[int | float, Mapping[str, float]]
@@ -50,7 +50,6 @@ class Mix:
 
     @property
     def tokenizers(self) -> dict[str, str]:
-        """Those of all sources."""
         return {key: name for _, plan, _ in self.sources for key, name in plan.source.tokenizers.items()}
 
     @property
@@ -98,21 +97,17 @@ class Mix:
             raise StageError(f"{stage.verb}() cannot follow mix(). The order is {LEGAL_ORDER}.")
 
     def select_columns(self, names: Iterable[str]) -> NoReturn:
-        """Always refused."""
         raise StageError(f"select_columns() cannot follow mix(). The order is {LEGAL_ORDER}.")
 
     def map_seed(self, stages: Stages) -> int:
-        """A seed of the mixture's own."""
         return derive_key(self.seed, "mix")
 
     def order_facts(self, stages: Stages) -> dict[str, str]:
-        """How sources are dealt, and the order of each."""
         shares = "; ".join(f"{_from_row(row)}{_describe_quotas(quotas)}" for row, quotas in self.quotas.items())
         parts = {f"source {name}": plan.order_fingerprint[:16] for name, plan, _ in self.sources}
         return {"mix": f"seed={self.seed}, epoch={self.epoch!r}, {shares}", **parts, **order_facts(stages)}
 
     def to_json(self) -> dict[str, Any]:
-        """The mixture in a plan file."""
         parts = {name: {"weight": weight, **plan.to_json()} for name, plan, weight in self.sources}
         length = {"rows" if isinstance(self.epoch, int) else "epoch": self.epoch}
         names = [name for name, _, _ in self.sources]
@@ -129,7 +124,6 @@ class Mix:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the parts and how they are dealt."""
         parts = [[name, plan.fingerprint, weight] for name, plan, weight in self.sources]
         added = {"temperature": self.temperature, "schedule": self.schedule, "source_ids": self.source_ids}
         used = [added] if self.temperature != 1 or self.schedule or self.source_ids else []

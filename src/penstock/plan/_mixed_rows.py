@@ -68,7 +68,6 @@ class MixedRows(RowSource):
 
     @property
     def order_identity(self) -> Any:
-        """The sources, their quotas, and the seed that deals them."""
         return self._order_with(list(self.schedule.items())[1:])
 
     def earlier_orders(self, epoch_rows: int | None) -> Iterator[tuple[Any, int]]:
@@ -92,11 +91,9 @@ class MixedRows(RowSource):
 
     @property
     def row_length(self) -> int | None:
-        """What any of the sources has: they are alike."""
         return self.sources[0].row_length
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
-        """These rows, each from the source whose turn it is."""
         parts = [(places, self.sources[number].read(own, None)) for number, places, own in self._turns(rows)]
         if not parts:
             return self.sources[0].read(rows, out) | self._source_ids(rows, out)
@@ -113,26 +110,21 @@ class MixedRows(RowSource):
         return {SOURCE_IDS: source_ids}
 
     def output_arrays(self, num_rows: int) -> OutputArrays:
-        """What any of the sources has: they are alike."""
         own: OutputArrays = {SOURCE_IDS: ((num_rows,), "int32")} if self.deal.source_ids else {}
         return self.sources[0].output_arrays(num_rows) | own
 
     def will_need(self, row: int) -> None:
-        """What each source's next row needs."""
         for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
             source.will_need(position)
 
     def dont_need(self, row: int) -> None:
-        """What each source is done with."""
         for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
             source.dont_need(position)
 
     def mixing(self) -> list[Mixing]:
-        """Of each source."""
         return [found for source in self.sources for found in source.mixing()]
 
     def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
-        """The documents behind each row, in the source whose turn it is."""
         found: list[DocumentTrace] = []
         prefix = f"{source}/" if source else ""
         turns, own = self.mixture.locate(rows)
@@ -142,12 +134,10 @@ class MixedRows(RowSource):
         return found
 
     def describe(self, row: int) -> str:
-        """Which row of which source a row is."""
         (number,), (own,) = (found.tolist() for found in self.mixture.locate(np.array([row])))
         return f"row {row:,}, which is {self.sources[number].describe(own)} of {self.names[number]!r}"
 
     def ledger(self, epoch: int) -> Ledger:
-        """What each source gives to an epoch of the mixture."""
         begin, end = epoch * self.num_rows, (epoch + 1) * self.num_rows
         counts, positions = self.rows_of_sources(begin, end), self.mixture.counts(begin).tolist()
         sources = {
@@ -164,7 +154,6 @@ class MixedRows(RowSource):
         return {row: dict(zip(self.names, found, strict=True)) for row, found in shares.items()}
 
     def rows_of_sources(self, begin: int, end: int) -> Mapping[str, int]:
-        """How many rows each source gives, by arithmetic."""
         counts = self.mixture.counts(end) - self.mixture.counts(begin)
         return dict(zip(self.names, counts.tolist(), strict=True))
 
@@ -238,21 +227,17 @@ class MixedPieceRows(MixedRows, PieceSource):
         super().__init__(sources, deal)
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
-        """A batch of these rows, packed or padded."""
         fillings = self.fill(rows, np.arange(len(rows)))
         return compose(fillings, len(rows), self.stage, out) | self._source_ids(rows, None)
 
     def output_arrays(self, num_rows: int) -> OutputArrays:
-        """The arrays that have a place for every token."""
         return PieceSource.output_arrays(self, num_rows)
 
     @property
     def kept(self) -> Mapping[str, Column]:
-        """What any of the sources has: they are alike."""
         return self._piece_sources[0].kept
 
     def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
-        """The pieces of these rows, from each source that has a turn."""
         if not len(rows):
             return self._piece_sources[0].fill(rows, batch_rows)
         return [
@@ -262,7 +247,6 @@ class MixedPieceRows(MixedRows, PieceSource):
         ]
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
-        """Targets in each row, counted by its source."""
         counts = np.zeros(len(rows), np.int64)
         for number, places, own in self._turns(rows):
             counts[places] = self._piece_sources[number].count_targets(own)

@@ -50,7 +50,7 @@ from penstock.packing import (
 )
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, trace_document
 from penstock.plan._compose import DocumentRows
-from penstock.plan._epochs import Epochs, PageHints, measure_mixing
+from penstock.plan._orders import Epochs, PageHints
 from penstock.plan._rows import Pieces, Rows, kernels
 from penstock.plan._stages import Pack, Shuffle
 from penstock.schema import offsets_of
@@ -178,25 +178,20 @@ class PackedRows(DocumentRows):
 
     @property
     def order_identity(self) -> Any:
-        """Documents of this dataset, packed and ordered so."""
         settings = self.stage.settings
         how = [self.stage.column, settings.length, settings.long, settings.max_documents, PACKING_VERSION]
         return ["pack", self.samples.fingerprint, how, self.epochs.identity]
 
     def will_need(self, row: int) -> None:
-        """The storage windows of the row's group, and of the next."""
         self._page_hints.will_need(row)
 
     def dont_need(self, row: int) -> None:
-        """The storage windows of the groups before the row's."""
         self._page_hints.dont_need(row)
 
     def mixing(self) -> list[Mixing]:
-        """Of documents."""
-        return measure_mixing(self.samples, self.epochs, self.index.window_starts)
+        return self.epochs.mixing(self.samples, self.index.window_starts)
 
     def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
-        """The pieces of documents that make up these rows."""
         pieces = self._pieces(rows)
         fields = (pieces.rows, pieces.columns, pieces.documents, pieces.starts, pieces.sizes)
         return [trace_document(self.samples, source, *map(int, values)) for values in zip(*fields, strict=True)]

@@ -25,9 +25,8 @@ from penstock.identity import digest
 from penstock.order import ORDER_VERSION
 from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
 from penstock.plan._mapping import is_marked_pure, is_pure
-from penstock.plan._plan_input import PlanInput, Stages, resize_epoch
 from penstock.plan._reading import BatchReader, Steps, checked_epoch
-from penstock.plan._rows import BatchArrays, OutputArrays, RowSource
+from penstock.plan._rows import BatchArrays, OutputArrays, RowSource, resize_epoch
 from penstock.plan._stages import (
     LEGAL_ORDER,
     Balanced,
@@ -40,18 +39,16 @@ from penstock.plan._stages import (
     Repeat,
     Skip,
     Stage,
+    Stages,
     TakeRows,
     Weighted,
     Window,
     check_next,
-    describe_stage,
-    stage_identity,
-    stage_json,
     with_groups,
     without_groups,
 )
-from penstock.plan._text import Decode, Tokenizer, show_batch, write_toml
-from penstock.plan._verbs import Verbs, WholeBatch
+from penstock.plan._text import Decode, Tokenizer, describe_stage, show_batch, stage_identity, stage_json, write_toml
+from penstock.plan._verbs import PlanInput, Verbs, WholeBatch
 
 FILE_VERSION = 1
 """Version of plan files."""

@@ -2,31 +2,47 @@
 
 The run is one endless sequence of epochs of `num_rows` rows each; row numbers are absolute. A row
 source answers any set of them, in any order, from nothing but the numbers. Which row of the data
-stands at which position of an epoch is decided in `_epochs.py`; what the row holds, by the source:
+stands at which position of an epoch is decided in `_orders.py`; what the row holds, by the source:
 
     SampleRows        each sample (`_sample_rows.py`)
-    TokenWindowRows   fixed windows of all tokens (`_token_window_rows.py`)
+    TokenWindowRows   fixed windows of all tokens (`_sample_rows.py`)
     PaddedRows        one document each, padded to the longest of a batch (`_sample_rows.py`)
     PackedRows        whole documents side by side (`_packed_rows.py`)
     MixedRows         rows of several of these (`_mixed_rows.py`)
-    ResizedRows     another number of them in an epoch (`_stretched_rows.py`)
+    ResizedRows       another number of any of these in an epoch
+
+**Epochs of another length: take, skip and repeat.** The rows of the source stay as they are; only where an epoch
+begins and ends changes. Every epoch covers a
+period of whole passes over the source and consists of some consecutive rows of it:
+
+    source      |  pass 0   |  pass 1   |  pass 2   |  pass 3   | ...
+    skip(2)     |..x x x x x|..x x x x x|                            begin 2, period 1 pass
+    take(4)     |x x x x....|x x x x....|                            period 1 pass
+    take(9)     |x x x x x x x|x x......|x x x x x x x|x x ...       period 2 passes: more rows than a pass has
+    repeat(2)   |x x x x x x x x x x x x x x|                        period 2 passes, all of them
+
+So row i of epoch e is row `e * period + begin + i` of the source: two additions and a division per row, no memory.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from penstock.dataset import Samples
+from penstock.errors import StageError
+from penstock.order import MAX_ROWS
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
-from penstock.plan._stages import Pack, Pad
+from penstock.plan._stages import Pack, Pad, Repeat, Skip, TakeRows
 from penstock.schema import Column, dtype_name, offsets_of
 
 BatchArrays = dict[str, Any]
@@ -128,7 +144,6 @@ class PieceSource(RowSource):
 
     @property
     def piece_source(self) -> PieceSource:
-        """Itself."""
         return self
 
     @abstractmethod
@@ -145,7 +160,6 @@ class PieceSource(RowSource):
         """The columns that a batch has beside the tokens, by name."""
 
     def output_arrays(self, num_rows: int) -> OutputArrays:
-        """The arrays that have a place for every token, where it is known how many there are."""
         if self.row_length is None:
             return {}
         shape = (num_rows, self.row_length)
@@ -230,3 +244,159 @@ def kernels() -> ModuleType:
     from penstock.plan import _kernels
 
     return _kernels
+
+
+OneOrMany = TypeVar("OneOrMany", int, Rows)
+
+
+class ResizedRows(RowSource):
+    """`num_rows` rows of every `num_passes` passes over a source, from row `begin` of them on."""
+
+    def __init__(self, inner: RowSource, *, begin: int, num_rows: int, num_passes: int) -> None:
+        self.inner, self.begin, self.num_rows, self.num_passes = inner, begin, num_rows, num_passes
+        self._period = num_passes * inner.num_rows
+        self.makes_labels, self.is_rectangular = inner.makes_labels, inner.is_rectangular
+
+    @property
+    def row_length(self) -> int | None:
+        return self.inner.row_length
+
+    @property
+    def order_identity(self) -> Any:
+        """Where epochs begin; where they end does not change which row is row i."""
+        return self._order_with(self.num_passes)
+
+    @property
+    def run_identity(self) -> Any:
+        return ["stretch", self.begin, self.num_passes, self.num_rows, self.inner.run_identity]
+
+    def earlier_orders(self, epoch_rows: int | None) -> Iterator[tuple[Any, int]]:
+        """The same with fewer passes, which ends earlier; and those of the source."""
+        num_passes = _passes_for(epoch_rows or self.inner.num_rows, self.inner)
+        if self.begin == 0 and num_passes < self.num_passes:
+            yield self._order_with(num_passes), num_passes * self.inner.num_rows
+        if not isinstance(self.inner, ResizedRows):
+            is_plain = self.begin == 0 and self.num_passes == 1
+            for identity, row in self.inner.earlier_orders(epoch_rows):
+                order = identity if is_plain else ["stretch", self.begin, self.num_passes, identity]
+                yield order, self._num_rows_before(row)
+
+    def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
+        return self.inner.read(self._find(rows), out)
+
+    def output_arrays(self, num_rows: int) -> OutputArrays:
+        return self.inner.output_arrays(num_rows)
+
+    def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
+        return self.inner.trace(self._find(rows), source)
+
+    def describe(self, row: int) -> str:
+        return self.inner.describe(self._find(row))
+
+    def will_need(self, row: int) -> None:
+        self.inner.will_need(self._find(row))
+
+    def dont_need(self, row: int) -> None:
+        self.inner.dont_need(self._find(row))
+
+    def mixing(self) -> list[Mixing]:
+        return self.inner.mixing()
+
+    def ledger(self, epoch: int) -> Ledger:
+        """The account of the passes that an epoch touches, and how many of their rows it leaves out."""
+        inner = self.inner.ledger(epoch * self.num_passes)
+        counts = self.rows_of_sources(epoch * self.num_rows, (epoch + 1) * self.num_rows)
+        return dataclasses.replace(
+            inner,
+            num_rows=self.num_rows,
+            num_passes=self.num_passes * inner.num_passes,
+            rows_left_out=self.num_passes * inner.rows_left_out + self._period - self.num_rows,
+            schedule=self.schedule_until((epoch + 1) * self.num_rows),
+            sources={name: dataclasses.replace(one, num_rows=counts[name]) for name, one in inner.sources.items()},
+        )
+
+    def schedule_until(self, end: int) -> Mapping[int, Mapping[str, float]]:
+        found = self.inner.schedule_until(self._find(end - 1) + 1) if end else {}
+        return {self._num_rows_before(row): shares for row, shares in found.items()}
+
+    def rows_of_sources(self, begin: int, end: int) -> Mapping[str, int]:
+        counts: Counter[str] = Counter()
+        while begin < end:
+            stop = end if self._period == self.num_rows else min(end, (begin // self.num_rows + 1) * self.num_rows)
+            first = self._find(begin)
+            counts.update(self.inner.rows_of_sources(first, first + stop - begin))
+            begin = stop
+        return counts
+
+    def _order_with(self, num_passes: int) -> Any:
+        if self.begin == 0 and num_passes == 1:
+            return self.inner.order_identity
+        return ["stretch", self.begin, num_passes, self.inner.run_identity]
+
+    def _find(self, rows: OneOrMany) -> OneOrMany:
+        """The row of the source behind a row, or behind each of several."""
+        return rows // self.num_rows * (self._period - self.num_rows) + rows + self.begin
+
+    def _num_rows_before(self, row: int) -> int:
+        """How many rows come before a row of the source."""
+        epoch, place = divmod(row, self._period)
+        return epoch * self.num_rows + min(max(place - self.begin, 0), self.num_rows)
+
+
+class ResizedPieceRows(ResizedRows, PieceSource):
+    """The same over rows made of pieces."""
+
+    def __init__(self, inner: PieceSource, *, begin: int, num_rows: int, num_passes: int) -> None:
+        super().__init__(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
+        self._inner_pieces, self.stage = inner, inner.stage
+
+    @property
+    def kept(self) -> Mapping[str, Column]:
+        return self._inner_pieces.kept
+
+    def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
+        return self._inner_pieces.fill(self._find(rows), batch_rows)
+
+    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
+        return self._inner_pieces.count_targets(self._find(rows))
+
+
+def resize_epoch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> ResizedRows:
+    """The source with epochs as the stage says.
+
+    Raises:
+        StageError: tokens are given, and rows have no fixed number of them.
+        ValueError: there would be no rows.
+    """
+    begin, num_rows, num_passes = 0, inner.num_rows, 1
+    match stage:
+        case Skip():
+            begin, num_rows = stage.rows, inner.num_rows - stage.rows
+        case Repeat():
+            num_rows, num_passes = stage.times * inner.num_rows, stage.times
+        case TakeRows():
+            num_rows = _rows_taken(inner, stage)
+            num_passes = _passes_for(num_rows, inner)
+    if num_rows <= 0 or not inner.num_rows:
+        raise ValueError(f"{stage.verb}(): nothing would be left; an epoch has {inner.num_rows:,} rows.")
+    if num_passes * inner.num_rows > MAX_ROWS:
+        raise ValueError(f"{stage.verb}(): an epoch would span more than 2**62 rows, which is all that a run has.")
+    if inner.piece_source is None:
+        return ResizedRows(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
+    return ResizedPieceRows(inner.piece_source, begin=begin, num_rows=num_rows, num_passes=num_passes)
+
+
+def _passes_for(num_rows: int, inner: RowSource) -> int:
+    """The fewest passes over a source that hold this many rows."""
+    return max(1, -(-num_rows // max(1, inner.num_rows)))
+
+
+def _rows_taken(inner: RowSource, stage: TakeRows) -> int:
+    if stage.rows is not None:
+        return stage.rows
+    tokens = int(stage.tokens or 0)
+    if inner.row_length is None:
+        raise StageError("take(tokens=...) needs rows of a fixed number of tokens: window() or pack() before it.")
+    if tokens < inner.row_length:
+        raise ValueError(f"take(tokens={tokens:,}): a single row has {inner.row_length:,}.")
+    return tokens // inner.row_length

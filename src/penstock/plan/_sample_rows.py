@@ -1,24 +1,16 @@
-"""Rows of one sample each: as it is stored, or a document padded to the longest of its batch.
+"""Rows of one sample each, and rows that are windows of the tokens of all samples.
 
-What a plan reads without window() and pack(). Which sample is row i is decided by the order (`_sample_orders.py`); how
-many tokens a padded row has depends on the batch that it is in. Padding is for fine-tuning and evaluation.
+SampleRows and PaddedRows: a sample as it is stored, or a document padded to the longest of its batch. Which sample is
+row i is decided by the order (`_orders.py`); how many tokens a padded row has depends on the batch that it is in.
 
-With `bucket`, rows of like length come together, so that padding wastes little, in an order that any row number opens.
-Rows of an epoch are taken `bucket` at a time, sorted by length, cut into runs, and the runs are put in an order drawn
-from the seed. A batch of as many rows as a run then holds rows of like length, and batches still come long and short by
-turns. Which rows share a bucket is the order's own business: under a shuffle, other ones in each epoch. Price: the
-lengths of a bucket are looked up and sorted when its first row is read; a few buckets are kept.
-
-Rows that are windows of one long stream of tokens: all documents, one after the other.
-
-Row i of the data is tokens i * length to (i + 1) * length, whatever documents they belong to, so nothing is stored to
-find it. Tokens after the last whole window are in no row; the ledger counts them. The price of that comes with `trace`:
-which document a token is in takes the lengths of all documents before it.
+TokenWindowRows: all documents, one after the other, are one long stream of tokens. Row i of the data is tokens
+i * length to (i + 1) * length, whatever documents they belong to, so nothing is stored to find it. Tokens after the
+last whole window are in no row; the ledger counts them. `trace` pays for that: which document a token is in takes the
+lengths of all documents before it.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,19 +19,16 @@ from numpy.typing import NDArray
 
 from penstock.dataset import Samples, TokenStream, mask_column, mask_stream, token_stream, windowed_column
 from penstock.errors import SchemaError
-from penstock.order import Permutation, derive_key
 from penstock.plan._accounts import DocumentTrace, Drawn, Ledger, Mixing, trace_document
 from penstock.plan._compose import DocumentRows
-from penstock.plan._epochs import Epochs, even_windows, measure_mixing
+from penstock.plan._orders import BucketedOrder, Epochs, SampleOrder, even_windows, sample_bytes
 from penstock.plan._rows import BatchArrays, OutputArrays, Pieces, Rows, RowSource, offered
-from penstock.plan._sample_orders import SampleOrder, sample_bytes
 from penstock.plan._stages import IGNORED, Cast, Pad, Shuffle, Window
-from penstock.schema import Column, Schema, dtype_from_name, dtype_name, offsets_of
+from penstock.schema import Schema, dtype_from_name, dtype_name, offsets_of
 from penstock.shards import Storage
 
 _LARGE_SAMPLE_BYTES = 64 << 10
 _SMALL_BYTES = 16 << 30
-_KEPT_BUCKETS = 16
 
 
 class OrderedRows(RowSource):
@@ -50,23 +39,18 @@ class OrderedRows(RowSource):
 
     @property
     def order_identity(self) -> Any:
-        """Samples of this dataset in this order."""
         return ["samples", self.samples.fingerprint, self.order.identity]
 
     def will_need(self, row: int) -> None:
-        """What the order knows."""
         self.order.will_need(row)
 
     def dont_need(self, row: int) -> None:
-        """What the order knows."""
         self.order.dont_need(row)
 
     def mixing(self) -> list[Mixing]:
-        """Of samples."""
         return self.order.mixing()
 
     def describe(self, row: int) -> str:
-        """Which sample a row is, and what it was prepared from."""
         return self.samples.describe(row, int(self.order.find(np.array([row]))[0]))
 
 
@@ -83,7 +67,6 @@ class SampleRows(OrderedRows):
         self.is_rectangular = not any(column.is_ragged for column in columns)
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
-        """Samples by one gather per column."""
         stored = self.samples.locate(self.order.find(rows))
         storage = self.samples.storage
         batch: BatchArrays = {}
@@ -98,17 +81,14 @@ class SampleRows(OrderedRows):
         return batch
 
     def output_arrays(self, num_rows: int) -> OutputArrays:
-        """The fixed columns."""
         fixed = [(column, dtype) for column, dtype in self._columns if not column.is_ragged]
         return {column.name: ((num_rows, *column.shape), dtype_name(dtype)) for column, dtype in fixed}
 
     def ledger(self, epoch: int) -> Ledger:
-        """How often samples come, where that is not once."""
         drawn = None if self.order.is_once else Drawn.of(self.order.count(epoch))
         return Ledger(num_rows=self.num_rows, drawn=drawn)
 
     def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
-        """The sample behind each row."""
         found = self.order.find(rows).tolist()
         return [trace_document(self.samples, source, row, 0, sample, 0, 1) for row, sample in enumerate(found)]
 
@@ -134,60 +114,6 @@ def _cast_dtypes(schema: Schema, casts: tuple[Cast, ...]) -> dict[str, np.dtype[
     return dtypes
 
 
-class BucketedOrder(SampleOrder):
-    """Another order with the rows of each bucket put in runs of like length."""
-
-    def __init__(self, inner: SampleOrder, samples: Samples, column: Column, stage: Pad) -> None:
-        assert stage.bucket is not None
-        self._inner, self._samples, self._column = inner, samples, column
-        self._bucket, self._run = stage.bucket, stage.run
-        self.num_rows, self.num_samples, self.seed = inner.num_rows, inner.num_samples, inner.seed
-        self.is_once = inner.is_once
-        self._sorted = functools.lru_cache(_KEPT_BUCKETS)(self._sort)
-
-    @property
-    def identity(self) -> Any:
-        """Of the inner order, and how it is bucketed."""
-        return ["bucket", self._column.name, self._bucket, self._run, self._inner.identity]
-
-    def find(self, rows: Rows) -> NDArray[np.int64]:
-        """By bucket."""
-        found = np.empty(len(rows), np.int64)
-        epochs, places = np.divmod(rows, max(1, self.num_rows))
-        buckets = places // self._bucket
-        firsts = epochs * self.num_rows + buckets * self._bucket
-        for first in np.unique(firsts).tolist():
-            here = np.flatnonzero(firsts == first)
-            found[here] = self._sorted(first)[rows[here] - first]
-        return found
-
-    def will_need(self, row: int) -> None:
-        """What the inner order needs."""
-        self._inner.will_need(row)
-
-    def dont_need(self, row: int) -> None:
-        """What is behind the bucket."""
-        self._inner.dont_need(row - row % max(1, self.num_rows) % self._bucket)
-
-    def mixing(self) -> list[Mixing]:
-        """Of the inner order."""
-        return self._inner.mixing()
-
-    def _sort(self, first: int) -> NDArray[np.int64]:
-        """The samples of the bucket that begins at a row."""
-        epoch, place = divmod(first, self.num_rows)
-        size = min(self._bucket, self.num_rows - place)
-        samples = self._inner.find(np.arange(first, first + size))
-        lengths = self._samples.storage.lengths_of(self._column, self._samples.locate(samples))
-        by_length = np.argsort(lengths, kind="stable")
-        num_runs = -(-size // self._run)
-        key = derive_key(self.seed or 0, "bucket", epoch if self.seed is not None else 0, place)
-        runs = Permutation(num_runs, key)(np.arange(num_runs))
-        starts = offsets_of(np.minimum(self._run, size - runs * self._run))
-        places = np.repeat(runs * self._run - starts[:-1], np.diff(starts)) + np.arange(size)
-        return samples[by_length[places]]
-
-
 class PaddedRows(OrderedRows, DocumentRows):
     """Each document is a row."""
 
@@ -205,7 +131,6 @@ class PaddedRows(OrderedRows, DocumentRows):
         return [trace_document(self.samples, source, row, 0, one, 0, size) for row, (one, size) in enumerate(found)]
 
     def ledger(self, epoch: int) -> Ledger:
-        """What is cut off, and how often documents come where that is not once."""
         counts = np.ones(len(self.samples), np.int64) if self.order.is_once else self.order.count(epoch)
         cut = 0
         if self.stage.length is not None:
@@ -245,23 +170,20 @@ class TokenWindowRows(RowSource):
 
     @property
     def order_identity(self) -> Any:
-        """Windows of this stream in this order."""
         stage = self.stage
         return ["window", self.samples.fingerprint, stage.column, stage.length, self.epochs.identity]
 
     @property
     def row_length(self) -> int:
-        """As many as window() says."""
         return self.stage.length
 
     def output_arrays(self, num_rows: int) -> OutputArrays:
-        """Tokens and labels."""
         return dict.fromkeys(("input_ids", "labels"), ((num_rows, self.stage.length), "int64"))
 
     def mixing(self) -> list[Mixing]:
         """Of documents, as if all had the same length."""
         shares = self.epochs.row_starts / max(1, self.num_rows)
-        return measure_mixing(self.samples, self.epochs, (shares * len(self.samples)).astype(np.int64))
+        return self.epochs.mixing(self.samples, (shares * len(self.samples)).astype(np.int64))
 
     def will_need(self, row: int) -> None:
         """Left to the kernel's own read-ahead: windows of a stream are read in long runs."""

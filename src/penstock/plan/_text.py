@@ -1,13 +1,12 @@
-"""Plain data as TOML: the writing half of plan files.
+"""Plans and batches as text: stages for people, files and fingerprints, plan files, and a batch with its borders.
 
 The standard library reads TOML and does not write it. A plan file needs tables, arrays of tables, and values that
 JSON knows; that is all there is here.
-
-A batch as text with its borders: what a model reads, for people to look at.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import json
@@ -18,8 +17,85 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StageError, counted, printable
+from penstock.identity import function_identity, importable_name
 from penstock.plan._accounts import DocumentTrace
-from penstock.plan._stages import IGNORED
+from penstock.plan._stages import IGNORED, Cast, Map, Pack, SampleWeights, Stage, Weighted, with_groups
+
+_DECIDING = {
+    "sample": ("weights", "rows", "replacement"),
+    "balance": ("column", "rows", "replacement"),
+    "pad": ("column", "bucket", "run"),
+    "shuffle": ("seed", "mode", "group"),
+    "window": ("length", "column"),
+    "pack": ("length", "long", "max_documents", "column"),
+    "take": ("rows", "tokens"),
+    "skip": ("rows",),
+    "repeat": ("times",),
+}
+"""The settings that decide the order of rows; the others only decide what a row looks like."""
+
+
+def order_facts(stages: Sequence[Stage]) -> dict[str, str]:
+    """The settings that decide which documents are row i of epoch e, stage by stage, short enough for a state."""
+    facts: dict[str, str] = {}
+    for stage in with_groups(stages):
+        if stage.verb in _DECIDING:
+            settings = dataclasses.asdict(stage)
+            settings |= settings.pop("settings", {})
+            told = ", ".join(f"{name}={settings[name]!r}" for name in _DECIDING[stage.verb])
+            facts[stage.verb] = f"{facts[stage.verb]}; {told}" if stage.verb in facts else told
+    return facts
+
+
+def stage_identity(stage: Stage) -> Any:
+    """JSON of a stage's settings."""
+    if isinstance(stage, Map):
+        ragged = [sorted(stage.ragged)] if stage.ragged else []
+        skips = ["skip"] if stage.on_error == "skip" else []
+        return ["map", function_identity(stage.function), stage.batched, *ragged, *skips]
+    settings = dataclasses.asdict(stage)
+    if isinstance(stage, Pack) and not stage.keep:
+        del settings["keep"]  # plans from before there was one keep their fingerprints
+    if isinstance(stage, Weighted) and isinstance(stage.weights, SampleWeights):
+        settings["weights"] = [stage.weights.identity]
+    return [stage.verb, settings]
+
+
+def describe_stage(stage: Stage) -> str:
+    """A stage as it was written."""
+    if isinstance(stage, Map):
+        name = getattr(stage.function, "__qualname__", repr(stage.function))
+        ragged = f", ragged={list(stage.ragged)!r}" if stage.ragged else ""
+        skips = ", on_error='skip'" if stage.on_error == "skip" else ""
+        return f"map({name}{', batched=True' if stage.batched else ''}{ragged}{skips})"
+    if isinstance(stage, Cast):
+        return f"cast({', '.join(f'{name}={dtype!r}' for name, dtype in stage.dtypes)})"
+    return f"{stage.verb}({', '.join(f'{name}={value!r}' for name, value in stage_arguments(stage).items())})"
+
+
+def stage_arguments(stage: Stage) -> dict[str, Any]:
+    """Arguments of the verb that adds a stage, except those left at their default."""
+    arguments: dict[str, Any] = {}
+    for field in dataclasses.fields(stage):
+        value = getattr(stage, field.name)
+        if field.name == "settings":
+            arguments |= {
+                f.name: getattr(value, f.name) for f in dataclasses.fields(value) if getattr(value, f.name) != f.default
+            }
+        elif value != field.default:
+            arguments[field.name] = value
+    return arguments
+
+
+def stage_json(stage: Stage) -> dict[str, Any]:
+    """A stage in a plan file; `ValueError` for what a file cannot hold."""
+    arguments: dict[str, Any] = {"dtypes": dict(stage.dtypes)} if isinstance(stage, Cast) else stage_arguments(stage)
+    if isinstance(arguments.get("weights"), SampleWeights):
+        raise ValueError("A plan over sample(weights=<an array>) holds a number per sample; make them a column first.")
+    if isinstance(stage, Map):
+        arguments["function"] = importable_name(stage.function)
+    return {"verb": stage.verb, **arguments}
+
 
 _OUR_KEYS = {"source", "mix", "stages"}
 

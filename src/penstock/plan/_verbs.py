@@ -1,14 +1,15 @@
-"""What datasets and plans share: the verbs that add a stage, and how they give torch a whole batch."""
+"""What datasets and plans share: the verbs that add a stage, what a plan is built on, and whole batches for torch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from numpy.typing import ArrayLike, DTypeLike
 
 from penstock.packing import PackingSettings
+from penstock.plan._rows import RowSource
 from penstock.plan._stages import (
     Balanced,
     Batch,
@@ -26,6 +27,7 @@ from penstock.plan._stages import (
     Side,
     Skip,
     Stage,
+    Stages,
     Tail,
     Weighted,
     Window,
@@ -81,8 +83,9 @@ class Verbs(ABC, Generic[PlanType]):
 
         Args:
             seed: Decides the order; any integer.
-            mode: "windows" mixes the rows of `group` stretches of data at a time, "full" all of them.
-            group: How many stretches; None is about a gigabyte of them. docs/plans.md has a table of what that mixes.
+            mode: "windows" mixes the rows of `group` storage windows at a time, "full" all of them.
+            group: How many storage windows; None is about a gigabyte of them. More mix wider (docs/plans.md has a
+                table), read from more places at once and, when packed, keep 5 bytes per document in memory.
         """
         return self.with_stage(Shuffle(seed=seed, mode=mode, group=group))
 
@@ -107,7 +110,8 @@ class Verbs(ABC, Generic[PlanType]):
         Args:
             length: Tokens in a row.
             long: Documents longer than a row are split, truncated or dropped; the ledger counts what that costs.
-            max_documents: At most this many documents in a row; gives `cu_seqlens` a fixed length.
+            max_documents: At most this many documents in a row; gives `cu_seqlens` a fixed length, but pads rows of
+                short documents.
             column: The column to pack.
             labels: "next" for labels that are shifted already, "same" for models that shift, as Hugging Face's do.
             positions: Whether the later pieces of a split document start at position 0 or continue.
@@ -142,7 +146,7 @@ class Verbs(ABC, Generic[PlanType]):
             side: Where the padding is.
             keep: Columns to have beside the tokens: one value per document, one per token, or byte strings.
             bucket: Sort this many rows of the order at a time by length, so that the rows of a batch are alike.
-            run: Rows of like length that then stay together: the batch size, or a multiple of it, pads least.
+            run: Rows of similar length that then stay together: the batch size, or a multiple of it, pads least.
         """
         shown: dict[str, Any] = {"labels": labels, "pad": pad, "side": side, "keep": _names(keep)}
         return self.with_stage(Pad(length=length, multiple=multiple, column=column, bucket=bucket, run=run, **shown))
@@ -185,6 +189,49 @@ class Verbs(ABC, Generic[PlanType]):
                 "even" gives every rank as many of them, one at least, for evaluation; see docs/plans.md for the rest.
         """
         return self.with_stage(Batch(global_size=global_size, tail=tail))
+
+
+class PlanInput(Protocol):
+    """What a plan is built on: a `Dataset`, or the `Mix` of several plans."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the data."""
+        ...
+
+    @property
+    def tokenizers(self) -> dict[str, str]:
+        """The tokenizers whose tokens it holds, as far as it says: name by digest."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their labels, as far as it says."""
+        ...
+
+    def build_rows(self, stages: Stages) -> RowSource:
+        """The rows that these stages make of it."""
+        ...
+
+    def check_stage(self, stage: Stage) -> None:
+        """Raise `StageError` for a stage that cannot follow it."""
+        ...
+
+    def select_columns(self, names: Iterable[str]) -> PlanInput:
+        """The same samples with only these columns."""
+        ...
+
+    def map_seed(self, stages: Stages) -> int:
+        """What the generators of mapped functions derive from."""
+        ...
+
+    def order_facts(self, stages: Stages) -> dict[str, str]:
+        """What decides the order of rows, fact by fact."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """The source in a plan file; `ValueError` when a file cannot name it."""
+        ...
 
 
 class WholeBatch(ABC):
