@@ -6,8 +6,9 @@ its key's name. Only these facts are looked at, never the values: reading one va
 tensor makes the training loop wait for the GPU. So a batch with wrong boundaries is not noticed
 here; boundaries are the plan's promise (`document_ids` in runs, no run across two rows).
 
-**Reach.** How far back each position may look is the one fact behind every mask of this room. Documents lie in a row one after the other, and attention is causal inside each. So what position
-q may see is not a set but an interval of the row: from the first token of its document up to q.
+**Reach.** How far back each position may look is the one fact behind every mask of this room.
+Documents lie in a row one after the other, and attention is causal inside each. So what position
+q may see is an interval of the row: from the first token of its document up to q.
 The upper end is q itself; the lower end is the *reach* of q, and an int32 [B, T] tensor of
 reaches says all that a [B, T, T] mask says:
 
