@@ -31,10 +31,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.sources import Records
 from penstock.transforms import Tokenize, _tokenizer_engines
-from penstock.transforms._byte_rows import read_text
 from penstock.transforms._tokenize_rows import TokenMaker
 from penstock.transforms._tokenizer_source import load_tokenizer
-from penstock.transforms._transform import BadRows
+from penstock.transforms._transform import BadRows, read_text
 
 EOS = "<|eos|>"
 VOCAB_SIZE = 32_000

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.sources._arrow import binary_array, plain_values, text_array
-from penstock.transforms._byte_rows import numbers_of
+from penstock.transforms._transform import numbers_of
 
 pytest.importorskip("pandas")
 

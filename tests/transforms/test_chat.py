@@ -12,8 +12,7 @@ import pytest
 
 import penstock
 from penstock.errors import MissingExtra, SchemaError
-from penstock.transforms._tokenize import Tokenize
-from penstock.transforms._transform import Output
+from penstock.transforms import Output, Tokenize
 
 from .tokenizer_examples import (
     BOS,

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.cli import main
-from penstock.transforms._chat_formats import ANSWERS, ChatLayout, Dialogue
-from penstock.transforms._tokenize import Tokenize
-from penstock.transforms._transform import Output
+from penstock.transforms import Output, Tokenize
 
 from .test_chat import MARKED, PLAIN, TALK
 from .tokenizer_examples import hf_tokenizer, make_records, reasons, write_hf_folder
@@ -61,17 +59,34 @@ def test_sharegpt_is_the_same_conversation_in_other_words(template: str) -> None
 roles = st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=6)
 
 
+ANSWERS = ("chosen", "rejected")
+AS_JSON = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
+"""Writes one line per message, of which the model may learn those of the assistant."""
+
+
+def lines_of(layout: str, row: dict[str, Any], side: str) -> tuple[list[Any], list[Any]]:
+    """The messages that a template is given for a row, and those of them that are learned."""
+    records = make_records({name: [value] for name, value in row.items()})
+    output = Tokenize("bytes", chat_format=layout, chat_template=AS_JSON).open()(records)  # type: ignore[arg-type]
+    assert not output.errors
+    tokens, mask = (side, f"{side}_loss_mask") if side else ("tokens", "loss_mask")
+    values, chosen = np.asarray(output.columns[tokens][0]), np.asarray(output.columns[mask][0])
+    return tuple([json.loads(line) for line in bytes(each.tolist()).splitlines()] for each in (values, values[chosen]))  # type: ignore[return-value]
+
+
 @settings(max_examples=25, deadline=None)
 @given(roles=roles, num_given=st.integers(0, 5), words=st.text(max_size=8))
 def test_any_layout_reads_the_messages_that_were_written(roles: list[str], num_given: int, words: str) -> None:
     messages = [{"role": role, "content": f"{words}{turn}"} for turn, role in enumerate(roles)]
     turns = [{"from": SPEAKERS[each["role"]], "value": each["content"]} for each in messages]
+    said = [each for each in messages if each["role"] == "assistant"]
     for layout, row in (("messages", {"messages": messages}), ("sharegpt", {"conversations": json.dumps(turns)})):
-        assert ChatLayout.of(layout, "").read(row, "", as_text=False) == Dialogue(messages)  # type: ignore[arg-type]
+        assert lines_of(layout, row, "") == (messages, said)
     common, answers = messages[:num_given], {"chosen": [*messages, *GOOD], "rejected": [*messages[:num_given], *BAD]}
     for side in ANSWERS:
-        found = ChatLayout.of("preference", "").read(answers, side, as_text=False)
-        assert found == Dialogue(answers[side], len(common))
+        given, learned = lines_of("preference", answers, side)
+        assert given == answers[side]
+        assert learned == [each for each in answers[side][len(common) :] if each["role"] == "assistant"]
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])

@@ -14,10 +14,7 @@ import pytest
 
 import penstock
 from penstock.errors import SchemaError, TransformFailed
-from penstock.transforms._columns import KeepColumns
-from penstock.transforms._functions import FunctionTransform
-from penstock.transforms._images import DecodeImage
-from penstock.transforms._tokenize import Tokenize
+from penstock.transforms import DecodeImage, FunctionTransform, KeepColumns, Tokenize
 
 from .tokenizer_examples import make_records, reasons
 

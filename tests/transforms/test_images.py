@@ -19,8 +19,7 @@ from PIL import Image
 
 import penstock
 from penstock.errors import MissingExtra, SchemaError
-from penstock.transforms._images import DecodeImage
-from penstock.transforms._transform import Output
+from penstock.transforms import DecodeImage, Output
 
 from .tokenizer_examples import make_records, reasons
 

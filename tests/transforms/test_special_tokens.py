@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -18,18 +19,17 @@ from penstock.cli import main
 from penstock.errors import DatasetExists, FormatError
 from penstock.preparation import prepare
 from penstock.shards import read_manifest
-from penstock.transforms._engine_choice import make_battery
-from penstock.transforms._special_tokens import MARK, Guard, strip_marks
-from penstock.transforms._tokenize import Tokenize
-from penstock.transforms._transform import Output
+from penstock.transforms import Output, Tokenize
 
 from .tokenizer_examples import (
+    CL100K,
     EOS,
     hf_tokenizer,
     library_texts,
     make_records,
     reasons,
     text_records,
+    texts_around,
     tiktoken_encoding,
     token_lists,
     tokenizer_json,
@@ -41,6 +41,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 ENGINES = ("gigatoken", "reference")
+MARK = "\ufdd2"  # precedes a special token in its private spelling, so no text may contain that
 
 
 def trained_with_bytes() -> Tokenizer:
@@ -104,7 +105,7 @@ def test_a_document_cannot_end_itself(engine: str) -> None:
 def test_text_is_encoded_as_tokenizers_does_when_told_to_encode_special_tokens(make: Callable[[], Tokenizer]) -> None:
     own = make()
     own.encode_special_tokens = True
-    texts = make_battery(own.get_added_tokens_decoder()[index].content for index in own.get_added_tokens_decoder())
+    texts = texts_around(token.content for token in own.get_added_tokens_decoder().values())
     expected = [own.encode(text, add_special_tokens=False).ids for text in texts]
     assert token_lists(run(make(), text_records(texts))) == expected
     assert token_lists(run(make(), text_records(texts), engine="reference")) == expected
@@ -113,7 +114,7 @@ def test_text_is_encoded_as_tokenizers_does_when_told_to_encode_special_tokens(m
 @pytest.mark.parametrize("engine", ENGINES)
 def test_text_is_encoded_as_tiktoken_encodes_ordinary_text(engine: str) -> None:
     encoding = tiktoken_encoding()
-    texts = make_battery(encoding.special_tokens_set)
+    texts = texts_around(encoding.special_tokens_set)
     expected = [encoding.encode_ordinary(text) for text in texts]
     assert expected == [encoding.encode(text, disallowed_special=()) for text in texts]
     assert token_lists(run(encoding, text_records(texts), engine=engine)) == expected
@@ -122,7 +123,7 @@ def test_text_is_encoded_as_tiktoken_encodes_ordinary_text(engine: str) -> None:
 @pytest.mark.parametrize("make", [hf_tokenizer, sentencepiece_bpe, word_pieces, unigram])
 def test_no_text_gives_a_control_token(make: Callable[[], Tokenizer]) -> None:
     names = [token.content for token in make().get_added_tokens_decoder().values()]
-    texts = make_battery(names)
+    texts = texts_around(names)
     output = run(make(), text_records(texts))
     assert output.errors == ()
     assert not control_ids(make()) & set(output.columns["tokens"].values.tolist())
@@ -290,25 +291,46 @@ def test_a_message_that_holds_the_mark_is_a_bad_row() -> None:
     assert reasons(chat([[{"role": "user", "content": f"a{MARK}"}]])) == [(0, "chat_template")]
 
 
-CONTROLS = frozenset({"<|a|>", "<|ab|>", "<s>", "aab", "x"})
+CONTROLS = ("<|a|>", "<|ab|>", "<s>", "aab", "x")
+CHARACTERS = "<|ab>sx \n"
+JOINING = (
+    f"{{% set own = {CHARACTERS!r} %}}{{% for m in messages %}}{{% if m.role == 'user' %}}{{{{ m.content }}}}"
+    "{% else %}{% for number in m.content %}{{ own[number | int] }}{% endfor %}{% endif %}{% endfor %}"
+)
+"""Writes what the user says; what the assistant says are numbers of characters that the template writes itself."""
+
+
+@pytest.fixture(scope="module")
+def joining() -> Callable[[Any], Output]:
+    specials = {name: 256 + number for number, name in enumerate(CONTROLS)}
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    encoding = tiktoken.Encoding("bytes", pat_str=CL100K, mergeable_ranks=ranks, special_tokens=specials)
+    return Tokenize(encoding, chat_template=JOINING, loss_mask=False, engine="reference").open()
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.text("<|ab>sx \n", max_size=8)), max_size=6))
-def test_what_data_says_is_never_a_control_token_and_the_text_stays(pieces: list[tuple[bool, str]]) -> None:
-    """Rendering by joining: `True` pieces are the template's, the others are messages."""
-    guard = Guard(CONTROLS, "text")
-    rendered = "".join(text if is_template else guard.defuse(text) for is_template, text in pieces)
-    sealed = guard.seal(rendered)
-    plain = "".join(text for _, text in pieces)
-    assert strip_marks(sealed) == plain
+@given(st.lists(st.tuples(st.booleans(), st.text(CHARACTERS, max_size=8)), min_size=1, max_size=6))
+def test_what_data_says_is_never_a_control_token_and_the_text_stays(
+    joining: Callable[[Any], Output], pieces: list[tuple[bool, str]]
+) -> None:
+    """`True` pieces are the template's, the others are messages."""
+    messages = [
+        {"role": "assistant", "content": "".join(str(CHARACTERS.index(each)) for each in text)}
+        if is_template
+        else {"role": "user", "content": text}
+        for is_template, text in pieces
+    ]
+    [tokens] = token_lists(joining(make_records({"messages": [messages]})))
     owners = [is_template for is_template, text in pieces for _ in text]
-    for place in (place for place, character in enumerate(sealed) if character == MARK):
-        begin = len(strip_marks(sealed[:place]))
-        token = next(each for each in sorted(CONTROLS, key=len, reverse=True) if plain.startswith(each, begin))
-        spanned = owners[begin : begin + len(token)]
-        assert spanned[0], (pieces, token)
-        assert spanned[-1], (pieces, token)
+    written = ""
+    for token in tokens:
+        text = chr(token) if token < 256 else CONTROLS[token - 256]
+        if token >= 256:
+            spanned = owners[len(written) : len(written) + len(text)]
+            assert spanned[0], (pieces, text)
+            assert spanned[-1], (pieces, text)
+        written += text
+    assert written == "".join(text for _, text in pieces)
 
 
 def test_the_choice_is_recorded_and_part_of_the_identity() -> None:

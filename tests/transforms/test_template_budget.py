@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
+import re
 import resource
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,7 @@ import pytest
 import penstock
 from penstock import prepare
 from penstock.errors import EngineFailed, MissingExtra
-from penstock.transforms import _chat_template
-from penstock.transforms._chat_template import ChatTemplate, TemplateRenderer
-from penstock.transforms._template_sandbox import TemplateRefused
-from penstock.transforms._tokenize import Tokenize
+from penstock.transforms import Output, Tokenize, _chat_template
 
 from .tokenizer_examples import make_records, reasons, token_lists
 
@@ -50,9 +47,21 @@ FOR_EVER = {
 }
 
 
-def render(text: str, **more: Any) -> str:
-    with TemplateRenderer(ChatTemplate(text, {}, more)) as renderer:
-        return renderer.render(TALK, None)
+def open_template(text: str) -> Callable[[Any], Output]:
+    return Tokenize("bytes", chat_template=text, loss_mask=False).open()
+
+
+def render(opened: Callable[[Any], Output]) -> tuple[str, str]:
+    """The conversation as text, and why the template refuses it."""
+    output = opened(make_records({"messages": [TALK]}))
+    text = "".join(chr(token) for tokens in token_lists(output) for token in tokens)
+    return text, "".join(error.message for error in output.errors)
+
+
+def renderers() -> list[psutil.Process]:
+    """Processes of this one that render templates."""
+    children = psutil.Process().children()
+    return [child for child in children if any("_template_sandbox" in each for each in child.cmdline())]
 
 
 @pytest.fixture
@@ -66,8 +75,8 @@ def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_template_cannot_take_gigabytes_or_for_ever(way: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin = time.process_time()
-    with pytest.raises(TemplateRefused, match=r"needs more memory|s of CPU time|characters; at most"):
-        render({**GIGABYTES, **FOR_EVER}[way])
+    _, refusal = render(open_template({**GIGABYTES, **FOR_EVER}[way]))
+    assert re.search(r"needs more memory|s of CPU time|characters; at most", refusal)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes of this process"
     assert time.process_time() - begin < 20
 
@@ -104,19 +113,18 @@ def test_preparing_skips_a_conversation_whose_template_asks_for_gigabytes(tmp_pa
 
 def test_tojson_takes_no_functions_from_a_template() -> None:
     for attack in ("default=lipsum", "default=cycler.__init__", "cls=cycler", "object_hook=lipsum", "skipkeys=lipsum"):
-        with pytest.raises(TemplateRefused, match=r"unexpected keyword argument|unsafe"):
-            render("{{ {'a': lipsum} | tojson(ATTACK) }}".replace("ATTACK", attack))
-    assert render("{{ {'b': 1, 'a': 'é'} | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}") == (
-        '{"a":"\\u00e9","b":1}'
-    )
+        _, refusal = render(open_template("{{ {'a': lipsum} | tojson(ATTACK) }}".replace("ATTACK", attack)))
+        assert re.search("unexpected keyword argument|unsafe", refusal)
+    own = "{{ {'b': 1, 'a': 'é'} | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}"
+    assert render(open_template(own)) == ('{"a":"\\u00e9","b":1}', "")
 
 
 def test_a_template_finds_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
-    with TemplateRenderer(ChatTemplate("{{ 1 }}", {})) as renderer:
-        assert renderer.render(TALK, None) == "1"
-        assert renderer._process is not None
-        assert "SECRET_TOKEN" not in psutil.Process(renderer._process.pid).environ()
+    before, opened = renderers(), open_template("{{ 1 }}")
+    assert render(opened) == ("1", "")
+    [process] = (each for each in renderers() if each not in before)
+    assert "SECRET_TOKEN" not in process.environ()
 
 
 def test_an_old_jinja_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,20 +135,21 @@ def test_an_old_jinja_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_renderer_that_the_system_killed_is_an_error_not_a_bad_row() -> None:
-    with TemplateRenderer(ChatTemplate("{{ messages[0].content }}", {})) as renderer:
-        assert renderer.render(TALK, None) == "hi"
-        assert renderer._process is not None
-        os.kill(renderer._process.pid, signal.SIGKILL)
-        with pytest.raises(EngineFailed, match="was killed by SIGKILL"):
-            renderer.render(TALK, None)
-        assert renderer.render(TALK, None) == "hi", "the next one starts anew"
+    before, opened = renderers(), open_template("{{ messages[0].content }}")
+    assert render(opened) == ("hi", "")
+    [process] = (each for each in renderers() if each not in before)
+    process.kill()
+    with pytest.raises(EngineFailed, match="was killed by SIGKILL"):
+        render(opened)
+    assert render(opened) == ("hi", ""), "the next one starts anew"
 
 
 def test_the_process_that_renders_ends_with_its_owner() -> None:
     code = (
-        "import os; from penstock.transforms._chat_template import ChatTemplate\n"
-        "renderer = ChatTemplate('{{ 1 }}', {}).open(); renderer.render([], None)\n"
-        "print(renderer._process.pid, flush=True); os._exit(1)"
+        "import os, psutil; from penstock.sources import Records; from penstock.transforms import Tokenize\n"
+        "opened = Tokenize('bytes', chat_template='{{ 1 }}', loss_mask=False).open()\n"
+        "opened(Records({'messages': [[{'role': 'user', 'content': 'hi'}]]}, 0, 1))\n"
+        "[process] = psutil.Process().children(); print(process.pid, flush=True); os._exit(1)"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     deadline = time.monotonic() + 20

@@ -7,7 +7,7 @@ import ast
 import functools
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from penstock.schema import Ragged
 from penstock.sources import Records, RowError
-from penstock.transforms._transform import Output
+from penstock.transforms import Output
 
 EOS, BOS, PAD = "<|eos|>", "<|bos|>", "<|pad|>"
 CL100K = (
@@ -91,6 +91,28 @@ def tiktoken_encoding() -> tiktoken.Encoding:
     return tiktoken.Encoding(
         "tiny", pat_str=CL100K, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)}
     )
+
+
+def texts_around(names: Iterable[str]) -> list[str]:
+    """Texts that spell out these tokens, whole, cut and joined, and some that tokenizers stumble over."""
+    tokens = list(names)[:64]
+    around = ("{0}", "{0}{0}", " {0} ", "a{0}b", "a {0} b", "\n{0}\n", "{0}'s", "é{0}字", "<{0}>", "  {0}\t{0}")
+    spelled = [pattern.format(token) for token in tokens for pattern in around]
+    cut = [token[:-1] for token in tokens] + [token.swapcase() for token in tokens]
+    known = ["<|endoftext|>", "<s></s><unk><pad>", "[CLS] [SEP] [MASK]", "<|im_start|>user\nhi<|im_end|>", "<|", "|>"]
+    hard = [
+        "",
+        " ",
+        "\n",
+        "\x00",
+        "a\r\nb",
+        "\u0301 alone",
+        "naïve café 日本語 👨‍👩‍👧‍👦",
+        "▁▁a▁b",
+        "Ġthe Ċ Ā ð",
+        "<0x0A><0xFF>",
+    ]
+    return [*hard, *known, *spelled, *cut, "".join(tokens), " ".join(tokens), "a" * 20_000, " " * 20_000, "字" * 5_000]
 
 
 def make_records(columns: dict[str, Any], first_row: int = 0, bad_rows: Sequence[int] = ()) -> Records:

@@ -13,9 +13,9 @@
       special tokens in texts          _special_tokens
     DecodeImage          _images -> _image_decoder
     FunctionTransform    _functions
-    KeepColumns          _columns
-    ids back to text     _decoding
-    all of them          _kept (columns stored as they are), _byte_rows (columns of text and bytes), _transform
+    KeepColumns          _keep, which also stores the columns that the others keep
+    all of them          _transform: the contract, and columns of text and bytes
+    ids back to text     _tokenizer_engines
 
 Knows nothing of tasks, workers or shards.
 
@@ -23,11 +23,11 @@ May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`, `sources`,
 `preparation`. Holds no state.
 """
 
-from penstock.transforms._columns import KeepColumns
-from penstock.transforms._decoding import Decoder, find_decoder
 from penstock.transforms._functions import BatchFunction, FunctionTransform
 from penstock.transforms._images import DecodeImage
+from penstock.transforms._keep import KeepColumns
 from penstock.transforms._tokenize import Tokenize
+from penstock.transforms._tokenizer_engines import Decoder, find_decoder
 from penstock.transforms._transform import OpenTransform, Output, Transform
 
 __all__ = [

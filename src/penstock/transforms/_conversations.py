@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.sources import Records
-from penstock.transforms._byte_rows import find_column, is_arrow
 from penstock.transforms._chat_formats import (
     BadConversation,
     ChatLayout,
@@ -33,7 +32,7 @@ from penstock.transforms._chat_formats import (
 from penstock.transforms._chat_template import ChatTemplate, TemplateRenderer
 from penstock.transforms._special_tokens import REASON, Guard, has_mark, strip_marks
 from penstock.transforms._template_sandbox import BEGIN_MARK, END_MARK, TemplateRefused
-from penstock.transforms._transform import BadRows
+from penstock.transforms._transform import BadRows, find_column, is_arrow
 
 LossOn = Literal["assistant", "last"]
 _ASSISTANT = "assistant"

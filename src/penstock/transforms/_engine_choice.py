@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from penstock.errors import EngineFailed, MissingExtra, TokenizerMismatch
 from penstock.schema import Ragged
 from penstock.splitmix import GAMMA, mix
-from penstock.transforms._byte_rows import row_bytes
 from penstock.transforms._special_tokens import MARK
 from penstock.transforms._tokenizer_engines import GigatokenEngine, TokenizerEngine, open_reference
 from penstock.transforms._tokenizer_source import TokenizerSource
+from penstock.transforms._transform import row_bytes
 
 SAMPLE_BYTES = 1 << 20
 CHECK_ONE_IN = 10_000

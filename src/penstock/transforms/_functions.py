@@ -24,8 +24,7 @@ from penstock.errors import SchemaError, TransformFailed
 from penstock.identity import import_function, name_function, source_digest
 from penstock.schema import Schema
 from penstock.sources import Records
-from penstock.transforms._byte_rows import is_arrow, is_number, numbers_of
-from penstock.transforms._transform import BadRows, OpenTransform, Output
+from penstock.transforms._transform import BadRows, OpenTransform, Output, is_arrow, is_number, numbers_of
 
 VERSION = 1
 SOURCE_KEY = "__source__"
@@ -83,12 +82,10 @@ class FunctionTransform:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Nothing beyond the identity."""
         return {}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing to say."""
         return ()
 
     @property
@@ -105,7 +102,6 @@ class FunctionTransform:
         return self
 
     def open(self) -> OpenTransform:
-        """The function, imported."""
         return _OpenFunction(load_function(self.function))
 
 
@@ -123,7 +119,6 @@ class _OpenFunction:
         self._function = function
 
     def __call__(self, records: Records) -> Output:
-        """Samples that the function makes from these rows."""
         bad = BadRows(records)
         batch = {name: _as_batch(column) for name, column in records.columns.items()}
         made = self._try(batch, records.num_rows)

@@ -23,10 +23,17 @@ from numpy.typing import NDArray
 from penstock.errors import check_choice
 from penstock.schema import Ragged
 from penstock.sources import Records
-from penstock.transforms._byte_rows import find_column, is_arrow, read_byte_column, row_bytes
 from penstock.transforms._image_decoder import FILTERS, BadImage, ImageDecoder, ImageSettings, quiet_decoding
-from penstock.transforms._kept import Keep, check_keep, infer_types, read_kept, take_kept
-from penstock.transforms._transform import BadRows, OpenTransform, Output
+from penstock.transforms._keep import Keep, check_keep, infer_types, read_kept, take_kept
+from penstock.transforms._transform import (
+    BadRows,
+    OpenTransform,
+    Output,
+    find_column,
+    is_arrow,
+    read_byte_column,
+    row_bytes,
+)
 
 FIRST_FRAMES = "animations_of_which_only_the_first_frame_was_taken"
 VERSION = 1
@@ -120,13 +127,11 @@ class DecodeImage:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """How the images are stored."""
         settings = self.settings.to_json()
         return {"images": {key: settings[key] for key in ("column", "size", "mode", "store", "channels")}}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing to say."""
         return ()
 
     @property
@@ -149,7 +154,6 @@ class DecodeImage:
         return ready
 
     def open(self) -> OpenTransform:
-        """Load the decoder."""
         return _OpenDecodeImage(self)
 
 
@@ -162,7 +166,6 @@ class _OpenDecodeImage:
         self._decoder = ImageDecoder(self._settings)
 
     def __call__(self, records: Records) -> Output:
-        """Images of these rows, and kept columns."""
         self._transform = self._transform.before_run([records])
         columns = self._transform.columns() or {}
         types = {name: spec for name, spec in columns.items() if name not in _made_columns(self._settings)}

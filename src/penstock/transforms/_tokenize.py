@@ -25,7 +25,6 @@ import numpy as np
 from penstock.errors import check_choice, did_you_mean
 from penstock.schema import Ragged
 from penstock.sources import Records
-from penstock.transforms._byte_rows import read_text
 from penstock.transforms._chat_formats import ChatFormat, ChatLayout
 from penstock.transforms._chat_template import load_template
 from penstock.transforms._conversations import ChatSettings, LossOn
@@ -37,11 +36,11 @@ from penstock.transforms._engine_choice import (
     join_texts,
     take_sample,
 )
-from penstock.transforms._kept import Keep, check_keep, infer_types
+from penstock.transforms._keep import Keep, check_keep, infer_types
 from penstock.transforms._special_tokens import Guard, SpecialTokens, seal_tokenizer
 from penstock.transforms._tokenize_rows import OpenChat, OpenTokenize, TokenMaker, made_columns, smallest_dtype
 from penstock.transforms._tokenizer_source import TokenizerSource, load_tokenizer, tokens_around
-from penstock.transforms._transform import BadRows, OpenTransform
+from penstock.transforms._transform import BadRows, OpenTransform, read_text
 
 VERSION = 1
 

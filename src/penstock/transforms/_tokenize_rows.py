@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError, TokenizerMismatch
 from penstock.schema import Ragged
 from penstock.sources import Records
-from penstock.transforms._byte_rows import read_text
 from penstock.transforms._conversations import ChatSettings, Conversation
 from penstock.transforms._engine_choice import ChosenEngine, check_document, choose_checked, join_texts
-from penstock.transforms._kept import infer_types, read_kept, take_kept
+from penstock.transforms._keep import infer_types, read_kept, take_kept
 from penstock.transforms._special_tokens import MARK, SPELLED, Guard
 from penstock.transforms._tokenizer_engines import Bounds, Ids, TokenizerEngine, open_reference
 from penstock.transforms._tokenizer_source import TokenizerSource
-from penstock.transforms._transform import BadRows, Output
+from penstock.transforms._transform import BadRows, Output, read_text
 
 Pairs = tuple[tuple[str, str | None], ...]
 _KEY_DIGITS = 15
@@ -42,7 +41,6 @@ class OpenTokenize:
         self._maker, self._column, self._keep, self._types, self._guard = maker, column, keep, types, guard
 
     def __call__(self, records: Records) -> Output:
-        """Tokens of these rows, and kept columns."""
         bad = BadRows(records)
         kept = self._read_kept(records, bad)
         rows = read_text(records, self._column, bad)
@@ -67,7 +65,6 @@ class OpenChat(OpenTokenize):
         maker.check_controls()
 
     def __call__(self, records: Records) -> Output:
-        """Tokens of these conversations, and which of them to learn from."""
         bad = BadRows(records)
         kept = self._read_kept(records, bad)
         sides = {side: self._reader.read(records, side, bad) for side in self._settings.layout.sides}

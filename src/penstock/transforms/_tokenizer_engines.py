@@ -1,4 +1,5 @@
 """From the bytes of many documents to their token ids: gigatoken, and the reference libraries it must agree with.
+And from ids back to text, for people who want to read a row of a batch.
 
 An engine takes documents side by side (`values`, `offsets`) and returns ids the same way. The references
 (`tokenizers`, tiktoken) take one `str` per document and are 10 to 100 times slower than gigatoken.
@@ -20,7 +21,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +30,13 @@ from numpy.typing import NDArray
 
 from penstock.errors import EngineFailed, FormatError, PenstockError
 from penstock.schema import offsets_of
-from penstock.transforms._tokenizer_source import TokenizerSource, import_text, is_panic, make_encoding
+from penstock.transforms._tokenizer_source import (
+    TokenizerSource,
+    import_text,
+    is_panic,
+    load_tokenizer,
+    make_encoding,
+)
 
 Ids = tuple[NDArray[Any], NDArray[np.int64]]
 """Ids of all documents side by side, and offsets from 0."""
@@ -69,11 +76,9 @@ class BytesEngine:
     name = "bytes"
 
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
-        """The bytes themselves."""
         return values, offsets
 
     def locate(self, text: str, ids: NDArray[Any]) -> Bounds:
-        """One byte each."""
         return _tile(np.ones(len(ids), np.int64))
 
 
@@ -97,7 +102,6 @@ class HuggingFaceEngine:
                 )
 
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
-        """Ids of documents that are valid UTF-8."""
         arrays: list[NDArray[np.uint32]] = []
         with _wrap_panics("tokenizers", self._name):
             for texts in _group(values, offsets):
@@ -127,13 +131,11 @@ class TiktokenEngine:
         self._encoding = make_encoding(source)
 
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
-        """Ids of documents that are valid UTF-8."""
         with _wrap_panics("tiktoken", self._name):
             texts = (text for group in _group(values, offsets) for text in group)
             return _join([self._encoding.encode_to_numpy(text, allowed_special="all") for text in texts])
 
     def locate(self, text: str, ids: NDArray[Any]) -> Bounds:
-        """Bytes of the text that each token covers."""
         pieces = self._encoding.decode_tokens_bytes(ids.tolist())
         return _tile(np.fromiter(map(len, pieces), np.int64, len(pieces)))
 
@@ -142,7 +144,7 @@ class GigatokenEngine:
     """The fast engine: documents go in and ids come out as flat arrays, without Python code per document.
 
     The overhead is about 0.5 ms per 4 MB. It works in the calling thread: there is one process per core to fill the
-    machine. It trusts its input to be UTF-8, which `_byte_rows` has checked.
+    machine. It trusts its input to be UTF-8, which `read_text` has checked.
 
     Raises:
         MissingExtra: gigatoken is not installed.
@@ -165,7 +167,6 @@ class GigatokenEngine:
         self._max_bytes = anonymous_bytes() + _MAX_GROWTH_BYTES
 
     def encode(self, values: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Ids:
-        """Ids of documents that are valid UTF-8."""
         if anonymous_bytes() > self._max_bytes:  # see NOTE [when gigatoken is reloaded]
             self._load()
         with _wrap_panics("gigatoken", self._source.name):
@@ -182,7 +183,6 @@ class GigatokenEngine:
         return self._awkward.Array(lists)
 
     def locate(self, text: str, ids: NDArray[Any]) -> Bounds | None:
-        """Bytes of the text that each token covers; None if the tokens do not tile it."""
         if self._lengths is None:
             self._lengths = _count_bytes(self._tokenizer.vocab, self._tokenizer.vocab_size)
         # With a normalizer, or added tokens that swallow the space beside them, the tokens spell a different text.
@@ -258,3 +258,46 @@ def _wrap_panics(library: str, tokenizer: str) -> Iterator[None]:
             raise
         reason = _RUST_PLACE.sub("", str(error)).strip()
         raise EngineFailed(f"{library} failed with the tokenizer {tokenizer}: {reason}") from error
+
+
+Decoder = Callable[[NDArray[Any] | list[int]], str]
+
+
+def find_decoder(tokenizer: Any | None, made_with: Mapping[str, str]) -> Decoder | None:
+    """A decoder with this tokenizer; if none is given, with "bytes", the one that needs no file, or else None.
+
+    Args:
+        tokenizer: Anything that `Tokenize` takes.
+        made_with: Tokenizers that made the ids, name by digest, as in `Dataset.tokenizers`.
+
+    Raises:
+        ValueError: the ids were made with another tokenizer, so the text would be wrong.
+    """
+    if tokenizer is None:
+        source = load_tokenizer("bytes")
+        return _make_decoder(source) if set(made_with) == {source.sha256} else None
+    source = load_tokenizer(tokenizer)
+    if made_with and source.sha256 not in made_with:
+        names = ", ".join(f"{name} ({digest[:12]}…)" for digest, name in made_with.items())
+        raise ValueError(
+            f"{source.name} ({source.sha256[:12]}…) is not the tokenizer that made these tokens: {names}. "
+            "It would give a different text; give that tokenizer."
+        )
+    return _make_decoder(source)
+
+
+def _make_decoder(source: TokenizerSource) -> Decoder:
+    """Ids that the tokenizer does not have are left out: they may be anything, and its library may fail on them."""
+    if source.kind == "bytes":
+        return lambda ids: bytes(_below(ids, 256).astype(np.uint8)).decode(errors="replace")
+    if source.kind == "tiktoken":
+        encoding = make_encoding(source)
+        known = {*encoding._mergeable_ranks.values(), *encoding._special_tokens.values()}
+        return lambda ids: str(encoding.decode([token for token in np.asarray(ids).tolist() if token in known]))
+    tokenizer = import_text("tokenizers").Tokenizer.from_str(source.data.decode())
+    return lambda ids: str(tokenizer.decode(_below(ids, source.vocab_size).tolist(), skip_special_tokens=False))
+
+
+def _below(ids: NDArray[Any] | list[int], limit: int) -> NDArray[Any]:
+    array = np.asarray(ids)
+    return array[(array >= 0) & (array < limit)]

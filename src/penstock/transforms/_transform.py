@@ -1,4 +1,4 @@
-"""The contract of a transform: rows of raw data in, samples of the dataset out.
+"""The contract of a transform: rows of raw data in, samples of the dataset out; and how rows are read.
 
 A transform is a small, picklable description. `open()` turns it into the object that does the work, once per worker
 process, so tokenizers and decoders are loaded where they are used. A transform must be a pure function of its rows: the
@@ -7,6 +7,12 @@ same rows give the same samples in any worker, so that the output is identical t
 A row that cannot become a sample is listed in `Output.errors` and has no sample. Whether that stops the run is decided
 elsewhere (`on_error`). Exceptions are for what makes every row wrong: a missing column, a tokenizer that
 disagrees with its reference.
+
+Readers of columns take all rows of a batch and mark the bad ones in a `BadRows`; the transform then drops them all at
+once. A batch without any, the usual case, costs no Python per row: text stays the bytes that Arrow holds, side by
+side, with offsets. UTF-8 is checked because the fast tokenizer trusts its input: text columns by the source's reader,
+byte columns here. Arrow checks in place (20 GB/s for Python source, 1 GB/s for Japanese; decoding runs at 3 and 0.6);
+rows are examined one by one only if the check fails.
 """
 
 from __future__ import annotations
@@ -18,7 +24,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import SchemaError, did_you_mean, first_few
+from penstock.schema import Ragged
 from penstock.sources import Records, RowError
+
+_EXCERPT = 60
+_SHOWN_FIELDS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,3 +124,162 @@ class BadRows:
             return ()
         rows = self._records.row_numbers()
         return tuple(RowError("", int(rows[place]), *self._reasons[place]) for place in sorted(self._reasons))
+
+
+def row_bytes(rows: Ragged, place: int) -> memoryview:
+    """Bytes of one row, not copied."""
+    return rows.values[rows.offsets[place] : rows.offsets[place + 1]].data
+
+
+def find_column(records: Records, name: str) -> Any:
+    """A column of the records.
+
+    Raises:
+        SchemaError: there is no such column.
+    """
+    if name in records.columns:
+        return records.columns[name]
+    known = ", ".join(map(repr, records.columns)) or "none"
+    guess = did_you_mean(name, records.columns) or " Name one of them."
+    raise SchemaError(f"No column {name!r} in the source; its columns are {known}.{guess}")
+
+
+def is_arrow(column: Any) -> bool:
+    """Whether a column is a pyarrow array; does not import pyarrow."""
+    return type(column).__module__.partition(".")[0] == "pyarrow"
+
+
+def is_number(kind: Any) -> bool:
+    """Whether an Arrow type is one of numbers, or of truth values."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def numbers_of(column: Any) -> NDArray[Any]:
+    """The values of an Arrow column of numbers without nulls; `to_numpy` would import pandas, in half a second."""
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type):  # eight to a byte, which DLPack cannot say
+        return np.from_dlpack(column.cast(pa.uint8())).view(np.bool_)
+    return np.from_dlpack(column)
+
+
+def _is_arrow_text(column: Any) -> bool:
+    """Whether the source's reader has already checked that this column is UTF-8."""
+    return is_arrow(column) and str(column.type) in ("string", "large_string")
+
+
+def read_bytes(records: Records, name: str, bad: BadRows) -> Ragged:
+    """A column of strings or byte strings; nulls and values of other types are bad rows.
+
+    Raises:
+        SchemaError: the column is missing, or its type is not text.
+    """
+    mark_absent(records, name, bad)
+    return read_byte_column(name, find_column(records, name), bad)
+
+
+def read_byte_column(name: str, column: Any, bad: BadRows) -> Ragged:
+    """Like `read_bytes`, for a column that was already looked up."""
+    return _read_arrow(name, column, bad) if is_arrow(column) else _read_list(name, column, bad)
+
+
+def mark_absent(records: Records, name: str, bad: BadRows) -> None:
+    """Mark every row if none has this column, listing the fields there are: most likely the name is wrong."""
+    column = find_column(records, name)
+    if not is_arrow(column) or str(column.type) != "null":
+        return
+    there = "" if name in records.known else (list_fields(records, name) or " Is the name right?")
+    _mark_nulls(name, range(len(column)), bad, f", here in every row.{there}")
+
+
+def list_fields(records: Records, name: str) -> str:
+    """A sentence about the fields that there are, and the one that is probably meant; "" if the reader does not say."""
+    fields = first_few([repr(field) for field in records.known], _SHOWN_FIELDS)
+    return f" The fields are {fields}.{did_you_mean(name, records.known)}" if fields else ""
+
+
+def read_text(records: Records, name: str, bad: BadRows) -> Ragged:
+    """Like `read_bytes`, but rows that are not UTF-8 are bad, too."""
+    rows = read_bytes(records, name, bad)
+    if _is_arrow_text(records.columns[name]) or is_utf8(rows):
+        return rows
+    for place in range(len(rows)):
+        try:
+            str(row_bytes(rows, place), "utf-8")
+        except UnicodeDecodeError as error:
+            bad.add(place, "invalid_utf8", f"Column {name!r} is not UTF-8: {error.reason} at byte {error.start:,}.")
+    # Bad rows keep their bytes here: callers select the good places before they use the text.
+    return rows
+
+
+def is_utf8(rows: Ragged) -> bool:
+    """Whether every row is UTF-8 by itself."""
+    import pyarrow as pa
+
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(rows.offsets)), pa.py_buffer(rows.values)]
+    try:
+        pa.Array.from_buffers(pa.large_string(), len(rows), buffers).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _read_arrow(name: str, column: Any, bad: BadRows) -> Ragged:
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_null(kind):
+        _mark_nulls(name, range(len(column)), bad)
+        return Ragged(np.empty(0, np.uint8), np.zeros(len(column) + 1, np.int64))
+    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    if not (wide or pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        raise SchemaError(f"Column {name!r} of the source is {kind}; it must be string or binary.")
+    if column.null_count:
+        _mark_nulls(name, np.flatnonzero(numbers_of(column.is_null())), bad)
+        column = column.fill_null("" if "string" in str(kind) else b"")
+    return _arrow_buffers(column, np.dtype("<i8" if wide else "<i4"))
+
+
+def _arrow_buffers(column: Any, offset_dtype: np.dtype[Any]) -> Ragged:
+    _, offset_buffer, value_buffer = column.buffers()
+    if not len(column) or offset_buffer is None:
+        return Ragged(np.empty(0, np.uint8), np.zeros(len(column) + 1, np.int64))
+    offsets = np.frombuffer(offset_buffer, offset_dtype, len(column) + 1, column.offset * offset_dtype.itemsize)
+    begin, end = int(offsets[0]), int(offsets[-1])
+    values = np.empty(0, np.uint8) if value_buffer is None else np.frombuffer(value_buffer, np.uint8)[begin:end]
+    return Ragged(values, offsets.astype(np.int64) - begin)
+
+
+def _mark_nulls(name: str, places: Any, bad: BadRows, more: str = ".") -> None:
+    for place in places:
+        bad.add(place, "null", f"Column {name!r} is null{more}")
+
+
+def _read_list(name: str, column: list[Any], bad: BadRows) -> Ragged:
+    try:
+        data = b"".join(column)
+        encoded: list[Any] = column
+    except TypeError:
+        encoded = [_encode(name, value, place, bad) for place, value in enumerate(column)]
+        data = b"".join(encoded)
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    return Ragged.from_lengths(np.frombuffer(data, np.uint8), lengths)
+
+
+def _encode(name: str, value: Any, place: int, bad: BadRows) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if value is None:
+        bad.add(place, "null", f"Column {name!r} is null.")
+    elif not isinstance(value, str):
+        shown = repr(value)[:_EXCERPT]
+        bad.add(place, "wrong_type", f"Column {name!r} holds {type(value).__name__} {shown}, not text or bytes.")
+    else:
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            message = f"Column {name!r} has a lone surrogate at character {error.start:,}, which UTF-8 cannot encode."
+            bad.add(place, "invalid_utf8", message)
+    return b""

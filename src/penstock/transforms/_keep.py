@@ -1,4 +1,4 @@
-"""Columns stored as they are: a label, a URL, a score beside the tokens or the pixels.
+"""Columns stored as they are: a label, a URL, a score beside the tokens; or all of them (`KeepColumns`).
 
 Text and byte strings become "bytes", numbers and booleans keep their dtype, lists of numbers become ragged
 columns. A type must hold for the whole dataset, while a source may guess it again for each batch (JSON does). So types
@@ -8,7 +8,9 @@ row, never a silent conversion.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,16 @@ from numpy.typing import NDArray
 from penstock.errors import SchemaError
 from penstock.schema import Column, Ragged, common_dtype, exact_array
 from penstock.sources import Records
-from penstock.transforms._byte_rows import find_column, is_arrow, is_number, list_fields, numbers_of, read_bytes
-from penstock.transforms._transform import BadRows
+from penstock.transforms._transform import (
+    BadRows,
+    Output,
+    find_column,
+    is_arrow,
+    is_number,
+    list_fields,
+    numbers_of,
+    read_bytes,
+)
 
 Keep = Sequence[str] | Mapping[str, str]
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
@@ -220,3 +230,111 @@ def _is_exact(array: NDArray[Any], converted: NDArray[Any]) -> bool:
     if array.dtype.kind == "f" or converted.dtype.kind != "f":
         return True
     return bool(array.tolist() == converted.tolist())  # Python compares exactly
+
+
+@dataclass(frozen=True, slots=True)
+class KeepColumns:
+    """Store columns as they are; what `prepare` does when no transform is given.
+
+    >>> KeepColumns({"score": "float32"}).columns()
+    {'score': 'float32'}
+    """
+
+    keep: Keep | None = None
+    """Names, or `{name: type}`; None keeps every column of the first rows except those starting with '__'."""
+    _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+    _left_out: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        pairs = check_keep(self.keep or (), ())
+        if pairs and all(spec for _, spec in pairs):
+            object.__setattr__(self, "_types", dict(pairs))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What is kept."""
+        keep = None if self.keep is None else [list(pair) for pair in check_keep(self.keep, ())]
+        return {"transform": "KeepColumns", "version": 1, "keep": keep}
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out."""
+        names = ", ".join(map(repr, self._left_out))
+        return (f"Left out {names}: a column needs a name, which must not start with '__'.",) if names else ()
+
+    @property
+    def input_columns(self) -> tuple[str, ...] | None:
+        return None if self.keep is None else tuple(self.keep)
+
+    def columns(self) -> dict[str, str] | None:
+        """Types as given, or as `before_run` found them."""
+        return self._types
+
+    def before_run(self, sample: Iterable[Records]) -> KeepColumns:
+        """The same, with types inferred from the first records if none were given."""
+        first = next((records for records in sample if records.num_rows), None)
+        if self._types is not None or first is None:
+            return self
+        known = copy.copy(self)
+        if self.keep is None:
+            left_out = tuple(name for name in first.columns if _is_bookkeeping(name))
+            object.__setattr__(known, "_left_out", left_out)
+            pairs = _check_all([name for name in first.columns if name not in left_out])
+        else:
+            pairs = check_keep(self.keep, ())
+        object.__setattr__(known, "_types", infer_types(pairs, first))
+        return known
+
+    def open(self) -> _OpenKeepColumns:
+        return _OpenKeepColumns(self)
+
+
+def _is_bookkeeping(name: str) -> bool:
+    """Whether a column is not part of the data: the index of pandas (unnamed in CSV), the keys of WebDataset."""
+    return not name or name.startswith("__")
+
+
+def _check_all(names: list[str]) -> tuple[tuple[str, str | None], ...]:
+    try:
+        return check_keep(names, ())
+    except SchemaError as error:
+        raise SchemaError(
+            f"{error} Name the columns to keep (keep=, --keep), or rename it: in a CSV file with header=True and "
+            "names= (--header --names), in a tar with typed_members=True (--typed-members), otherwise with a function."
+        ) from None
+
+
+def _check_known(records: Records, types: Mapping[str, str]) -> None:
+    """Raise if a column turns up that the first rows did not have: it would be dropped silently."""
+    for name, column in records.columns.items():
+        if name not in types and not _is_bookkeeping(name) and not _is_empty(column):
+            raise SchemaError(
+                f"Column {name!r} is not in the first rows; their columns are {', '.join(map(repr, types))}. "
+                "Name the columns to keep (keep=, --keep); a row without one of them is a bad row."
+            )
+
+
+def _is_empty(column: Any) -> bool:
+    """Whether every value is null."""
+    if is_arrow(column):
+        return bool(column.null_count == len(column))
+    return all(value is None for value in column)
+
+
+class _OpenKeepColumns:
+    def __init__(self, transform: KeepColumns) -> None:
+        self._transform = transform
+
+    def __call__(self, records: Records) -> Output:
+        self._transform = self._transform.before_run([records])
+        types = self._transform.columns() or {}
+        if self._transform.keep is None:
+            _check_known(records, types)
+        bad = BadRows(records)
+        kept = read_kept(records, types, bad)
+        places = bad.good_places()
+        return Output(take_kept(kept, places, records.num_rows), places, bad.errors())
