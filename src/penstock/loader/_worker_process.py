@@ -22,7 +22,7 @@ from penstock.loader._layout import BatchLayout
 from penstock.loader._memory import Slot, SlotPool
 from penstock.workers import (
     Channel,
-    PackedError,
+    SentError,
     WorkerProcess,
     describe_silence,
     fail_setup,
@@ -56,7 +56,7 @@ class Failed(NamedTuple):
     """From a worker: computing the item raised this."""
 
     ticket: int
-    error: PackedError
+    error: SentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class _Answers:
             number = self._numbers.get(layout)
             answer = self._describe(ticket, layout, costs) if number is None else b""
         except BaseException as error:  # noqa: BLE001 - raised in the trainer's next()
-            answer = pickle.dumps(Failed(ticket, PackedError.pack(error)))
+            answer = pickle.dumps(Failed(ticket, SentError.pack(error)))
         flush_printed()  # before a kill can lose it
         if number is None:
             self._channel.send_pickled(answer)

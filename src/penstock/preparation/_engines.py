@@ -29,7 +29,7 @@ from penstock.preparation._skipping import check_skipped, sum_counts
 from penstock.preparation._summary import RunLedger
 from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._work_folder import WorkFolder
-from penstock.workers import Cluster, PackedError
+from penstock.workers import Cluster, SentError
 
 _log = logging.getLogger(__name__)
 _opened: dict[str, Runner[Any]] = {}
@@ -220,4 +220,4 @@ def _run_task(job: AnyJob, token: str, task: Keyed) -> Done | TaskFailed:
             _opened[token] = job.open()
         return Done(_opened[token].run(task, lambda counts: None).finish())
     except Exception as error:  # noqa: BLE001 whatever it is, the driver raises it
-        return TaskFailed(PackedError.pack(error))
+        return TaskFailed(SentError.pack(error))

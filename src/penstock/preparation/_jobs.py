@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from penstock.preparation._attempt import Attempt
 from penstock.preparation._progress import Counts
 from penstock.preparation._task_record import TaskRecord
-from penstock.workers import PackedError
+from penstock.workers import SentError
 
 Tell = Callable[[Counts], None]
 """Called after each batch with what was done since the last call."""
@@ -84,7 +84,7 @@ class Done:
 class TaskFailed:
     """A task, or opening the job, raised this in a worker; it is raised again in the process that started the run."""
 
-    error: PackedError
+    error: SentError
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Tasks on worker processes of this machine.
 
     LocalEngine (here)                         RunTasks (in a worker process)
-    Packed(job), once for each job ------->    opens it; imports the user's script only if it needs a function from it
+    Pickled(job), once for each job ------->    opens it; imports the user's script only if it needs a function from it
                                      <-----    Opened
     a task ------------------------------->    reads, transforms, writes
                                      <-----    Told, after each batch
@@ -51,9 +51,9 @@ from penstock.preparation._work_folder import WorkFolder
 from penstock.workers import (
     Channel,
     Crew,
-    Packed,
-    PackedError,
     Patience,
+    Pickled,
+    SentError,
     WorkerProcess,
     describe_death,
     describe_ending,
@@ -99,7 +99,7 @@ class RunTasks:
             message, _ = channel.receive()
             answer: Opened | _Freed | TaskFailed
             try:
-                if isinstance(message, Packed):
+                if isinstance(message, Pickled):
                     runner = message.load().open()
                     answer = Opened()
                 else:
@@ -107,7 +107,7 @@ class RunTasks:
                     finisher.take(runner.run(message, _teller(channel, message.key)))
                     answer = _Freed()
             except BaseException as error:  # noqa: BLE001 whatever it is, the parent raises it
-                answer = TaskFailed(PackedError.pack(error))
+                answer = TaskFailed(SentError.pack(error))
             channel.send(answer)
 
 
@@ -133,7 +133,7 @@ class _Finisher:
             try:
                 answer = Done(attempt.finish())
             except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
-                answer = TaskFailed(PackedError.pack(error))
+                answer = TaskFailed(SentError.pack(error))
             with contextlib.suppress(ConnectionError):  # the parent is gone, and this process soon will be
                 self._channel.send(answer)
             self._waiting.task_done()
@@ -212,11 +212,11 @@ class LocalEngine:
             Exception: whatever a task raised.
         """
         waiting = collections.deque(sorted(tasks, key=lambda task: -task.num_bytes))
-        packed = Packed.pack(job, otherwise=_OTHERWISE)
+        pickled = Pickled.pack(job, otherwise=_OTHERWISE)
         for worker in self._workers.values():
             worker.has_opened = False
             worker.patience.restart()
-            worker.process.send(packed)
+            worker.process.send(pickled)
         num_left = len(waiting)
         while num_left:
             for process in self._crew.wait(_LOOK_AROUND_SECONDS):
@@ -224,7 +224,7 @@ class LocalEngine:
                 try:
                     message = process.receive()
                 except EOFError:
-                    listen(self._replace(worker, waiting, packed))
+                    listen(self._replace(worker, waiting, pickled))
                     continue
                 worker.patience.restart()
                 if isinstance(message, Done):
@@ -262,7 +262,7 @@ class LocalEngine:
             worker.tasks[task.key] = task
             worker.process.send(task)
 
-    def _replace(self, worker: _TaskWorker, waiting: collections.deque[Keyed], packed: Packed) -> Lost:
+    def _replace(self, worker: _TaskWorker, waiting: collections.deque[Keyed], pickled: Pickled) -> Lost:
         """Put a dead worker's tasks back and start another worker in its place."""
         code = self._crew.remove_dead(worker.process)
         del self._workers[worker.process.number]
@@ -276,7 +276,7 @@ class LocalEngine:
             waiting.appendleft(task)
             with contextlib.suppress(PenstockError, OSError):  # the next run removes them
                 self._work.remove_attempts(f"{task.key}-")
-        self._start(worker.seat).process.send(packed)
+        self._start(worker.seat).process.send(pickled)
         return Lost(worker.name, f"{describe_ending(code)} while {doing}", tuple(worker.tasks))
 
 

@@ -12,8 +12,7 @@ Because a batch is a pure function of the plan, a server needs no state, any of 
 once. A request has no body and names only numbers and the plan's fingerprint; nothing is unpickled on either side.
 
 May import: `errors`, `loader`, `machine`, `plan`, `schema`, `shapes`, `shards`, `workers`. Imported by: `cli`,
-`pytorch`. Holds
-no state.
+`pytorch`. Holds no state.
 """
 
 from penstock.service._certificates import make_certificates

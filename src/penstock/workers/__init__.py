@@ -1,4 +1,4 @@
-"""Worker processes: how they start, what they are sent, how they end, and how many there should be.
+"""Worker processes: how they start, what they are sent, and how they end.
 
     owner                                            worker process
     -----                                            --------------
@@ -21,11 +21,7 @@
 What the messages mean is the program's business: nothing here knows about plans, batches, tasks or shards.
 
 May import: `errors`, `machine`. Imported by: `loader`, `preparation`, `pytorch`, `service`. Holds state: the running
-<<<<<<< HEAD
-fork servers; the crews and parcels of this process, weakly, for the hook that lets go of them in forked children.
-=======
 fork servers; the crews and programs of this process, weakly, for the hook that lets go of them in forked children.
->>>>>>> w-service
 """
 
 from penstock.workers._channel import Channel, abandon_in_forks, create_shared_memory, grow_shared_memory
@@ -41,10 +37,8 @@ from penstock.workers._failures import (
     is_crash,
     may_lack_memory,
 )
-from penstock.workers._failures import SentError as PackedError
 from penstock.workers._fork_servers import ServerLease, WarmUp, lease_early
 from penstock.workers._program import Pickled, needs_torch
-from penstock.workers._program import Pickled as Packed
 from penstock.workers._starting import StartMethod, WorkerProcess
 from penstock.workers._worker import fail_setup, flush_printed
 
@@ -52,8 +46,6 @@ __all__ = [
     "Channel",
     "Cluster",
     "Crew",
-    "Packed",
-    "PackedError",
     "Patience",
     "Pickled",
     "SentError",
