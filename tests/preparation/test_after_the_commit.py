@@ -13,7 +13,7 @@ import penstock
 from penstock import Tokenize, prepare
 from penstock.cli import main
 from penstock.errors import StorageError
-from penstock.preparation._work_folder import WorkFolder
+from penstock.filesystem import OpenFolder
 
 from .corpora import make_corpus
 
@@ -35,17 +35,18 @@ def test_a_disk_that_is_full_when_the_run_is_recorded_is_no_failure_of_the_run(
     assert len(penstock.open(tmp_path / "data")) == len(texts)
 
 
-@pytest.mark.parametrize("step", ["write_run", "remove"])
+@pytest.mark.parametrize(("step", "name"), [("create", "run.json"), ("remove", ".preparing")])
 def test_a_disk_that_fails_after_the_commit_gives_a_note(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    step: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = make_corpus(tmp_path / "raw", 1, 10)
+    texts, real = make_corpus(tmp_path / "raw", 1, 10), getattr(OpenFolder, step)
 
-    def refuse(*_: Any) -> None:
-        if (tmp_path / "data" / "manifest.json").exists():
+    def refuse(folder: OpenFolder, file: str, *more: Any) -> Any:
+        if file == name and (tmp_path / "data" / "manifest.json").exists():
             raise StorageError(errno.ENOSPC, "run.json: No space left on device")
+        return real(folder, file, *more)
 
-    monkeypatch.setattr(WorkFolder, step, refuse)
+    monkeypatch.setattr(OpenFolder, step, refuse)
     command = ["prepare", str(tmp_path / "raw"), str(tmp_path / "data"), "--tokenizer", "bytes", "--workers", "1"]
     assert main(command) == 0
     shown = " ".join(capsys.readouterr().out.split())

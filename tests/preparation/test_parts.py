@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 import penstock
 from penstock.cli import main
 from penstock.errors import DatasetExists, FormatError, IncompleteDataset, SchemaError
-from penstock.preparation import Prepared, _run
+from penstock.preparation import Prepared
+from penstock.shards import Workspace
 
 from .corpora import contents, decoded, make_corpus, stray_files, write_jsonl
 
@@ -137,15 +139,15 @@ def test_a_run_killed_between_two_commits_is_caught_up(tmp_path: Path, inline: N
     texts = make_corpus(tmp_path / "raw", 3, 30)
     prepare(tmp_path / "raw", tmp_path / "data")
     texts += write_jsonl(tmp_path / "raw" / "z.jsonl", 40, 99)
-    commit = _run.Preparation.commit
+    commit, commits = Workspace.commit, itertools.count()
     with pytest.MonkeyPatch.context() as patch:
 
-        def fail(run: _run.Preparation) -> Any:
-            if run.plan.destination.name == "val":
+        def commit_once(*given: Any, **more: Any) -> None:
+            if next(commits):
                 raise KeyboardInterrupt
-            return commit(run)
+            commit(*given, **more)
 
-        patch.setattr(_run.Preparation, "commit", fail)
+        patch.setattr(Workspace, "commit", commit_once)
         with pytest.raises(KeyboardInterrupt):
             prepare(tmp_path / "raw", tmp_path / "data")
     again = prepare(tmp_path / "raw", tmp_path / "data")

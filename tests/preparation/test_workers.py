@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,8 +20,8 @@ import pytest
 import penstock
 from confined import run_confined
 from penstock.errors import FormatError, TransformFailed, WorkerDied
+from penstock.machine import usable_cpus
 from penstock.preparation import Progress, prepare
-from penstock.preparation._local import worker_settings
 from penstock.transforms import FunctionTransform, Tokenize
 from penstock.workers import _failures
 from waiting import wait_until
@@ -214,11 +215,20 @@ def test_workers_of_a_killed_run_end_whatever_they_are_doing(tmp_path: Path) -> 
     worker.wait(5)
 
 
-def test_a_worker_leaves_to_the_user_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_leaves_to_the_user_what_the_user_has_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("MIMALLOC_PURGE_DELAY", raising=False)
     monkeypatch.setenv("RAYON_NUM_THREADS", "5")
-    given = worker_settings(1)
-    assert (given["RAYON_NUM_THREADS"], given["OMP_NUM_THREADS"], given["MIMALLOC_PURGE_DELAY"]) == ("5", "1", "-1")
+    write_jsonl(tmp_path / "a.jsonl", 1, 1)
+    transform = FunctionTransform("preparation.functions:environment", types={"environment": "bytes"})
+
+    def environment_of_a_worker(name: str) -> dict[str, str]:
+        prepare(tmp_path / "a.jsonl", tmp_path / name, transform=transform, workers=1)
+        found: dict[str, str] = json.loads(bytes(penstock.open(tmp_path / name)[0]["environment"]))
+        return found
+
+    given = environment_of_a_worker("first")
+    assert (given["RAYON_NUM_THREADS"], given["MIMALLOC_PURGE_DELAY"]) == ("5", "-1")
+    assert given["OMP_NUM_THREADS"] == str(usable_cpus())
     monkeypatch.setenv("MIMALLOC_PURGE_DELAY", "10")
-    assert worker_settings(1)["MIMALLOC_PURGE_DELAY"] == "10"
+    assert environment_of_a_worker("second")["MIMALLOC_PURGE_DELAY"] == "10"

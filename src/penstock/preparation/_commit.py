@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.packing import PACKING_VERSION, PackingSettings, build_pack_index, index_name
-from penstock.preparation._committed import CommittedTask
 from penstock.preparation._plan import PACKED_COLUMN, RunPlan
+from penstock.preparation._records import TaskRecord
 from penstock.preparation._skipping import merge_examples, sum_counts
 from penstock.preparation._work_folder import WorkFolder
 from penstock.schema import offsets_of
@@ -24,7 +24,7 @@ from penstock.shards import Manifest, ShardEntry, Workspace, origins_to_json, pa
 
 
 def stage_dataset(
-    plan: RunPlan, fresh: Sequence[CommittedTask], workspace: Workspace, work: WorkFolder
+    plan: RunPlan, fresh: Sequence[TaskRecord], workspace: Workspace, work: WorkFolder
 ) -> tuple[Manifest, dict[str, int]]:
     """Put all new files into the workspace; return the manifest to commit, and the rows skipped by reason."""
     tasks = [*plan.kept, *_adopt_shards(plan, fresh, workspace, work)]
@@ -37,10 +37,10 @@ def stage_dataset(
 
 
 def _adopt_shards(
-    plan: RunPlan, fresh: Sequence[CommittedTask], workspace: Workspace, work: WorkFolder
-) -> list[CommittedTask]:
+    plan: RunPlan, fresh: Sequence[TaskRecord], workspace: Workspace, work: WorkFolder
+) -> list[TaskRecord]:
     """Link the shards of new tasks into the workspace under their final names."""
-    named: list[CommittedTask] = []
+    named: list[TaskRecord] = []
     if not fresh:
         return named
     number = plan.first_shard
@@ -56,7 +56,7 @@ def _adopt_shards(
     return named
 
 
-def _build_manifest(plan: RunPlan, tasks: Sequence[CommittedTask]) -> Manifest:
+def _build_manifest(plan: RunPlan, tasks: Sequence[TaskRecord]) -> Manifest:
     """The manifest of the finished dataset, except for packing and provenance."""
     recipe = plan.specification.to_json()
     del recipe["columns"]  # the manifest has them
@@ -69,7 +69,7 @@ def _build_manifest(plan: RunPlan, tasks: Sequence[CommittedTask]) -> Manifest:
             "files": len(plan.files),
             "pack": list(plan.settings.pack),
             "recipe": recipe,
-            "tasks": [task.to_json() for task in tasks],
+            "tasks": [task.to_entry() for task in tasks],
         },
     }
     if plan.reading.classes:
@@ -80,7 +80,7 @@ def _build_manifest(plan: RunPlan, tasks: Sequence[CommittedTask]) -> Manifest:
     return Manifest(plan.specification.schema, shards, attributes)
 
 
-def _describe_skipped(tasks: Sequence[CommittedTask]) -> dict[str, Any]:
+def _describe_skipped(tasks: Sequence[TaskRecord]) -> dict[str, Any]:
     by_reason = sum_counts(task.skipped for task in tasks)
     examples = merge_examples(example for task in tasks for example in task.examples)
     return {
@@ -90,7 +90,7 @@ def _describe_skipped(tasks: Sequence[CommittedTask]) -> dict[str, Any]:
     }
 
 
-def _provenance_of(plan: RunPlan, tasks: Sequence[CommittedTask]) -> dict[str, Any]:
+def _provenance_of(plan: RunPlan, tasks: Sequence[TaskRecord]) -> dict[str, Any]:
     """Which files there were, and which samples came from where."""
     return {
         "sources": [[file.path, file.num_bytes, file.identity] for file in plan.files],

@@ -15,31 +15,26 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from penstock.errors import WorkerDied, printable
-from penstock.preparation._jobs import MAX_DEATHS, AnyJob, Done, Keyed, Listen, Lost, Opened, Runner, TaskFailed, Told
+from penstock.errors import WorkerDied
 from penstock.preparation._local import LocalEngine, worker_settings
-from penstock.preparation._progress import Counts, Meter, OnProgress
-from penstock.preparation._settings import Settings
-from penstock.preparation._skipping import check_skipped, sum_counts
-from penstock.preparation._summary import RunLedger
-from penstock.preparation._task_record import TaskRecord
+from penstock.preparation._progress import MAX_DEATHS, AnyJob, Keyed, Meter, Runner, TaskFailed
+from penstock.preparation._records import TaskRecord
+from penstock.preparation._specification import Settings
 from penstock.preparation._work_folder import WorkFolder
 from penstock.workers import Cluster, SentError
 
-_log = logging.getLogger(__name__)
 _opened: dict[str, Runner[Any]] = {}
 
 
 class TaskEngine(Protocol):
     """Something that does tasks."""
 
-    def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
-        """Do all tasks, in any order; return once each has been reported as `Done`."""
+    def run(self, job: AnyJob, tasks: Sequence[Keyed], meter: Meter) -> None:
+        """Do all tasks, in any order; return once the meter has heard that each is finished."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -55,26 +50,20 @@ class InlineTaskEngine:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
-        """Do all tasks, one after another."""
+    def run(self, job: AnyJob, tasks: Sequence[Keyed], meter: Meter) -> None:
         runner = job.open()
-        listen(Opened())
+        meter.start()
         for task in tasks:
-            listen(Done(runner.run(task, functools.partial(_pass_on, listen, task.key)).finish()))
-
-
-def _pass_on(listen: Listen, key: str, counts: Counts) -> None:
-    listen(Told(key, counts))
+            meter.finish(runner.run(task, functools.partial(meter.add, task.key)).finish())
 
 
 class Workforce:
     """Has tasks done by the engine that the settings name; `close` ends it."""
 
-    def __init__(self, settings: Settings, work: WorkFolder, ledger: RunLedger, on_progress: OnProgress | None) -> None:
+    def __init__(self, settings: Settings, work: WorkFolder, meter: Meter) -> None:
         self._settings = settings
         self._work = work
-        self._ledger = ledger
-        self._on_progress = on_progress
+        self._meter = meter
         self._stack = contextlib.ExitStack()
         self._engine: TaskEngine | None = None
 
@@ -101,10 +90,10 @@ class Workforce:
         pass_name: str,
         job: AnyJob,
         tasks: Sequence[Keyed],
-        finished: dict[str, TaskRecord],
+        finished: Mapping[str, TaskRecord],
         skipped: Mapping[str, int],
-    ) -> None:
-        """Do the tasks that are not in `finished`, and add their records to it.
+    ) -> list[TaskRecord]:
+        """Do the tasks that are not in `finished`; return the records of all.
 
         Args:
             pass_name: "prepare"; with a shuffle first "deal", then "gather".
@@ -112,33 +101,12 @@ class Workforce:
         """
         self._work.note_tasks(pass_name, {task.key: task.num_bytes for task in tasks})
         left = [task for task in tasks if task.key not in finished]
-        meter = Meter(pass_name, sum(task.num_bytes for task in tasks), len(tasks), self._on_progress)
-        meter.kept_bytes = sum(task.num_bytes for task in tasks if task.key in finished)
-        meter.tasks = len(finished)
-        meter.tell(now=True)
-
-        def listen(event: Opened | Told | Done | Lost) -> None:
-            self._ledger.mark_ready()
-            if isinstance(event, Told):
-                meter.add(event.key, event.counts)
-            elif isinstance(event, Lost):
-                _log.warning("%s %s; trying again", event.worker, printable(event.how))  # it names a file
-                meter.fail(event.keys, event.worker)
-            elif isinstance(event, Done):
-                finished[event.record.key] = event.record
-                self._ledger.records.append(event.record)
-                meter.finish(event.record.key, event.record.counts)
-                self._check_skipped(finished, skipped)
-
+        self._meter.begin_pass(pass_name, tasks, finished, skipped)
         if left:
             local_only = any(task.needs_this_process for task in left)
-            self.start(len(left), local_only=local_only).run(job, left, listen)
-        self._check_skipped(finished, skipped)
-        self._ledger.failures.update(meter.failures)
-
-    def _check_skipped(self, finished: Mapping[str, TaskRecord], skipped: Mapping[str, int]) -> None:
-        by_reason = sum_counts([skipped, *(record.skipped for record in finished.values())])
-        check_skipped(by_reason, self._settings.most_skipped_rows)
+            self.start(len(left), local_only=local_only).run(job, left, self._meter)
+        records = {**finished, **self._meter.finished}
+        return [records[task.key] for task in tasks]
 
 
 class RayEngine:
@@ -156,7 +124,7 @@ class RayEngine:
     def __exit__(self, *exception: object) -> None:
         self._cluster.__exit__(*exception)
 
-    def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
+    def run(self, job: AnyJob, tasks: Sequence[Keyed], meter: Meter) -> None:
         """Do all tasks; at most as many at once as there are workers.
 
         Raises:
@@ -178,16 +146,16 @@ class RayEngine:
                     running[remote.remote(shared, token, task)] = task
                 for reference in ray.wait(list(running), num_returns=1, timeout=1.0)[0]:
                     task = running.pop(reference)
-                    result = self._result(reference, task, deaths)
-                    if isinstance(result, Lost):
+                    record = self._result(reference, task, deaths, meter)
+                    if record is None:
                         waiting.appendleft(task)
                     else:
-                        listen(Told(task.key, result.record.counts))
-                    listen(result)
+                        meter.finish(record)
         finally:
             self._cancel(running)
 
-    def _result(self, reference: Any, task: Keyed, deaths: collections.Counter[str]) -> Done | Lost:
+    def _result(self, reference: Any, task: Keyed, deaths: collections.Counter[str], meter: Meter) -> TaskRecord | None:
+        """What the task made; None if its worker died."""
         errors = self._ray.exceptions
         lost = (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError, errors.ObjectLostError)
         try:
@@ -200,10 +168,11 @@ class RayEngine:
                     f"{how}, like the {MAX_DEATHS - 1} before it. Finished tasks are kept: run it again with fewer "
                     "workers per node, or with a smaller shard_bytes after --overwrite."
                 ) from error
-            return Lost("ray worker", how, (task.key,))
+            meter.lose("ray worker", how, (task.key,))
+            return None
         if isinstance(result, TaskFailed):
             raise result.error.rebuild("in a Ray worker")
-        assert isinstance(result, Done)
+        assert isinstance(result, TaskRecord)
         return result
 
     def _cancel(self, running: dict[Any, Keyed]) -> None:
@@ -212,12 +181,12 @@ class RayEngine:
                 self._ray.cancel(reference, force=True)
 
 
-def _run_task(job: AnyJob, token: str, task: Keyed) -> Done | TaskFailed:
+def _run_task(job: AnyJob, token: str, task: Keyed) -> TaskRecord | TaskFailed:
     """In a Ray worker: do a task with the job that this process opened, or opens now."""
     try:
         if token not in _opened:
             _opened.clear()
             _opened[token] = job.open()
-        return Done(_opened[token].run(task, lambda counts: None).finish())
+        return _opened[token].run(task, lambda counts: None).finish()
     except Exception as error:  # noqa: BLE001 whatever it is, the driver raises it
         return TaskFailed(SentError.pack(error))

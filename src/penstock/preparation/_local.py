@@ -1,12 +1,12 @@
 """Tasks on worker processes of this machine.
 
     LocalEngine (here)                         RunTasks (in a worker process)
-    Pickled(job), once for each job ------->    opens it; imports the user's script only if it needs a function from it
-                                     <-----    Opened
+    Pickled(job), once for each job ------>    opens it; imports the user's script only if it needs a function from it
+                                     <-----    Ready for a task
     a task ------------------------------->    reads, transforms, writes
                                      <-----    Told, after each batch
-                                     <-----    Freed: ready for another task, while a thread syncs this one's shards
-                                     <-----    Done
+                                     <-----    Ready for another task, while a thread syncs this one's shards
+                                     <-----    TaskRecord: it is finished
                                      <-----    TaskFailed: the error, raised again here
 
 NOTE [who outlives whom]
@@ -32,22 +32,9 @@ from typing import Any, Self
 
 from penstock.errors import PenstockError, WorkerDied, printable
 from penstock.machine import thread_settings, usable_cpus
-from penstock.preparation._attempt import Attempt
-from penstock.preparation._jobs import (
-    MAX_DEATHS,
-    AnyJob,
-    Done,
-    Keyed,
-    Listen,
-    Lost,
-    Opened,
-    Runner,
-    TaskFailed,
-    Tell,
-    Told,
-)
-from penstock.preparation._progress import Counts
-from penstock.preparation._work_folder import WorkFolder
+from penstock.preparation._progress import MAX_DEATHS, AnyJob, Keyed, Meter, Runner, TaskFailed, Tell, Told
+from penstock.preparation._records import Counts, TaskRecord
+from penstock.preparation._work_folder import Attempt, WorkFolder
 from penstock.workers import (
     Channel,
     Crew,
@@ -82,8 +69,8 @@ def worker_settings(num_threads: int) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Freed:
-    """From a worker: the task's shards are written, and while they are synced it can do another."""
+class _Ready:
+    """From a worker: it has opened the job, or written a task's shards, which it syncs while it does another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +84,14 @@ class RunTasks:
         finisher = _Finisher(channel)
         while True:
             message, _ = channel.receive()
-            answer: Opened | _Freed | TaskFailed
+            answer: _Ready | TaskFailed
             try:
                 if isinstance(message, Pickled):
                     runner = message.load().open()
-                    answer = Opened()
                 else:
                     assert runner is not None
                     finisher.take(runner.run(message, _teller(channel, message.key)))
-                    answer = _Freed()
+                answer = _Ready()
             except BaseException as error:  # noqa: BLE001 whatever it is, the parent raises it
                 answer = TaskFailed(SentError.pack(error))
             channel.send(answer)
@@ -129,9 +115,9 @@ class _Finisher:
     def _work(self) -> None:
         while True:
             attempt = self._waiting.get()
-            answer: Done | TaskFailed
+            answer: TaskRecord | TaskFailed
             try:
-                answer = Done(attempt.finish())
+                answer = attempt.finish()
             except BaseException as error:  # noqa: BLE001 whatever it was, the parent raises it
                 answer = TaskFailed(SentError.pack(error))
             with contextlib.suppress(ConnectionError):  # the parent is gone, and this process soon will be
@@ -204,7 +190,7 @@ class LocalEngine:
         """End all workers."""
         self._crew.close()
 
-    def run(self, job: AnyJob, tasks: Sequence[Keyed], listen: Listen) -> None:
+    def run(self, job: AnyJob, tasks: Sequence[Keyed], meter: Meter) -> None:
         """Do all tasks. Large ones come first, so that the last to end is a small one.
 
         Raises:
@@ -224,25 +210,22 @@ class LocalEngine:
                 try:
                     message = process.receive()
                 except EOFError:
-                    listen(self._replace(worker, waiting, pickled))
+                    self._replace(worker, waiting, pickled, meter)
                     continue
                 worker.patience.restart()
-                if isinstance(message, Done):
+                if isinstance(message, TaskFailed):
+                    raise message.error.rebuild(f"in {worker.name}, process {worker.process.pid}")
+                if isinstance(message, _Ready):
+                    worker.has_opened = True
+                    self._give_task(worker, waiting)
+                    meter.start()
+                elif isinstance(message, Told):
+                    meter.add(message.key, message.counts)
+                elif isinstance(message, TaskRecord):
+                    del worker.tasks[message.key]
                     num_left -= 1
-                self._take(message, worker, waiting)
-                if not isinstance(message, _Freed):
-                    listen(message)
+                    meter.finish(message)
             self._warn_of_silent_workers()
-
-    def _take(self, message: Any, worker: _TaskWorker, waiting: collections.deque[Keyed]) -> None:
-        """React to a worker's message; raise the error that it reports."""
-        if isinstance(message, TaskFailed):
-            raise message.error.rebuild(f"in {worker.name}, process {worker.process.pid}")
-        if isinstance(message, (Opened, _Freed)):
-            worker.has_opened = True
-            self._give_task(worker, waiting)
-        elif isinstance(message, Done):
-            del worker.tasks[message.record.key]
 
     def _warn_of_silent_workers(self) -> None:
         for worker in self._workers.values():
@@ -262,7 +245,7 @@ class LocalEngine:
             worker.tasks[task.key] = task
             worker.process.send(task)
 
-    def _replace(self, worker: _TaskWorker, waiting: collections.deque[Keyed], pickled: Pickled) -> Lost:
+    def _replace(self, worker: _TaskWorker, waiting: collections.deque[Keyed], pickled: Pickled, meter: Meter) -> None:
         """Put a dead worker's tasks back and start another worker in its place."""
         code = self._crew.remove_dead(worker.process)
         del self._workers[worker.process.number]
@@ -277,7 +260,7 @@ class LocalEngine:
             with contextlib.suppress(PenstockError, OSError):  # the next run removes them
                 self._work.remove_attempts(f"{task.key}-")
         self._start(worker.seat).process.send(pickled)
-        return Lost(worker.name, f"{describe_ending(code)} while {doing}", tuple(worker.tasks))
+        meter.lose(worker.name, f"{describe_ending(code)} while {doing}", worker.tasks)
 
 
 def _explain_death(worker: _TaskWorker, code: int | None, doing: str, num_before: int) -> str:

@@ -5,28 +5,29 @@ Survey -> plan_run -> RunPlan: what is kept, what is already done, what is left 
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import SchemaError, counted
+from penstock.errors import SchemaError, counted, first_few
 from penstock.packing import PackingSettings
-from penstock.preparation._committed import CommittedTask
-from penstock.preparation._settings import Settings
+from penstock.preparation._first_rows import FirstRows
+from penstock.preparation._previous import Previous
+from penstock.preparation._records import TaskRecord
 from penstock.preparation._skipping import sum_counts
-from penstock.preparation._specification import Specification
-from penstock.preparation._summary import note_gone, note_limit, note_numbers_as_text, note_permuted, note_skipped_files
+from penstock.preparation._specification import Settings, Specification
 from penstock.preparation._survey import Survey
-from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import Task, name_tasks
 from penstock.schema import Schema
 from penstock.shards import Manifest
-from penstock.sources import SourceFile, SourceOptions, without_secrets
+from penstock.sources import SourceFile, SourceOptions, is_data_name, without_secrets
 from penstock.transforms import Transform
 
 PACKED_COLUMN = "tokens"
+_SHOWN_KINDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class RunPlan:
     """All sources of the dataset."""
     to_read: tuple[SourceFile, ...]
     """Those that this run, or an interrupted one before it, reads."""
-    kept: tuple[CommittedTask, ...]
+    kept: tuple[TaskRecord, ...]
     """Tasks of the dataset that stay in it."""
     tasks: tuple[Task, ...]
     """New tasks, in the order of their samples."""
@@ -123,11 +124,11 @@ def plan_run(survey: Survey) -> RunPlan:
         removed=_removed(survey),
         is_up_to_date=survey.is_up_to_date,
         notes=(
-            *note_skipped_files(survey.skipped_files, request.reading),
-            *note_gone(previous, survey.files),
-            *note_numbers_as_text(survey.numbers_as_text),
-            *note_limit(specification.limit),
-            *([] if survey.is_up_to_date else note_permuted(request.settings, specification, rows)),
+            *_note_skipped_files(survey.skipped_files, request.reading),
+            *_note_gone(previous, survey.files),
+            *_note_numbers_as_text(survey.numbers_as_text),
+            *_note_limit(specification.limit),
+            *([] if survey.is_up_to_date else _note_permuted(request.settings, specification, rows)),
         ),
     )
 
@@ -186,3 +187,68 @@ def _removed(survey: Survey) -> tuple[str, ...]:
         return ()
     kept = {shard.name for task in survey.kept for shard in task.shards}
     return tuple(shard.name for shard in survey.manifest.shards if shard.name not in kept)
+
+
+def _note_skipped_files(paths: Sequence[str], reading: SourceOptions) -> list[str]:
+    """Notes if folders contain files that were not read, counted by extension."""
+    private = [path for path in paths if is_data_name(path, reading)]
+    unknown = [path for path in paths if not is_data_name(path, reading)]
+    notes = []
+    if unknown:
+        notes.append(
+            f"Skipped files with an unrecognised extension: {_kinds(unknown)} ({first_few(unknown, 1)}). "
+            "If they are data, give them as paths with reading=SourceOptions(format=…), or --format."
+        )
+    if private:
+        notes.append(
+            f"Skipped files whose names, or whose folders' names, begin with an underscore: {_kinds(private)} "
+            f"({first_few(private, 1)}). If they are data, give them as paths or by a glob, as in 'folder/*.txt'; "
+            "images and sounds also by their format, as in --format images."
+        )
+    return notes
+
+
+def _kinds(paths: Sequence[str]) -> str:
+    kinds = collections.Counter(os.path.splitext(path)[1].lower() or "no extension" for path in paths)
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN_KINDS))
+
+
+def _note_permuted(settings: Settings, specification: Specification, rows: FirstRows | None) -> list[str]:
+    """A note if samples are not in the order of the sources, and nobody requested that."""
+    if settings.shuffle != "auto":
+        return []
+    keep = "shuffle=None (--no-shuffle) keeps the order of the sources."
+    if specification.shuffle is not None:
+        why = f" because column {rows.runs!r} comes in runs" if rows is not None and rows.runs is not None else ""
+        return [f"Samples are stored permuted{why}: {keep}"]
+    return [f"Files of class folders are stored with their classes mixed: {keep}"] if specification.file_order else []
+
+
+def _note_gone(previous: Previous | None, files: Sequence[SourceFile]) -> list[str]:
+    """A note if files of the dataset are no longer among the sources, or are empty."""
+    gone = previous.gone(files) if previous is not None else []
+    if not gone:
+        return []
+    how = "not given" if set(gone).isdisjoint(file.path for file in files) else "not given, or empty"
+    were = f"was {how}; its" if len(gone) == 1 else f"were {how}; their"
+    return [
+        f"{counted(len(gone), 'source file')} from the previous run {were} samples were removed ({first_few(gone, 1)})."
+    ]
+
+
+def _note_limit(limit: int | None) -> list[str]:
+    """A note on a trial."""
+    if limit is None:
+        return []
+    return [f"A trial: only the first {counted(limit, 'sample')} of the sources, at most (limit=, --limit)."]
+
+
+def _note_numbers_as_text(names: Sequence[str]) -> list[str]:
+    """A note if CSV columns that hold numbers are stored as text."""
+    if not names:
+        return []
+    shown = first_few([repr(name) for name in names], _SHOWN_KINDS)
+    return [
+        f"Stored as text, like all CSV fields without a type: {shown}. To store numbers, pass "
+        'reading=SourceOptions(types="infer"), or --types infer.'
+    ]

@@ -20,7 +20,7 @@ from penstock.preparation._parts import check_destination, plan_parts
 from penstock.preparation._prepared import Prepared, sum_parts
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._run import run_all
-from penstock.preparation._settings import EngineName, OnError, Origins, Settings
+from penstock.preparation._specification import EngineName, OnError, Origins, Settings
 from penstock.preparation._survey import Request
 from penstock.shapes import find_mismatch
 from penstock.shards import classes_of, read_manifest

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +12,9 @@ from typing import Any
 
 from penstock.errors import counted
 from penstock.preparation._skipping import sum_counts
+from penstock.preparation._specification import Settings
 
+PHASES = ("read", "transform", "write")
 _SHOWN_CLASSES = 12
 
 
@@ -70,6 +74,18 @@ class Prepared:
         parts = {"parts": {name: part.to_json() for name, part in self.parts.items()}} if self.parts else {}
         del fields["parts"]
         return {**fields, **plain, **parts}
+
+
+def describe_run(settings: Settings, summary: Prepared) -> dict[str, Any]:
+    """The contents of run.json: everything that depends on time, host and workers."""
+    return {
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "engine": settings.engine,
+        "workers": settings.num_workers,
+        **summary.to_json(),
+    }
 
 
 def sum_parts(path: Path, parts: Mapping[str, Prepared]) -> Prepared:

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import DatasetExists, FormatError, counted, first_few
-from penstock.preparation._committed import TASK, CommittedTask, read_tasks
-from penstock.preparation._settings import Settings
-from penstock.preparation._specification import Specification, differences
+from penstock.preparation._records import IN_MANIFEST, TaskRecord, read_entries
+from penstock.preparation._specification import Settings, Specification, differences
 from penstock.schema import HASH_COLUMN
 from penstock.shapes import COUNT, find_mismatch
 from penstock.shards import Manifest, ShardEntry, origins_from_json, read_provenance
 from penstock.sources import SourceFile
 
 _ATTRIBUTES = {
-    "preparation": {"patterns": [str], "pack": [COUNT], "recipe": {str: object}, "tasks": [TASK]},
+    "preparation": {"patterns": [str], "pack": [COUNT], "recipe": {str: object}, "tasks": [IN_MANIFEST]},
     "transform": {str: object},
 }
 """What `prepare` writes into a manifest, as far as a later run reads it."""
@@ -41,14 +40,14 @@ class Previous:
     """`[path, bytes, identity]` of each file of the dataset."""
     patterns: tuple[str, ...] = ()
     """The sources as given, for finding new files."""
-    tasks: tuple[CommittedTask, ...] = ()
+    tasks: tuple[TaskRecord, ...] = ()
     pack: tuple[int, ...] = ()
     num_appended: int = 0
     """Samples that another writer has appended since."""
     lost: frozenset[str] = frozenset()
     """Names of shards that are missing, or have the wrong size."""
 
-    def kept(self, files: Sequence[SourceFile]) -> tuple[CommittedTask, ...]:
+    def kept(self, files: Sequence[SourceFile]) -> tuple[TaskRecord, ...]:
         """Tasks whose files and shards are all unchanged; the others, dropped, only if splits are numbered."""
         unchanged = self._unchanged(files) - self._files_of_lost()
         is_numbered = self.specification.origins == "column"
@@ -121,7 +120,7 @@ def _parse(folder: Path, manifest: Manifest, provenance: Mapping[str, Any]) -> P
     section = attributes["preparation"]
     recipe = {**section["recipe"], "transform": attributes["transform"], "columns": manifest.schema.shown.to_json()}
     recipe["hashes"] = HASH_COLUMN in manifest.schema
-    tasks = read_tasks(section["tasks"], origins_from_json(provenance["origins"]), manifest.shards)
+    tasks = read_entries(section["tasks"], origins_from_json(provenance["origins"]), manifest.shards)
     num_prepared = sum(len(task.shards) for task in tasks)
     prepared, appended = manifest.shards[:num_prepared], manifest.shards[num_prepared:]
     return Previous(

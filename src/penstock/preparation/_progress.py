@@ -1,42 +1,126 @@
-"""How far a preparation has come: what workers have counted, and the rates that follow from it."""
+"""How tasks run and report, and what a run makes of it: progress, rates, and where the time went.
+
+job.open() -> runner                  once in each worker                      Meter.start
+runner.run(task, tell) -> Attempt     `tell` after each batch: Told            Meter.add
+attempt.finish() -> TaskRecord                                                 Meter.finish
+a worker dies                         its tasks are tried again                Meter.lose
+"""
 
 from __future__ import annotations
 
+import logging
+import resource
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
+from penstock.errors import printable
+from penstock.preparation._prepared import PHASES, Prepared
+from penstock.preparation._records import Counts, TaskRecord
+from penstock.preparation._skipping import check_skipped, sum_counts
+from penstock.preparation._work_folder import Attempt
+from penstock.shapes import COUNT, find_mismatch
+from penstock.shards import Manifest, classes_of
+from penstock.workers import SentError
+
+MAX_DEATHS = 3
+"""After this many deaths on one task, it is taken to be the cause."""
 _RATE_SECONDS = 10.0
+_INTERVAL_SECONDS = 0.2
+_log = logging.getLogger(__name__)
+
+Tell = Callable[[Counts], None]
+"""Called after each batch with what was done since the last call."""
+AnyTask = TypeVar("AnyTask", bound="Keyed", contravariant=True)
+
+
+class Keyed(Protocol):
+    """A task: plain data with a key under which its result is kept."""
+
+    @property
+    def key(self) -> str:
+        """Name of the result."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """About how many raw bytes it reads."""
+        ...
+
+    @property
+    def needs_this_process(self) -> bool:
+        """Whether no other process can do it."""
+        ...
+
+
+class Runner(Protocol[AnyTask]):
+    """Does tasks of one kind in one process."""
+
+    def run(self, task: AnyTask, tell: Tell) -> Attempt:
+        """Do all of a task except the last step, `finish`, which another thread may do."""
+        ...
+
+
+class AnyJob(Protocol):
+    """What all tasks of a pass have in common; picklable, sent once to each worker."""
+
+    def open(self) -> Runner[Any]:
+        """Load what tasks need."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """From a worker: a task has got this far since its last report."""
+
+    key: str
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """From a worker: a task, or opening the job, raised this; the process that started the run raises it again."""
+
+    error: SentError
 
 
 @dataclass(slots=True)
-class Counts:
-    """What was done. Each worker counts for itself, and the parent adds it up."""
+class Tally:
+    """What a task has done: in total, and since its last report."""
 
-    documents: int = 0
-    """Samples written."""
-    raw_bytes: int = 0
-    """Bytes of the sources that were read."""
-    tokens: int = 0
-    """Elements of the column `tokens`, if there is one."""
-    skipped: int = 0
-    """Rows left out by `on_error="skip"`."""
-    read_seconds: float = 0.0
-    """Time spent reading and parsing."""
-    transform_seconds: float = 0.0
-    """Time spent tokenizing, decoding, or running a function."""
-    write_seconds: float = 0.0
-    """Time spent copying, checksumming and writing shards."""
-    read_processor_seconds: float = 0.0
-    """CPU time of the same; much less means waiting, for a disk or for other processes."""
-    transform_processor_seconds: float = 0.0
-    write_processor_seconds: float = 0.0
+    tell: Tell
+    counts: Counts = field(default_factory=Counts)
+    total: Counts = field(default_factory=Counts)
+    _last: float = field(default_factory=time.perf_counter)
+    _processor: float = field(default_factory=time.process_time)
 
-    def add(self, other: Counts) -> None:
-        """Add another worker's counts."""
-        for each in fields(Counts):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+    def charge(self, phase: Literal["read", "transform", "write"]) -> None:
+        """End a phase: it is charged the time since the last one ended."""
+        now, processor = time.perf_counter(), time.process_time()
+        spent = {f"{phase}_seconds": now - self._last, f"{phase}_processor_seconds": processor - self._processor}
+        for name, seconds in spent.items():
+            setattr(self.counts, name, getattr(self.counts, name) + seconds)
+        self._last, self._processor = now, processor
+
+    def report(self) -> None:
+        """Report what was done since the last report."""
+        self.total.add(self.counts)
+        self.tell(self.counts)
+        self.counts = Counts()
+
+
+def peak_memory() -> int:
+    """The most memory this process ever had, in bytes.
+
+    Without /proc it is `ru_maxrss`, which may be that of the process that started this one.
+    """
+    try:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(status["VmHWM"].split()[0]) << 10
+    except (OSError, KeyError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,70 +156,33 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-@dataclass(slots=True)
-class Meter:
-    """Adds up the counts of all workers, and reports them with the rates of the last few seconds."""
+class _Pass:
+    """How far one pass has come."""
 
-    pass_name: str
-    total_bytes: int
-    total_tasks: int
-    on_progress: OnProgress | None = None
-    interval_seconds: float = 0.2
-    finished: Counts = field(default_factory=Counts)
-    """The sum of all tasks that this run finished."""
-    kept_bytes: int = 0
-    """Bytes of tasks that earlier runs finished."""
-    tasks: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
-    _running: dict[str, Counts] = field(default_factory=dict)
-    _begin: float = field(default_factory=time.monotonic)
-    _last: float = 0.0
-    _history: list[tuple[float, int, int, int]] = field(default_factory=list)
+    def __init__(self, name: str, tasks: Sequence[Keyed], finished: Mapping[str, TaskRecord]) -> None:
+        self.name = name
+        self.total_tasks = len(tasks)
+        self.total_bytes = sum(task.num_bytes for task in tasks)
+        self.tasks = len(finished)
+        self.kept_bytes = sum(task.num_bytes for task in tasks if task.key in finished)
+        self.done = Counts()
+        """The sum of all tasks that this run finished."""
+        self.running: dict[str, Counts] = {}
+        self.begin = time.monotonic()
+        self._history: list[tuple[float, Counts]] = []
 
-    def add(self, key: str, counts: Counts) -> None:
-        """Add what a worker did for a task since its last report."""
-        self._running.setdefault(key, Counts()).add(counts)
-        self.tell()
-
-    def finish(self, key: str, counts: Counts) -> None:
-        """Count a task as finished, with its own counts."""
-        self._running.pop(key, None)
-        self.finished.add(counts)
-        self.tasks += 1
-        self.tell(now=self.tasks == self.total_tasks)
-
-    def fail(self, keys: Iterable[str], worker: str) -> None:
-        """Count the death of a worker, and subtract what it did for its tasks."""
-        for key in keys:
-            self._running.pop(key, None)
-        self.failures[worker] = self.failures.get(worker, 0) + 1
-        self.tell(now=True)
-
-    @property
-    def counts(self) -> Counts:
-        """Everything done so far, in tasks finished and running."""
-        total = Counts()
-        for counts in (self.finished, *self._running.values()):
-            total.add(counts)
-        return total
-
-    def tell(self, *, now: bool = False) -> None:
-        """Call `on_progress`, but not more often than every `interval_seconds`."""
-        moment = time.monotonic()
-        if self.on_progress is None or (not now and moment - self._last < self.interval_seconds):
-            return
-        self._last = moment
-        self.on_progress(self._progress_at(moment))
-
-    def _progress_at(self, moment: float) -> Progress:
-        counts = self.counts
-        done = min(self.total_bytes, self.kept_bytes + counts.raw_bytes)
+    def progress_at(self, moment: float, failures: Mapping[str, int]) -> Progress:
+        """How far it is, with the rates of the last few seconds."""
+        counts = Counts()
+        for each in (self.done, *self.running.values()):
+            counts.add(each)
+        raw_bytes = min(self.total_bytes, self.kept_bytes + counts.raw_bytes)
         documents, raw, tokens = self._rates(moment, counts)
         return Progress(
-            stage=self.pass_name,
-            seconds=moment - self._begin,
+            stage=self.name,
+            seconds=moment - self.begin,
             documents=counts.documents,
-            raw_bytes=done,
+            raw_bytes=raw_bytes,
             total_bytes=self.total_bytes,
             tokens=counts.tokens,
             skipped=counts.skipped,
@@ -144,16 +191,135 @@ class Meter:
             documents_per_second=documents,
             bytes_per_second=raw,
             tokens_per_second=tokens,
-            remaining_seconds=(self.total_bytes - done) / raw if raw else None,
-            failures=dict(self.failures),
+            remaining_seconds=(self.total_bytes - raw_bytes) / raw if raw else None,
+            failures=dict(failures),
         )
 
     def _rates(self, moment: float, counts: Counts) -> tuple[float, float, float]:
-        self._history.append((moment, counts.documents, counts.raw_bytes, counts.tokens))
+        self._history.append((moment, counts))
         while len(self._history) > 2 and self._history[1][0] < moment - _RATE_SECONDS:
             self._history.pop(0)
-        first = self._history[0] if len(self._history) > 1 else (self._begin, 0, 0, 0)
-        elapsed = max(1e-9, moment - first[0])
-        done = (counts.documents - first[1], counts.raw_bytes - first[2], counts.tokens - first[3])
+        since, then = self._history[0] if len(self._history) > 1 else (self.begin, Counts())
+        elapsed = max(1e-9, moment - since)
+        done = (counts.documents - then.documents, counts.raw_bytes - then.raw_bytes, counts.tokens - then.tokens)
         documents, raw, tokens = (max(0, each) / elapsed for each in done)  # after a death, it may be negative
         return documents, raw, tokens
+
+
+class Meter:
+    """What one run does itself: it hears of all that happens to tasks, and tells the user how far they have come."""
+
+    def __init__(self, most_skipped_rows: int | None, on_progress: OnProgress | None) -> None:
+        self.num_kept = 0
+        """Tasks that earlier runs had done."""
+        self._most_skipped_rows = most_skipped_rows
+        self._on_progress = on_progress
+        self.finished: dict[str, TaskRecord] = {}
+        """Tasks that this run finished, by key."""
+        self._failures: dict[str, int] = {}
+        self._pass = _Pass("prepare", (), {})
+        self._skipped: dict[str, int] = {}
+        self._last_told = 0.0
+        self._begin = time.perf_counter()
+        self._ready: float | None = None
+        self._worked: float | None = None
+
+    def begin_pass(
+        self, name: str, tasks: Sequence[Keyed], finished: Mapping[str, TaskRecord], skipped: Mapping[str, int]
+    ) -> None:
+        """Begin "prepare"; with a shuffle first "deal", then "gather".
+
+        Args:
+            tasks: All tasks of the pass.
+            finished: Those of them that earlier runs finished.
+            skipped: Rows, by reason, that the kept tasks of the dataset skipped earlier.
+        """
+        self._pass = _Pass(name, tasks, finished)
+        self._tell(now=True)
+        self._skip(skipped, *(record.skipped for record in finished.values()))
+
+    def start(self) -> None:
+        """The first task can start; only the first call counts."""
+        self._ready = self._ready or time.perf_counter()
+
+    def add(self, key: str, counts: Counts) -> None:
+        """Add what a worker did for a task since its last report."""
+        self.start()
+        self._pass.running.setdefault(key, Counts()).add(counts)
+        self._tell()
+
+    def finish(self, record: TaskRecord) -> None:
+        """Count a task as finished.
+
+        Raises:
+            FormatError: more rows were skipped than allowed.
+        """
+        self.start()
+        self.finished[record.key] = record
+        self._pass.running.pop(record.key, None)
+        self._pass.done.add(record.counts)
+        self._pass.tasks += 1
+        self._tell(now=self._pass.tasks == self._pass.total_tasks)
+        self._skip(record.skipped)
+
+    def lose(self, worker: str, how: str, keys: Iterable[str]) -> None:
+        """Count the death of a worker, and subtract what it did for its tasks."""
+        _log.warning("%s %s; trying again", worker, printable(how))  # it names a file
+        for key in keys:
+            self._pass.running.pop(key, None)
+        self._failures[worker] = self._failures.get(worker, 0) + 1
+        self._tell(now=True)
+
+    def end(self) -> None:
+        """All tasks of all passes are finished."""
+        self._worked = time.perf_counter()
+
+    def _skip(self, *by_reasons: Mapping[str, int]) -> None:
+        self._skipped = sum_counts([self._skipped, *by_reasons])
+        check_skipped(self._skipped, self._most_skipped_rows)
+
+    def _tell(self, *, now: bool = False) -> None:
+        """Call `on_progress`, but not more often than every `_INTERVAL_SECONDS`."""
+        moment = time.monotonic()
+        if self._on_progress is None or (not now and moment - self._last_told < _INTERVAL_SECONDS):
+            return
+        self._last_told = moment
+        self._on_progress(self._pass.progress_at(moment, self._failures))
+
+    def summarise(
+        self, path: Path, manifest: Manifest, *, num_files: int, skipped: Mapping[str, int], notes: Sequence[str]
+    ) -> Prepared:
+        """The summary of this run and of the dataset that `manifest` describes."""
+        total = Counts()
+        for record in self.finished.values():
+            total.add(record.counts)
+        noticed = manifest.attributes.get("noticed", {})
+        return Prepared(
+            path=path,
+            num_samples=manifest.num_samples,
+            num_tokens=sum(shard.num_values.get("tokens", 0) for shard in manifest.shards),
+            num_shards=len(manifest.shards),
+            num_bytes=manifest.num_bytes,
+            num_files=num_files,
+            tasks_run=len(self.finished),
+            tasks_kept=self.num_kept,
+            raw_bytes=total.raw_bytes,
+            skipped=dict(skipped),
+            noticed={} if find_mismatch(noticed, {str: COUNT}) else dict(noticed),
+            classes=classes_of(manifest.attributes),
+            seconds=self._seconds(),
+            worker_seconds={phase: getattr(total, f"{phase}_seconds") for phase in PHASES},
+            processor_seconds={phase: getattr(total, f"{phase}_processor_seconds") for phase in PHASES},
+            peak_worker_bytes=max((record.peak_bytes for record in self.finished.values()), default=0),
+            failures=dict(self._failures),
+            notes=tuple(notes),
+        )
+
+    def _seconds(self) -> dict[str, float]:
+        now = time.perf_counter()
+        worked = self._worked or now
+        # Workers may be done before their first report arrives, but took at least as long as they say.
+        longest = max((record.counts.busy_seconds for record in self.finished.values()), default=0.0)
+        ready = max(self._begin, min(self._ready or worked, worked - longest))
+        parts = {"start_up": ready - self._begin, "work": worked - ready, "commit": now - worked}
+        return {"total": now - self._begin, **parts}

@@ -13,23 +13,21 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, counted, first_few
 from penstock.preparation._commit import stage_dataset
-from penstock.preparation._committed import CommittedTask
-from penstock.preparation._conversion import ConversionJob
+from penstock.preparation._conversion import ConversionJob, Target
 from penstock.preparation._engines import Workforce
-from penstock.preparation._outlets import Target
 from penstock.preparation._plan import RunPlan, plan_run
-from penstock.preparation._prepared import Prepared
-from penstock.preparation._progress import OnProgress
+from penstock.preparation._prepared import Prepared, describe_run
+from penstock.preparation._progress import Meter, OnProgress
+from penstock.preparation._records import TaskRecord, merge_records
 from penstock.preparation._shuffle import GatherJob, plan_gathering
 from penstock.preparation._skipping import check_share_skipped, sum_counts
-from penstock.preparation._summary import RunLedger, describe_run, note_changes
-from penstock.preparation._survey import Group, Request, SourcePreview, survey
-from penstock.preparation._task_record import TaskRecord
+from penstock.preparation._survey import Group, Request, SourcePreview, finished_tasks, survey
 from penstock.preparation._tasks import Task
 from penstock.preparation._work_folder import WORK_NAME, WorkFolder
 from penstock.shards import Manifest, Workspace
+from penstock.sources import SourceFile, changed_since
 
 _log = logging.getLogger(__name__)
 
@@ -38,29 +36,29 @@ def run_all(requests: Sequence[Request], on_progress: OnProgress | None) -> list
     """Prepare one dataset, or all parts of a split, from the same sources."""
     preview = SourcePreview(requests[0])
     with contextlib.ExitStack() as stack:
-        first, *others = [stack.enter_context(Preparation(request, preview, on_progress)) for request in requests]
+        first, *others = [stack.enter_context(_Run(request, preview, on_progress)) for request in requests]
         first.decide(starts_workers=True)
         for other in others:
             other.decide(starts_workers=False)
             other.begin()
         first.work(others)
         for other in others:
-            other.decide(starts_workers=True)
+            other.find_finished()
             other.work()
         return [each.commit() for each in (first, *others)]
 
 
-class Preparation:
-    """What one run holds: the lock, the workers, and a ledger of what they did."""
+class _Run:
+    """What one run holds: the lock, the workers, the plan, and what was done."""
 
     def __init__(self, request: Request, preview: SourcePreview, on_progress: OnProgress | None) -> None:
         self._request = request
         self._preview = preview
         self._plan: RunPlan | None = None
-        self._fresh: list[CommittedTask] = []
+        self._fresh: list[TaskRecord] = []
         self._work = WorkFolder(request.destination)
-        self._ledger = RunLedger()
-        self._workforce = Workforce(request.settings, self._work, self._ledger, on_progress)
+        self._meter = Meter(request.settings.most_skipped_rows, on_progress)
+        self._workforce = Workforce(request.settings, self._work, self._meter)
         self._workspace = Workspace(request.destination, "overwrite", known_names=frozenset({WORK_NAME}))
 
     def __enter__(self) -> Self:
@@ -73,44 +71,6 @@ class Preparation:
         finally:
             self._workspace.close()
 
-    def decide(self, *, starts_workers: bool) -> None:
-        """Survey the sources and the destination, and plan what to do; `starts_workers` during the survey."""
-        self._work.refuse_links()
-        on_groups = self._start_workers if starts_workers else _ignore
-        self._plan = plan_run(survey(self._request, self._preview, self._workspace.previous, self._work, on_groups))
-
-    def begin(self) -> None:
-        """Make the work folder, so that another run's tasks can leave this one's results there."""
-        if not self.plan.is_up_to_date:
-            self._work.begin(self.plan.specification)
-
-    def work(self, others: Sequence[Preparation] = ()) -> None:
-        """Do the tasks; those that the others share, for them as well."""
-        _log.info("%s", self.plan.summary())
-        self._ledger.num_kept = self.plan.num_kept
-        if not self.plan.is_up_to_date:
-            self.begin()
-            plans = [other.plan for other in others if not other.plan.is_up_to_date]
-            self._fresh = _run_tasks(self.plan, self._work, self._workforce, plans)
-            self._workforce.close()  # before the commit, because it can fail
-            _check_share_skipped(self.plan, self._fresh)
-            self._ledger.mark_worked()
-
-    def commit(self) -> Prepared:
-        """Commit what was done, unless the dataset is up to date."""
-        plan = self.plan
-        if plan.is_up_to_date:
-            return self._leave_as_it_is(plan)
-        notes = (*plan.transform.notes, *note_changes(plan.to_read), *plan.notes)
-        manifest, skipped = stage_dataset(plan, self._fresh, self._workspace, self._work)
-        return self._commit(plan, manifest, skipped, notes)
-
-    @property
-    def plan(self) -> RunPlan:
-        """What `decide` decided."""
-        assert self._plan is not None
-        return self._plan
-
     def _tidy(self) -> None:
         """Remove `.preparing` if there is nothing in it to continue; do not fail if it cannot be removed."""
         try:
@@ -118,25 +78,63 @@ class Preparation:
         except (PenstockError, OSError) as error:
             _log.warning("%s: left for the next run to clean up: %s", self._work.path, error)
 
+    @property
+    def plan(self) -> RunPlan:
+        """What `decide` decided."""
+        assert self._plan is not None
+        return self._plan
+
+    def decide(self, *, starts_workers: bool) -> None:
+        """Survey the sources and the destination, and plan what to do; `starts_workers` during the survey."""
+        self._work.refuse_links()
+        on_groups = self._start_workers if starts_workers else _ignore
+        self._plan = plan_run(survey(self._request, self._preview, self._workspace.previous, self._work, on_groups))
+
     def _start_workers(self, groups: Sequence[Group]) -> None:
         local_only = any(split.needs_this_process for group in groups for split in group)
         self._workforce.start(len(groups), local_only=local_only)
 
-    def _leave_as_it_is(self, plan: RunPlan) -> Prepared:
-        self._work.remove()
-        manifest = self._workspace.previous
-        assert manifest is not None
-        return self._summarise(plan, manifest, plan.skipped, ("Nothing to do: up to date.", *plan.notes))
+    def begin(self) -> None:
+        """Make the work folder, so that another run's tasks can leave this one's results there."""
+        if not self.plan.is_up_to_date:
+            self._work.begin(self.plan.specification)
 
-    def _commit(self, plan: RunPlan, manifest: Manifest, skipped: Mapping[str, int], notes: Sequence[str]) -> Prepared:
-        """Commit the staged files; then, still under the lock, write run.json and remove `.preparing`.
+    def find_finished(self) -> None:
+        """Note which tasks another run has finished since `decide`."""
+        plan = self.plan
+        finished = finished_tasks(plan.tasks, plan.specification, plan.settings, self._work)
+        self._plan = dataclasses.replace(plan, finished=finished)
 
-        By then the dataset is complete, so a failure of the rest is only a note.
+    def work(self, others: Sequence[_Run] = ()) -> None:
+        """Do the tasks; those that the others share, for them as well."""
+        _log.info("%s", self.plan.summary())
+        self._meter.num_kept = self.plan.num_kept
+        if not self.plan.is_up_to_date:
+            self.begin()
+            plans = [other.plan for other in others if not other.plan.is_up_to_date]
+            self._fresh = _run_tasks(self.plan, self._work, self._workforce, plans)
+            self._workforce.close()  # before the commit, because it can fail
+            _check_share_skipped(self.plan, self._fresh)
+            self._meter.end()
+
+    def commit(self) -> Prepared:
+        """Commit what was done, unless the dataset is up to date.
+
+        After the commit, but still under the lock, write run.json and remove `.preparing`. By then the dataset is
+        complete, so a failure of these is only a note.
         """
+        plan = self.plan
+        if plan.is_up_to_date:
+            self._work.remove()
+            manifest = self._workspace.previous
+            assert manifest is not None
+            return self._summarise(manifest, plan.skipped, ("Nothing to do: up to date.", *plan.notes))
+        notes = (*plan.transform.notes, *_note_changes(plan.to_read), *plan.notes)
+        manifest, skipped = stage_dataset(plan, self._fresh, self._workspace, self._work)
         summaries: list[Prepared] = []
 
         def finish() -> None:
-            summary = self._summarise(plan, manifest, skipped, notes)
+            summary = self._summarise(manifest, skipped, notes)
             summaries.append(summary)
             try:
                 self._work.write_run(describe_run(plan.settings, summary))
@@ -148,15 +146,26 @@ class Preparation:
         self._workspace.commit(manifest, before_release=finish)
         return summaries[-1]
 
-    def _summarise(
-        self, plan: RunPlan, manifest: Manifest, skipped: Mapping[str, int], notes: Sequence[str]
-    ) -> Prepared:
-        return self._ledger.summarise(
+    def _summarise(self, manifest: Manifest, skipped: Mapping[str, int], notes: Sequence[str]) -> Prepared:
+        plan = self.plan
+        return self._meter.summarise(
             plan.destination, manifest, num_files=len(plan.files), skipped=skipped, notes=notes
         )
 
 
-def _run_tasks(plan: RunPlan, work: WorkFolder, workforce: Workforce, others: Sequence[RunPlan]) -> list[CommittedTask]:
+def _ignore(groups: Sequence[Group]) -> None:
+    """Do not start workers yet."""
+
+
+def _note_changes(files: Sequence[SourceFile]) -> list[str]:
+    """A note if sources changed during the run; the dataset lists them as they were before, so a rerun reads them."""
+    changed = changed_since(files)
+    if not changed:
+        return []
+    return [f"{counted(len(changed), 'source file')} changed during the run ({first_few(changed, 1)}). Run it again."]
+
+
+def _run_tasks(plan: RunPlan, work: WorkFolder, workforce: Workforce, others: Sequence[RunPlan]) -> list[TaskRecord]:
     """Do the tasks that are left, and return all new tasks with what they made.
 
     If the dataset is split, `others` are the plans of the other parts: tasks that they share make their samples, too.
@@ -166,8 +175,8 @@ def _run_tasks(plan: RunPlan, work: WorkFolder, workforce: Workforce, others: Se
     _sweep(plan, work)
     is_shuffled = plan.specification.shuffle is not None
     records = _convert(plan, others, workforce, "deal" if is_shuffled else "prepare")
-    made = [CommittedTask.of(task, record) for task, record in zip(plan.tasks, records, strict=True)]
-    return [CommittedTask.merge(made, _gather(plan, work, workforce, records))] if is_shuffled else made
+    made = [record.with_files(task.splits) for task, record in zip(plan.tasks, records, strict=True)]
+    return [merge_records(made, _gather(plan, work, workforce, records))] if is_shuffled else made
 
 
 def _sweep(plan: RunPlan, work: WorkFolder) -> None:
@@ -190,9 +199,7 @@ def _convert(plan: RunPlan, others: Sequence[RunPlan], workforce: Workforce, pas
         on_error=plan.settings.on_error,
         max_skipped=plan.settings.most_skipped_rows,
     )
-    finished = dict(plan.finished)
-    workforce.execute(pass_name, job, _with_keys_of(others, plan.tasks), finished, plan.skipped)
-    return [finished[task.key] for task in plan.tasks]
+    return workforce.execute(pass_name, job, _with_keys_of(others, plan.tasks), plan.finished, plan.skipped)
 
 
 def _with_keys_of(others: Sequence[RunPlan], tasks: Sequence[Task]) -> list[Task]:
@@ -209,15 +216,10 @@ def _gather(plan: RunPlan, work: WorkFolder, workforce: Workforce, dealt: Sequen
     buckets = plan_gathering(work, plan.specification, dealt)
     finished = work.records(bucket.key for bucket in buckets)
     job = GatherJob(destination=plan.destination, specification=plan.specification)
-    workforce.execute("gather", job, buckets, finished, {})
-    return [finished[bucket.key] for bucket in buckets]
+    return workforce.execute("gather", job, buckets, finished, {})
 
 
-def _ignore(groups: Sequence[Group]) -> None:
-    """Do not start workers yet."""
-
-
-def _check_share_skipped(plan: RunPlan, fresh: Sequence[CommittedTask]) -> None:
+def _check_share_skipped(plan: RunPlan, fresh: Sequence[TaskRecord]) -> None:
     """Stop before the commit if too many rows of the dataset, kept tasks included, were skipped."""
     tasks = [task for task in (*plan.kept, *fresh) if not task.is_dropped]
     check_share_skipped(

@@ -23,13 +23,11 @@ from numpy.typing import NDArray
 
 from penstock.identity import digest_json
 from penstock.order import Permutation, derive_key
-from penstock.preparation._attempt import Attempt
-from penstock.preparation._jobs import Runner, Tally, Tell, no_store, peak_memory
-from penstock.preparation._progress import Counts
+from penstock.preparation._progress import Runner, Tally, Tell, peak_memory
+from penstock.preparation._records import Counts, TaskRecord
 from penstock.preparation._specification import Specification
-from penstock.preparation._task_record import TaskRecord
 from penstock.preparation._tasks import choose_task_bytes
-from penstock.preparation._work_folder import WorkFolder
+from penstock.preparation._work_folder import Attempt, WorkFolder, no_store
 from penstock.schema import Ragged, Schema, join_samples
 from penstock.shards import (
     Manifest,
@@ -159,8 +157,7 @@ class _GatherRunner:
     def run(self, task: GatherTask, tell: Tell) -> Attempt:
         with Attempt(self._work, task.key) as attempt:
             self._writer.restart(attempt.store, first_number=attempt.first_number)
-            attempt.complete(self._write(task, Tally(tell)))
-        return attempt
+            return attempt.complete(self._write(task, Tally(tell)))
 
     def _write(self, task: GatherTask, tally: Tally) -> TaskRecord:
         order = _order_of_bucket(self._folder, task.low, task.high)

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from penstock.errors import FormatError, SchemaError, counted
-from penstock.preparation._settings import OnError
-from penstock.preparation._task_record import Example
+from penstock.preparation._specification import OnError
 from penstock.sources import RowError, Split
 
+Example = tuple[str, int, str, str]
+"""A bad row: path, row in its split, reason, message."""
 MAX_EXAMPLES = 10
 _MAX_MESSAGE = 300
 _DAMAGED_FILE = "damaged_file"

@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SchemaError
-from penstock.preparation._committed import CommittedTask
 from penstock.preparation._first_rows import FirstRows, read_first_rows
 from penstock.preparation._parts import Part
 from penstock.preparation._previous import Previous, find_previous, read_previous
-from penstock.preparation._settings import Settings
+from penstock.preparation._records import TaskRecord
 from penstock.preparation._skipping import check_kept, check_skipped, sum_counts
-from penstock.preparation._specification import Specification, requested_fields
-from penstock.preparation._task_record import TaskRecord
-from penstock.preparation._tasks import group_splits, mix_files, name_tasks, pin_reading, task_bytes_for
+from penstock.preparation._specification import Settings, Specification, requested_fields
+from penstock.preparation._tasks import Task, group_splits, mix_files, name_tasks, pin_reading, task_bytes_for
 from penstock.preparation._work_folder import WorkFolder
 from penstock.shards import Manifest
 from penstock.sources import (
@@ -100,7 +98,7 @@ class Survey:
     """The dataset at the destination."""
     previous: Previous | None
     """What this run continues; None if it starts from scratch."""
-    kept: Sequence[CommittedTask]
+    kept: Sequence[TaskRecord]
     """Tasks of the dataset that stay in it."""
     task_bytes: int
     groups: Sequence[Group] = ()
@@ -166,9 +164,10 @@ def survey(
     found = _start(request, files, preview, manifest, previous)
     if found.is_up_to_date:
         return found
-    found = _examine(found, preview, unfinished, work, on_groups)
+    found = _look_inside(found, preview, unfinished, work, on_groups)
     if _has_new_columns(found):
-        return _examine(_start(request, files, preview, manifest, None), preview, unfinished, work, on_groups)
+        found = _start(request, files, preview, manifest, None)
+        found = _look_inside(found, preview, unfinished, work, on_groups)
     return found
 
 
@@ -209,21 +208,21 @@ def _start(
     )
 
 
-def _examine(
+def _look_inside(
     found: Survey, preview: SourcePreview, unfinished: Specification | None, work: WorkFolder, on_groups: OnGroups
 ) -> Survey:
     """Split what must be read into tasks, see which of them are finished, and read the first rows."""
-    to_read = found.to_read
+    request, to_read = found.request, found.to_read
     groups = _group(found, _split(found, to_read)) if to_read else []
     finished = _find_finished(found, groups, unfinished, work)
-    found = dataclasses.replace(found, groups=groups, finished=finished)
-    if found.previous is not None and len(finished) == len(groups):
-        return found
-    if groups:
-        on_groups(groups)
-    request = found.request
-    rows = preview.first_rows(request, _first_splits(found))
-    return dataclasses.replace(found, first_rows=rows, numbers_as_text=_numbers_as_text(request, to_read))
+    rows: FirstRows | None = None
+    as_text: tuple[str, ...] = ()
+    if found.previous is None or len(finished) < len(groups):
+        if groups:
+            on_groups(groups)
+        rows = preview.first_rows(request, _first_splits(found, groups))
+        as_text = _numbers_as_text(request, to_read)
+    return dataclasses.replace(found, groups=groups, finished=finished, first_rows=rows, numbers_as_text=as_text)
 
 
 def _numbers_as_text(request: Request, files: Sequence[SourceFile]) -> tuple[str, ...]:
@@ -250,7 +249,7 @@ def _group(found: Survey, splits: Sequence[Split]) -> list[Group]:
 def _find_finished(
     found: Survey, groups: Sequence[Group], unfinished: Specification | None, work: WorkFolder
 ) -> dict[str, TaskRecord]:
-    """Tasks that an interrupted run finished; if rows may not be skipped, only those that skipped none."""
+    """Tasks that an interrupted run finished."""
     previous, request = found.previous, found.request
     if previous is None or unfinished is None or unfinished.to_json() != previous.specification.to_json():
         return {}
@@ -261,22 +260,29 @@ def _find_finished(
         first_split=found.first_split,
         run_name=request.run_name,
     )
+    return finished_tasks(tasks, previous.specification, request.settings, work)
+
+
+def finished_tasks(
+    tasks: Sequence[Task], specification: Specification, settings: Settings, work: WorkFolder
+) -> dict[str, TaskRecord]:
+    """Those of the tasks that are finished, by key; if rows may not be skipped, only those that skipped none."""
     records = work.records(task.key for task in tasks)
-    is_strict = request.settings.on_error == "raise"
-    found_whole = ((task, records[task.key]) for task in tasks if task.key in records)
+    is_strict = settings.on_error == "raise"
+    found = ((task, records[task.key]) for task in tasks if task.key in records)
     return {
         task.key: record
-        for task, record in found_whole
-        if record.fits(previous.specification, len(task.splits)) and not (is_strict and record.skipped)
+        for task, record in found
+        if record.fits(specification, len(task.splits)) and not (is_strict and record.skipped)
     }
 
 
-def _first_splits(found: Survey) -> list[Split]:
+def _first_splits(found: Survey, groups: Sequence[Group]) -> list[Split]:
     """Splits to read first rows from: always those of the first source, so that a rerun sees the same.
 
     When appending, the dataset's own sources may be gone, so only the new ones are read.
     """
-    splits = [split for group in found.groups for split in group]
+    splits = [split for group in groups for split in group]
     if found.request.settings.append and splits:
         return splits
     if not splits or splits[0].path != found.files[0].path:
