@@ -44,8 +44,8 @@ INTERNAL = {
     "DataLoader": "check_worker_number_rationality",
     "Dataset": "as_plan build_rows check_stage is_cheap_at_random map_seed order_facts rows_fingerprint samples select "
     "to_json with_stage",
-    "Plan": "announce as_plan goes_on_from has_maps has_own_epochs is_rectangular needs_isolation order_facts "
-    "output_arrays release replaces_rows row_source runs_python to_json widened with_stage without_maps",
+    "Plan": "as_plan dont_need goes_on_from has_maps has_own_epochs is_rectangular join_steps needs_isolation "
+    "order_facts output_arrays replaces_rows row_source runs_python to_json will_need with_stage without_maps",
     "Schema": "parse_stored with_hashes",
     "Security": "check_server client_context server_context",
     "SourceOptions": "identity",

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,7 +56,7 @@ def assert_read(found: dict[str, Any], indices: Any) -> None:
 
 
 def num_descriptors(path: Path) -> int:
-    """Descriptors of this process that lead to a dataset; a map has one of its own."""
+    """Descriptors of this process that lead to a dataset."""
     count = 0
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -76,7 +77,7 @@ def test_descriptors_stay_bounded_with_many_shards(io: Any, many: Path, few_open
         index = int(indices[0])
         assert ds[index]["x"].tolist() == sample(index)["x"]
         most = max(most, num_descriptors(many))
-    assert 0 < most <= 2 * (few_open_files + 1)
+    assert 0 < most <= few_open_files + 1
     del ds
     gc.collect()
     assert num_descriptors(many) == 0
@@ -102,6 +103,28 @@ def test_a_read_over_hundreds_of_shards_needs_no_more_descriptors(io: Any, many:
         done.set()
         watcher.join()
     assert 0 < most <= 3 * few_open_files
+
+
+@pytest.mark.parametrize("of", ["lengths", "packing"])
+def test_a_pass_over_more_shards_than_may_be_open_opens_each_once(
+    of: str, many: Path, few_open_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: Counter[str] = Counter()
+    really_open = os.open
+
+    def count(path: Any, *args: Any, **more: Any) -> int:
+        if Path(path).name.startswith("shard-"):
+            opened[Path(path).name] += 1
+        return really_open(path, *args, **more)
+
+    ds = penstock.open(many)
+    monkeypatch.setattr(os, "open", count)
+    if of == "lengths":
+        assert ds.lengths("r").tolist() == [index % 5 for index in range(len(ds))]
+    else:
+        assert ds.pack(4, column="r").batch(1).num_batches() == 2 * len(ds) // 4
+    assert len(opened) >= NUM_SHARDS
+    assert set(opened.values()) == {1}
 
 
 def test_the_bound_holds_over_several_datasets(many: Path, few_open_files: int) -> None:

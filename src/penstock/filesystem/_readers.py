@@ -20,13 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError, StorageError
-from penstock.filesystem._durable import explain_os_error, name_within, storage_errors
+from penstock.filesystem._durable import explain_os_error, name_within
 
 _LARGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_READ = 22  # Linux 5.14; older kernels answer EINVAL
 
-_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class FileReader(Protocol):
@@ -112,8 +117,10 @@ def read_small(path: Path, max_bytes: int) -> bytes:
 
 
 def _status(descriptor: int, path: Path) -> os.stat_result:
-    with storage_errors(path, doing="asked for its size"):
+    try:
         return os.fstat(descriptor)
+    except OSError as error:
+        raise explain_os_error(error, path, doing="asked for its size") from error
 
 
 class _OpenFile:
@@ -144,24 +151,42 @@ class _OpenFile:
         )
 
 
+class _Map:
+    """Read-only pages of a file, unmapped when the last array over them is gone.
+
+    Not Python's `mmap`, which duplicates the descriptor: there may be thousands of shards, and the usual
+    limit is 1,024.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        address = _mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address == _MAP_FAILED:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        self._pages = (address, size)
+        self.__array_interface__ = {"data": (address, True), "shape": (size,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        if (pages := getattr(self, "_pages", None)) is not None:
+            _munmap(*pages)
+
+
 class MappedFile(_OpenFile):
     """A file as memory, which begins at `address` and stays valid as long as this object lives."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.bytes = np.frombuffer(self._map() if self.size else b"", np.uint8)
+        self.bytes: NDArray[np.uint8] = np.asarray(self._map()) if self.size else np.empty(0, np.uint8)
         self.address: int = self.bytes.ctypes.data
 
-    def _map(self) -> mmap.mmap:
+    def _map(self) -> _Map:
         try:
-            return mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ)
-        except ValueError:  # it shrank since its size was checked
-            raise self._shrunk(_status(self.descriptor, self.path).st_size) from None
+            return _Map(self.descriptor, self.size)
         except OSError as error:
             raise StorageError(
                 error.errno,
-                f"{self.path}: mapping failed: {error.strerror}. Raise the limit (`ulimit -v` for memory, `ulimit -n` "
-                "for open files), or open the dataset with io='pread'.",
+                f"{self.path}: mapping failed: {error.strerror}. Raise the limit (`ulimit -v` for memory), or open the "
+                "dataset with io='pread'.",
             ) from error
 
     def read(self, begin: int, end: int) -> NDArray[np.uint8]:

@@ -23,7 +23,8 @@ MAX_WINDOW_TOKENS = 256 << 20
 MAX_WINDOW_DOCUMENTS = 1 << 20
 _CHUNK = 1 << 22
 
-ReadLengths = Callable[[int, int], npt.NDArray[np.int64]]
+Lengths = npt.NDArray[np.int64]
+ReadLengths = Callable[[int, int], Lengths]
 """Lengths of documents `begin` to `end`."""
 
 
@@ -59,34 +60,37 @@ def index_name(column: str, settings: PackingSettings) -> str:
 
 
 def build_pack_index(read_lengths: ReadLengths, num_documents: int, settings: PackingSettings) -> PackIndex:
-    """Divide documents into windows and count the rows of each."""
+    """Divide documents into windows and count the rows of each; every length is read once."""
     starts, rows = [0], []
-    for begin, end in _cut(read_lengths, num_documents, settings.length):
-        starts.append(end)
-        rows.append(count_rows(read_lengths(begin, end), settings))
+    for lengths in _windows(read_lengths, num_documents, settings.length):
+        starts.append(starts[-1] + len(lengths))
+        rows.append(count_rows(lengths, settings))
     return PackIndex(np.array(starts, np.int64), np.array(rows, np.int64))
 
 
-def _cut(read_lengths: ReadLengths, num_documents: int, length: int) -> Iterator[tuple[int, int]]:
-    """(first, last + 1) document of each window. A remainder too small for a window joins the one before."""
+def _windows(read_lengths: ReadLengths, num_documents: int, length: int) -> Iterator[Lengths]:
+    """Lengths of the documents of each window. A remainder too small for a window joins the one before."""
     target = min(ROWS_PER_WINDOW * length, MAX_WINDOW_TOKENS)
-    held: tuple[int, int] | None = None
+    held: Lengths | None = None
+    parts: list[Lengths] = []
     begin, tokens = 0, 0
     for chunk in range(0, num_documents, _CHUNK):
-        last = min(chunk + _CHUNK, num_documents)
-        totals = np.cumsum(read_lengths(chunk, last))
-        used = 0
+        lengths = read_lengths(chunk, min(chunk + _CHUNK, num_documents))
+        totals = np.cumsum(lengths)
+        first, used = 0, 0
         while True:
-            by_tokens = chunk + int(np.searchsorted(totals, used + target - tokens)) + 1
-            end = min(by_tokens, begin + MAX_WINDOW_DOCUMENTS)
-            if end > last:
+            by_tokens = int(np.searchsorted(totals, used + target - tokens)) + 1
+            end = min(by_tokens, begin + MAX_WINDOW_DOCUMENTS - chunk)
+            if end > len(lengths):
                 break
             if held is not None:
                 yield held
-            held = (begin, end)
-            begin, tokens, used = end, 0, int(totals[end - chunk - 1])
+            held = np.concatenate([*parts, lengths[first:end]])
+            parts, tokens, used = [], 0, int(totals[end - 1])
+            first, begin = end, chunk + end
+        parts.append(lengths[first:])
         tokens += int(totals[-1]) - used
-    if begin < num_documents or held is None:
-        held = (begin if held is None else held[0], num_documents)
-    if held[1] > held[0]:
+    if begin < num_documents:
+        held = np.concatenate([*parts] if held is None else [held, *parts])
+    if held is not None:
         yield held

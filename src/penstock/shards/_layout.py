@@ -118,8 +118,11 @@ class Tensor:
 
     @property
     def is_addressable(self) -> bool:
-        """Whether an array can have this shape: numpy multiplies all sizes but the zeros, and so do we."""
-        return math.prod(max(1, size) for size in self.shape) * self.dtype.itemsize <= _MAX_TENSOR_BYTES
+        """Whether an array of this size can have its shape: numpy multiplies all sizes but the zeros, and so do we."""
+        return (
+            self.num_bytes > 0
+            or math.prod(max(1, size) for size in self.shape) * self.dtype.itemsize <= _MAX_TENSOR_BYTES
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Its entry in a safetensors header."""
@@ -171,9 +174,14 @@ def build_header(layout: Layout, table_checksum: int) -> bytes:
 def _metadata(schema: Schema, table_checksum: int) -> dict[str, str]:
     return {
         "format": "penstock",
-        "columns": json.dumps(schema.to_json(), separators=(",", ":")),
+        "columns": _columns_text(schema),
         "checksums": f"{table_checksum:08x}",
     }
+
+
+@functools.lru_cache(64)
+def _columns_text(schema: Schema) -> str:
+    return json.dumps(schema.to_json(), separators=(",", ":"))
 
 
 def read_header(raw: bytes, layout: Layout, where: str) -> int:

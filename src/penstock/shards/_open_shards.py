@@ -6,8 +6,8 @@ The table is shared by all threads and only ever gains shards. To close some, a 
 replaces the old one; readers that still use the old one keep it alive, and with it the maps it points
 into. So no read takes a lock, and no map disappears during a read.
 
-Each open shard takes a descriptor, and one more for its map, and the usual limit is 1,024 for everything the training
-script has open: all datasets of the process together use at most half of it. The oldest shards are closed first: with
+Each open shard takes a descriptor, and the usual limit is 1,024 for everything the training script has open: all
+datasets of the process together use at most half of it. The oldest shards are closed first: with
 windows read in order, those are also the ones no longer needed.
 
 After a fork the child starts with nothing open: maps would survive, but locks held by other threads of
@@ -113,9 +113,7 @@ class OpenShards:
 
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
-        for number, _, _ in self.ranges(begin, end):
-            self.open_shard(number)  # verify the manifest's counts against the files before allocating by them
-        lengths = np.empty(end - begin, np.int64)
+        lengths = self._room_for(begin, end)
         for number, first, last in self.ranges(begin, end):
             shard = self.open_shard(number)
             shard.file.check_size()
@@ -124,6 +122,15 @@ class OpenShards:
             place = int(self.starts[number]) + first - begin
             lengths[place : place + last - first] = np.diff(shard.offsets(column, first, last))
         return lengths
+
+    def _room_for(self, begin: int, end: int) -> NDArray[np.int64]:
+        """A number for each of these samples; memory is only taken as it is filled, shard by shard."""
+        try:
+            return np.empty(end - begin, np.int64)
+        except (MemoryError, ValueError):
+            for number, _, _ in self.ranges(begin, end):
+                self.open_shard(number)  # raises where the manifest counts samples that the file has not
+            raise
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
@@ -228,7 +235,7 @@ def _limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return 4096
-    return max(16, min(4096, soft // 4))
+    return max(16, min(4096, soft // 2))
 
 
 OPEN_FILES = OpenFiles(_limit())
