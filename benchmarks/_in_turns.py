@@ -19,9 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.doctor import recording_folder
-from penstock.doctor._recording import read_recording
-from penstock.doctor._run import environment
+from penstock.doctor import environment, read_recording, recording_folder
 from penstock.machine import EventKind
 
 _OBSERVE = {"seconds": math.inf, "steps": None, "full": True, "observe": True, "turn_seconds": 1.5, "doctor": None}

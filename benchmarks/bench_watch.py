@@ -91,7 +91,7 @@ class Loop(NamedTuple):
 
 def make_loops(folder: Path) -> dict[str, Loop]:
     """A loop of each kind, with a worker of its own that was started before or after the doctor's hooks."""
-    from penstock.doctor._hooks import watch_torch
+    from penstock.doctor import watch_torch
 
     def loader() -> DataLoader[torch.Tensor]:
         return DataLoader(Rows(), batch_size=16, num_workers=1)

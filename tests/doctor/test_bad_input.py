@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.doctor._run import DoctorSettings, environment, recording_folder, run_script
-from penstock.doctor._watched import place_of_caller
+from penstock.doctor import DoctorSettings, environment, recording_folder, run_script
 
 from .scripts import ENVIRONMENT, diagnose, doctor
 from .test_scripts_of_others import HEAD
@@ -54,13 +53,11 @@ def test_a_loader_that_nobody_iterates_over_has_no_steps(tmp_path: Path) -> None
     assert "never took a batch" in found["verdict"]
 
 
-def test_a_loader_made_in_a_folder_that_is_gone_is_named_by_its_whole_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loader_made_in_a_folder_that_is_gone_is_named_by_its_whole_path(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert place_of_caller().startswith(__file__)
+    leave = "import os\nos.chdir('gone')\nos.rmdir(os.getcwd())\n"
+    script = tmp_path / write(tmp_path, HEAD + leave + "for batch in DataLoader(range(8)):\n    pass\n")
+    assert diagnose(str(script), cwd=tmp_path)["loader"] == f"{script}:18"
 
 
 def test_a_script_reads_its_own_input(tmp_path: Path) -> None:

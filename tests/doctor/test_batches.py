@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from penstock.doctor._batches import copy_batch  # noqa: E402
+from penstock.doctor import ScriptLoader  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,9 @@ from penstock.doctor._batches import copy_batch  # noqa: E402
     ids=["rows", "channels last", "bfloat16", "with a gradient", "a number"],
 )
 def test_a_copy_is_the_same_and_can_be_changed(tensor: torch.Tensor) -> None:
-    (copied, text) = copy_batch([tensor, "text"])
+    replay = ScriptLoader(torch.utils.data.DataLoader([0]), 1, "train.py:9").replay
+    replay.keep([tensor, "text"])
+    (copied, text) = replay.take()
     assert text == "text"
     assert torch.equal(copied, tensor)
     assert (copied.dtype, copied.stride()) == (tensor.dtype, tensor.stride())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.doctor._command import command_of
+from penstock.doctor import command_of
 
 from .scripts import doctor
 
@@ -40,7 +41,13 @@ def test_what_is_no_python_script_is_not_run_as_one(name: str, text: str, said: 
         command_of([name, "--lr", "1"])
 
 
-def test_a_folder_is_answered_with_the_script_in_it() -> None:
+def test_a_folder_is_answered_with_the_script_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a program of that name is installed."""
+    Path("bin").mkdir()
+    for name in ("project", "other"):
+        Path("bin", name).write_text("#!/bin/sh\n")
+        Path("bin", name).chmod(0o755)
+    monkeypatch.setenv("PATH", "bin", prepend=os.pathsep)
     Path("project").mkdir()
     with pytest.raises(ValueError, match=r"is a folder\. Name the script to run: penstock doctor -- project/train\.py"):
         command_of(["project"])
@@ -50,6 +57,8 @@ def test_a_folder_is_answered_with_the_script_in_it() -> None:
     Path("project/__main__.py").write_text("")
     with pytest.raises(ValueError, match="penstock doctor -- python project"):
         command_of(["project/"])
+    Path("other").mkdir()
+    assert command_of(["other", "train.py"]) == ("other", "train.py")  # as with a folder called `python`
 
 
 @pytest.mark.parametrize("text", ["print()\n", "#!/usr/bin/env python3\nprint()\n"])

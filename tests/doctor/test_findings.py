@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,9 @@ import numpy as np
 import pytest
 
 from penstock import doctor
-from penstock.doctor._case import Case
-from penstock.doctor._diagnosis import find, verdict_of
-from penstock.doctor._recording import Recording
-from penstock.doctor._remedies import choose_trials
-from penstock.machine import EventKind, no_events
+from penstock.doctor import Diagnosis, Recording, ScriptRun, Usage, choose_trials
+from penstock.machine import EventKind, describe_machine, no_events
+from penstock.report import Finding
 
 OPTIONS = {
     "batch_size": 16,
@@ -73,6 +72,30 @@ def recorded(
     return Recording(facts=facts, events=events)
 
 
+def run_of(recording: Recording, cores: int = 2) -> ScriptRun:
+    """A run that left this recording, on a machine with so many cores."""
+    machine = replace(describe_machine(), usable_processors=cores)
+    other_cores = recording.machine.get("other_cores", 0.0)
+    return ScriptRun(
+        command=("train.py",),
+        exit_code=0,
+        was_stopped=True,
+        interrupted_by=None,
+        is_observed=False,
+        seconds=1.0,
+        recording=recording,
+        usage=Usage(machine=machine, history=None, job_cores=0.5, other_cores=other_cores),
+    )
+
+
+def diagnosed(recording: Recording, cores: int = 2) -> Diagnosis:
+    return doctor.diagnose(run_of(recording, cores))
+
+
+def find(recording: Recording, cores: int = 2) -> list[Finding]:
+    return list(diagnosed(recording, cores).findings)
+
+
 def option(number: int, **changes: Any) -> dict[str, Any]:
     return {"trial": number, "kind": "options", "changes": changes}
 
@@ -95,7 +118,7 @@ CASES = {
 def test_the_cause_that_the_times_show_is_named_first_with_its_gain(expected: str) -> None:
     events, trials, options = CASES[expected]
     recording = recorded(events, trials, {1: 2.0, 2: 1.8}, options=options)
-    first = find(Case(recording=recording, cores=2))[0]
+    first = find(recording)[0]
     assert first.id == expected
     assert first.gain is not None
     assert first.gain.ratio == pytest.approx(1.8, rel=0.05)
@@ -110,8 +133,7 @@ def test_of_a_plan_whose_batches_are_not_timed_one_by_one_what_helps_most_names_
 ) -> None:
     plan = {"kind": "penstock", "is_plan": True, "options": {"num_workers": 1}}
     trials = [option(2, num_workers=2), option(3, prefetch=16)]
-    case = Case(recording=recorded(steps(samples=0), trials, {1: 2.0, **rates}, **plan), cores=2)
-    first = find(case)[0]
+    first = find(recorded(steps(samples=0), trials, {1: 2.0, **rates}, **plan))[0]
     assert first.id == expected
     assert first.gain is not None
     assert first.gain.ratio == pytest.approx(1.8, rel=0.05)
@@ -121,7 +143,7 @@ def test_of_a_plan_whose_batches_are_not_timed_one_by_one_what_helps_most_names_
 @pytest.mark.parametrize("expected", CASES)
 def test_a_change_that_made_it_slower_is_never_advised(expected: str) -> None:
     events, trials, options = CASES[expected]
-    found = find(Case(recording=recorded(events, trials, {1: 2.0, 2: 0.8}, options=options), cores=2))
+    found = find(recorded(events, trials, {1: 2.0, 2: 0.8}, options=options))
     assert [each.id for each in found] == ["costly-samples"]
     assert found[0].gain is None
     assert found[0].limit is not None
@@ -130,7 +152,7 @@ def test_a_change_that_made_it_slower_is_never_advised(expected: str) -> None:
 @pytest.mark.parametrize("expected", CASES)
 def test_a_job_that_does_not_wait_is_told_nothing(expected: str) -> None:
     events, _, options = CASES[expected]
-    assert find(Case(recording=recorded(events, [], {1: 1.05}, options=options), cores=2)) == []
+    assert find(recorded(events, [], {1: 1.05}, options=options)) == []
 
 
 @pytest.mark.parametrize(
@@ -149,9 +171,10 @@ def test_a_wide_interval_is_no_sign_of_health(rates: tuple[float, ...], expected
         for number, rate in ((0, 1.0), (1, each))
     ]
     facts = [each for each in recording.facts if each["fact"] != "turn"] + turns
-    case = Case(recording=Recording(facts=facts, events=recording.events), cores=2)
-    assert expected in verdict_of(case, ())
-    assert case.is_unclear is (expected == "Cannot tell")
+    found = diagnosed(Recording(facts=facts, events=recording.events))
+    assert expected in found.verdict
+    assert found.case is not None
+    assert found.case.is_unclear is (expected == "Cannot tell")
 
 
 @pytest.mark.parametrize(
@@ -164,11 +187,13 @@ def test_a_job_that_would_keep_up_with_a_core_to_itself_is_told_nothing_but_that
 ) -> None:
     recording = recorded(steps(delay=delay), [], {1: 2.0}, options={"num_workers": workers})
     busy = Recording(facts=recording.facts, events=recording.events, machine={"other_cores": other_cores})
-    case = Case(recording=busy, cores=2)
-    assert (find(case) == []) is is_healthy
-    assert ("Not waiting for data, but for processors" in verdict_of(case, ())) is is_healthy
-    assert not case.is_unclear
-    has_told = any("Other programs used 1.4 of the 2 cores" in text for each in find(case) for text in each.evidence)
+    found = diagnosed(busy)
+    assert (found.findings == ()) is is_healthy
+    assert ("Not waiting for data, but for processors" in found.verdict) is is_healthy
+    assert found.case is not None
+    assert not found.case.is_unclear
+    told = " ".join(text for each in found.findings for text in each.evidence)
+    has_told = "Other programs used 1.4 of the 2 cores" in told
     assert has_told is (not is_healthy and other_cores > 1)
 
 
@@ -176,33 +201,32 @@ def test_a_job_that_would_keep_up_with_a_core_to_itself_is_told_nothing_but_that
 def test_a_job_that_hardly_waits_is_not_told_that_its_samples_cost_much(other_cores: float, said: str) -> None:
     recording = recorded(steps(wait=0.0002), [], {1: 1.3})
     busy = Recording(facts=recording.facts, events=recording.events, machine={"other_cores": other_cores})
-    case = Case(recording=busy, cores=2)
-    assert find(case) == []
-    assert verdict_of(case, ()).startswith(said)
-    assert not case.is_unclear
+    found = diagnosed(busy)
+    assert found.findings == ()
+    assert found.verdict.startswith(said)
+    assert found.case is not None
+    assert not found.case.is_unclear
 
 
 @pytest.mark.parametrize(("fetch", "is_healthy"), [(0.001, True), (0.008, False)])
 def test_a_loader_that_could_make_many_more_batches_may_take_a_little_to_hand_them_over(
     fetch: float, is_healthy: bool
 ) -> None:
-    case = Case(recording=recorded(steps(wait=0.0008, fetch=fetch), [], {1: 1.2}, options={"num_workers": 1}), cores=2)
-    assert (find(case) == []) is is_healthy
+    found = diagnosed(recorded(steps(wait=0.0008, fetch=fetch), [], {1: 1.2}, options={"num_workers": 1}))
+    assert (found.findings == ()) is is_healthy
 
 
 def test_a_change_that_helps_is_told_to_a_job_that_hardly_waits() -> None:
     recording = recorded(steps(wait=0.0002), [option(2, num_workers=4)], {1: 1.9, 2: 1.8})
-    assert find(Case(recording=recording, cores=4))[0].gain is not None
+    assert find(recording, cores=4)[0].gain is not None
 
 
 def test_without_time_to_try_anything_nothing_is_said_about_what_helps() -> None:
     recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0})
     cut_short = Recording(facts=[*recording.facts, {"fact": "out-of-time", "pid": 1}], events=recording.events)
-    found = find(Case(recording=cut_short, cores=2))
-    assert [each.id for each in found] == ["nothing-tried"]
-    assert "would help; a loader that costs nothing would make it" in verdict_of(
-        Case(recording=cut_short, cores=2), found
-    )
+    found = diagnosed(cut_short)
+    assert [each.id for each in found.findings] == ["nothing-tried"]
+    assert "would help; a loader that costs nothing would make it" in found.verdict
 
 
 @pytest.mark.parametrize("is_out_of_time", [False, True])
@@ -210,27 +234,27 @@ def test_a_run_too_short_to_tell_says_whether_its_time_ran_out(is_out_of_time: b
     facts: list[dict[str, Any]] = [{"fact": "out-of-time", "pid": 1}] if is_out_of_time else []
     seen = recorded(steps(), [], {})
     recording = Recording(facts=[*seen.facts, *facts], events=seen.events)
-    told = verdict_of(Case(recording=recording, cores=2), ())
+    told = diagnosed(recording).verdict
     assert told.startswith("Too few steps to tell")
     assert told.endswith("with --seconds." if is_out_of_time else "Let it run longer.")
 
 
 def test_reads_from_disk_that_more_workers_overlap_are_still_reads_from_disk() -> None:
     recording = recorded(steps(faults=9), [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
-    first = find(Case(recording=recording, cores=2))[0]
+    first = find(recording)[0]
     assert (first.id, first.change) == ("cold-reads", "DataLoader(..., num_workers=4)")
 
 
 def test_reads_from_disk_are_named_first_whichever_change_helps_most() -> None:
     trials = [{"trial": 2, "kind": "warm", "changes": {}}, option(3, num_workers=4)]
-    found = find(Case(recording=recorded(steps(faults=9), trials, {1: 2.0, 2: 1.5, 3: 1.8}), cores=2))
+    found = find(recorded(steps(faults=9), trials, {1: 2.0, 2: 1.5, 3: 1.8}))
     assert [(each.id, each.change) for each in found] == [("cold-reads", "DataLoader(..., num_workers=4)")]
 
 
 def test_padding_is_found_also_when_nothing_waits() -> None:
     trials = [{"trial": 2, "kind": "grouped", "changes": {}}]
     recording = recorded(steps(wait=0.0001), trials, {1: 1.02, 2: 2.5}, padding=0.7)
-    (found,) = find(Case(recording=recording, cores=2))
+    (found,) = find(recording)
     assert found.id == "padding"
     assert found.limit is not None
     assert found.limit.ratio == pytest.approx(1 / 0.3)
@@ -238,7 +262,7 @@ def test_padding_is_found_also_when_nothing_waits() -> None:
 
 def test_a_batch_size_that_computes_faster_is_found_also_when_nothing_waits() -> None:
     recording = recorded(steps(), [option(2, batch_size=32)], {1: 1.0, 2: 1.4}, options={"batch_size": 33})
-    assert [each.id for each in find(Case(recording=recording, cores=2))] == ["odd-batch-size"]
+    assert [each.id for each in find(recording)] == ["odd-batch-size"]
 
 
 @pytest.mark.parametrize(("growth", "found"), [(4e6, ["growing-workers"]), (0.0, [])])
@@ -249,7 +273,7 @@ def test_workers_that_keep_growing_are_found_and_those_that_grew_once_are_not(gr
         for second in range(12)
     ]
     recording = recorded(np.concatenate([steps(), *readings]), [], {1: 1.0})
-    assert [each.id for each in find(Case(recording=recording, cores=2))] == found
+    assert [each.id for each in find(recording)] == found
 
 
 @pytest.mark.parametrize(("cpu", "is_proposed"), [(0.03, True), (0.002, False)])
@@ -271,8 +295,8 @@ def test_workers_are_proposed_to_a_loop_that_has_none_and_nothing_to_one_that_do
 
 
 def test_every_page_that_a_finding_names_is_there_with_its_heading() -> None:
-    sources = (Path(doctor.__file__).parent).glob("*_findings.py")
-    links = {link for source in sources for link in re.findall(r'link="([^"]*)"', source.read_text())}
+    source = Path(doctor.__file__).parent / "_findings.py"
+    links = set(re.findall(r'link="([^"]*)"', source.read_text()))
     assert len(links) >= 4
     for link in links:
         path, _, heading = link.partition("#")
@@ -287,7 +311,7 @@ def test_a_script_that_ends_too_soon_is_not_told_that_nothing_helps() -> None:
     recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
     turns = [fact for fact in recording.facts if fact["fact"] == "turn" and fact["trial"] == 2]
     facts = [fact for fact in recording.facts if fact is not turns[-1] and fact["fact"] != "done"]
-    (finding,) = find(Case(recording=Recording(facts=facts, events=recording.events), cores=2))
+    (finding,) = find(Recording(facts=facts, events=recording.events))
     assert finding.id == "nothing-tried"
     assert finding.evidence[0].endswith("and the script ended before that.")
     assert finding.evidence[1] == "x looked best: × 1.79 in 2 turns."

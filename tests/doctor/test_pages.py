@@ -5,38 +5,39 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from penstock.doctor import diagnose, make_page
-from penstock.doctor._page import long_waits
-from penstock.doctor._recording import Recording
-from penstock.doctor._run import ScriptRun, Usage
+from penstock.doctor import Recording, ScriptRun, diagnose, make_page
 from penstock.errors import printable
-from penstock.machine import describe_machine
-from penstock.report import StepTimes, render_html, render_terminal, to_perfetto
+from penstock.machine import EventKind
+from penstock.report import render_html, render_terminal, to_perfetto
 from report.pages import HOSTILE
 from report.test_html import Tags
 
-from .test_findings import recorded, steps
+from .test_findings import option, recorded, run_of, steps
 
 
 @pytest.mark.parametrize(
-    ("wait", "step", "expected"),
+    ("wait_of", "expected"),
     [
-        ((0.2, 0.0, 0.0, 0.2, 0.2, 0.0), 0.02, ((7, 8), (10, 12))),  # a few hold up the others
-        ((0.2,) * 4, 0.02, ((7, 11),)),  # all wait alike
-        ((0.0001,) * 4, 0.02, ()),  # nobody waits
-        ((), 0.02, ()),
+        (lambda step: 0.2 if step in (7, 10, 11) else 0.0, ((7, 8), (10, 12))),  # a few hold up the others
+        (lambda step: 0.2, ((0, 59),)),  # all wait alike
+        (lambda step: 0.0001, ()),  # nobody waits
     ],
 )
-def test_the_steps_of_a_finding_are_those_that_waited(
-    wait: tuple[float, ...], step: float, expected: tuple[tuple[int, int], ...]
-) -> None:
-    assert long_waits(StepTimes(wait=wait, step=(step,) * len(wait), first=7)) == expected
+def test_the_steps_of_a_finding_are_those_that_waited(wait_of: Callable[[int], float], expected: object) -> None:
+    events = steps()
+    is_next = events["kind"] == EventKind.NEXT
+    events["duration"][is_next] = [wait_of(step) for step in events["sequence"][is_next]]
+    recording = recorded(events, [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
+    (finding,) = make_page(diagnose(run_of(recording))).findings
+    assert finding.gain is not None
+    assert finding.steps == expected
 
 
 def hostile_run(recording: Recording) -> ScriptRun:
@@ -47,17 +48,7 @@ def hostile_run(recording: Recording) -> ScriptRun:
         {"fact": "blind", "pid": 1, "reason": HOSTILE},
     ]
     recording = replace(recording, facts=[*recording.facts, *notes])
-    usage = Usage(machine=describe_machine(), history=None, job_cores=0.5, other_cores=0.0)
-    return ScriptRun(
-        command=(f"{HOSTILE}.py", HOSTILE),
-        exit_code=0,
-        was_stopped=True,
-        interrupted_by=None,
-        is_observed=False,
-        seconds=1.0,
-        recording=recording,
-        usage=usage,
-    )
+    return replace(run_of(recording), command=(f"{HOSTILE}.py", HOSTILE))
 
 
 @pytest.mark.parametrize(("pause", "told"), [(0.6, True), (0.1, False)])
@@ -67,7 +58,7 @@ def test_time_for_validation_is_left_out_of_steps_and_the_notes_say_so(pause: fl
     events["start"] += (1e9 * pause * (events["sequence"] // 20)).astype(np.int64)
     found = diagnose(hostile_run(recorded(events, [], {1: 2.0})))
     assert found.case is not None
-    assert found.case.stages.wait_share == pytest.approx(0.67, abs=0.1)
+    assert found.case.costs.wait_share == pytest.approx(0.67, abs=0.1)
     assert any("% of the time went to steps that took over ten times" in note for note in found.notes) == told
 
 

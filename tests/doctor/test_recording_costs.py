@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.doctor import _probes
-from penstock.doctor._board import NEVER, Board, Notice
-from penstock.doctor._recorder import Recorder
+from penstock.doctor import Board, Notice, Recorder
 from penstock.machine import EventKind, read_events
 
 
 def test_a_notice_is_seen_by_all_who_have_the_board_and_only_when_it_is_complete(tmp_path: Path) -> None:
     writer, reader = Board(tmp_path / "board"), Board(tmp_path / "board")
-    assert reader.read() == Notice(0, 0, False, NEVER, 0)
+    assert reader.read() == Notice(0, 0, False, 1 << 62, 0)
     for turn in (1, 2):
-        notice = Notice(trial=3, begins_at=40 * turn, whole_epochs=True, stops_at=50, turn=turn)
+        notice = Notice(trial=3, begins_at=40 * turn, whole_epochs=True, stops_at=50, number=turn)
         writer.write(notice)
         assert writer.read() == reader.read() == Board(tmp_path / "board").read() == notice
     assert reader.read() is reader.read()
@@ -34,11 +32,10 @@ def test_after_its_first_looks_a_worker_looks_at_its_memory_as_rarely_as_it_take
         now += int(1e9 * reading)
         return 7
 
-    monkeypatch.setattr(_probes, "_private_bytes", read_slowly)
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now)
     log = Recorder(tmp_path)
     log.num_memory_looks = looks
-    _probes.look_at_memory(log)
+    log.look_at_memory(read_slowly)
     assert log.memory_due_at == now + 1e9 * pause
     (event,) = read_events(next(tmp_path.glob("*.events")))
     assert (event["kind"], event["value"]) == (EventKind.MEMORY, 7)

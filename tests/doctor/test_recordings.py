@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.doctor import make_excerpt, read_excerpt
-from penstock.doctor._case import Case
-from penstock.doctor._diagnosis import find
 
+from .test_findings import find
 from .test_gallery import HEALTHY, ILL
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
@@ -24,7 +23,7 @@ def test_there_is_a_recording_of_each_script_of_the_gallery() -> None:
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_the_illness_of_a_recorded_run_is_named_first(path: Path) -> None:
-    found = find(Case(recording=read_excerpt(path.read_text()), cores=2))
+    found = find(read_excerpt(path.read_text()))
     assert [each.id for each in found][:1] == ([] if path.stem in HEALTHY else [ILL[path.stem]])
     assert all(each.gain is None or each.gain.ratio > each.gain.error for each in found)
 

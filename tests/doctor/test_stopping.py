@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.doctor._board import Board, Ranks
-from penstock.doctor._stopping import UnfedTraining
+from penstock.doctor import Board, Ranks, TrainingWithoutLoader
 
 
 class Clock:
@@ -21,12 +20,14 @@ class Clock:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
 
-def training(tmp_path: Path, *, steps: int | None = None, seconds: float = 120.0) -> tuple[UnfedTraining, list[Any]]:
+def training(
+    tmp_path: Path, *, steps: int | None = None, seconds: float = 120.0
+) -> tuple[TrainingWithoutLoader, list[Any]]:
     """Optimizer steps, and the facts that are noted."""
     notes: list[Any] = []
     log: Any = SimpleNamespace(note=lambda fact, **fields: notes.append((fact, fields)))
     settings: Any = {"steps": steps, "seconds": seconds, "full": False}
-    unfed = UnfedTraining(log=log, board=Board(tmp_path / "board"), ranks=Ranks(0, 1), settings=settings)
+    unfed = TrainingWithoutLoader(log=log, board=Board(tmp_path / "board"), ranks=Ranks(0, 1), settings=settings)
     return unfed, notes
 
 

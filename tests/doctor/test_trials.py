@@ -8,8 +8,7 @@ from collections import deque
 import numpy as np
 
 import penstock
-from penstock.doctor._experiment import Trial
-from penstock.doctor._trials import rebuild
+from penstock.doctor import Trial, rebuild
 
 
 def rebuilt(loader: penstock.DataLoader, **changes: object) -> penstock.DataLoader:

@@ -8,23 +8,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from penstock.doctor._board import Board, Ranks
-from penstock.doctor._conductor import Conductor
-from penstock.doctor._experiment import Trial
-from penstock.doctor._recorder import SETTINGS, Recorder
-from penstock.doctor._recording import read_recording
-from penstock.doctor._sources import Grouped, IteratorSource
-from penstock.doctor._training_loop import TrainingLoop
-from penstock.doctor._turns import Turns
-from penstock.doctor._watched import Watched
+from penstock.doctor import Examination, GroupedSupply, IteratorSupply, Recorder, ScriptLoader, Trial, read_recording
 
-NEVER_ENDING = {"seconds": math.inf, "steps": None, "full": True, "turn_seconds": 0.0001}
+NEVER_ENDING = {"seconds": math.inf, "steps": None, "full": True, "turn_seconds": 0.0001, "doctor": None}
 
 
 class Slow(IterableDataset[int]):
@@ -60,7 +51,7 @@ class Batches:
         pass
 
 
-def serve(grouped: Grouped) -> Iterator[Any]:
+def serve(grouped: GroupedSupply) -> Iterator[Any]:
     while True:
         if not grouped.is_ready:
             grouped.deal()
@@ -72,7 +63,7 @@ def serve(grouped: Grouped) -> Iterator[Any]:
 
 def test_for_each_batch_of_a_group_that_is_served_one_is_loaded() -> None:
     source = Batches(100)
-    grouped = Grouped(source, num_batches=8)
+    grouped = GroupedSupply(source, num_batches=8)
     served = serve(grouped)
     for number in range(1, 21):
         next(served)
@@ -81,7 +72,7 @@ def test_for_each_batch_of_a_group_that_is_served_one_is_loaded() -> None:
 
 
 def test_groups_have_all_rows_once_and_less_padding() -> None:
-    tokens = list(serve(Grouped(Batches(24), num_batches=8)))
+    tokens = list(serve(GroupedSupply(Batches(24), num_batches=8)))
     assert [len(each) for each in tokens] == [4] * 24
     rows = sorted((int(row[0]), int((row != 0).sum())) for each in tokens for row in each)
     assert rows == sorted((number, length) for number in range(1, 25) for length in (2, 4, 8, 15))
@@ -91,34 +82,35 @@ def test_groups_have_all_rows_once_and_less_padding() -> None:
 @pytest.mark.parametrize(("num_workers", "is_idle"), [(0, True), (1, False)])
 def test_who_has_no_workers_is_idle_as_soon_as_a_batch_is_taken(num_workers: int, is_idle: bool) -> None:
     loader = DataLoader(Slow(), batch_size=None, num_workers=num_workers)
-    source = IteratorSource(iter(loader), loader)
+    source = IteratorSupply(iter(loader), loader)
     source.take()
     assert source.is_idle() is is_idle
     source.close()
 
 
+def examine(folder: Path, *, observe: bool) -> Examination:
+    (folder / "settings.json").write_text(json.dumps(NEVER_ENDING | {"observe": observe}))
+    return Examination(Recorder(folder))
+
+
 def test_who_is_only_observed_never_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[object] = []
-    loader = DataLoader(torch.arange(4000), batch_size=4)  # type: ignore[arg-type]
-    watched = Watched(loader, 1, "train.py:9")
-    watched.periods = [0.0001]
-    log = Recorder(tmp_path)
-    settings = NEVER_ENDING | {"observe": True}
-    turns = Turns(watched, log=log, board=Board(tmp_path / "board"), ranks=Ranks(0, 1), settings=settings)
-    monkeypatch.setattr(turns.trials, "pause", lambda *_, **__: pauses.append(None))
-    loop = TrainingLoop(Mock(), watched, lambda: iter(loader))
-    turns.begin()
-    for _ in range(1000):
-        turns.before_step(loop)
-        now = time.perf_counter_ns()
-        turns.count(loop, 4, now, now, is_disturbed=False)
+    """A pause ends when the loader is idle, so it is asked whether it is."""
+    asked: list[object] = []
+    monkeypatch.setattr(IteratorSupply, "is_idle", lambda self: asked.append(self) or True)
+    loader = DataLoader(torch.arange(40_000), batch_size=4)  # type: ignore[arg-type]
+    seconds = iter(range(10_000))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: int(0.01e9) * next(seconds))
+    examination = examine(tmp_path, observe=True)
+    for number, _ in enumerate(examination.start_loop(ScriptLoader(loader, 1, "train.py:9"), lambda: iter(loader))):
+        if number == 1000:
+            break
     assert len(list(read_recording(tmp_path).of("turn"))) > 10
-    assert pauses == []
+    assert asked == []
 
 
 def test_a_trial_of_fewer_threads_is_served_by_the_scripts_own_loader(tmp_path: Path) -> None:
-    (tmp_path / SETTINGS).write_text(json.dumps({**NEVER_ENDING, "observe": False, "doctor": None}))
     loader = DataLoader(torch.arange(8), batch_size=4)  # type: ignore[arg-type]
-    loop = Conductor(Recorder(tmp_path)).start_loop(Watched(loader, 1, "train.py:9"), lambda: iter(loader))
+    examination = examine(tmp_path, observe=False)
+    loop = examination.start_loop(ScriptLoader(loader, 1, "train.py:9"), lambda: iter(loader))
     loop.use(Trial(number=2, name="torch.set_num_threads(1)", kind="threads", changes={"num_threads": 1}))
     assert [batch.tolist() for batch in loop] == [[0, 1, 2, 3], [4, 5, 6, 7]]

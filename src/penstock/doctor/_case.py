@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.doctor._experiment import AS_IS, FEWEST_ROUNDS, HEALTHY_BELOW, LEAST_GAIN, REPLAY, Estimate, Trial
+from penstock.doctor._batch_costs import BatchCosts, measure_batch_costs
+from penstock.doctor._experiment import AS_IS, FEWEST_ROUNDS, HEALTHY_BELOW, LEAST_GAIN, REPLAY, Trial
 from penstock.doctor._recording import Recording
-from penstock.doctor._stages import Stages, measure_stages
 from penstock.machine import EventKind
-from penstock.report import Finding, format_bytes
-from penstock.tuning import name_of as written_options
+from penstock.tuning import Comparison
 
 _WIDE = 1.5
 """An interval that reaches above this does not show that a job is healthy."""
@@ -36,7 +35,7 @@ class Tried(NamedTuple):
     """A change and what it gave."""
 
     trial: Trial
-    estimate: Estimate
+    comparison: Comparison
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +46,9 @@ class Case:
     cores: int
 
     @cached_property
-    def stages(self) -> Stages:
+    def costs(self) -> BatchCosts:
         """Where the time goes in the baseline."""
-        return measure_stages(self.recording)
+        return measure_batch_costs(self.recording)
 
     @cached_property
     def loader(self) -> Mapping[str, Any]:
@@ -63,20 +62,25 @@ class Case:
         options: Mapping[str, Any] = self.loader["options"]
         return options
 
+    @property
+    def num_workers(self) -> int:
+        """Its own workers."""
+        return int(self.options["num_workers"])
+
     @cached_property
     def was_enough_tried(self) -> bool:
         """Whether the experiment ended by itself, or every promising change had enough turns to be evidence."""
         if self.recording.has("done") and not self.recording.has("out-of-time"):
             return True
-        most_rounds = max((each.estimate.num_rounds for each in self.tried), default=0)
+        most_rounds = max((each.comparison.num_rounds for each in self.tried), default=0)
         return most_rounds >= FEWEST_ROUNDS and self.promising is None
 
     @cached_property
     def promising(self) -> Tried | None:
         """The change that looked best of those that had too few turns to tell."""
-        few = [each for each in self.tried if each.estimate.num_rounds < FEWEST_ROUNDS]
-        good = [each for each in few if each.estimate.ratio >= LEAST_GAIN]
-        return max(good, key=lambda each: each.estimate.ratio, default=None)
+        few = [each for each in self.tried if each.comparison.num_rounds < FEWEST_ROUNDS]
+        good = [each for each in few if each.comparison.ratio >= LEAST_GAIN]
+        return max(good, key=lambda each: each.comparison.ratio, default=None)
 
     @cached_property
     def waits_for_data(self) -> bool:
@@ -92,10 +96,10 @@ class Case:
         Replayed batches are faster even so: caches and memory are then the step's alone, and so is a core that two
         threads share. If the loader could make many times as many batches, the rest of the wait is taking them over.
         """
-        stages, workers = self.stages, self.options["num_workers"]
-        has_plenty = bool(workers) and stages.making / workers < _PLENTY * stages.training
-        hardly_waits = stages.wait_share < (2 * _HARDLY_WAITS if has_plenty else _HARDLY_WAITS)
-        return hardly_waits and all(each.estimate.ratio < HEALTHY_BELOW for each in self.helped)
+        costs, workers = self.costs, self.num_workers
+        has_plenty = bool(workers) and costs.making / workers < _PLENTY * costs.training
+        hardly_waits = costs.wait_share < (2 * _HARDLY_WAITS if has_plenty else _HARDLY_WAITS)
+        return hardly_waits and all(each.comparison.ratio < HEALTHY_BELOW for each in self.helped)
 
     @property
     def other_cores(self) -> float:
@@ -113,15 +117,15 @@ class Case:
 
         A loader that costs nothing needs no core, so on such a machine it is faster whatever the job does.
         """
-        workers, stages = self.options["num_workers"], self.stages
+        workers, costs = self.num_workers, self.costs
         if not workers or self.recording.whole_epochs or not self.has_neighbours:
             return False
-        if stages.wait_share < _HARDLY_WAITS:
+        if costs.wait_share < _HARDLY_WAITS:
             return True
-        is_delayed = stages.fetch_delay > _DELAYED * stages.fetch or stages.delay > _DELAYED * stages.step
-        fits = workers * (1 - stages.waits_share) <= self.cores
-        keeps_up = stages.making / workers < HEALTHY_BELOW * stages.training
-        return is_delayed and fits and keeps_up and not stages.is_uneven
+        is_delayed = costs.fetch_delay > _DELAYED * costs.fetch or costs.delay > _DELAYED * costs.step
+        fits = workers * (1 - costs.waits_share) <= self.cores
+        keeps_up = costs.making / workers < HEALTHY_BELOW * costs.training
+        return is_delayed and fits and keeps_up and not costs.is_uneven
 
     @cached_property
     def is_unclear(self) -> bool:
@@ -137,53 +141,18 @@ class Case:
     def tried(self) -> list[Tried]:
         """Every change that had a turn."""
         changes = (trial for trial in self.recording.trials if trial not in (AS_IS, REPLAY))
-        estimates = ((trial, self.recording.estimate(trial.number)) for trial in changes)
+        estimates = ((trial, self.recording.gain_of(trial.number)) for trial in changes)
         return [Tried(trial, found) for trial, found in estimates if found is not None]
 
     @cached_property
     def helped(self) -> list[Tried]:
         """Changes that make it faster beyond their error, the best first."""
-        good = [each for each in self.tried if each.estimate.ratio >= LEAST_GAIN and each.estimate.is_above(1.0)]
-        return sorted(good, key=lambda each: -each.estimate.ratio)
+        good = [each for each in self.tried if each.comparison.ratio >= LEAST_GAIN and each.comparison.is_above(1.0)]
+        return sorted(good, key=lambda each: -each.comparison.ratio)
 
     def best(self, is_wanted: Callable[[Trial], bool]) -> Tried | None:
         """The best of the changes that helped and are wanted; None if there is none."""
         return next((each for each in self.helped if is_wanted(each.trial)), None)
-
-    def advise(
-        self,
-        found: Tried,
-        *,
-        id: str,
-        title: str,
-        evidence: tuple[str, ...],
-        price: str,
-        change: str = "",
-        link: str = "",
-    ) -> Finding:
-        """A finding whose change was tried; unless `change` says otherwise, it is the call with the changed options."""
-        return Finding(
-            id=id,
-            title=title,
-            evidence=evidence,
-            change=change or f"DataLoader(..., {written_options(found.trial.changes)})",
-            where=self.loader["where"],
-            price=price,
-            gain=found.estimate.gain,
-            link=link,
-        )
-
-    def price_of_prefetch(self, trial: Trial) -> str:
-        """What having more batches ready costs."""
-        workers = trial.changes.get("num_workers", self.options["num_workers"])
-        depth = trial.changes.get("prefetch_factor", self.options["prefetch_factor"] or 2)
-        more = max(0, workers * depth - self.loader["prefetched"]) * self.stages.bytes
-        return f"up to {format_bytes(more)} of memory for batches" if more else "batches come in another order"
-
-    def price_of_workers(self, trial: Trial) -> str:
-        """What more workers cost."""
-        more = trial.changes["num_workers"] - self.options["num_workers"]
-        return f"memory of {more} more process{'es' if more != 1 else ''}"
 
     @cached_property
     def worker_growth(self) -> float:
@@ -209,16 +178,6 @@ class Case:
             return 0.0, 0.0
         per_worker = [events[events["worker"] == worker]["value"] for worker in np.unique(events["worker"])]
         return float(np.mean([each[0] for each in per_worker])), float(np.mean([each.max() for each in per_worker]))
-
-
-def is_smoothing(trial: Trial) -> bool:
-    """Whether a trial evens out batches of uneven cost."""
-    return any(name in trial.changes for name in ("prefetch_factor", "prefetch", "in_order", "num_workers"))
-
-
-def is_about_workers(trial: Trial) -> bool:
-    """Whether a trial has another number of workers."""
-    return "num_workers" in trial.changes and trial.kind == "options"
 
 
 def percent(share: float) -> str:

@@ -8,37 +8,17 @@ give it its place in `FINDINGS`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.doctor import _batch_findings, _worker_findings
 from penstock.doctor._case import Case, percent
+from penstock.doctor._findings import NOTHING_TRIED, find
 from penstock.doctor._run import ScriptRun
 from penstock.machine import EventKind
 from penstock.report import Finding, Gain, format_seconds
 
-FINDINGS: tuple[Callable[[Case], Finding | None], ...] = (
-    _batch_findings.cold_reads,
-    _worker_findings.workers_restart,
-    _worker_findings.threads_share_one_lock,
-    _worker_findings.too_many_workers,
-    _worker_findings.needless_workers,
-    _batch_findings.costly_hand_over,
-    _batch_findings.slow_samples,
-    _batch_findings.heavy_collate,
-    _batch_findings.small_prefetch,
-    _worker_findings.no_workers,
-    _worker_findings.few_workers,
-    _batch_findings.padded_batches,
-    _batch_findings.odd_batch_size,
-    _worker_findings.torch_threads,
-    _worker_findings.growing_workers,
-)
-"""The most specific causes first: of two that advise the same change, the first is reported."""
 _MUCH = 0.2
 """Share of the time that may be left out without a word."""
-_NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "growing-workers"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +69,9 @@ def diagnose(run: ScriptRun) -> Diagnosis:
         return _without_batches(run, notes)
     case = Case(recording=recording, cores=run.usage.machine.usable_processors)
     findings = tuple(find(case))
-    if case.stages.left_out > _MUCH:
+    if case.costs.left_out > _MUCH:
         notes.append(
-            f"{percent(case.stages.left_out)} of the time went to steps that took over ten times as long as usual, "
+            f"{percent(case.costs.left_out)} of the time went to steps that took over ten times as long as usual, "
             "as with validation or a checkpoint: what is said of steps leaves them out."
         )
     ceiling = recording.ceiling
@@ -104,19 +84,6 @@ def diagnose(run: ScriptRun) -> Diagnosis:
         run=run,
         case=case,
     )
-
-
-def find(case: Case) -> list[Finding]:
-    """All findings, by measured gain; those without one last. A job that waits for data has at least one about it."""
-    found: dict[str, Finding] = {}
-    for function in FINDINGS:
-        finding = function(case)
-        if finding is not None:
-            found.setdefault(finding.change, finding)
-    fallback = _batch_findings.costly_samples(case) or _batch_findings.nothing_tried(case)
-    if fallback is not None and all(each.id in _NOT_ABOUT_LOADING for each in found.values()):
-        found[fallback.change] = fallback
-    return sorted(found.values(), key=lambda each: -(each.gain.ratio if each.gain is not None else 0.0))
 
 
 def _without_batches(run: ScriptRun, notes: list[str]) -> Diagnosis:
@@ -141,22 +108,22 @@ def _without_batches(run: ScriptRun, notes: list[str]) -> Diagnosis:
 
 def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
     """One sentence on whether it waits for data, one on what would help most."""
-    recording, stages = case.recording, case.stages
+    recording, costs = case.recording, case.costs
     if recording.ceiling is None and recording.has("unfed"):
         return "Not waiting for data: the script keeps the batches that it took, and soon asks its loader for no more."
     if recording.ceiling is None:
         advice = "Time ran out: give it more with --seconds." if recording.has("out-of-time") else "Let it run longer."
         return (
-            f"Too few steps to tell: {stages.num_steps} were seen, and {percent(stages.wait_share)} of their time was "
+            f"Too few steps to tell: {costs.num_steps} were seen, and {percent(costs.wait_share)} of their time was "
             f"spent waiting for data. {advice}"
         )
-    waits = f"Your training waits for data {percent(stages.wait_share)} of the time."
+    waits = f"Your training waits for data {percent(costs.wait_share)} of the time."
     best = findings[0] if findings else None
     if case.others_hold_cores:
         start = (
             f"Not waiting for data, but for processors: other programs used {case.other_cores:.1f} of the "
             f"{case.cores} cores. With a core whenever it was ready for one, a worker would make a batch in "
-            f"{format_seconds(stages.making)}, and a step would take {format_seconds(stages.training)}."
+            f"{format_seconds(costs.making)}, and a step would take {format_seconds(costs.training)}."
         )
         return start if best is None else f"{start} {_describe_best(best)}"
     if not case.waits_for_data:
@@ -170,7 +137,7 @@ def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
 def _describe_best(best: Finding) -> str:
     if best.gain is not None:
         return f"{best.title}: changing it makes training {best.gain.ratio:.2f} × faster, measured on your job."
-    if best.id == _batch_findings.NOTHING_TRIED and best.limit is not None:
+    if best.id == NOTHING_TRIED and best.limit is not None:
         return f"{best.title}; a loader that costs nothing would make it {best.limit.ratio:.2f} × faster."
     if best.limit is not None:
         return f"{best.title}: at most {best.limit.ratio:.2f} × faster without that."

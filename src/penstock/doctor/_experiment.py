@@ -16,8 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from penstock.report import Gain
-from penstock.tuning import student_quantile
+from penstock.tuning import Comparison
 
 TrialKind = Literal["as-is", "replay", "options", "penstock", "warm", "grouped", "threads"]
 CEILING_ROUNDS, MOST_CEILING_ROUNDS, RACE_ROUNDS, MOST_RACE_ROUNDS = 3, 6, 5, 10
@@ -26,7 +25,6 @@ FEWEST_ROUNDS = 3
 LEAST_GAIN = 1.05
 """Less is not worth a change, nor a reader's time."""
 _NARROW = 0.05
-_ENOUGH_STEPS, _MOST_STEPS, _MOST_SETTLING = 8, 4096, 64
 HEALTHY_BELOW = 1.15
 """Replayed batches are warm in caches, and no worker competes for cores: jobs that never wait read 1.07 to 1.19."""
 
@@ -70,40 +68,15 @@ class TurnResult(NamedTuple):
         return self.rows / max(self.seconds, 1e-9)
 
 
-class Estimate(NamedTuple):
-    """A gain with the standard error of its logarithm."""
-
-    ratio: float
-    error: float
-    num_rounds: int
-
-    @property
-    def gain(self) -> Gain:
-        """The gain with half the width of its 95 % interval."""
-        width = self.ratio * self._log_width if self.num_rounds > 1 else self.ratio
-        return Gain(ratio=self.ratio, error=width)
-
-    @property
-    def _log_width(self) -> float:
-        return self.error * student_quantile(self.num_rounds)
-
-    def is_above(self, ratio: float) -> bool:
-        """Whether the whole interval is above a ratio."""
-        return self.num_rounds >= FEWEST_ROUNDS and math.log(self.ratio) - self._log_width > math.log(ratio)
-
-
-def estimate(turns: Sequence[TurnResult], trial: int) -> Estimate | None:
-    """The gain of a trial over the baseline, from all turns in the order in which they were taken."""
+def compare_with_baseline(turns: Sequence[TurnResult], trial: int) -> Comparison | None:
+    """A trial against the baseline, from all turns in the order in which they were taken; None before its first."""
     logs = []
-    for place, turn in enumerate(turns):
+    for number, turn in enumerate(turns):
         if turn.trial == trial and turn.rows > 0:
-            beside = [*_nearest(reversed(turns[:place])), *_nearest(turns[place + 1 :])]
+            beside = [*_nearest(reversed(turns[:number])), *_nearest(turns[number + 1 :])]
             if beside:
                 logs.append(math.log(turn.rate) - statistics.fmean(math.log(each.rate) for each in beside))
-    if not logs:
-        return None
-    spread = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
-    return Estimate(math.exp(statistics.fmean(logs)), spread, len(logs))
+    return Comparison.of(logs) if logs else None
 
 
 def _nearest(turns: Any) -> list[TurnResult]:
@@ -132,7 +105,9 @@ def experiment(
     for done in range(1, MOST_CEILING_ROUNDS + 1):
         yield from take(REPLAY)
         yield from take(AS_IS)
-        if done >= CEILING_ROUNDS and (REPLAY.number in failed or is_clear(estimate(turns, REPLAY.number))):
+        if done >= CEILING_ROUNDS and (
+            REPLAY.number in failed or is_clear(compare_with_baseline(turns, REPLAY.number))
+        ):
             break
     alive = list(choose(turns))
     for done in range(1, MOST_RACE_ROUNDS + 1):
@@ -142,14 +117,14 @@ def experiment(
         if not alive:
             return
         yield from take(AS_IS)
-        gains = [estimate(turns, trial.number) for trial in alive]
+        gains = [compare_with_baseline(turns, trial.number) for trial in alive]
         if done >= FEWEST_ROUNDS and all(is_narrow(gain) for gain in gains):
             return
         if done >= RACE_ROUNDS and not any(is_promising(gain) for gain in gains):
             return
 
 
-def is_clear(ceiling: Estimate | None) -> bool:
+def is_clear(ceiling: Comparison | None) -> bool:
     """Whether more rounds would hardly move a ceiling across the border to healthy."""
     if ceiling is None:
         return True
@@ -157,12 +132,12 @@ def is_clear(ceiling: Estimate | None) -> bool:
     return distance > 2 * ceiling.error or ceiling.error < 0.02
 
 
-def is_narrow(gain: Estimate | None) -> bool:
+def is_narrow(gain: Comparison | None) -> bool:
     """Whether more rounds would hardly change a gain."""
     return gain is not None and gain.num_rounds >= FEWEST_ROUNDS and gain.gain.error < _NARROW * gain.ratio
 
 
-def is_promising(gain: Estimate | None) -> bool:
+def is_promising(gain: Comparison | None) -> bool:
     """Whether a change seems to help, and more rounds may show that it does."""
     return gain is not None and gain.ratio >= LEAST_GAIN and not gain.is_above(1.0)
 
@@ -173,7 +148,7 @@ def survivors(trials: Sequence[Trial], turns: Sequence[TurnResult], done: int) -
     Before there is evidence, no trial drops out for a difference that is also found between baseline turns, and the
     first round decides less: starting workers alone may have disturbed it.
     """
-    found = {trial.number: estimate(turns, trial.number) for trial in trials}
+    found = {trial.number: compare_with_baseline(turns, trial.number) for trial in trials}
     ratios = {number: each.ratio for number, each in found.items() if each is not None}
     best = max(ratios.values(), default=0.0)
     doubt = math.exp(-2 * _spread(turns) / math.sqrt(done)) if done < FEWEST_ROUNDS else 1.0
@@ -200,32 +175,3 @@ def affordable_trials(num_turns: float) -> int:
             break
         affordable = count
     return affordable
-
-
-class TurnLength(NamedTuple):
-    """How long a turn lasts."""
-
-    seconds: float
-    whole_epochs: bool
-    """Short epochs are taken whole, so that starting workers counts."""
-
-
-def turn_length(*, step_seconds: float, turn_seconds: float, settle: int, epoch_steps: int | None) -> TurnLength:
-    """Turns of about `turn_seconds`; whole epochs where an epoch has no room for two of them."""
-    steps = steps_within(turn_seconds, step_seconds)
-    whole = epoch_steps is not None and epoch_steps < 2 * (steps + settle)
-    return TurnLength(turn_seconds, whole)
-
-
-def steps_within(seconds: float, pace: float, *, multiple_of: int = 1) -> int:
-    """How many steps of `pace` seconds to count, to measure for `seconds`; at least a few, and not too many.
-
-    What the doctor does for each step is not in its pace: a turn of a million steps that do nothing would take minutes.
-    """
-    steps = min(_MOST_STEPS, max(_ENOUGH_STEPS, math.ceil(seconds / max(pace, 1e-6))))
-    return -(-steps // multiple_of) * multiple_of
-
-
-def steps_to_settle(prefetched: int, *, slowest: float, pace: float) -> int:
-    """Steps that are not counted: until batches prefetched before are used up, and some worker may be at a slow one."""
-    return min(_MOST_SETTLING, max(2, prefetched + 1, math.ceil(slowest / max(pace, 1e-6))))

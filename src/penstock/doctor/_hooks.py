@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from penstock.doctor._conductor import Conductor
+from penstock.doctor._examination import Examination
+from penstock.doctor._loaders import ScriptLoader, line_of_caller
 from penstock.doctor._probes import PLAIN_ITERS, iterate_plainly, time_fetchers, time_unpacking, time_workers
-from penstock.doctor._recorder import recorder
-from penstock.doctor._trials import is_rebuilding
-from penstock.doctor._watched import Watched, place_of_caller
+from penstock.doctor._recording import recorder
+from penstock.doctor._trial_loaders import is_rebuilding
 
-_watched: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
-_by_place: dict[str, Watched] = {}
+_loaders: weakref.WeakKeyDictionary[Any, ScriptLoader] = weakref.WeakKeyDictionary()
+_by_line: dict[str, ScriptLoader] = {}
 _numbers = itertools.count(1)
 
 
@@ -48,38 +48,38 @@ def watch_optimizers(optimizer: ModuleType) -> None:
 
 
 def _after_optimizer_step(*_: Any) -> None:
-    if recorder().worker < 0 and recorder().is_wanted and (conductor := _conductor()) is not None:
-        conductor.optimizer_stepped()
+    if recorder().worker < 0 and recorder().is_wanted and (examination := _examination()) is not None:
+        examination.optimizer_stepped()
 
 
 @functools.cache
-def _conductor() -> Conductor | None:
-    """The conductor of this process; None, and the script is left alone, if the doctor has gone or its disk is full."""
+def _examination() -> Examination | None:
+    """The examination of this process; None, so that the script is left alone, without the doctor or room on disk."""
     try:
-        return Conductor(recorder())
+        return Examination(recorder())
     except OSError:
         return None
 
 
-os.register_at_fork(after_in_child=_conductor.cache_clear)
+os.register_at_fork(after_in_child=_examination.cache_clear)
 
 
 def _remembering(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: Any, *arguments: Any, **options: Any) -> None:
-        is_new, place = self not in _watched, place_of_caller()
+        is_new, line = self not in _loaders, line_of_caller()
         original(self, *arguments, **options)
         if is_new and not is_rebuilding():
-            _watched[self] = _same_as_before(self, place) or Watched(self, next(_numbers), place)
-            _by_place[place] = _watched[self]
+            _loaders[self] = _same_as_before(self, line) or ScriptLoader(self, next(_numbers), line)
+            _by_line[line] = _loaders[self]
 
     return init
 
 
-def _same_as_before(loader: Any, place: str) -> Watched | None:
+def _same_as_before(loader: Any, line: str) -> ScriptLoader | None:
     """The known loader that a new one continues, since some scripts make theirs again for each epoch; or None."""
-    before = _by_place.get(place)
-    if before is None or before.loader is not None or not before.resembles(loader):
+    before = _by_line.get(line)
+    if before is None or before.instance is not None or not before.resembles(loader):
         return None
     before.continue_with(loader)
     return before
@@ -91,12 +91,12 @@ def _watch_iter(loader_class: Any) -> None:
 
     @functools.wraps(plain)
     def iterate(self: Any) -> Iterator[Any]:
-        watched = _watched.get(self)
-        if watched is None or recorder().worker >= 0 or not recorder().is_wanted:
+        loader = _loaders.get(self)
+        if loader is None or recorder().worker >= 0 or not recorder().is_wanted:
             return plain(self)
-        conductor, number = _conductor(), watched.number
-        if conductor is None:
+        examination, number = _examination(), loader.number
+        if examination is None:
             return plain(self)
-        return conductor.start_loop(watched, lambda: iterate_plainly(self, number, 0))
+        return examination.start_loop(loader, lambda: iterate_plainly(self, number, 0))
 
     loader_class.__iter__ = iterate

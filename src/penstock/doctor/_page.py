@@ -76,12 +76,12 @@ def make_page(diagnosis: Diagnosis) -> Page:
 
 
 def _headlines(diagnosis: Diagnosis, case: Case) -> tuple[Headline, ...]:
-    stages, usage = case.stages, diagnosis.run.usage
-    rate = 1 / max(stages.wait + stages.step, 1e-9)
+    costs, usage = case.costs, diagnosis.run.usage
+    rate = 1 / max(costs.wait + costs.step, 1e-9)
     found = [
         Headline(value=f"{rate:.3g}/s", label="steps now"),
         Headline(
-            value=f"{100 * stages.wait_share:.0f} %",
+            value=f"{100 * costs.wait_share:.0f} %",
             label="of the time spent waiting",
             tone="bad" if case.waits_for_data else "plain",
         ),
@@ -220,7 +220,7 @@ def _arms(diagnosis: Diagnosis, case: Case) -> tuple[Arm, ...]:
     arms = []
     for trial in recording.trials:
         turns = [turn for turn in recording.turns if turn.trial == trial.number]
-        found = recording.estimate(trial.number)
+        found = recording.gain_of(trial.number)
         if not turns or found is None:
             continue
         steps, seconds = sum(turn.steps for turn in turns), sum(turn.seconds for turn in turns)
@@ -243,7 +243,7 @@ def _arms(diagnosis: Diagnosis, case: Case) -> tuple[Arm, ...]:
 
 def _slowest(case: Case) -> tuple[SlowSample, ...]:
     samples = case.recording.events_as_is(EventKind.SAMPLE)
-    if not len(samples) or case.stages.slow_sample_share < 0.1:
+    if not len(samples) or case.costs.slow_sample_share < 0.1:
         return ()
     places = np.argsort(samples["duration"])[::-1][:_SLOWEST]
     return tuple(

@@ -17,15 +17,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.doctor._batches import bytes_of, rows_of
-from penstock.doctor._recorder import Recorder, recorder
+from penstock.doctor._recording import Recorder, recorder
 from penstock.machine import EventKind, ThreadMeter
 
 _QUICK_NS = 100_000
 _EVERY = 16
-_MEMORY_EVERY_NS = 500_000_000
-_MOST_MEMORY_SHARE = 0.002
-"""Share of the time that a worker may spend looking at its memory, after its first looks: growth shows early."""
-_FIRST_LOOKS = 12
 _MOST_UNPACKED = 1000
 """Batches whose unpacking is timed: a report draws the first steps, and nothing else needs it."""
 PLAIN_ITERS: dict[type, Callable[[Any], Iterator[Any]]] = {}
@@ -222,32 +218,10 @@ def _timed_fetch(original: Callable[..., Any]) -> Callable[..., Any]:
         if delay:
             log.add(EventKind.DELAY, begin, end, value=int(1e9 * delay))
         if log.worker >= 0 and end >= log.memory_due_at:
-            look_at_memory(log)
+            log.look_at_memory()
         return batch
 
     return fetch
-
-
-def look_at_memory(log: Recorder) -> None:
-    """Record this worker's own memory, and when to look again: late enough to bound what looking costs."""
-    begin = time.perf_counter_ns()
-    log.add(EventKind.MEMORY, begin, begin, value=_private_bytes())
-    end = time.perf_counter_ns()
-    log.num_memory_looks += 1
-    bound = int((end - begin) / _MOST_MEMORY_SHARE) if log.num_memory_looks >= _FIRST_LOOKS else 0
-    log.memory_due_at = end + max(_MEMORY_EVERY_NS, bound)
-
-
-def _private_bytes() -> int:
-    """Memory that this process shares with no other; 0 where the kernel does not say.
-
-    The kernel walks through all pages of the process: 3 ms once torch is loaded, more with the dataset.
-    """
-    try:
-        with open("/proc/self/smaps_rollup", "rb") as file:
-            return sum(1024 * int(line.split()[1]) for line in file if line.startswith(b"Private_Dirty:"))
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _timed_collate(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -1,6 +1,10 @@
-"""What a run under the doctor left in its folder, as data: facts, turns and events. Readable after any death.
+"""What a process under the doctor records, and what is read of it afterwards.
 
-An excerpt of it is one small JSON file, without the machine's paths, from which the same findings are made:
+Each process writes events into a file of its own, and rare facts as lines of JSON into one file for all. Children begin
+files of their own after a fork. A line is one write to a file opened for appending, so that lines of several processes
+do not mix. Everything is readable after any death.
+
+An excerpt of a recording is one small JSON file, without the machine's paths, from which the same findings are made:
 
     {"facts": [{"fact": "loader", …}, …], "machine": {"other_cores": 0.1, …}, "events": "<deflated, in base64>"}
 """
@@ -8,25 +12,191 @@ An excerpt of it is one small JSON file, without the machine's paths, from which
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
+import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.doctor._experiment import AS_IS, REPLAY, Estimate, Trial, TurnResult, estimate
-from penstock.doctor._recorder import FACTS
-from penstock.machine import EventKind, no_events, read_events
+from penstock.doctor._experiment import AS_IS, REPLAY, Trial, TurnResult, compare_with_baseline
+from penstock.machine import EventKind, EventWriter, ThreadMeter, no_events, read_events, read_process
+from penstock.tuning import Comparison
 
+FOLDER_VARIABLE = "PENSTOCK_DOCTOR"
+FACTS, SETTINGS = "facts.jsonl", "settings.json"
+_DELAY_EVERY_NS = 50_000_000
+"""Reading it takes 40 µs if caches are cold, and lets go of the interpreter's lock, for which others may wait."""
+_MEMORY_EVERY_NS = 500_000_000
+_MOST_MEMORY_SHARE = 0.002
+"""Share of the time that a worker may spend looking at its memory, after its first looks: growth shows early."""
+_FIRST_LOOKS = 12
 _MOST_OF_A_KIND = 400
 _LEFT_OUT = ("process", "not-saved")
 
 Fact = Mapping[str, Any]
+
+
+class RunSettings(TypedDict):
+    """What the doctor leaves for the processes of a script: `DoctorSettings`, and who it is."""
+
+    seconds: float
+    steps: int | None
+    full: bool
+    observe: bool
+    turn_seconds: float
+    doctor: list[int] | None
+    """As `name_process` names it."""
+
+
+class _Nowhere:
+    """Discards events."""
+
+    def add(self, *what: Any, **more: Any) -> None:
+        """Do nothing."""
+
+
+class Recorder:
+    """Writes for one process; nothing once the doctor has ended and its folder is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pid = folder, os.getpid()
+        self.worker = -1
+        """The number of this process among its loader's workers; -1 in a trainer."""
+        self.loader = self.trial = self.sequence = 0
+        """Which loader and trial a worker makes batches for, and the number of the batch it is making."""
+        self.memory_due_at = self.num_memory_looks = 0
+        """When a worker looks at its memory again, and how often it did."""
+        self._events: EventWriter | _Nowhere | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the doctor is still there to read it."""
+        return self.folder.is_dir()
+
+    @property
+    def events(self) -> EventWriter | _Nowhere:
+        """The file of this process, made when something happens."""
+        if self._events is None:
+            try:
+                self._events = EventWriter(self.folder / f"{self.pid}-{time.monotonic_ns()}.events")
+            except OSError:
+                self._events = _Nowhere()
+        return self._events
+
+    def add(
+        self,
+        kind: int,
+        start_ns: int,
+        end_ns: int,
+        *,
+        sequence: int | None = None,
+        cpu_seconds: float = 0.0,
+        value: int = 0,
+        extra: int = 0,
+    ) -> None:
+        """Write an event of the batch that this process works on, or of the batch with the number `sequence`."""
+        self.events.add(
+            kind,
+            start_ns,
+            end_ns,
+            loader=self.loader,
+            trial=self.trial,
+            worker=self.worker,
+            sequence=self.sequence if sequence is None else sequence,
+            cpu_seconds=cpu_seconds,
+            value=value,
+            extra=extra,
+        )
+
+    def look_at_memory(self, read_bytes: Callable[[], int] | None = None) -> None:
+        """Record this worker's own memory, and when to look again: late enough to bound what looking costs."""
+        begin = time.perf_counter_ns()
+        self.add(EventKind.MEMORY, begin, begin, value=(read_bytes or _private_bytes)())
+        end = time.perf_counter_ns()
+        self.num_memory_looks += 1
+        bound = int((end - begin) / _MOST_MEMORY_SHARE) if self.num_memory_looks >= _FIRST_LOOKS else 0
+        self.memory_due_at = end + max(_MEMORY_EVERY_NS, bound)
+
+    def note(self, fact: str, **fields: Any) -> None:
+        """Write a fact."""
+        line = json.dumps({"fact": fact, "pid": self.pid, "time": time.perf_counter(), **fields}, default=repr) + "\n"
+        with contextlib.suppress(OSError):  # a full disk, or a missing folder, must not disturb the script
+            descriptor = os.open(self.folder / FACTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, line.encode())
+            finally:
+                os.close(descriptor)
+
+
+class StepRecorder:
+    """Writes the steps of a training thread."""
+
+    def __init__(self, log: Recorder) -> None:
+        self._log = log
+        self._meter: ThreadMeter | None = None
+        self._last_cpu, self._last_delay = 0, 0.0
+        self._delay_due_at = 0
+
+    def add(self, *, loader: int, trial: int, sequence: int, rows: int, begin: int, waited: int) -> None:
+        """A batch of `rows` samples is about to be handed over, after `waited` nanoseconds."""
+        before, self._last_cpu = self._last_cpu, time.thread_time_ns()
+        self._log.events.add(
+            EventKind.NEXT,
+            begin,
+            begin + waited,
+            loader=loader,
+            trial=trial,
+            sequence=sequence,
+            cpu_seconds=(self._last_cpu - before) / 1e9,
+            value=rows,
+            extra=self._new_delay(begin),
+        )
+
+    def _new_delay(self, now: int) -> int:
+        """Nanoseconds that this thread was ready and had no core since that was last read; 0 if that was just now."""
+        if now < self._delay_due_at:
+            return 0
+        self._delay_due_at = now + _DELAY_EVERY_NS
+        if self._meter is None:
+            self._meter = ThreadMeter()
+            self._last_delay = self._meter.read_delay() or 0.0
+        before, self._last_delay = self._last_delay, self._meter.read_delay() or 0.0
+        return int(1e9 * (self._last_delay - before))
+
+
+def _private_bytes() -> int:
+    """Memory that this process shares with no other; 0 where the kernel does not say.
+
+    The kernel walks through all pages of the process: 3 ms once torch is loaded, more with the dataset.
+    """
+    try:
+        with open("/proc/self/smaps_rollup", "rb") as file:
+            return sum(1024 * int(line.split()[1]) for line in file if line.startswith(b"Private_Dirty:"))
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def name_process(pid: int) -> list[int] | None:
+    """A name that no other process will ever have; None if there is no such process, or it cannot be read."""
+    usage = read_process(pid)
+    return None if usage is None else [pid, usage.started_ticks]
+
+
+@cache
+def recorder() -> Recorder:
+    """The recorder of this process."""
+    return Recorder(Path(os.environ[FOLDER_VARIABLE]))
+
+
+os.register_at_fork(after_in_child=recorder.cache_clear)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +267,14 @@ class Recording:
         """Whether turns were whole epochs."""
         return self.has("restart") or bool(self.leader is not None and self.leader["whole_epochs"])
 
-    def estimate(self, trial: int) -> Estimate | None:
-        """The gain of a trial."""
-        return estimate(self.turns, trial)
+    def gain_of(self, trial: int) -> Comparison | None:
+        """A trial against the baseline."""
+        return compare_with_baseline(self.turns, trial)
 
     @cached_property
-    def ceiling(self) -> Estimate | None:
+    def ceiling(self) -> Comparison | None:
         """What a loader that costs nothing would give."""
-        return self.estimate(REPLAY.number)
+        return self.gain_of(REPLAY.number)
 
     def events_as_is(self, kind: EventKind) -> NDArray[np.void]:
         """Baseline events of the loader that was experimented on."""
@@ -120,6 +290,11 @@ def read_recording(folder: Path, machine: Fact | None = None) -> Recording:
     events = np.concatenate(parts) if parts else no_events()
     events = events[np.argsort(events["start"], kind="stable")]
     return Recording(facts=list(_facts(folder / FACTS)), events=events, machine=machine or {})
+
+
+def read_trials(folder: Path) -> list[Trial]:
+    """What is tried in a run, as far as it is known."""
+    return Recording(facts=list(_facts(folder / FACTS)), events=no_events()).trials
 
 
 def make_excerpt(recording: Recording) -> str:

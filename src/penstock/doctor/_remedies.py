@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.doctor._experiment import HEALTHY_BELOW, REPLAY, Trial, TrialKind, TurnResult, estimate
+from penstock.doctor._batch_costs import BatchCosts, measure_batch_costs
+from penstock.doctor._experiment import HEALTHY_BELOW, REPLAY, Trial, TrialKind, TurnResult, compare_with_baseline
 from penstock.doctor._recording import Recording
-from penstock.doctor._stages import Stages, measure_stages
 from penstock.tuning import name_of as written_options
 
 _MOST_TRIALS = 6
@@ -29,13 +29,13 @@ def choose_trials(recording: Recording, turns: Sequence[TurnResult], *, whole_ep
     """Trials for the loader that was looked at; when it does not wait for data, only those that change the step."""
     if recording.loader is None:
         return []
-    stages, ceiling = measure_stages(recording), estimate(turns, REPLAY.number)
-    proposals = list(_about_steps(recording, stages))
+    costs, ceiling = measure_batch_costs(recording), compare_with_baseline(turns, REPLAY.number)
+    proposals = list(_about_steps(recording, costs))
     if ceiling is None or ceiling.ratio >= HEALTHY_BELOW:
         if recording.loader["is_plan"]:
             proposals += _for_plans(recording, cores)
         else:
-            proposals += _about_loading(recording, stages, cores, whole_epochs)
+            proposals += _about_loading(recording, costs, cores, whole_epochs)
     unique = list({name_of(kind, changes): (kind, changes) for kind, changes in proposals}.items())
     return [
         Trial(number=number, name=name, kind=kind, changes=changes)
@@ -57,12 +57,12 @@ def name_of(kind: TrialKind, changes: Mapping[str, Any]) -> str:
     return written_options(changes)
 
 
-def _about_steps(recording: Recording, stages: Stages) -> Iterator[Proposal]:
+def _about_steps(recording: Recording, costs: BatchCosts) -> Iterator[Proposal]:
     """What changes the step: the shape of the batch."""
     assert recording.loader is not None
     batch_size = recording.loader["options"]["batch_size"]
     batches = [each for each in recording.of("batch") if each["loader"] == recording.loader["loader"]]
-    if stages.padding >= _PADDED and all(each["can_regroup"] for each in batches):
+    if costs.padding >= _PADDED and all(each["can_regroup"] for each in batches):
         yield "grouped", {}
     if isinstance(batch_size, int) and batch_size > 16 and batch_size % 8 and not recording.loader["is_plan"]:
         multiple = 32 if batch_size > 32 else 16
@@ -70,51 +70,51 @@ def _about_steps(recording: Recording, stages: Stages) -> Iterator[Proposal]:
         yield "options", {"batch_size": -(-batch_size // 8) * 8}
 
 
-def _about_loading(recording: Recording, stages: Stages, cores: int, whole_epochs: bool) -> Iterator[Proposal]:
+def _about_loading(recording: Recording, costs: BatchCosts, cores: int, whole_epochs: bool) -> Iterator[Proposal]:
     """What changes how batches are made."""
     assert recording.loader is not None
     options = recording.loader["options"]
     workers = options["num_workers"]
-    if stages.faults >= 1:
+    if costs.faults >= 1:
         yield "warm", {}
     if workers == 0:
-        yield from _about_first_workers(stages, cores, whole_epochs)
+        yield from _about_first_workers(costs, cores, whole_epochs)
         return
     if whole_epochs and not options["persistent_workers"]:
         yield "options", {"persistent_workers": True}
-    if _saved_without_workers(stages) > _WORTHWHILE and stages.bytes < _LARGE_BYTES and not whole_epochs:
+    if _saved_without_workers(costs) > _WORTHWHILE and costs.bytes < _LARGE_BYTES and not whole_epochs:
         yield "options", {"num_workers": 0}
-    if workers * (1 - stages.waits_share) > cores:  # more of them are ready to run than can: that makes all uneven
+    if workers * (1 - costs.waits_share) > cores:  # more of them are ready to run than can: that makes all uneven
         for count in dict.fromkeys((cores, max(1, cores // 2))):
             yield "options", {"num_workers": count}
-    elif stages.is_uneven:
-        yield from _about_uneven_batches(stages, options)
+    elif costs.is_uneven:
+        yield from _about_uneven_batches(costs, options)
     yield from _about_trainer(recording.leader or {}, options, cores)
-    if stages.bytes >= _LARGE_BYTES and recording.loader["kind"] == "torch":
+    if costs.bytes >= _LARGE_BYTES and recording.loader["kind"] == "torch":
         yield "penstock", {}
-    for count in dict.fromkeys((_workers_needed(stages, cores), min(2 * workers, 4 * cores))):
+    for count in dict.fromkeys((_workers_needed(costs, cores), min(2 * workers, 4 * cores))):
         if count > workers:
             yield "options", {"num_workers": count}
 
 
-def _saved_without_workers(stages: Stages) -> float:
+def _saved_without_workers(costs: BatchCosts) -> float:
     """Part of the time that a training loop saves if it makes its batches itself instead of waiting for workers."""
-    return (stages.wait - stages.making) / max(stages.wait + stages.step, 1e-9)
+    return (costs.wait - costs.making) / max(costs.wait + costs.step, 1e-9)
 
 
-def _about_first_workers(stages: Stages, cores: int, whole_epochs: bool) -> Iterator[Proposal]:
+def _about_first_workers(costs: BatchCosts, cores: int, whole_epochs: bool) -> Iterator[Proposal]:
     """For a loader that has no workers yet."""
     keep = {"persistent_workers": True} if whole_epochs else {}
-    needed = _workers_needed(stages, cores)
+    needed = _workers_needed(costs, cores)
     for count in dict.fromkeys((needed, cores, 1)):
         yield "options", {"num_workers": count, **keep}
-    if stages.is_uneven:
-        yield "options", {"num_workers": needed, "prefetch_factor": _prefetch_needed(stages, needed), **keep}
+    if costs.is_uneven:
+        yield "options", {"num_workers": needed, "prefetch_factor": _prefetch_needed(costs, needed), **keep}
 
 
-def _about_uneven_batches(stages: Stages, options: Mapping[str, Any]) -> Iterator[Proposal]:
+def _about_uneven_batches(costs: BatchCosts, options: Mapping[str, Any]) -> Iterator[Proposal]:
     """More batches ahead, or any order of them, so that a slow one holds up nothing."""
-    depth = _prefetch_needed(stages, options["num_workers"])
+    depth = _prefetch_needed(costs, options["num_workers"])
     is_deeper = depth > (options["prefetch_factor"] or 2)
     if is_deeper:
         yield "options", {"prefetch_factor": depth}
@@ -146,14 +146,14 @@ def _for_plans(recording: Recording, cores: int) -> Iterator[Proposal]:
     yield "options", {"prefetch": 4 * max(1, recording.loader["prefetched"])}
 
 
-def _workers_needed(stages: Stages, cores: int) -> int:
+def _workers_needed(costs: BatchCosts, cores: int) -> int:
     """As many as keep up with the step: processors bound those that compute, not those that wait."""
-    wanted = math.ceil(1.2 * stages.fetch / max(stages.step, 1e-4))
-    bound = 4 * cores if stages.waits_share > 0.6 else cores
+    wanted = math.ceil(1.2 * costs.fetch / max(costs.step, 1e-4))
+    bound = 4 * cores if costs.waits_share > 0.6 else cores
     return max(1, min(wanted, bound, 32))
 
 
-def _prefetch_needed(stages: Stages, workers: int) -> int:
+def _prefetch_needed(costs: BatchCosts, workers: int) -> int:
     """Enough that a slow batch is under way before the trainer has used up the others."""
-    depth = 1.5 * stages.slowest_tenth / max(stages.step, 1e-4)
+    depth = 1.5 * costs.slowest_tenth / max(costs.step, 1e-4)
     return int(min(64, max(4, math.ceil(depth / workers) + 1)))

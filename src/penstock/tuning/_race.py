@@ -98,6 +98,10 @@ class Comparison(NamedTuple):
         """For a page. One round says nothing about the noise: such a ratio may be wrong by all of itself."""
         return Gain(ratio=self.ratio, error=self.ratio * min(self.width, 1.0))
 
+    def is_above(self, ratio: float) -> bool:
+        """Whether the whole interval is above a ratio; two rounds are no evidence."""
+        return self.num_rounds > 2 and self.mean - self.width > math.log(ratio)
+
     @property
     def is_clearly_slower(self) -> bool:
         """Whether it is slower, and more rounds would hardly change that."""

@@ -18,7 +18,7 @@ _UNUSUAL = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
+class BatchCosts:
     """Seconds per batch of the baseline, unless the name says otherwise. 0 where nothing was seen."""
 
     num_steps: int
@@ -89,7 +89,7 @@ class Stages:
         return max(0.0, 1 - (self.fetch_cpu + self.fetch_delay) / max(self.fetch, 1e-9))
 
 
-def measure_stages(recording: Recording) -> Stages:
+def measure_batch_costs(recording: Recording) -> BatchCosts:
     """Baseline figures of the loader that was experimented on."""
     nexts = recording.events_as_is(EventKind.NEXT)
     fetches = recording.events_as_is(EventKind.FETCH)
@@ -103,7 +103,7 @@ def measure_stages(recording: Recording) -> Stages:
     batches = [each for each in recording.of("batch") if each["loader"] == loader]
     paddings = [each["padding"] for each in batches if each["padding"] is not None]
     reported = {} if recording.leader is None else recording.leader.get("told") or {}
-    return Stages(
+    return BatchCosts(
         num_steps=len(nexts),
         wait=_mean(waits),
         step=_mean(gaps),

@@ -1,4 +1,4 @@
-"""Serves a trial's batches in a script's loop: builds what the trial needs, gives it its turn, and takes it away again.
+"""The loaders of trials: built when a trial first runs, idle while another runs, dropped if they fail.
 
 A change of options is tried with a second loader, rebuilt from the script's own over the same dataset. During an epoch
 it draws the indices that remain of it, where torch shows them, so that no sample comes twice. Where turns are whole
@@ -17,22 +17,19 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from penstock.doctor._experiment import AS_IS, REPLAY, Trial
+from penstock.doctor._experiment import Trial
+from penstock.doctor._loaders import ScriptLoop
 from penstock.doctor._probes import iterate_plainly
-from penstock.doctor._recorder import Recorder
-from penstock.doctor._recording import read_recording
-from penstock.doctor._sources import (
-    Grouped,
+from penstock.doctor._supplies import (
+    BatchSupply,
+    GroupedSupply,
     IndexTap,
-    IteratorSource,
-    Source,
+    IteratorSupply,
     is_ours,
-    is_plans,
+    loads_plan,
     num_workers_of,
     wait_until_idle,
 )
-from penstock.doctor._training_loop import TrainingLoop
-from penstock.doctor._watched import Watched
 
 _IDLE_SECONDS, _START_SECONDS = 3.0, 10.0
 """How long to wait until a queue is full, and until workers have started and filled it."""
@@ -47,98 +44,77 @@ _OPTIONS_OF_PLANS = (
 _rebuilding: ContextVar[bool] = ContextVar("rebuilding", default=False)
 
 
-class Trials:
-    """What this process knows of trials, and the loaders that it rebuilt for them."""
+class TrialLoaders:
+    """The loaders that this process rebuilt for trials, and what trials changed in it."""
 
-    def __init__(self, log: Recorder) -> None:
-        self._log = log
-        self._known = {AS_IS.number: AS_IS, REPLAY.number: REPLAY}
-        self._kept_loaders: dict[int, Any] = {}
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
         """Rebuilt loaders of trials that take whole epochs; their workers may live on between epochs."""
         self._threads: int | None = None
 
-    def add(self, trials: list[Trial]) -> None:
-        """Take the trials that were chosen, and note them for other ranks."""
-        for trial in trials:
-            self._known[trial.number] = trial
-            self._log.note("trial", trial=trial.number, name=trial.name, kind=trial.kind, changes=dict(trial.changes))
-
-    def find(self, number: int) -> Trial:
-        """The trial with this number, which another rank may have chosen."""
-        if number not in self._known:
-            for trial in read_recording(self._log.folder).trials:
-                self._known.setdefault(trial.number, trial)
-        return self._known[number]
-
     def keeps_loader_of(self, trial: Trial) -> bool:
         """Whether its workers started in an earlier epoch."""
-        return trial.number in self._kept_loaders
+        return trial.number in self._kept
 
-    def enter(self, loop: TrainingLoop, trial: Trial, *, whole_epochs: bool) -> None:
-        """Have a loop serve a trial's batches from now on.
+    def enter(self, loop: ScriptLoop, trial: Trial, *, whole_epochs: bool) -> None:
+        """Have a trial's batches ready for a loop.
 
         Raises:
             Exception: whatever a loader raises that cannot be built with the change.
         """
-        if not trial.uses_own_loader and trial.kind != "replay":
-            is_new = trial.number not in loop.sources
+        if not trial.uses_own_loader:
+            is_new = trial.number not in loop.supplies
             if is_new:
-                loop.sources[trial.number] = self._open(loop, trial, whole_epochs=whole_epochs)
-            source = loop.sources[trial.number]
-            if isinstance(source, Grouped) and not source.is_ready:
-                source.deal()
+                loop.supplies[trial.number] = self._open(loop, trial, whole_epochs=whole_epochs)
+            supply = loop.supplies[trial.number]
+            if isinstance(supply, GroupedSupply) and not supply.is_ready:
+                supply.deal()
             if not whole_epochs:
-                wait_until_idle(source.is_idle, seconds=_START_SECONDS if is_new else _IDLE_SECONDS)
+                wait_until_idle(supply.is_idle, seconds=_START_SECONDS if is_new else _IDLE_SECONDS)
         if trial.kind == "threads":
             torch = sys.modules["torch"]
             self._threads = torch.get_num_threads() if self._threads is None else self._threads
             torch.set_num_threads(trial.changes["num_threads"])
-        loop.use(trial)
 
-    def pause(self, loop: TrainingLoop, trial: Trial, *, whole_epochs: bool) -> None:
-        """Its turn is over: wait until it has nothing more to do."""
-        self.leave(trial)
-        if not whole_epochs and trial.kind != "replay":
-            source = loop.own() if trial.uses_own_loader else loop.sources.get(trial.number)
-            if source is not None:
-                wait_until_idle(source.is_idle, seconds=_IDLE_SECONDS)
-
-    def leave(self, trial: Trial) -> None:
-        """Undo what a trial changed in this process."""
+    def leave(self, loop: ScriptLoop, trial: Trial, *, whole_epochs: bool) -> None:
+        """Undo what a trial changed in this process, and wait until its loader has nothing more to do."""
         if trial.kind == "threads" and self._threads is not None:
             sys.modules["torch"].set_num_threads(self._threads)
+        supply = loop.own() if trial.uses_own_loader and not whole_epochs else loop.supplies.get(trial.number)
+        if supply is not None and not whole_epochs:
+            wait_until_idle(supply.is_idle, seconds=_IDLE_SECONDS)
 
-    def drop(self, loop: TrainingLoop, trial: Trial) -> None:
-        """It does not work here; the loop goes on with the script's own loader."""
-        source = loop.sources.pop(trial.number, None)
-        if source is not None:
-            source.close()
-        self._kept_loaders.pop(trial.number, None)
-        self.leave(trial)
-        loop.trial = AS_IS
+    def drop(self, loop: ScriptLoop, trial: Trial) -> None:
+        """It does not work here."""
+        supply = loop.supplies.pop(trial.number, None)
+        if supply is not None:
+            supply.close()
+        self._kept.pop(trial.number, None)
 
     def close(self) -> None:
         """Let go of the loaders' workers."""
-        self._kept_loaders.clear()
+        self._kept.clear()
 
-    def _open(self, loop: TrainingLoop, trial: Trial, *, whole_epochs: bool) -> Source:
-        watched = loop.watched
+    def _open(self, loop: ScriptLoop, trial: Trial, *, whole_epochs: bool) -> BatchSupply:
+        loader = loop.loader
+        if trial.kind == "replay":
+            return loader.replay
         if trial.kind == "grouped":
-            return Grouped(loop.own(), num_batches=_GROUPED)
-        loader = self._kept_loaders.get(trial.number) if whole_epochs else None
-        if loader is None:
+            return GroupedSupply(loop.own(), num_batches=_GROUPED)
+        rebuilt = self._kept.get(trial.number) if whole_epochs else None
+        if rebuilt is None:
             if not whole_epochs:
                 loop.own()
             remaining = None if whole_epochs else loop.tap
-            loader = rebuild(watched.loader, trial, remaining=remaining, remembered=watched.remembered)
+            rebuilt = rebuild(loader.instance, trial, remaining=remaining, remembered=loader.remembered)
         if whole_epochs:
-            self._kept_loaders[trial.number] = loader
-        return IteratorSource(iterate_plainly(loader, watched.number, trial.number), loader)
+            self._kept[trial.number] = rebuilt
+        return IteratorSupply(iterate_plainly(rebuilt, loader.number, trial.number), rebuilt)
 
 
-def prefetched_by(trial: Trial, watched: Watched) -> int:
+def prefetched_by(trial: Trial, loader: Any) -> int:
     """Batches that a loader with the trial's changes may have ready."""
-    changes, loader = trial.changes, watched.loader
+    changes = trial.changes
     workers = changes.get("num_workers", num_workers_of(loader))
     depth = changes.get("prefetch_factor", loader.prefetch_factor) or 2
     return int(changes.get("prefetch") or workers * depth)
@@ -154,7 +130,7 @@ def rebuild(loader: Any, trial: Trial, *, remaining: IndexTap | None, remembered
 
     It draws the indices that remain of this epoch, where torch shows them; otherwise it begins an epoch of its own.
     """
-    if is_plans(loader):
+    if loads_plan(loader):
         return _rebuild_plan_loader(loader, dict(trial.changes))
     changes = dict(trial.changes)
     indices = _RememberedIndices(remembered) if trial.kind == "warm" else remaining

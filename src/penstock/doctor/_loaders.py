@@ -1,4 +1,8 @@
-"""A loader that a script made: where, how, and what was seen of it so far."""
+"""The loaders that a script made, and what it iterates over in place of their own iterators.
+
+ScriptLoader   where and how it was made, and what was seen of it so far
+ScriptLoop     one epoch; each batch is asked for from the examination
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ import statistics
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.doctor._sources import IndexTap, Replay, is_ours, is_plans, num_workers_of
+from penstock.doctor._experiment import AS_IS, REPLAY, Trial
+from penstock.doctor._supplies import BatchSupply, IndexTap, IteratorSupply, Replay, is_ours, loads_plan, num_workers_of
 
 _LIBRARIES = ("torch", "penstock", "lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata")
 _OPTIONS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
@@ -20,8 +25,8 @@ _SKIPPED_STEPS = 2
 """The first ones compile kernels and fill caches."""
 
 
-class Watched:
-    """What the doctor knows about one loader."""
+class ScriptLoader:
+    """What the doctor knows about one loader of a script."""
 
     def __init__(self, loader: Any, number: int, where: str) -> None:
         self._find = weakref.ref(loader)
@@ -39,26 +44,26 @@ class Watched:
         self.left_at: int | None = None
         self.periods: list[float] = []
         self.was_described = False
-        self._likeness = _likeness(loader)
+        self._signature = _signature(loader)
 
     def resembles(self, loader: Any) -> bool:
         """Whether a loader made later, on the same line, is the same one made again."""
-        return _likeness(loader) == self._likeness
+        return _signature(loader) == self._signature
 
     def continue_with(self, loader: Any) -> None:
         """It was made again."""
         self._find = weakref.ref(loader)
 
     @property
-    def loader(self) -> Any:
-        """The loader; it lives while someone iterates over it."""
+    def instance(self) -> Any:
+        """The script's object; it lives while someone iterates over it."""
         return self._find()
 
     @property
     def prefetched(self) -> int:
         """Batches that its workers may have ready."""
-        loader = self.loader
-        if is_plans(loader):
+        loader = self.instance
+        if loads_plan(loader):
             return int(loader.prefetch or 2 * max(1, num_workers_of(loader)))
         return int(loader.num_workers * (loader.prefetch_factor or 0))
 
@@ -70,7 +75,7 @@ class Watched:
     def begin_epoch(self) -> None:
         """A loop over it begins."""
         try:
-            self.length = len(self.loader)
+            self.length = len(self.instance)
         except Exception:  # noqa: BLE001 - iterable datasets need not have a length, and users' own may fail
             self.length = None
         self.left_at = None
@@ -87,7 +92,7 @@ class Watched:
 
     def tap(self, iterator: Iterator[Any]) -> IndexTap | None:
         """Listen to the indices that torch's iterator draws; others do not show them."""
-        if getattr(self.loader, "_dataset_kind", 1) == 1 or getattr(iterator, "_sampler_iter", None) is None:
+        if getattr(self.instance, "_dataset_kind", 1) == 1 or getattr(iterator, "_sampler_iter", None) is None:
             return None
         tap = IndexTap(iterator._sampler_iter, self.remembered)  # type: ignore[attr-defined]
         iterator._sampler_iter = tap  # type: ignore[attr-defined]
@@ -95,9 +100,9 @@ class Watched:
 
     def own_statistics(self) -> dict[str, float] | None:
         """What a plan's loader says about itself, per batch; torch's are timed from inside."""
-        if not is_plans(self.loader):
+        if not loads_plan(self.instance):
             return None
-        totals = self.loader.stats()
+        totals = self.instance.stats()
         each = 1 / max(1, totals.num_batches)
         return {
             "fetch": totals.produce_seconds * each,
@@ -107,13 +112,13 @@ class Watched:
 
     def describe(self) -> dict[str, Any]:
         """What the report says about it."""
-        loader, dataset = self.loader, self.loader.dataset
+        loader, dataset = self.instance, self.instance.dataset
         context = getattr(loader, "multiprocessing_context", None)
         return {
             "loader": self.number,
             "where": self.where,
             "kind": "penstock" if is_ours(loader) else "torch",
-            "is_plan": is_plans(loader),
+            "is_plan": loads_plan(loader),
             "workers": getattr(loader, "kind", "process" if loader.num_workers else "inline"),
             "is_iterable": loader._dataset_kind == 1,
             "dataset": f"{type(dataset).__module__}.{type(dataset).__qualname__}",
@@ -125,7 +130,87 @@ class Watched:
         }
 
 
-def _likeness(loader: Any) -> tuple[Any, ...]:
+class ScriptLoop:
+    """Batches of one epoch, each from the supply of the trial that runs; otherwise the iterator that it replaces.
+
+    An epoch has as many batches as without the doctor, though not all of them the same ones. A trial that fails or
+    runs out never ends the script's epoch: it continues with the script's own loader, then with saved batches.
+    """
+
+    def __init__(
+        self,
+        next_batch: Callable[[ScriptLoop], Any],
+        loader: ScriptLoader,
+        make_own: Callable[[], Iterator[Any]],
+    ) -> None:
+        self._next_batch, self.loader, self._make_own = next_batch, loader, make_own
+        self.trial = AS_IS
+        """What the next batch comes from; set by the examination alone."""
+        self.supplies: dict[int, BatchSupply] = {REPLAY.number: loader.replay}
+        """Those of trials that do not use the script's own loader."""
+        self.num_steps = self.rows = self.waited = 0
+        self._was_experimented_on = False
+        self._own: IteratorSupply | None = None
+        self.tap: IndexTap | None = None
+
+    def own(self) -> IteratorSupply:
+        """The script's own iterator, made when it is needed."""
+        if self._own is None:
+            iterator = self._make_own()
+            self.tap = self.loader.tap(iterator)
+            self._own = IteratorSupply(iterator, self.loader.instance)
+        return self._own
+
+    def supply(self) -> BatchSupply:
+        """Where the next batch comes from."""
+        return self.supplies.get(self.trial.number) or self.own()
+
+    def take_own(self) -> Any:
+        """A batch of the script's own loader; if trials took some of its samples, of the saved ones at the end."""
+        try:
+            return self.own().take()
+        except StopIteration:
+            if self._was_experimented_on and self.loader.length is not None:
+                return self.loader.replay.take()
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has given as many batches as without the doctor."""
+        length = self.loader.length
+        return self._was_experimented_on and length is not None and self.num_steps >= length
+
+    def use(self, trial: Trial) -> None:
+        """Serve a trial's batches from now on."""
+        self.trial = trial
+        self._was_experimented_on = self._was_experimented_on or trial is not AS_IS
+
+    def close(self) -> None:
+        """End the workers that the doctor started for this epoch."""
+        for supply in self.supplies.values():
+            supply.close()
+        self.supplies.clear()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._next_batch(self)
+
+    def __len__(self) -> int:
+        return len(self.own().iterator)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_make_own" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.own().iterator, name)
+
+    def __del__(self) -> None:
+        if "supplies" in self.__dict__:
+            self.close()
+
+
+def _signature(loader: Any) -> tuple[Any, ...]:
     try:
         length = len(loader.dataset)
     except Exception:  # noqa: BLE001 - datasets need not have a length, and users' own may fail
@@ -133,7 +218,7 @@ def _likeness(loader: Any) -> tuple[Any, ...]:
     return type(loader), type(loader.dataset), length, *(getattr(loader, name, None) for name in _OPTIONS)
 
 
-def place_of_caller() -> str:
+def line_of_caller() -> str:
     """`train.py:24`: the innermost line on the stack that is the user's, not a library's."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:

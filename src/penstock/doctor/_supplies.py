@@ -1,7 +1,7 @@
 """Where batches come from during a turn: the script's own iterator, memory, or a loader rebuilt with a change.
 
-When its turn is over, a source goes idle once it has prefetched all it may. The next turn begins only then, so that no
-source computes during the turn of another.
+When its turn is over, a supply goes idle once it has prefetched all it may. The next turn begins only then, so that no
+supply computes during the turn of another.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from penstock.watching import gauge_of
 
 _MOST_REPLAYED, _MOST_REPLAYED_BYTES = 8, 256 << 20
 _MOST_GATHERED_BYTES = 1 << 29
-_SETTLING_SECONDS = 0.5
+_PREFETCHING_SECONDS = 0.5
 """How long an iterator gets to prefetch all it may, if its queue cannot be looked at."""
 
 
-class Source(Protocol):
+class BatchSupply(Protocol):
     """Gives batches during turns."""
 
     def take(self) -> Any:
@@ -41,27 +41,25 @@ class Source(Protocol):
         ...
 
 
-class IteratorSource:
+class IteratorSupply:
     """Batches of an iterator of torch's or ours."""
 
     def __init__(self, iterator: Iterator[Any], loader: Any) -> None:
         self.iterator: Iterator[Any] | None = iterator
-        self._plans_loader = loader if is_plans(loader) else None
+        self._plans_loader = loader if loads_plan(loader) else None
         self._gauge = gauge_of(loader, iterator)
         self._taken_at = time.monotonic()
 
     def take(self) -> Any:
-        """The iterator's next."""
         assert self.iterator is not None
         self._taken_at = time.monotonic()
         return next(self.iterator)
 
     def num_ready(self) -> float:
-        """As its loader's gauge shows."""
         return math.nan if self._gauge is None else self._gauge()[0]
 
     def is_idle(self) -> bool:
-        """Whether its queue holds all that was asked for; if it cannot be looked at, whether it had time for that."""
+        """Whether prefetching has finished; if the queue cannot be inspected, whether enough time has passed."""
         iterator: Any = self.iterator
         if getattr(iterator, "_num_workers", None) == 0:
             return True
@@ -69,7 +67,7 @@ class IteratorSource:
             statistics = self._plans_loader.stats()
             return bool(statistics.num_queued >= statistics.prefetch)
         if not hasattr(iterator, "_worker_result_queue") or not hasattr(iterator, "_tasks_outstanding"):
-            return time.monotonic() > self._taken_at + _SETTLING_SECONDS
+            return time.monotonic() > self._taken_at + _PREFETCHING_SECONDS
         try:
             ready = iterator._worker_result_queue.qsize()
             if iterator._data_queue is not iterator._worker_result_queue:
@@ -89,7 +87,7 @@ class Replay:
     def __init__(self) -> None:
         self._kept: list[Any] = []
         self._bytes = 0
-        self._turn = 0
+        self._num_taken = 0
 
     @property
     def is_full(self) -> bool:
@@ -102,32 +100,30 @@ class Replay:
         self._bytes += bytes_of(batch)
 
     def take(self) -> Any:
-        """One of the kept batches."""
         if not self._kept:
             raise StopIteration
-        self._turn = (self._turn + 1) % len(self._kept)
-        return copy_batch(self._kept[self._turn])
+        self._num_taken += 1
+        return copy_batch(self._kept[self._num_taken % len(self._kept)])
 
     def num_ready(self) -> float:
-        """Unknown: they are not made during a turn."""
+        """NaN: batches are not made during a turn."""
         return math.nan
 
     def is_idle(self) -> bool:
-        """Always."""
         return True
 
     def close(self) -> None:
         """Nothing runs."""
 
 
-class Grouped:
-    """Batches of another source, regrouped by length: less padding.
+class GroupedSupply:
+    """Batches of another supply, regrouped by length: less padding.
 
     While one group is served, the next is gathered, a batch for each that is taken: loading costs as much as before.
     """
 
-    def __init__(self, source: Source, *, num_batches: int) -> None:
-        self._source, self._num_batches = source, num_batches
+    def __init__(self, supply: BatchSupply, *, num_batches: int) -> None:
+        self._supply, self._num_batches = supply, num_batches
         self._gathered: list[Any] = []
         self._ready: deque[Any] = deque()
 
@@ -146,22 +142,19 @@ class Grouped:
         self._gathered.clear()
 
     def take(self) -> Any:
-        """The next of the group."""
         if not self._ready:
             raise StopIteration
         self._gather()
         return self._ready.popleft()
 
     def num_ready(self) -> float:
-        """As the other source."""
-        return self._source.num_ready()
+        return self._supply.num_ready()
 
     def is_idle(self) -> bool:
-        """As the other source."""
-        return self._source.is_idle()
+        return self._supply.is_idle()
 
     def close(self) -> None:
-        """The other source is not ours to close."""
+        """The other supply is not ours to close."""
         self._gathered.clear()
         self._ready.clear()
 
@@ -170,7 +163,7 @@ class Grouped:
         if self._gathered and len(self._gathered) * bytes_of(self._gathered[0]) >= _MOST_GATHERED_BYTES:
             return False
         try:
-            self._gathered.append(self._source.take())
+            self._gathered.append(self._supply.take())
         except StopIteration:
             return False
         return True
@@ -191,7 +184,7 @@ class IndexTap:
         return index
 
 
-def is_plans(loader: Any) -> bool:
+def loads_plan(loader: Any) -> bool:
     """Whether a plan is loaded."""
     return getattr(loader, "_source", None) is not None
 
@@ -203,7 +196,7 @@ def is_ours(loader: Any) -> bool:
 
 def num_workers_of(loader: Any) -> int:
     """Its own workers; what a plan's loader shows are torch's, of which it has none."""
-    return int(loader._run.num_workers if is_plans(loader) else loader.num_workers)
+    return int(loader._run.num_workers if loads_plan(loader) else loader.num_workers)
 
 
 def wait_until_idle(is_idle: Callable[[], bool], *, seconds: float) -> None:

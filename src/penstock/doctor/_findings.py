@@ -1,0 +1,404 @@
+"""Findings: a table of causes, each with what shows it, which change helps against it, and what people are told.
+
+A cause is found when the recorded times and settings show it *and* a change against it made training faster. Its gain
+is what trying the change gave; a change that did not help is never advised. To add one, add a row to `CAUSES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.doctor._case import Case, percent
+from penstock.doctor._experiment import FEWEST_ROUNDS, Trial
+from penstock.errors import counted
+from penstock.machine import EventKind
+from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
+from penstock.tuning import name_of as written_options
+
+NOTHING_TRIED = "nothing-tried"
+_MOSTLY = 0.5
+_PADDED = 0.25
+_FEW_SAMPLES = 0.4
+"""Share of the time in the slowest 2 % of samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """One row of the table."""
+
+    id: str
+    title: Callable[[Case, Trial], str]
+    is_shown: Callable[[Case], bool] = lambda case: True
+    """Whether the recorded times and settings show it."""
+    is_helped_by: Callable[[Case, Trial], bool]
+    evidence: Callable[[Case, Trial], Iterable[str]]
+    price: Callable[[Case, Trial], str] = lambda case, trial: "none"
+    change: Callable[[Trial], str] = lambda trial: _call(trial)
+    link: str = ""
+    is_about_waiting: bool = True
+    """Whether only a job that waits for data has it."""
+
+    def find(self, case: Case) -> Finding | None:
+        """The finding with the change that helped most against it; None if nothing did."""
+        tried = case.best(lambda trial: self.is_helped_by(case, trial))
+        if tried is None or (self.is_about_waiting and not case.waits_for_data) or not self.is_shown(case):
+            return None
+        return Finding(
+            id=self.id,
+            title=self.title(case, tried.trial),
+            evidence=tuple(self.evidence(case, tried.trial)),
+            change=self.change(tried.trial),
+            where=case.loader["where"],
+            price=self.price(case, tried.trial),
+            gain=tried.comparison.gain,
+            link=self.link,
+        )
+
+
+def find(case: Case) -> list[Finding]:
+    """All findings, by measured gain; those without one last. A job that waits for data has at least one about it."""
+    found: dict[str, Finding] = {}
+    for cause in CAUSES:
+        finding = cause.find(case)
+        if finding is not None:
+            found.setdefault(finding.change, finding)
+    found |= {each.change: each for each in (_padded_batches(case), _growing_workers(case)) if each is not None}
+    if all(each.id in _NOT_ABOUT_LOADING for each in found.values()):
+        fallback = _costly_samples(case) or _nothing_tried(case)
+        found |= {} if fallback is None else {fallback.change: fallback}
+    return sorted(found.values(), key=lambda each: -(each.gain.ratio if each.gain is not None else 0.0))
+
+
+def _more_workers(case: Case, trial: Trial) -> bool:
+    return bool(trial.changes.get("num_workers", 0) > case.num_workers)
+
+
+def _other_workers(case: Case, trial: Trial) -> bool:
+    return "num_workers" in trial.changes and trial.kind == "options"
+
+
+def _smooths(case: Case, trial: Trial) -> bool:
+    """Whether a trial evens out batches of uneven cost."""
+    return any(name in trial.changes for name in ("prefetch_factor", "prefetch", "in_order", "num_workers"))
+
+
+def _price_of_workers(case: Case, trial: Trial) -> str:
+    more = trial.changes["num_workers"] - case.num_workers
+    return f"memory of {more} more process{'es' if more != 1 else ''}"
+
+
+def _price_of_prefetch(case: Case, trial: Trial) -> str:
+    workers = trial.changes.get("num_workers", case.num_workers)
+    depth = trial.changes.get("prefetch_factor", case.options["prefetch_factor"] or 2)
+    more = max(0, workers * depth - case.loader["prefetched"]) * case.costs.bytes
+    return f"up to {format_bytes(more)} of memory for batches" if more else "batches come in another order"
+
+
+def _making(case: Case) -> str:
+    return f"A batch takes {format_seconds(case.costs.fetch)} to make, a step {format_seconds(case.costs.step)}."
+
+
+def _has_slow_samples(case: Case) -> bool:
+    if case.costs.slow_sample_share < _FEW_SAMPLES:
+        return False
+    samples = case.recording.events_as_is(EventKind.SAMPLE)["duration"]
+    return bool(np.sort(samples)[-max(1, len(samples) // 200)] >= case.costs.step)
+
+
+def _about_slow_samples(case: Case, trial: Trial) -> Iterable[str]:
+    samples = case.recording.events_as_is(EventKind.SAMPLE)
+    slowest = samples[np.argsort(samples["duration"])[-5:]][::-1]
+    named = ", ".join(str(index) for index in slowest["value"] if index >= 0)
+    yield (
+        f"The slowest 2 % of samples take {percent(case.costs.slow_sample_share)} of the time; the slowest took "
+        f"{format_seconds(float(slowest['duration'][0]))}, the middle one "
+        f"{format_seconds(float(np.median(samples['duration'])))}." + (f" Slowest: {named}." if named else "")
+    )
+    yield f"{percent(case.costs.waits_share)} of making a batch is waiting, not computing."
+
+
+def _is_uneven(case: Case) -> bool:
+    """Single batches of a plan are not timed: that they are uneven shows in what helps most."""
+    if case.loader["is_plan"]:
+        return bool(case.helped) and "prefetch" in case.helped[0].trial.changes
+    return case.costs.is_uneven and case.num_workers > 0
+
+
+def _about_uneven_batches(case: Case, trial: Trial) -> Iterable[str]:
+    costs, ahead = case.costs, case.loader["prefetched"]
+    if not case.loader["is_plan"]:
+        yield (
+            f"Half of the batches take less than {format_seconds(costs.median_fetch)}, the slowest tenth "
+            f"{format_seconds(costs.slowest_tenth)}."
+        )
+    yield f"At most {ahead} batches are ready, {format_seconds(ahead * costs.step)} of training."
+
+
+def _about_disk(case: Case, trial: Trial) -> Iterable[str]:
+    yield (
+        f"Each batch waits for {format_number(case.costs.faults)} pages that are not in memory; "
+        f"{percent(case.costs.waits_share)} of making a batch is waiting, not computing."
+    )
+    where = "The same samples from the page cache" if trial.kind == "warm" else "More reads at a time"
+    yield f"{where} were that much faster."
+
+
+def _about_torch_threads(case: Case, trial: Trial) -> Iterable[str]:
+    threads = (case.recording.leader or {}).get("num_threads", 0)
+    yield (
+        f"{threads} threads of the trainer and {case.num_workers} workers share {case.cores} cores; the training "
+        f"thread waited {format_seconds(case.costs.delay)} of each step for one."
+    )
+
+
+def _call(trial: Trial) -> str:
+    return f"DataLoader(..., {written_options(trial.changes)})"
+
+
+CAUSES = (
+    Cause(
+        id="cold-reads",
+        title=lambda case, trial: "Samples wait for the disk",
+        is_shown=lambda case: case.costs.faults >= 1,
+        is_helped_by=lambda case, trial: trial.kind == "warm" or _more_workers(case, trial),
+        evidence=_about_disk,
+        change=lambda trial: (
+            "keep the data in memory (read it once at the start), or read it in the order in which it is stored: "
+            "penstock.open(...).shuffle()"
+            if trial.kind == "warm"
+            else _call(trial)
+        ),
+        price=lambda case, trial: (
+            "the data's size in memory" if trial.kind == "warm" else _price_of_workers(case, trial)
+        ),
+        link="docs/guide/pages.md#why-sequential",
+    ),
+    Cause(
+        id="workers-restart",
+        title=lambda case, trial: "Workers are restarted for each short epoch",
+        is_helped_by=lambda case, trial: list(trial.changes) == ["persistent_workers"],
+        evidence=lambda case, trial: (
+            f"An epoch of {case.loader['length']} steps takes "
+            f"{format_seconds(case.loader['length'] * (case.costs.step + case.costs.wait))} of steps, and "
+            f"{format_seconds(case.costs.start)} more before its first batch is there.",
+        ),
+        price=lambda case, trial: "workers keep their memory between epochs",
+    ),
+    Cause(
+        id="gil-threads",
+        title=lambda case, trial: "Python code in the trainer's threads runs one thread at a time",
+        is_shown=lambda case: case.loader["workers"] in ("thread", "inline"),
+        is_helped_by=lambda case, trial: trial.changes.get("workers") == "process",
+        evidence=lambda case, trial: (
+            f"{case.num_workers} threads of the training process make the batches; they and the training loop share "
+            "one interpreter lock. Worker processes have a lock each.",
+            f"A batch takes a thread {format_seconds(case.costs.fetch)}, of which "
+            f"{format_seconds(case.costs.fetch_cpu)} are computing.",
+        ),
+        price=lambda case, trial: "memory for each worker process",
+    ),
+    Cause(
+        id="too-many-workers",
+        title=lambda case, trial: f"{case.num_workers} workers are too many for {case.cores} cores",
+        is_shown=lambda case: case.num_workers > case.cores,
+        is_helped_by=lambda case, trial: 0 < trial.changes.get("num_workers", case.num_workers) < case.num_workers,
+        evidence=lambda case, trial: (
+            f"A batch takes {format_seconds(case.costs.fetch)} to make: {format_seconds(case.costs.fetch_cpu)} of it "
+            f"computing, {format_seconds(case.costs.fetch_delay)} ready to run and without a core.",
+            f"The training thread was ready but had no core for {format_seconds(case.costs.delay)} of each step.",
+        ),
+        price=lambda case, trial: "none; it frees memory",
+        is_about_waiting=False,
+    ),
+    Cause(
+        id="needless-workers",
+        title=lambda case, trial: "Workers hand batches over for longer than it takes to make them",
+        is_shown=lambda case: case.num_workers > 0 and not case.loader["is_plan"],
+        is_helped_by=lambda case, trial: trial.changes.get("num_workers") == 0,
+        evidence=lambda case, trial: (
+            f"A batch takes {format_seconds(case.costs.making)} to make, and each step waits "
+            f"{format_seconds(case.costs.wait)} for one: the rest of the wait is its way here from another process.",
+        ),
+        price=lambda case, trial: "none; it frees memory",
+        is_about_waiting=False,
+    ),
+    Cause(
+        id="hand-over",
+        title=lambda case, trial: "Large batches cost much on their way from the workers",
+        is_helped_by=lambda case, trial: trial.kind == "penstock",
+        evidence=lambda case, trial: (
+            f"A batch has {format_bytes(case.costs.bytes)}. Torch allocates shared memory for each, and the kernel "
+            "clears and maps every page of it again.",
+            "Penstock's loader writes into memory that is used again.",
+        ),
+        change=lambda trial: "from penstock import DataLoader",
+        link="docs/drop-in.md",
+    ),
+    Cause(
+        id="slow-samples",
+        title=lambda case, trial: "A few slow samples hold up the batches behind them",
+        is_shown=_has_slow_samples,
+        is_helped_by=_smooths,
+        evidence=_about_slow_samples,
+        price=_price_of_prefetch,
+    ),
+    Cause(
+        id="heavy-collate",
+        title=lambda case, trial: "Collating takes most of a batch's time",
+        is_shown=lambda case: case.costs.collate >= _MOSTLY * case.costs.fetch,
+        is_helped_by=_other_workers,
+        evidence=lambda case, trial: (
+            f"collate_fn takes {format_seconds(case.costs.collate)} of a batch's {format_seconds(case.costs.fetch)}.",
+            "More workers hide it; a collate_fn without a loop over samples removes it.",
+        ),
+        price=_price_of_workers,
+    ),
+    Cause(
+        id="small-prefetch",
+        title=lambda case, trial: "Prefetch is too small for how uneven the batches are",
+        is_shown=_is_uneven,
+        is_helped_by=_smooths,
+        evidence=_about_uneven_batches,
+        price=_price_of_prefetch,
+    ),
+    Cause(
+        id="no-workers",
+        title=lambda case, trial: "Batches are made in the training process (num_workers=0)",
+        is_shown=lambda case: case.num_workers == 0 and not case.loader["is_plan"],
+        is_helped_by=_other_workers,
+        evidence=lambda case, trial: (
+            f"Each step waits {format_seconds(case.costs.wait)} for its batch, and computes for "
+            f"{format_seconds(case.costs.step)}.",
+            f"A sample takes {format_seconds(case.costs.sample)}, {percent(case.costs.cpu_share)} of it on a "
+            "processor.",
+        ),
+        price=_price_of_workers,
+    ),
+    Cause(
+        id="few-workers",
+        title=lambda case, trial: f"{case.num_workers} worker{'s do' if case.num_workers > 1 else ' does'} not keep up",
+        is_shown=lambda case: case.num_workers > 0,
+        is_helped_by=_more_workers,
+        evidence=lambda case, trial: (_making(case),),
+        price=_price_of_workers,
+    ),
+    Cause(
+        id="odd-batch-size",
+        title=lambda case, trial: (
+            f"A batch of {case.options['batch_size']} computes slower per sample than one of "
+            f"{trial.changes['batch_size']}"
+        ),
+        is_helped_by=lambda case, trial: "batch_size" in trial.changes,
+        evidence=lambda case, trial: (
+            f"Kernels work in blocks of 8, 16 or 32 rows, and {case.options['batch_size']} rows leave the last block "
+            "nearly empty.",
+            "The gain is in samples per second.",
+        ),
+        price=lambda case, trial: "another batch size: look at the learning rate",
+        is_about_waiting=False,
+    ),
+    Cause(
+        id="torch-threads",
+        title=lambda case, trial: "Torch's threads and the workers compete for cores",
+        is_helped_by=lambda case, trial: trial.kind == "threads",
+        evidence=_about_torch_threads,
+        change=lambda trial: trial.name,
+        is_about_waiting=False,
+    ),
+)
+"""The most specific causes first: of two that advise the same change, the first is reported."""
+_NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "growing-workers"}
+
+
+def _padded_batches(case: Case) -> Finding | None:
+    """Much of what the model computes is padding."""
+    share = case.costs.padding
+    tried = case.best(lambda trial: trial.kind == "grouped")
+    if share < _PADDED or (tried is None and share < _MOSTLY):
+        return None
+    finding = Finding(
+        id="padding",
+        title=f"{percent(share)} of the tokens are padding",
+        evidence=(
+            f"Nothing is learned from {format_number(100 * share)} in 100 tokens, and the model computes them all.",
+            "Batches of rows of similar lengths were tried; packing documents into full rows leaves no padding.",
+        ),
+        change="pack instead of pad: penstock.open(...).pack(length), or group batches by length",
+        where=case.loader["where"],
+        limit=Gain(ratio=1 / max(1e-3, 1 - share)),
+        link="docs/guide/packing.md",
+    )
+    return finding if tried is None else replace(finding, gain=tried.comparison.gain)
+
+
+def _growing_workers(case: Case) -> Finding | None:
+    """Each worker makes copies of pages that it should share."""
+    first, last = case.worker_memory
+    is_forked = case.loader["context"] in (None, "fork")
+    if not case.num_workers or not is_forked or case.worker_growth <= 0:
+        return None
+    return Finding(
+        id="growing-workers",
+        title="Workers copy the dataset little by little",
+        evidence=(
+            f"A worker's own memory grew from {format_bytes(first)} to {format_bytes(last)}, by "
+            f"{format_bytes(case.worker_growth)} per second; there are {case.num_workers}.",
+            "Reading a Python object changes its reference count, and the page that was shared becomes a copy.",
+        ),
+        change="keep samples in arrays (numpy, Arrow, penstock.from_arrays), not in lists and dicts of Python objects",
+        where=case.loader["where"],
+        price="none; it saves a copy of the dataset per worker",
+        link="docs/guide/map-datasets.md#if-it-fits-in-memory-keep-it-there",
+    )
+
+
+def _costly_samples(case: Case) -> Finding | None:
+    """It waits for data, and nothing that could be tried helps."""
+    ceiling, costs = case.recording.ceiling, case.costs
+    if not case.waits_for_data or ceiling is None or not case.was_enough_tried:
+        return None
+    evidence: tuple[str, ...] = (
+        f"A batch takes {format_seconds(costs.fetch)} to make ({format_seconds(costs.fetch_cpu)} computing), "
+        f"a step {format_seconds(costs.step)}. No setting that was tried helped.",
+    )
+    if case.has_neighbours:
+        evidence += (
+            f"Other programs used {case.other_cores:.1f} of the {case.cores} cores: with these to itself, the job may "
+            "gain from settings that did not help here.",
+        )
+    return Finding(
+        id="costly-samples",
+        title="Samples cost more than the machine has cores for",
+        evidence=evidence,
+        change="do the costly part of the transform once, in penstock.prepare",
+        where=case.loader["where"],
+        limit=ceiling.gain,
+        link="docs/guide/ahead.md",
+    )
+
+
+def _nothing_tried(case: Case) -> Finding | None:
+    """It waits for data, and there was no time to find out what helps."""
+    ceiling = case.recording.ceiling
+    if not case.waits_for_data or ceiling is None or case.was_enough_tried:
+        return None
+    ended = not case.recording.has("done")
+    evidence: tuple[str, ...] = (
+        f"{_making(case)} Changes need at least {FEWEST_ROUNDS} turns each, and {'the script' if ended else 'time'} "
+        f"{'ended' if ended else 'ran out'} before that.",
+    )
+    if case.promising is not None:
+        gain, turns = case.promising.comparison.ratio, counted(case.promising.comparison.num_rounds, "turn")
+        evidence += (f"{case.promising.trial.name} looked best: × {gain:.2f} in {turns}.",)
+    return Finding(
+        id=NOTHING_TRIED,
+        title="There was no time to find out what would help",
+        evidence=evidence,
+        change="let the script run longer: more epochs or steps"
+        if ended
+        else "give the doctor more time: a larger --seconds (120 by default)",
+        limit=ceiling.gain,
+    )
