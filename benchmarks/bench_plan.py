@@ -5,6 +5,8 @@
    random step; row counts are in the cache already, kernels are compiled on a small plan before.
 2. Packed batches of 8 x 4096 from Python's own source files, tokens, labels, positions, document ids and
    borders included, in one thread; beside it numpy's bare gather of as many tokens, in turns.
+3. What one rank pays for a batch when there are more ranks: 4 rows per rank of short documents, from 1 to 1,024 ranks,
+   packed, padded, cut into windows and mixed. Median, and mean with what is counted for 16 batches at once.
 """
 
 from __future__ import annotations
@@ -161,6 +163,35 @@ def compose_real_text(rounds: int) -> dict[str, float]:
     }
 
 
+def cost_per_rank(rounds: int) -> dict[str, float]:
+    """µs of `plan.read` on one rank, by the number of ranks; steps in sequence, as training reads them."""
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(4.5, 1, 400_000).astype(np.int64) + 1
+    values = rng.integers(0, 60000, lengths.sum()).astype(np.uint16)
+    dataset = penstock.from_arrays({"tokens": penstock.Ragged.from_lengths(values, lengths)})
+    first, second = dataset.shuffle(seed=1), dataset.shuffle(seed=2)
+    sources = {"x": (first.pack(2048), 0.7), "y": (second.pack(2048), 0.3)}
+    plans = {
+        "packed": first.pack(2048),
+        "padded": first.pad(),
+        "windows": first.window(2048),
+        "mixed": penstock.mix(sources, seed=3, epoch="x"),
+    }
+    figures = {}
+    for name, plan in plans.items():
+        for world_size in (1, 4, 16, 64, 256, 1024):
+            cut, times = plan.batch(4 * world_size), []
+            cut.read(0, 1, 0, world_size)
+            for number in range(8 * rounds):
+                step, epoch = number % cut.num_batches(2), 2
+                begin = time.perf_counter()
+                cut.read(step, epoch, world_size - 1, world_size)
+                times.append(time.perf_counter() - begin)
+            figures[f"{name}, {world_size} ranks, median us"] = 1e6 * statistics.median(times)
+            figures[f"{name}, {world_size} ranks, mean us"] = 1e6 * statistics.fmean(times)
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=float, default=1e8, help="documents of the hollow dataset (default: 1e8)")
@@ -174,6 +205,7 @@ def main() -> None:
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     try:
         figures = billion_documents(folder, int(arguments.documents)) | compose_real_text(arguments.rounds)
+        figures |= cost_per_rank(arguments.rounds)
     finally:
         shutil.rmtree(folder)
     settings = {"row": ROW, "batch": BATCH, "lengths": "lognormal(6.2, 1.1)", "rounds": arguments.rounds}

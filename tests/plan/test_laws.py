@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.packing import _index
-from penstock.plan import Plan, _orders
+from penstock.plan import Plan, _orders, _reading
 
 from .examples import IGNORED, assert_same, lengths_lists, make_documents, ragged, shuffled
 
@@ -31,6 +31,8 @@ def _tiny_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_orders, "STORAGE_WINDOW_BYTES", 24)
         patch.setattr(_index, "ROWS_PER_WINDOW", 2)
+        patch.setattr(_reading, "_LEAST_CHUNK", 1)
+        patch.setattr(_reading, "_LARGEST_CHUNK", 4)
         yield
 
 

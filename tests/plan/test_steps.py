@@ -44,10 +44,14 @@ def test_the_batches_of_some_epochs_hold_every_row_once_but_for_what_the_tail_sa
 @given(steps, st.integers(0, 3), st.data())
 def test_ranks_take_every_wth_row(steps: Steps, epoch: int, data: st.DataObject) -> None:
     world_size = data.draw(st.sampled_from([w for w in range(1, 17) if steps.global_size % w == 0]))
-    rows, _ = steps.rows_at(epoch * steps.num_rows)
+    row = epoch * steps.num_rows
+    rows, marks = steps.rows_at(row)
     for rank in range(world_size):
         own = [row for place, row in enumerate(rows.tolist()) if place % world_size == rank]
-        assert steps.share(rows, rank, world_size).tolist() == own
+        found, own_marks = steps.rows_at(row, rank, world_size)
+        assert found.tolist() == own
+        assert (own_marks is None) == (marks is None)
+        assert own_marks is None or own_marks.tolist() == marks[rank::world_size].tolist()
 
 
 @given(steps, st.integers(0, 5))
@@ -88,13 +92,13 @@ def test_negative_epochs_and_rows_are_refused() -> None:
 
 def test_a_batch_that_ranks_cannot_share_is_refused_with_one_that_they_can() -> None:
     with pytest.raises(ValueError, match=r"10 rows cannot be shared evenly by 4 ranks; batch\(12\) could"):
-        Steps(10, 10, "carry").share(np.arange(10), 0, 4)
+        Steps(10, 10, "carry").rows_at(0, 0, 4)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
 def test_a_rank_outside_the_world_is_refused(rank: int, world_size: int) -> None:
     with pytest.raises(ValueError, match="ranks go from 0 to world_size - 1"):
-        Steps(10, 10, "carry").share(np.arange(10), rank, world_size)
+        Steps(10, 10, "carry").rows_at(0, rank, world_size)
 
 
 def batches_from(steps: Steps, row: int, end: int) -> list[int]:
@@ -118,9 +122,9 @@ def test_going_from_batch_to_batch_meets_the_steps_of_every_epoch(steps: Steps, 
     assert batches_from(steps, 0, epochs * steps.num_rows) == rows
 
 
-@given(st.integers(0, 30), st.integers(1, 8))
-def test_parts_of_a_share_are_stretches_that_together_are_the_share(size: int, num_parts: int) -> None:
-    parts = [Steps.part(np.arange(size), part, num_parts) for part in range(num_parts)]
+@given(st.integers(1, 30), st.integers(1, 8))
+def test_parts_of_a_share_are_consecutive_rows_that_together_are_the_share(size: int, num_parts: int) -> None:
+    parts = [Steps(100, size, "carry").rows_at(0, 0, 1, part, num_parts)[0] for part in range(num_parts)]
     assert np.concatenate(parts).tolist() == list(range(size))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -134,9 +138,12 @@ def test_parts_are_as_many_on_every_rank_none_too_large_and_counted_before_they_
     starts = batches_from(steps, row, end)
     assert steps.num_parts_between(row, end, num_parts) == sum(steps.num_parts(at, num_parts) for at in starts)
     for at in starts:
-        shares = [steps.share(steps.rows_at(at)[0], rank, world_size) for rank in range(world_size)]
+        shares = [steps.rows_at(at, rank, world_size)[0] for rank in range(world_size)]
         parts = steps.num_parts(at, num_parts)
-        sizes = [[len(steps.part(share, part, parts)) for part in range(parts)] for share in shares]
+        sizes = [
+            [len(steps.rows_at(at, rank, world_size, part, parts)[0]) for part in range(parts)]
+            for rank in range(world_size)
+        ]
         assert max(map(max, sizes)) <= size
         assert min(sizes[0]) > 0
         assert parts == num_parts or parts == -(-len(shares[0]) // size)

@@ -55,6 +55,10 @@ class DocumentRows(PieceSource):
         """What these rows are made of."""
 
     @property
+    def counts_ahead(self) -> bool:
+        return self.mask is None
+
+    @property
     def kept(self) -> Mapping[str, Column]:
         return self._columns.kept
 

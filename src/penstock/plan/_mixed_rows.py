@@ -234,6 +234,10 @@ class MixedPieceRows(MixedRows, PieceSource):
         return PieceSource.output_arrays(self, num_rows)
 
     @property
+    def counts_ahead(self) -> bool:
+        return all(source.counts_ahead for source in self._piece_sources)
+
+    @property
     def kept(self) -> Mapping[str, Column]:
         return self._piece_sources[0].kept
 

@@ -72,6 +72,8 @@ class PackedBlock:
     """Document of each piece, counted from the window's first."""
     parts: NDArray[Any]
     """Which part of its document a piece is, in the smallest dtype: part k begins at token k * length."""
+    row_targets: NDArray[np.int32]
+    """Targets in each row, if no mask hides any: its tokens but for the first of each piece."""
     first_document: int
 
     @classmethod
@@ -79,12 +81,14 @@ class PackedBlock:
         """The small form of a packing."""
         parts = packing.starts // length
         parts = parts.astype(np.min_scalar_type(int(parts.max(initial=0))))
-        return cls(packing.row_offsets.astype(np.int32), packing.documents.astype(np.int32), parts, first_document)
+        row_offsets, documents = packing.row_offsets.astype(np.int32), packing.documents.astype(np.int32)
+        targets = np.diff(offsets_of(packing.lengths - 1)[packing.row_offsets]).astype(np.int32)
+        return cls(row_offsets, documents, parts, targets, first_document)
 
     @property
     def num_bytes(self) -> int:
         """Memory it takes."""
-        return self.row_offsets.nbytes + self.documents.nbytes + self.parts.nbytes
+        return self.row_offsets.nbytes + self.documents.nbytes + self.parts.nbytes + self.row_targets.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +98,9 @@ class _Snapshot:
     blocks: Mapping[Key, PackedBlock]
     slots: Mapping[Key, int]
     arrays: tuple[NDArray[Any], ...]
+    row_targets: NDArray[np.int32]
+    target_bases: NDArray[np.int64]
+    """Where each block's rows begin in `row_targets`."""
 
     @classmethod
     def of(cls, blocks: Mapping[Key, PackedBlock]) -> _Snapshot:
@@ -105,13 +112,20 @@ class _Snapshot:
         row_bases = offsets_of([len(block.row_offsets) for block in parts])[:-1]
         piece_bases = offsets_of([len(block.documents) for block in parts])[:-1]
         firsts = np.array([block.first_document for block in parts], np.int64)
-        views = {}
-        for (key, block), row, piece in zip(blocks.items(), row_bases.tolist(), piece_bases.tolist(), strict=True):
-            end = piece + len(block.documents)
-            rows = row_offsets[row : row + len(block.row_offsets)]
-            views[key] = PackedBlock(rows, documents[piece:end], numbers[piece:end], block.first_document)
-        slots = {key: slot for slot, key in enumerate(blocks)}
-        return cls(views, slots, (row_bases, row_offsets, piece_bases, documents, numbers, firsts))
+        row_targets = _concatenate([block.row_targets for block in parts], np.int32)
+        target_bases = row_bases - np.arange(len(parts))  # there is one offset more than rows
+        views, slots = {}, {key: slot for slot, key in enumerate(blocks)}
+        bases = zip(row_bases.tolist(), piece_bases.tolist(), target_bases.tolist(), strict=True)
+        for (key, block), (row, piece, target) in zip(blocks.items(), bases, strict=True):
+            views[key] = PackedBlock(
+                row_offsets[row : row + len(block.row_offsets)],
+                documents[piece : piece + len(block.documents)],
+                numbers[piece : piece + len(block.parts)],
+                row_targets[target : target + len(block.row_targets)],
+                block.first_document,
+            )
+        arrays = (row_bases, row_offsets, piece_bases, documents, numbers, firsts)
+        return cls(views, slots, arrays, row_targets, target_bases)
 
 
 def _concatenate(arrays: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
@@ -135,16 +149,25 @@ class PackedBlocks:
         """(row offsets, documents, starts) of the pieces in row `rows[k]` of window `keys[k]`, for all k."""
         if not keys:
             return np.zeros(1, np.int64), _NOTHING, _NOTHING
+        snapshot, slots = self._find(keys)
+        found: tuple[NDArray[np.int64], ...] = kernels().collect(slots, rows, *snapshot.arrays, self._length)
+        return found
+
+    def count_targets(self, keys: list[Key], which: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Targets in row `rows[k]` of window `keys[which[k]]`, for all k."""
+        snapshot, slots = self._find(keys)
+        counts: NDArray[np.int64] = snapshot.row_targets[snapshot.target_bases[slots][which] + rows].astype(np.int64)
+        return counts
+
+    def _find(self, keys: list[Key]) -> tuple[_Snapshot, NDArray[np.int64]]:
+        """A snapshot that has all of `keys`, and their slots in it."""
         snapshot = self._snapshot
         try:
             slots = [snapshot.slots[key] for key in keys]
         except KeyError:
             snapshot = self._load(keys)
             slots = [snapshot.slots[key] for key in keys]
-        found: tuple[NDArray[np.int64], ...] = kernels().collect(
-            np.array(slots, np.int64), rows, *snapshot.arrays, self._length
-        )
-        return found
+        return snapshot, np.array(slots, np.int64)
 
     def _load(self, keys: Iterable[Key]) -> _Snapshot:
         """A snapshot that has all of `keys`; the oldest others go when they are too many."""
@@ -196,15 +219,34 @@ class PackedRows(DocumentRows):
         fields = (pieces.rows, pieces.columns, pieces.documents, pieces.starts, pieces.sizes)
         return [trace_document(self.samples, source, *map(int, values)) for values in zip(*fields, strict=True)]
 
+    @property
+    def counts_ahead(self) -> bool:
+        """A full shuffle scatters the next rows over all windows, and all would have to be packed."""
+        return self.mask is None and (self.epochs.shuffle is None or self.epochs.shuffle.mode == "windows")
+
+    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
+        if self.mask is not None:
+            return super().count_targets(rows)
+        counts = np.empty(len(rows), np.int64)
+        for epoch, places, data_rows in self.epochs.locate(rows):
+            numbers = np.searchsorted(self.epochs.row_starts, data_rows, side="right") - 1
+            windows, which = np.unique(numbers, return_inverse=True)
+            inside = data_rows - self.epochs.row_starts[numbers]
+            counts[places] = self._blocks.count_targets(self._keys(epoch, windows), which, inside)
+        return counts
+
+    def _keys(self, epoch: int, numbers: NDArray[np.int64]) -> list[Key]:
+        """The keys of windows in an epoch; without a shuffle they are packed the same way in all."""
+        return [(epoch if self.epochs.shuffle is not None else 0, number) for number in numbers.tolist()]
+
     def _pieces(self, rows: Rows) -> Pieces:
-        keys: list[tuple[int, int]] = [(0, 0)] * len(rows)
+        keys: list[Key] = [(0, 0)] * len(rows)
         inside = np.empty(len(rows), np.int64)
         for epoch, places, data_rows in self.epochs.locate(rows):
             numbers = np.searchsorted(self.epochs.row_starts, data_rows, side="right") - 1
             inside[places] = data_rows - self.epochs.row_starts[numbers]
-            epoch = epoch if self.epochs.shuffle is not None else 0
-            for place, number in zip(places.tolist(), numbers.tolist(), strict=True):
-                keys[place] = (epoch, number)
+            for place, key in zip(places.tolist(), self._keys(epoch, numbers), strict=True):
+                keys[place] = key
         row_offsets, documents, starts = self._blocks.collect(keys, inside)
         stored = self.samples.locate(documents)
         length = self.stage.settings.length

@@ -20,12 +20,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from penstock.errors import StageError
+from penstock.errors import StageError, whole_number
 from penstock.identity import digest
 from penstock.order import ORDER_VERSION
 from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
 from penstock.plan._mapping import is_marked_pure, is_pure
-from penstock.plan._reading import BatchReader, Steps, checked_epoch
+from penstock.plan._reading import BatchReader, Steps, TargetSums, checked_epoch
 from penstock.plan._rows import BatchArrays, OutputArrays, RowSource, resize_epoch
 from penstock.plan._stages import (
     LEGAL_ORDER,
@@ -239,7 +239,7 @@ class Plan(Verbs["Plan"]):
         `part` of `num_parts` gives some consecutive rows of the rank's, for accumulating gradients; targets are
         still counted over the whole step.
         """
-        return self._reader.read_at(row, rank, world_size, part, num_parts, out)
+        return self._reader.read_at(whole_number("read_at", "row", row), rank, world_size, part, num_parts, out)
 
     def __getitems__(self, batch: WholeBatch) -> dict[str, Any]:
         """A whole batch, as torch's own `DataLoader` asks for it when a framework builds one from a plan's loader."""
@@ -265,8 +265,8 @@ class Plan(Verbs["Plan"]):
 
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
         """What a batch was made of: every document, with its place in the batch and the file and row it came from."""
-        rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch), world_size)
-        return self.row_source.trace(self.steps.share(rows, rank, world_size))
+        rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch), rank, world_size)
+        return self.row_source.trace(rows)
 
     def show(
         self,
@@ -374,7 +374,9 @@ class Plan(Verbs["Plan"]):
 
     @functools.cached_property
     def _reader(self) -> BatchReader:
-        return BatchReader(self.row_source, self.steps, self._maps, self.source.map_seed(self.stages))
+        pieces = self.row_source.piece_source
+        targets = None if pieces is None else TargetSums(pieces)
+        return BatchReader(self.row_source, self.steps, self._maps, self.source.map_seed(self.stages), targets)
 
 
 def _order_fingerprint(order_identity: Any) -> str:

@@ -156,6 +156,11 @@ class PieceSource(RowSource):
 
     @property
     @abstractmethod
+    def counts_ahead(self) -> bool:
+        """Whether counting the targets of rows that nobody reads yet costs little: it takes lengths alone."""
+
+    @property
+    @abstractmethod
     def kept(self) -> Mapping[str, Column]:
         """The columns that a batch has beside the tokens, by name."""
 
@@ -349,6 +354,10 @@ class ResizedPieceRows(ResizedRows, PieceSource):
     def __init__(self, inner: PieceSource, *, begin: int, num_rows: int, num_passes: int) -> None:
         super().__init__(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
         self._inner_pieces, self.stage = inner, inner.stage
+
+    @property
+    def counts_ahead(self) -> bool:
+        return self._inner_pieces.counts_ahead
 
     @property
     def kept(self) -> Mapping[str, Column]:
