@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: setup
-	$(BIN)/penstock demo
+	$(BIN)/python examples/demo/demo.py
 
 # The site, into site/. A link that leads nowhere is an error.
 docs: setup

@@ -48,7 +48,7 @@ def test_inspect_shows_columns_counts_attributes_lengths_and_samples(dataset, ca
 
 def test_the_command_alone_shows_the_table_of_contents(capsys):
     assert main([]) == 2
-    assert "penstock demo" in capsys.readouterr().out
+    assert "penstock doctor" in capsys.readouterr().out
 
 
 def test_wrong_usage_shows_what_a_verb_takes_and_an_example(capsys):

@@ -69,10 +69,7 @@ CONTENTS: dict[str, tuple[Verb, ...]] = {
             "penstock certificates tls cpu1 cpu2",
         ),
     ),
-    "A first look": (
-        Verb("demo", "show Penstock at work on this machine", "penstock demo"),
-        Verb("completion", "have your shell complete this command", 'eval "$(penstock completion bash)"'),
-    ),
+    "Your shell": (Verb("completion", "have your shell complete this command", 'eval "$(penstock completion bash)"'),),
 }
 VERBS = {verb.name: verb for verbs in CONTENTS.values() for verb in verbs}
 

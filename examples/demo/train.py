@@ -1,6 +1,6 @@
-"""The training half of `penstock demo`: a tiny GPT on packed batches, in a separate process that can be killed.
+"""The training half of the demo: a tiny GPT on packed batches, in a separate process that can be killed.
 
-Run as `python -m penstock.cli._demo_train`; prints one line of JSON per step.
+Prints one line of JSON per step.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from corpus import BATCH, ROW, SEED, VOCABULARY, digest_of, make_plan
 from torch import nn
 
+import penstock
 from penstock import masks
-from penstock.cli._demo import BATCH, ROW, SEED, digest_of, make_plan
-from penstock.plan import open_dataset
-from penstock.pytorch import DataLoader
 
-_WIDTH, _LAYERS, _HEADS = 128, 2, 4
+WIDTH, LAYERS, HEADS = 128, 2, 4
 
 
 class TransformerBlock(nn.Module):
@@ -30,16 +29,16 @@ class TransformerBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)])
-        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
-        self.net = nn.Sequential(nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Linear(4 * _WIDTH, _WIDTH))
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.net = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """One layer; `visible` is True where a token may look."""
         batch, length, _ = x.shape
-        q, k, v = self.qkv(self.norms[0](x)).view(batch, length, 3, _HEADS, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(self.norms[0](x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None])
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, _WIDTH))
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, WIDTH))
         deeper: torch.Tensor = self.net(self.norms[1](x))
         return x + deeper
 
@@ -49,9 +48,9 @@ class TinyGPT(nn.Module):
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, _WIDTH), nn.Embedding(ROW, _WIDTH)
-        self.blocks = nn.ModuleList([TransformerBlock() for _ in range(_LAYERS)])
-        self.norm, self.head = nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, vocabulary)
+        self.tokens, self.positions = nn.Embedding(vocabulary, WIDTH), nn.Embedding(ROW, WIDTH)
+        self.blocks = nn.ModuleList([TransformerBlock() for _ in range(LAYERS)])
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, vocabulary)
 
     def loss(self, batch: dict[str, Any], visible: torch.Tensor) -> torch.Tensor:
         """Mean loss over the targets of a batch."""
@@ -65,7 +64,7 @@ class PaddedDocuments(torch.utils.data.Dataset[torch.Tensor]):
     """The usual way without packing: one document per row, cut to the row's length."""
 
     def __init__(self, path: Path) -> None:
-        self._dataset = open_dataset(path)
+        self._dataset = penstock.open(path)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -100,7 +99,7 @@ def torch_batches(path: Path) -> Iterator[tuple[dict[str, Any], torch.Tensor, di
 
 def penstock_batches(path: Path, state: dict[str, Any] | None) -> Iterator[tuple[dict[str, Any], torch.Tensor, Any]]:
     """(batch, mask, state) from Penstock."""
-    loader = DataLoader(make_plan(path), epochs=None)
+    loader = penstock.DataLoader(make_plan(path), epochs=None)
     if state is not None:
         loader.load_state_dict(state)
     for batch in loader:
@@ -111,7 +110,7 @@ def train(arguments: argparse.Namespace) -> None:
     """Train, print one line of JSON per step, and save a checkpoint now and then."""
     torch.manual_seed(0)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
-    model = TinyGPT(arguments.vocabulary)
+    model = TinyGPT(VOCABULARY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     first, state = 0, None
     if arguments.checkpoint is not None and arguments.checkpoint.exists():
@@ -127,7 +126,7 @@ def train(arguments: argparse.Namespace) -> None:
         waited = time.perf_counter() - begin
         loss = model.loss(batch, visible)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         targets = int((batch["labels"] != -100).sum())
         line: dict[str, Any] = {"step": step + 1, "loss": loss.item(), "targets": targets, "wait": waited}
@@ -149,7 +148,6 @@ def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--vocabulary", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--loader", choices=("penstock", "torch"), default="penstock")
     parser.add_argument("--checkpoint", type=Path)

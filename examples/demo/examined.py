@@ -1,7 +1,7 @@
-"""A small, typical training script, for the doctor to examine in `penstock demo`.
+"""A small, typical training script, for the doctor to examine in the demo.
 
-    python _demo_script.py texts FOLDER       files are read and tokenized every time
-    python _demo_script.py prepared FOLDER    the dataset that the demo prepared from them
+    python examined.py texts FOLDER       files are read and tokenized every time
+    python examined.py prepared FOLDER    the dataset that the demo prepared from them
 
 Steps are short, so that the doctor sees enough of them in a few seconds. It trains until the doctor stops it.
 """
@@ -16,13 +16,12 @@ from typing import Any
 
 import tokenizers
 import torch
+from corpus import VOCABULARY, source_files
 from torch import nn
 
-from penstock.cli._demo import source_files
-from penstock.plan import open_dataset
-from penstock.pytorch import DataLoader
+import penstock
 
-ROW, BATCH, VOCABULARY, MOST_CHARACTERS = 64, 4, 4096, 30_000
+ROW, BATCH, MOST_CHARACTERS = 64, 4, 30_000
 
 
 class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -44,8 +43,8 @@ class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def make_loader(data: str, folder: Path) -> Iterable[dict[str, Any]]:
     """Batches, practically for ever."""
     if data == "prepared":
-        plan = open_dataset(folder / "data").shuffle(seed=7).pack(ROW).batch(BATCH)
-        return DataLoader(plan, epochs=None)
+        plan = penstock.open(folder / "data").shuffle(seed=7).pack(ROW).batch(BATCH)
+        return penstock.DataLoader(plan, epochs=None)
     texts = Texts(folder / "tokenizer.json")
     endless = torch.utils.data.RandomSampler(texts, num_samples=1_000_000)
     return torch.utils.data.DataLoader(texts, batch_size=BATCH, sampler=endless)
@@ -59,7 +58,7 @@ def main(data: str, folder: Path) -> None:
     for batch in make_loader(data, folder):
         loss = nn.functional.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
 
 
