@@ -1,7 +1,7 @@
 """The `penstock` command: one thin file per verb, which parses, calls one library function, and renders.
 
-May import: `dataset`, `doctor`, `errors`, `filesystem`, `masks`, `plan`, `preparation`, `pytorch`, `report`,
-`schema`, `service`, `shards`, `sources`, `transforms`, `tuning`. Imported by: nobody. Holds no state.
+May import: `dataset`, `doctor`, `errors`, `filesystem`, `plan`, `preparation`, `report`, `schema`, `service`,
+`shards`, `sources`, `transforms`, `tuning`. Imported by: nobody. Holds no state.
 """
 
 from penstock.cli._main import main

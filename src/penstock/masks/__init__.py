@@ -2,7 +2,7 @@
 
 Everything follows from the batch's own boundaries, on the device where the batch is. Training code calls it.
 
-May import: `errors`. Imported by: `cli`, `integrations`. Holds no state.
+May import: `errors`. Imported by: `integrations`. Holds no state.
 """
 
 from penstock.errors import MissingExtra
