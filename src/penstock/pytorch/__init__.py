@@ -14,7 +14,7 @@ which of them, and `_plan_view` what frameworks see of a plan. `stream` is a tor
 loader or torch's.
 
 May import: `errors`, `loader`, `machine`, `plan`, `schema`, `service`, `shapes`, `sources`, `workers`. Imported by:
-`cli`, `doctor`, `integrations`, `tuning`. Holds state: which warnings were given already.
+`doctor`, `integrations`, `tuning`. Holds state: which warnings were given already.
 """
 
 try:
