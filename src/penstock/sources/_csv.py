@@ -37,6 +37,7 @@ _BLOCK_GROWTH = 4
 _TAIL_BYTES = 64
 _SMALLEST_BLOCK_BYTES = 16
 _NEWLINE, _RETURN = b"\n\r"
+_NOT_BLANK = re.compile(rb"[^\r\n]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +185,14 @@ def _records_of_blocks(blocks: Iterator[Block], header: Header, path: str, optio
     for block in blocks:
         if block.dropped_bytes:
             yield numbering.too_long(block)
-        elif block.data.strip(b"\r\n"):
+        elif _NOT_BLANK.search(block.data):
             numbering.base = numbering.next_row
             numbering.num_bytes_read += len(block.data)
             table = arrow("csv").read_csv(
                 arrow().BufferReader(block.data),
                 **_settings(header, path, options, numbering, block_bytes=len(block.data), newlines=False),
             )
-            chosen = table.select(list(options.columns or header.names)).combine_chunks()
-            for batch in chosen.to_batches():
+            for batch in table.select(list(options.columns or header.names)).to_batches():
                 yield from numbering.records(batch, options)
             yield from numbering.flush()
 

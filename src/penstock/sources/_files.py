@@ -91,13 +91,11 @@ class LocalFile:
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, num_bytes: int = -1, /) -> bytes:
-        """At most `num_bytes`, and none only at the end."""
         most = self.size + 1  # Python allocates what is requested; one byte more reveals a file that has grown
         with _disk_errors(self.path):
             return self._file.read(min(num_bytes, most) if num_bytes >= 0 else num_bytes) or b""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go on from byte `offset`."""
         return self._file.seek(offset, whence)
 
     def close(self) -> None:
@@ -153,7 +151,6 @@ class _Decompressed:
         self._stream = arrow().CompressedInputStream(arrow_file(file), compression)
 
     def read(self, num_bytes: int, /) -> bytes:
-        """At most `num_bytes`, and none only at the end."""
         try:
             data: bytes = self._stream.read(num_bytes)
         except StorageError:

@@ -245,7 +245,6 @@ class RangeFile(_RemoteFile):
         return self._position
 
     def tell(self) -> int:
-        """Where the next read begins."""
         return self._position
 
     def seekable(self) -> bool:
@@ -263,7 +262,6 @@ class ForwardFile(_RemoteFile):
         self._position = 0
 
     def read(self, num_bytes: int = -1, /) -> bytes:
-        """At most `num_bytes`, and none only at the end."""
         data = retry(self.path, self._store.options, lambda: self._receive(num_bytes))
         self._position += len(data)
         return data
@@ -298,7 +296,6 @@ class ForwardFile(_RemoteFile):
         return False
 
     def close(self) -> None:
-        """Close the connection."""
         self._hang_up()
         super().close()
 

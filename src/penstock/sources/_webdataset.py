@@ -123,7 +123,6 @@ class _Metered:
         self._stream = stream
 
     def read(self, num_bytes: int, /) -> bytes:
-        """At most `num_bytes`, and none only at the end."""
         data = self._stream.read(num_bytes)
         if self.num_left is not None:
             self.num_left -= len(data)

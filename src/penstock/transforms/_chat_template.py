@@ -76,10 +76,6 @@ class ChatTemplate:
         other = {"tool_template": hashlib.sha256(self.tool_text.encode()).hexdigest()} if self.tool_text else {}
         return {"template": template, **other, **self.tokens, "values": dict(self.values), "date": self.date}
 
-    def open(self) -> TemplateRenderer:
-        """Start the process that renders it."""
-        return TemplateRenderer(self)
-
 
 class TemplateRenderer:
     """Renders a template in a separate process, which is restarted if a rendering ended it."""

@@ -74,17 +74,13 @@ class ChatSettings:
             **({"loss_on": self.loss_on} if self.loss_on not in (None, "assistant") else {}),
         }
 
-    def open(self) -> ConversationReader:
-        """A reader, ready to render."""
-        return ConversationReader(self)
-
 
 class ConversationReader:
     """Renders the conversations of rows."""
 
     def __init__(self, settings: ChatSettings) -> None:
         self.settings = settings
-        self._renderer = None if settings.template is None else settings.template.open()
+        self._renderer = None if settings.template is None else TemplateRenderer(settings.template)
         self._advice = ""
         """What to do if a column is null in all these rows."""
 

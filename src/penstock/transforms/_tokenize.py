@@ -27,7 +27,7 @@ from penstock.schema import Ragged
 from penstock.sources import Records
 from penstock.transforms._chat_formats import ChatFormat, ChatLayout
 from penstock.transforms._chat_template import load_template
-from penstock.transforms._conversations import ChatSettings, LossOn
+from penstock.transforms._conversations import ChatSettings, ConversationReader, LossOn
 from penstock.transforms._engine_choice import (
     SAMPLE_BYTES,
     ChosenEngine,
@@ -299,7 +299,7 @@ class Tokenize:
         return rows.take(bad.good_places())
 
     def _read_conversations(self, chat: ChatSettings, records: Records, bad: BadRows) -> Ragged:
-        with dataclasses.replace(chat, loss_on=None).open() as reader:
+        with ConversationReader(dataclasses.replace(chat, loss_on=None)) as reader:
             rendered = [each for side in chat.layout.sides for each in reader.read(records, side, bad)]
         return join_texts([conversation.text for conversation in rendered if conversation])
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError, TokenizerMismatch
 from penstock.schema import Ragged
 from penstock.sources import Records
-from penstock.transforms._conversations import ChatSettings, Conversation
+from penstock.transforms._conversations import ChatSettings, Conversation, ConversationReader
 from penstock.transforms._engine_choice import ChosenEngine, check_document, choose_checked, join_texts
 from penstock.transforms._keep import infer_types, read_kept, take_kept
 from penstock.transforms._special_tokens import MARK, SPELLED, Guard
@@ -61,7 +61,7 @@ class OpenChat(OpenTokenize):
 
     def __init__(self, maker: TokenMaker, settings: ChatSettings, keep: Pairs, types: dict[str, str] | None) -> None:
         super().__init__(maker, settings.layout.column, keep, types, settings.guard)
-        self._settings, self._reader = settings, settings.open()
+        self._settings, self._reader = settings, ConversationReader(settings)
         maker.check_controls()
 
     def __call__(self, records: Records) -> Output:
