@@ -1,4 +1,4 @@
-"""What an earlier run left at the destination, and whether this run may continue it or replace it.
+"""What an earlier run left at the destination: whether it is up to date, and may be continued or replaced.
 
     a dataset       its manifest says how it was made, and which task read which files
     `.preparing`    a run that was stopped: its specification, and the tasks it finished
@@ -10,25 +10,31 @@ in tasks that come after the kept ones.
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import DatasetExists, FormatError, counted, first_few
+from penstock.errors import DatasetExists, FormatError, IncompleteDataset, counted, first_few, printable
+from penstock.filesystem import local_path
 from penstock.preparation._records import IN_MANIFEST, TaskRecord, read_entries
 from penstock.preparation._specification import Settings, Specification, differences
+from penstock.preparation._work_folder import WorkFolder
 from penstock.schema import HASH_COLUMN
 from penstock.shapes import COUNT, find_mismatch
-from penstock.shards import Manifest, ShardEntry, origins_from_json, read_provenance
-from penstock.sources import SourceFile
+from penstock.shards import Manifest, ShardEntry, origins_from_json, read_manifest, read_provenance
+from penstock.sources import PLAIN_SCHEMES, SourceFile, SourceOptions, list_files, refused_url
+from penstock.transforms import Transform
 
 _ATTRIBUTES = {
     "preparation": {"patterns": [str], "pack": [COUNT], "recipe": {str: object}, "tasks": [IN_MANIFEST]},
     "transform": {str: object},
 }
 """What `prepare` writes into a manifest, as far as a later run reads it."""
+_PASSES = {"deal": "the first pass of two, ", "gather": "the second pass of two, "}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +60,15 @@ class Previous:
         are_kept = [(task, not task.is_dropped and task.paths <= unchanged) for task in self.tasks]
         return tuple(task if is_kept else task.dropped() for task, is_kept in are_kept if is_kept or is_numbered)
 
+    @property
+    def recorded(self) -> dict[str, tuple[int, str]]:
+        """Size and identity of each source file."""
+        return {path: (num_bytes, identity) for path, num_bytes, identity in self.sources}
+
     def _unchanged(self, files: Sequence[SourceFile]) -> set[str]:
         """Paths of files that have not changed; a file without an identity always has."""
-        recorded = {path: (num_bytes, identity) for path, num_bytes, identity in self.sources if identity}
-        return {file.path for file in files if recorded.get(file.path) == (file.num_bytes, file.identity)}
+        then, now = self.recorded, {file.path: (file.num_bytes, file.identity) for file in files if file.identity}
+        return {path for path in now if now[path] == then.get(path)}
 
     def _files_of_lost(self) -> set[str]:
         """Files whose shards are lost; other tasks may have read other parts of the same files."""
@@ -242,3 +253,138 @@ def _refuse_removal(destination: Path, previous: Previous, files: Sequence[Sourc
 
 def _refuse(destination: Path, obstacle: str) -> str:
     return f"{destination}: {obstacle}. Pass overwrite=True (--overwrite) to replace it, or choose another destination."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """A preparation that is running or was stopped; the next run with the same arguments continues it."""
+
+    stage: str
+    """"prepare"; with `shuffle` first "deal", then "gather"."""
+    tasks: int
+    """Finished tasks."""
+    total_tasks: int
+    raw_bytes: int
+    """About how many raw bytes the finished tasks read."""
+    total_bytes: int
+    samples: int
+    """Samples they made."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        share = 100 * self.raw_bytes // max(1, self.total_bytes)
+        return (
+            f"{_PASSES.get(self.stage, '')}{self.tasks:,} of {self.total_tasks:,} tasks finished, "
+            f"{share} % of the data, {counted(self.samples, 'sample')}"
+        )
+
+
+def find_unfinished(destination: str | os.PathLike[str]) -> Unfinished | None:
+    """How far an unfinished preparation at `destination` has come; None if there is none."""
+    work = WorkFolder(local_path(destination, "a dataset").absolute())
+    noted = work.noted_tasks()
+    if noted is None:
+        return None
+    pass_name, tasks = noted
+    finished = work.records(tasks)
+    return Unfinished(
+        stage=pass_name,
+        tasks=len(finished),
+        total_tasks=len(tasks),
+        raw_bytes=sum(tasks[key] for key in finished),
+        total_bytes=sum(tasks.values()),
+        samples=sum(record.num_samples for record in finished.values()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """How a dataset differs from its sources; falsy if it does not."""
+
+    new: tuple[str, ...] = ()
+    """Source files that were added."""
+    changed: tuple[str, ...] = ()
+    """Source files that have changed."""
+    missing: tuple[str, ...] = ()
+    """Source files that are gone."""
+    transform: tuple[str, ...] = ()
+    """How the transform differs, in words."""
+    unfinished: Unfinished | None = None
+    """A preparation that the next run would continue, and how far it has come."""
+
+    def __bool__(self) -> bool:
+        return bool(self.new or self.changed or self.missing or self.transform or self.unfinished)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{counted(len(paths), 'source file')} {word} ({first_few(paths, 1)})"
+            for word, paths in (("new", self.new), ("changed", self.changed), ("missing", self.missing))
+            if paths
+        ]
+        parts += [f"a different {words}" for words in self.transform]
+        parts += [f"a preparation can be continued ({self.unfinished})"] if self.unfinished else []
+        return printable("; ".join(parts)) if parts else "up to date"
+
+
+def is_stale(
+    destination: str | os.PathLike[str],
+    *,
+    sources: Any = None,
+    transform: Transform | None = None,
+    reading: SourceOptions | None = None,
+    schemes: Collection[str] = PLAIN_SCHEMES,
+) -> Staleness:
+    """Whether the sources or the transform no longer match the dataset at `destination`; reads no data.
+
+    Without `sources`, it lists the paths and queries the servers that the dataset names: only do this with a dataset
+    you trust.
+
+    Args:
+        destination: Folder of a dataset that `prepare` made.
+        sources: What to compare with; None means the sources that `prepare` was given.
+        transform: What to compare with; None means that it has not changed.
+        reading: How to find the sources; only credentials and a different format matter here.
+        schemes: Kinds of URLs that the dataset may name; "file" is a path on this machine.
+
+    Raises:
+        FormatError: the dataset names another kind of URL, or a chained one.
+        IncompleteDataset: there is no finished dataset, or `prepare` did not make it.
+    """
+    path = local_path(destination, "a dataset").absolute()
+    previous = read_previous(path, read_manifest(path))
+    if previous is None:
+        raise IncompleteDataset(f"{path}: not made by `penstock prepare`, so it has no sources to compare with.")
+    url = refused_url(previous.patterns, schemes) if sources is None else None
+    if url is not None:
+        raise FormatError(
+            f"{path}: names the source {reprlib.repr(url)}, but only {', '.join(schemes)} are followed, unchained. "
+            "If you trust the dataset, say where to look (sources=), or which kinds of URLs to follow (schemes=)."
+        )
+    before = dict(previous.specification.transform)
+    changes = [] if transform is None else differences({"transform": before}, {"transform": transform.identity})
+    files = _list(previous, sources, reading or SourceOptions())
+    now = {file.path: (file.num_bytes, file.identity) for file in files} if files is not None else previous.recorded
+    then = previous.recorded
+    return Staleness(
+        new=tuple(sorted(now.keys() - then.keys())),
+        changed=tuple(sorted(path for path in now.keys() & then.keys() if now[path] != then[path])),
+        missing=tuple(sorted(then.keys() - now.keys())),
+        transform=tuple(changes),
+        unfinished=find_unfinished(path),
+    )
+
+
+def _list(previous: Previous, sources: Any, reading: SourceOptions) -> Sequence[SourceFile] | None:
+    """The sources as they are now; None if they were objects in a process that has ended."""
+    wanted = sources if sources is not None else list(previous.patterns)
+    if not wanted and sources is None:
+        return None
+    if reading.format is None:
+        reading = dataclasses.replace(reading, format=previous.specification.reading["format"])
+    try:
+        return list_files(wanted, reading)
+    except FileNotFoundError:  # they are all gone
+        return []
