@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.loader import Bundle
-from penstock.loader._threads import _describe_place
+from penstock.loader._engines import _describe_place
 from penstock.workers import _failures
 from pytorch.examples import NUM_ROWS, children, numbers
 from pytorch.functions import close_all_at_8, stop_at_8, time_out

@@ -21,7 +21,12 @@ from penstock.loader._engine import Engine, Result, Wait, WaitedTooLong, WorkerK
 from penstock.loader._engines import make_engine
 from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagged, Template
 from penstock.loader._memory import Arena, SlotPool, private_slot
-from penstock.loader._pipeline import InFlight, LoaderStatistics, Pipeline, count_computed, count_handed_over
+from penstock.loader._pipeline import (
+    LoaderStatistics,
+    Pipeline,
+    count_computed,
+    count_handed_over,
+)
 from penstock.loader._plan_work import (
     Bundle,
     Cursor,
@@ -43,7 +48,6 @@ __all__ = [
     "Bundle",
     "Cursor",
     "Engine",
-    "InFlight",
     "Item",
     "LoaderStatistics",
     "Pipeline",

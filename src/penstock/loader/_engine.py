@@ -144,8 +144,8 @@ class Computed(NamedTuple):
     page_faults: int
 
 
-class Computer:
-    """Computes items in one thread.
+class ItemRunner:
+    """Computes items in one thread, and says what they cost.
 
     The kernel is asked what the thread used every few milliseconds, not for every batch: asking takes
     longer than some batches. In between the cost is reported as 0, and added to a later batch.

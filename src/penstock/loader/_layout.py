@@ -95,22 +95,31 @@ class BatchLayout:
         self.is_lasting = is_lasting
         """Whether this object describes many batches; a worker process then sends it only once."""
         self.num_pieces = num_pieces
-        placed = [part for part in parts.values() if isinstance(part, Placed)]
-        self.end = max((part.end for part in placed), default=1)
-        """Where the last byte ends."""
-        self.num_bytes = sum(part.num_bytes for part in placed)
+        self.end, self.num_bytes = 1, 0
+        """Where the last byte ends, and bytes of all arrays."""
+        for part in parts.values():  # made for every batch whose shapes vary, so without calls where there can be none
+            if type(part) is PlacedArray:
+                self.end, self.num_bytes = max(self.end, part.end), self.num_bytes + part.end - part.offset
+            elif isinstance(part, Placed):
+                self.end, self.num_bytes = max(self.end, part.end), self.num_bytes + part.num_bytes
         self._stacked = _stacked_arrays(parts, num_pieces) if num_pieces > 1 else []
 
     def pieces(self, memory: Any) -> list[Batch]:
         """The batches, their arrays based on `memory`."""
-        if not self._stacked:
-            return [self.view(memory) for _ in range(self.num_pieces)]
-        columns = [np.ndarray(shape, dtype, memory, offset) for shape, dtype, offset in self._stacked]
-        return [dict(zip(self._parts, arrays, strict=True)) for arrays in zip(*columns, strict=True)]
+        if self._stacked:
+            columns = [np.ndarray(shape, dtype, memory, offset) for shape, dtype, offset in self._stacked]
+            return [dict(zip(self._parts, arrays, strict=True)) for arrays in zip(*columns, strict=True)]
+        return [self.view(memory)] if self.num_pieces == 1 else [self.view(memory) for _ in range(self.num_pieces)]
 
     def view(self, memory: Any) -> Batch:
         """All of it, the arrays based on `memory`."""
-        return {key: part.view(memory) if isinstance(part, Placed) else part for key, part in self._parts.items()}
+        batch: Batch = {}
+        for key, part in self._parts.items():
+            if type(part) is PlacedArray:
+                batch[key] = np.ndarray(part.shape, dtype_from_name(part.dtype), memory, part.offset)
+            else:
+                batch[key] = part.view(memory) if isinstance(part, Placed) else part
+        return batch
 
     def __getitem__(self, key: str) -> Any:
         return self._parts[key]

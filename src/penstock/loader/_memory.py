@@ -222,7 +222,8 @@ class SlotPool(Generic[SomeSlot]):
 
     def take(self) -> SomeSlot:
         """A free slot; a new one is made if all are in use."""
-        self._collect()
+        if self._given_back or self._released:
+            self._collect()
         while self._free:
             slot = self._free.pop()
             if not (slot.is_seen and slot.is_kept()):
@@ -245,7 +246,7 @@ class SlotPool(Generic[SomeSlot]):
     def hand_over(self, slot: SomeSlot, layout: BatchLayout) -> list[Batch]:
         """The batches in a slot; the slot comes back when the last array on it dies."""
         memory = slot.memory(layout.end)
-        if self.num_leased >= self._max_leases:
+        if len(self._leased) - len(self._released) >= self._max_leases:
             copies = [{key: _copy(value) for key, value in batch.items()} for batch in layout.pieces(memory)]
             self.give_back(slot)
             return copies
@@ -256,7 +257,8 @@ class SlotPool(Generic[SomeSlot]):
 
     def shrink(self) -> list[SomeSlot]:
         """Drop free slots beyond those being filled plus two; return them, because their worker has them open too."""
-        self._collect()
+        if self._given_back or self._released:
+            self._collect()
         if len(self._free) <= 2:
             return []
         num_wanted = self.num_held - self.num_leased + 2

@@ -1,4 +1,4 @@
-"""Items in, results out, in order, a few ahead: the loop between a list of items and an engine, and its statistics."""
+"""Items in, batches out, in order, a few ahead: what lies between a loop and its engine, and its statistics."""
 
 from __future__ import annotations
 
@@ -129,100 +129,19 @@ def count_handed_over(statistics: LoaderStatistics, begin: float, copying: float
     return now
 
 
-class InFlight:
-    """Items that an engine was given and whose results have not been received yet, oldest first.
+class Pipeline:
+    """Items that an engine computes ahead of the training loop, received in order unless order does not matter.
+
+    `start` and `next` run through items that are known in advance, and keep `prefetch` batches in flight. `submit` and
+    `receive` leave the choice of the next item to the caller, as torch datasets need it: there, what comes next depends
+    on what came. `convert` is applied in the training thread, to all batches of an item in one go: between two training
+    steps the same code takes twice as long, because the step has emptied the caches.
+
+    One thread at a time uses the engine, under `lock`: a thread that starts new items while another waits for a result
+    waits, too. Any thread may close.
 
     Args:
         timeout: Seconds to wait for a result; 0 means for ever.
-    """
-
-    def __init__(self, engine: Engine, *, in_order: bool, timeout: float) -> None:
-        self._engine, self._in_order, self._timeout = engine, in_order, timeout
-        self._tickets = itertools.count()
-        self._items: deque[tuple[int, Any]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @property
-    def oldest(self) -> Any:
-        """The item that will be received next, if in order."""
-        return self._items[0][1]
-
-    def submit(self, item: Any, worker: int | None = None, *, is_next: bool = False) -> None:
-        """Have an item computed, by this worker if one is named; with `is_next` it is received before all others."""
-        ticket = next(self._tickets)
-        self._engine.submit(ticket, item, worker)
-        if is_next:
-            self._items.appendleft((ticket, item))
-        else:
-            self._items.append((ticket, item))
-
-    def receive(self) -> tuple[Any, Result]:
-        """The oldest item and its result, or if order does not matter the first that is ready; raises what it raised.
-
-        Raises:
-            RuntimeError: it was not ready in time, in torch's words; it stays in flight.
-        """
-        return self._in_time(self._receive_oldest if self._in_order else self._receive_any)
-
-    def receive_oldest(self) -> tuple[Any, Result]:
-        """The oldest item and its result, even if order does not matter; raises what `receive` does."""
-        return self._in_time(self._receive_oldest)
-
-    def _in_time(self, receive: Callable[[float | None], tuple[Any, Result]]) -> tuple[Any, Result]:
-        try:
-            return receive(self._timeout if self._timeout > 0 else None)
-        except WaitedTooLong as error:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds: {error}") from error
-
-    def _receive_any(self, seconds: float | None) -> tuple[Any, Result]:
-        ticket, result = self._engine.wait_any(seconds)
-        item = next(item for number, item in self._items if number == ticket)
-        self._items.remove((ticket, item))
-        return item, result
-
-    def _receive_oldest(self, seconds: float | None) -> tuple[Any, Result]:
-        ticket, item = self._items[0]
-        try:
-            result = self._engine.wait(ticket, seconds)
-        except WaitedTooLong:
-            raise
-        except Exception:  # what has failed is over: whoever asks again gets the next
-            self._items.popleft()
-            raise
-        self._items.popleft()
-        return item, result
-
-    def is_ready(self) -> bool:
-        """Whether `receive` would not wait."""
-        candidates = itertools.islice(self._items, 1 if self._in_order else None)
-        return any(self._engine.is_done(ticket) for ticket, _ in candidates)
-
-    def num_ready(self) -> int:
-        """How many times `receive` would not wait; 0 if the engine failed, which `receive` will report."""
-        try:
-            is_done = (self._engine.is_done(ticket) for ticket, _ in self._items)
-            return sum(itertools.takewhile(bool, is_done) if self._in_order else is_done)
-        except (OSError, RuntimeError):
-            return 0
-
-    def forget(self) -> None:
-        """Throw everything away, including in the engine."""
-        self._engine.forget()
-        self._items.clear()
-
-    def clear(self) -> None:
-        """Throw everything away; the engine is about to be closed."""
-        self._items.clear()
-
-
-class Pipeline:
-    """Keeps `prefetch` batches in flight and hands them over, in order unless order does not matter.
-
-    `convert` is applied in the training thread, to all batches of an item in one go: between two training steps the
-    same code takes twice as long, because the step has emptied the caches. One thread at a time uses the engine: a
-    thread that starts new items while another waits in `next` waits for it. Any thread may close.
     """
 
     def __init__(
@@ -231,74 +150,120 @@ class Pipeline:
         work: Work,
         statistics: LoaderStatistics,
         *,
-        convert: Callable[[Batch], Batch],
+        convert: Callable[[Batch], Batch] | None = None,
         prefetch: int,
         in_order: bool,
         timeout: float = 0,
     ) -> None:
-        self._engine, self._work = engine, work
-        self._statistics = statistics
-        self._convert = convert
-        self._in_flight = InFlight(engine, in_order=in_order, timeout=timeout)
-        self._received: deque[tuple[Any, Batch]] = deque()
+        self._engine, self._work, self._statistics = engine, work, statistics
+        self._convert, self._in_order, self._timeout = convert, in_order, timeout
+        self.prefetch = prefetch
+        """Batches to compute ahead."""
+        self.lock = threading.RLock()  # a signal handler may begin a loop while its own thread waits in another
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._tickets = itertools.count()
+        self._in_flight: deque[tuple[int, Any]] = deque()
+        """(ticket, item) of what was submitted and not yet received, oldest first."""
         self._items: Iterator[Any] = iter(())
         self._batches_per_item = 1
-        self._pid = os.getpid()
-        self._lock = threading.RLock()  # a signal handler may begin a loop while its own thread waits in another
+        self._received: deque[tuple[Any, Batch]] = deque()
+        """(item, batch) of what was received and not yet handed over."""
         self._left_at: float | None = None
-        self._is_closed = False
-        self.prefetch = prefetch
 
     @property
     def is_ours(self) -> bool:
         """Whether this process started it, and not its parent before a fork."""
         return os.getpid() == self._pid
 
+    @property
+    def oldest(self) -> Any:
+        """The item that was submitted first of those in flight; None if there are none."""
+        return self._in_flight[0][1] if self._in_flight else None
+
     def start(self, items: Iterator[Any], batches_per_item: int = 1) -> None:
         """Start over with new items; results of the old ones are thrown away."""
         if self._is_closed or not self.is_ours:
-            self._refuse()
-        with self._lock:
-            self._in_flight.forget()
-            self._received.clear()
-            self._items = items
-            self._batches_per_item = batches_per_item
-            self._left_at = None
+            _refuse(is_ours=self.is_ours)
+        with self.lock:
+            self.forget()
+            self._items, self._batches_per_item = items, batches_per_item
             self._fill()
 
     def next(self) -> tuple[Any, Batch] | None:
         """(item, batch) of the next item, or None if there are no more."""
         if self._is_closed or os.getpid() != self._pid:
-            self._refuse()
+            _refuse(is_ours=self.is_ours)
         begin = time.perf_counter()
-        was_ready, copying = True, 0.0
-        with self._lock:
+        was_ready, converting = True, 0.0
+        with self.lock:
             if not self._received:
                 if not self._in_flight:
                     self._fill()
                     if not self._in_flight:
                         return None
-                was_ready, copying = self._receive()
+                was_ready, converting = self._receive_batches()
                 self._fill()
             handed_over = self._received.popleft()
-        self._statistics.num_ready += was_ready
-        self._left_at = count_handed_over(self._statistics, begin, copying, self._left_at)
+        self.count_handed_over(begin, converting, was_ready=was_ready)
         return handed_over
 
+    def submit(self, item: Any, worker: int | None = None, *, is_next: bool = False) -> None:
+        """Have an item computed, by this worker if one is named; with `is_next` it is received before all others."""
+        self._work.announce(item)
+        ticket = next(self._tickets)
+        self._engine.submit(ticket, item, worker)
+        if is_next:
+            self._in_flight.appendleft((ticket, item))
+        else:
+            self._in_flight.append((ticket, item))
+
+    def receive(self, *, oldest: bool = False) -> tuple[Any, Result]:
+        """The oldest item and its result; if order does not matter, the first that is ready, unless asked otherwise.
+
+        Raises:
+            RuntimeError: it was not ready in time, in torch's words; it stays in flight.
+            Exception: what computing it raised; it is over.
+        """
+        seconds = self._timeout if self._timeout > 0 else None
+        ticket, is_any = self._in_flight[0][0], not (self._in_order or oldest)
+        try:
+            if is_any:
+                ticket, result = self._engine.wait_any(seconds)
+            else:
+                result = self._engine.wait(ticket, seconds)
+        except WaitedTooLong as error:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds: {error}") from error
+        except Exception:
+            if not is_any:
+                self._in_flight.popleft()
+            raise
+        if self._in_flight[0][0] == ticket:
+            return self._in_flight.popleft()[1], result
+        found = next(one for one in self._in_flight if one[0] == ticket)
+        self._in_flight.remove(found)
+        return found[1], result
+
     def is_ready(self) -> bool:
-        """Whether `next` would not wait for a worker."""
-        with self._lock:
+        """Whether a batch can be taken, or the end seen, without waiting for a worker."""
+        with self.lock:
             if self._received or not self._in_flight:
                 return True
-            return self._in_flight.is_ready()
+            candidates = itertools.islice(self._in_flight, 1 if self._in_order else None)
+            return any(self._engine.is_done(ticket) for ticket, _ in candidates)
 
     def refill(self) -> None:
         """Compute as many batches ahead as `prefetch` now says; if another thread is waiting for one, after that."""
-        if self._lock.acquire(blocking=False):
+        if self.lock.acquire(blocking=False):
             try:
                 self._fill()
             finally:
-                self._lock.release()
+                self.lock.release()
+
+    def count_handed_over(self, begin: float, converting: float, *, was_ready: bool) -> None:
+        """Count a batch that was asked for at `begin`, and is handed over now."""
+        self._statistics.num_ready += was_ready
+        self._left_at = count_handed_over(self._statistics, begin, converting, self._left_at)
 
     def update_statistics(self) -> None:
         """Update those statistics that describe the present; the rest is counted batch by batch."""
@@ -306,11 +271,18 @@ class Pipeline:
         statistics.num_buffers, statistics.num_buffers_in_use = self._engine.num_buffers()
         statistics.num_workers, statistics.prefetch = self._engine.num_workers, self.prefetch
         statistics.num_queued = 0
-        if self.is_ours and self._lock.acquire(blocking=False):  # otherwise a thread waits in `next`, so none is ready
+        if self.is_ours and self.lock.acquire(blocking=False):  # otherwise a thread waits for a batch: none is ready
             try:
-                statistics.num_queued = len(self._received) + self._batches_per_item * self._in_flight.num_ready()
+                statistics.num_queued = len(self._received) + self._batches_per_item * self._num_done()
             finally:
-                self._lock.release()
+                self.lock.release()
+
+    def forget(self) -> None:
+        """Throw away what was submitted, and what was not handed over."""
+        self._engine.forget()
+        self._in_flight.clear()
+        self._received.clear()
+        self._left_at = None
 
     def close(self) -> None:
         """Stop the engine."""
@@ -324,35 +296,40 @@ class Pipeline:
             item = next(self._items, None)
             if item is None:
                 return
-            self._submit(item)
+            self.submit(item)
 
-    def _submit(self, item: Any, *, is_next: bool = False) -> None:
-        self._work.announce(item)
-        self._in_flight.submit(item, is_next=is_next)
-
-    def _receive(self) -> tuple[bool, float]:
+    def _receive_batches(self) -> tuple[bool, float]:
         """Wait for the next result; return whether it was already there, and how long converting it took."""
-        item, result = self._take()
+        next_item = self._in_flight[0][1]
+        try:
+            item, result = self.receive()
+        except Exception as error:  # retry a bundle one by one, to hand over the batches before the failing one
+            if not isinstance(next_item, Bundle) or isinstance(error.__cause__, WaitedTooLong):
+                raise
+            item = None
+        if item is None:
+            for single in reversed(next_item.items()):
+                self.submit(single, is_next=True)
+            return self._receive_batches()
         begin = time.perf_counter()
         items = item.items() if isinstance(item, Bundle) else (item,)
-        self._received.extend(zip(items, map(self._convert, result.batches), strict=True))
+        batches = result.batches if self._convert is None else map(self._convert, result.batches)
+        self._received.extend(zip(items, batches, strict=True))
         count_computed(self._statistics, result)
         return result.was_ready, time.perf_counter() - begin
 
-    def _take(self) -> tuple[Any, Result]:
-        oldest = self._in_flight.oldest
+    def _num_done(self) -> int:
+        """How many items could be received without waiting; 0 if the engine failed, which `receive` will report."""
         try:
-            return self._in_flight.receive()
-        except Exception as error:  # retry a bundle one by one, to hand over the batches before the failing one
-            if not isinstance(oldest, Bundle) or isinstance(error.__cause__, WaitedTooLong):
-                raise
-        for item in reversed(oldest.items()):
-            self._submit(item, is_next=True)
-        return self._take()
+            is_done = (self._engine.is_done(ticket) for ticket, _ in self._in_flight)
+            return sum(itertools.takewhile(bool, is_done) if self._in_order else is_done)
+        except (OSError, RuntimeError):
+            return 0
 
-    def _refuse(self) -> NoReturn:
-        if not self.is_ours:
-            raise RuntimeError(
-                "This loop was started before a fork; its workers belong to the parent. Start a new one in the child."
-            )
-        raise RuntimeError("The loader was closed. A new `for` loop starts it again.")
+
+def _refuse(*, is_ours: bool) -> NoReturn:
+    if not is_ours:
+        raise RuntimeError(
+            "This loop was started before a fork; its workers belong to the parent. Start a new one in the child."
+        )
+    raise RuntimeError("The loader was closed. A new `for` loop starts it again.")

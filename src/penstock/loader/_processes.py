@@ -59,6 +59,7 @@ class ProcessEngine:
         self._done: dict[int, tuple[ItemWorker | None, Slot | None, Computed | BaseException]] = {}
         self._deaths: dict[int, int] = {}
         self._last_ticket, self._first_wanted = -1, 0
+        self._num_finished = 0
         self.num_workers = num_workers
         self._dispatch()
 
@@ -70,7 +71,7 @@ class ProcessEngine:
 
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
         """The result of a ticket; raises what its computation raised."""
-        was_ready = self.is_done(ticket)
+        was_ready = ticket in self._done or (self._read(0) and ticket in self._done)
         if not was_ready:
             wait = Wait(seconds, functools.partial(self._describe_wait, ticket))
             while ticket not in self._done:
@@ -173,10 +174,10 @@ class ProcessEngine:
 
     def _worker_for(self, assigned: int | None) -> ItemWorker | None:
         """The worker to give an item to; None if it is dead. One that is still starting would delay it."""
-        if assigned is None:
-            started = [worker for worker in self._active if worker.is_started]
-            return min(started or self._active, key=lambda worker: len(worker.outstanding))
-        return next((worker for worker in self._active if worker.number == assigned), None)
+        if assigned is not None:
+            return self._workers.get(assigned)
+        started = [worker for worker in self._active if worker.is_started]
+        return min(started or self._active, key=lambda worker: len(worker.outstanding))
 
     def _read(self, seconds: float) -> bool:
         """Read what workers send, waiting at most this long for the first message; return whether there was one."""
@@ -215,7 +216,8 @@ class ProcessEngine:
         else:
             self._done[ticket] = (worker, slot, outcome)
             self._deaths.pop(ticket, None)
-        self._release_if_idle(worker)
+        if worker.is_leaving:
+            self._release_if_idle(worker)
 
     def _release_if_idle(self, worker: ItemWorker) -> None:
         if worker.is_leaving and not worker.outstanding:
@@ -230,10 +232,17 @@ class ProcessEngine:
             raise outcome
         assert worker is not None
         assert slot is not None
-        result = worker.hand_over(slot, outcome, was_ready)
-        for each in self._workers.values():  # all of them: some may have nothing to hand over for a long time
-            each.drop_spare_slots()
-        return result
+        batches = worker.pool.hand_over(slot, outcome.layout)
+        self._drop_spare_slots(worker)
+        return Result(batches, outcome.layout.num_bytes, was_ready, worker.number, *outcome[1:])
+
+    def _drop_spare_slots(self, worker: ItemWorker) -> None:
+        """Drop superfluous slots of a worker, and of another in turn; if there are any, batches have died: of all."""
+        self._num_finished += 1
+        in_turn = self._active[self._num_finished % len(self._active)] if self._active else worker
+        if worker.drop_spare_slots() or in_turn.drop_spare_slots():
+            for each in self._workers.values():
+                each.drop_spare_slots()
 
     def _replace(self, worker: ItemWorker) -> None:
         """After a worker died: put its items back in the queue, oldest first, for its replacement."""

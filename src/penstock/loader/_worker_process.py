@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.loader._engine import Computed, Computer, Result, Work
+from penstock.loader._engine import Computed, ItemRunner, Work
 from penstock.loader._layout import BatchLayout
 from penstock.loader._memory import Slot, SlotPool
 from penstock.workers import (
@@ -96,14 +96,14 @@ class _Answers:
 
     def __init__(self, channel: Channel, work: Work) -> None:
         self._channel = channel
-        self._computer = Computer(work)
+        self._runner = ItemRunner(work)
         self._numbers: dict[BatchLayout, int] = {}
 
     def answer(self, ticket: int, item: Any, slot: Slot) -> None:
         """Compute an item and send where it lies, or what went wrong."""
         number = None
         try:
-            layout, *costs = self._computer.compute(item, slot)
+            layout, *costs = self._runner.compute(item, slot)
             number = self._numbers.get(layout)
             answer = self._describe(ticket, layout, costs) if number is None else b""
         except BaseException as error:  # noqa: BLE001 - raised in the trainer's next()
@@ -126,7 +126,8 @@ class ItemWorker:
     """A worker process as the engine sees it."""
 
     def __init__(self, process: WorkerProcess, num_workers: int) -> None:
-        self.process = process
+        self.process, self.number = process, process.number
+        """The process, and its number among all that were ever started."""
         self.pool = SlotPool(Slot)
         self.outstanding: dict[int, tuple[Any, Slot]] = {}
         """Items by ticket; the first is the one being computed."""
@@ -142,11 +143,6 @@ class ItemWorker:
         self._layouts: dict[int, BatchLayout] = {}
         """Layouts that it refers to by number."""
         process.send((self.number, num_workers))
-
-    @property
-    def number(self) -> int:
-        """Its number among all that were ever started."""
-        return self.process.number
 
     def give(self, ticket: int, item: Any) -> bool:
         """Send an item; False if so much is waiting for this worker that it must answer first."""
@@ -195,17 +191,15 @@ class ItemWorker:
         doing = f"computing {item}" if self.is_started else f"starting, to compute {item},"
         return describe_silence(f"worker {self.number}", pid, doing, time.monotonic() - self._busy_since)
 
-    def hand_over(self, slot: Slot, computed: Computed, was_ready: bool) -> Result:
-        """The batches that it wrote to a slot."""
-        batches = self.pool.hand_over(slot, computed.layout)
-        return Result(batches, computed.layout.num_bytes, was_ready, self.number, *computed[1:])
-
-    def drop_spare_slots(self) -> None:
-        """Drop superfluous slots, on both sides."""
-        dropped = {slot.number for slot in self.pool.shrink()}
-        if dropped:
-            self._to_close += dropped & self._open
-            self._open -= dropped
+    def drop_spare_slots(self) -> bool:
+        """Drop superfluous slots, on both sides; return whether there were any."""
+        slots = self.pool.shrink()
+        if not slots:
+            return False
+        dropped = {slot.number for slot in slots}
+        self._to_close += dropped & self._open
+        self._open -= dropped
+        return True
 
     def _take_slot(self, ticket: int) -> Slot:
         """The slot of an item that was answered; answers come in order."""

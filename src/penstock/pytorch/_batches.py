@@ -39,10 +39,13 @@ def as_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     A ragged column becomes a `Ragged` of tensors, byte strings a list of `bytes`, in lists and dicts too; numbers stay
     as they are, and so do arrays of what no tensor holds.
     """
-    try:
-        return {key: from_numpy(value) for key, value in batch.items()}
-    except TypeError:  # unlike most batches, it holds other things too
-        return {key: _convert(value) for key, value in batch.items()}
+    tensors: dict[str, Any] = {}
+    for key, value in batch.items():
+        try:
+            tensors[key] = from_numpy(value)
+        except TypeError:
+            tensors[key] = value if type(value) is int else _convert(value)
+    return tensors
 
 
 def pin_batch(batch: Any, pin: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -58,17 +58,7 @@ class PlanWorkers:
     def start(self, world_size: int) -> Pipeline:
         """The pipeline, with its workers; made if there is none, or only that of a parent process."""
         if self._pipeline is None or not self._pipeline.is_ours:
-            work = PlanWork(self._plan, drops_consumed=self._settings.drop_consumed)
-            self._engine = self._make_engine(work)
-            self._pipeline = Pipeline(
-                self._engine,
-                work,
-                self.statistics,
-                convert=as_tensors,
-                prefetch=self._num_ahead,
-                in_order=self._settings.in_order,
-                timeout=self._settings.timeout,
-            )
+            self._pipeline = self._make_pipeline(PlanWork(self._plan, drops_consumed=self._settings.drop_consumed))
             self._give_back_server()
         self._num_steps = self._steps_per_item(world_size)
         return self._pipeline
@@ -83,7 +73,7 @@ class PlanWorkers:
             world_size=world_size,
             num_parts=loop.num_parts,
             num_steps=self._num_steps,
-            num_growing=self.num_workers,
+            num_growing=max(1, self.num_workers),
         )
         pipeline.prefetch = self._num_ahead
         pipeline.start(items, self._num_steps * loop.num_parts)
@@ -156,7 +146,7 @@ class PlanWorkers:
 
     def _steps_per_item(self, world_size: int) -> int:
         """Steps that a worker computes as one item, so that two items per worker fit into the prefetch."""
-        if self.kind == "inline" or not self._settings.in_order:
+        if not self._settings.in_order:
             return 1
         if isinstance(self._engine, RemoteEngine):
             num_steps = self._engine.steps_per_request(world_size)
@@ -196,6 +186,18 @@ class PlanWorkers:
             self._pipeline.prefetch = self._num_ahead
             if self._pipeline.is_ours:
                 self._pipeline.refill()
+
+    def _make_pipeline(self, work: PlanWork) -> Pipeline:
+        self._engine = self._make_engine(work)
+        return Pipeline(
+            self._engine,
+            work,
+            self.statistics,
+            convert=as_tensors,
+            prefetch=self._num_ahead,
+            in_order=self._settings.in_order,
+            timeout=self._settings.timeout,
+        )
 
     def _make_engine(self, work: PlanWork) -> Engine:
         settings = self._settings

@@ -177,13 +177,10 @@ class TorchRun:
         """What was measured so far."""
         statistics, loader = self._statistics, self._loader
         batches = self._batches
-        if isinstance(batches, WorkerBatches):
-            statistics.num_buffers, statistics.num_buffers_in_use = batches.num_buffers
-            statistics.num_queued = batches.num_queued()
         statistics.num_workers = loader.num_workers
         statistics.prefetch = loader.num_workers * (loader.prefetch_factor or 0)
-        if self._tuning is not None and isinstance(batches, WorkerBatches):
-            statistics.prefetch = batches.num_ahead
+        if isinstance(batches, WorkerBatches):
+            batches.update_statistics()
         return statistics.copy()
 
     def close(self) -> None:
@@ -283,8 +280,9 @@ class TorchRun:
         assert self._base_seed is not None
         init = with_sharding(loader.worker_init_fn) if is_pipe(fetching.dataset) else loader.worker_init_fn
         begin = time.perf_counter()
+        work = TorchWork(fetching, self._base_seed, init, seeds_batches=loader.tunes_workers)
         engine = make_engine(
-            TorchWork(fetching, self._base_seed, init, seeds_batches=loader.tunes_workers),
+            work,
             kind="process",
             num_workers=loader.num_workers,
             start_method=_start_method(loader),
@@ -292,7 +290,7 @@ class TorchRun:
         )
         if _start_method(loader) != "fork":
             warn_slow_pickling(time.perf_counter() - begin, type(fetching.dataset).__name__)
-        return WorkerBatches(loader, fetching, indices, progress, self._statistics, engine, self._tuning)
+        return WorkerBatches(loader, fetching, indices, progress, self._statistics, work, engine, self._tuning)
 
 
 def _plain(states: Sequence[WorkerState]) -> list[Any]:

@@ -7,21 +7,20 @@ waited for, and one more whenever one is handed over. Only the way the batches t
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 from penstock.errors import WorkerDied
-from penstock.loader import Engine, InFlight, LoaderStatistics, Result, count_computed, count_handed_over
+from penstock.loader import Engine, LoaderStatistics, Pipeline, Result, count_computed
 from penstock.pytorch._live_tuning import LiveTuning
 from penstock.pytorch._online import Setting
 from penstock.pytorch._samplers import Indices
 from penstock.pytorch._torch_datasets import Fetching
 from penstock.pytorch._torch_loop import LoopProgress, Receipt
-from penstock.pytorch._torch_work import TorchItem, TorchStart
+from penstock.pytorch._torch_work import TorchItem, TorchStart, TorchWork
 from penstock.pytorch._transport import FirstBatches, WorkerEnd, WorkerFailure, read_answer, unpack
 from penstock.pytorch._warnings import warn_repeating_workers
 
@@ -38,12 +37,20 @@ class WorkerBatches:
         indices: Indices,
         progress: LoopProgress,
         statistics: LoaderStatistics,
+        work: TorchWork,
         engine: Engine,
         tuning: LiveTuning | None = None,
     ) -> None:
-        self._engine, self._pid = engine, os.getpid()
-        self._lock = threading.RLock()  # a signal handler may take a batch while its own thread waits for one
-        # Another lock: a thread that waits for a feed holds the first, and the feed calls `begin`.
+        self._engine = engine
+        self._pipeline = Pipeline(
+            engine,
+            work,
+            statistics,
+            prefetch=loader.prefetch_factor * loader.num_workers,
+            in_order=loader.in_order,
+            timeout=loader.timeout,
+        )
+        # Another lock than the pipeline's: a thread that waits for a feed holds that, and the feed calls `begin`.
         self._start_lock = threading.RLock()
         self._is_persistent, self._in_order = loader.persistent_workers, loader.in_order
         self._statistics = statistics
@@ -53,23 +60,20 @@ class WorkerBatches:
         self._death: str | None = None
         """How a worker died: no batch of this loop comes after that, because the dead worker's would be missing."""
         self._first_batches: dict[tuple[int, ...], int] = {}
-        self._max_in_flight: int = loader.prefetch_factor * loader.num_workers
         self._tuning = tuning
         """With it, items belong to no worker in particular, and the number of workers may change."""
-        self._in_flight = InFlight(engine, in_order=loader.in_order, timeout=loader.timeout)
         self.restart(fetching, indices, progress)
 
     def restart(self, fetching: Fetching, indices: Indices, progress: LoopProgress) -> None:
         """Begin an epoch, with the same workers."""
-        with self._lock:
-            self._in_flight.forget()
+        with self._pipeline.lock:
+            self._pipeline.forget()
             self.progress = progress
             self._is_iterable, self._indices = fetching.is_iterable, indices
             self._epoch += 1
             self._sampler_states: dict[int, Any] = {}
             """The sampler's state after each batch in flight, by number."""
             self._was_cut_short = False
-            self._left_at: float | None = None
             self._num_given = [0] * progress.num_workers
             """Batches in flight of each worker."""
             self._turn = progress.next_worker
@@ -80,17 +84,17 @@ class WorkerBatches:
                     self._start(worker)
             self._fill()
             if self._tuning is not None:
-                self._tuning.begin(self._max_in_flight)
+                self._tuning.begin(self._pipeline.prefetch)
 
     @property
     def can_restart(self) -> bool:
         """Whether all workers are there for another epoch, and belong to this process."""
-        return self._death is None and os.getpid() == self._pid
+        return self._death is None and self._pipeline.is_ours
 
     def turn(self) -> AbstractContextManager[Any]:
         """One thread at a time takes a batch."""
         self._check_process()  # before the lock, which another thread may have held when this process was forked
-        return self._lock
+        return self._pipeline.lock
 
     def begin(self) -> None:
         """Wait until all workers have said where they started; the oldest items in flight are these questions."""
@@ -98,8 +102,8 @@ class WorkerBatches:
             return
         self._check_process()
         with self._start_lock:
-            while self._in_flight and isinstance(self._in_flight.oldest, TorchStart):
-                start, result = self._wait(self._in_flight.receive_oldest)
+            while isinstance(self._pipeline.oldest, TorchStart) and not self._was_cut_short:
+                start, result = self._receive(oldest=True)
                 state = read_answer(result.batch)[0].state
                 if state is not None:
                     self.progress.worker_states[start.worker] = state
@@ -113,10 +117,12 @@ class WorkerBatches:
         if self._was_cut_short:
             raise RuntimeError("The loader was closed. A new `for` loop starts it again.")
         begin = time.perf_counter()
-        self.begin()
-        while self._in_flight:
+        if self._awaits_starts:
+            self.begin()
+        while self._pipeline.oldest is not None:
             item, result = self._receive()
-            answer, arrays = read_answer(result.batch)
+            self._num_given[item.worker] -= 1
+            answer, arrays = read_answer(result.batches[0])
             content = answer.content
             if isinstance(content, WorkerEnd):
                 self._end(item.worker, answer.state)
@@ -132,10 +138,8 @@ class WorkerBatches:
             batch = unpack(content, arrays)
             if answer.first_batches is not None:
                 self._compare(item.worker, answer.first_batches)
-            self._statistics.num_ready += result.was_ready
             count_computed(self._statistics, result)
-            unpacking = time.perf_counter() - waited
-            self._left_at = count_handed_over(self._statistics, begin, unpacking, self._left_at)
+            self._pipeline.count_handed_over(begin, time.perf_counter() - waited, was_ready=result.was_ready)
             if self._tuning is not None:
                 self._tuning.step()
             return receipt, batch
@@ -145,56 +149,39 @@ class WorkerBatches:
 
     def is_ready(self) -> bool:
         """Whether an answer is there: a batch, or, seldom, that a worker has ended."""
-        return self._death is not None or not self._in_flight or self._in_flight.is_ready()
+        return self._death is not None or self._was_cut_short or self._pipeline.is_ready()
+
+    def update_statistics(self) -> None:
+        """Update those statistics that describe the present."""
+        self._pipeline.update_statistics()
 
     def close(self) -> None:
         """Stop the workers."""
-        self._was_cut_short = self._was_cut_short or bool(self._in_flight)
-        self._in_flight.clear()
-        if os.getpid() == self._pid:
-            self._engine.close()
+        self._was_cut_short = self._was_cut_short or self._pipeline.oldest is not None
+        self._pipeline.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_was_cut_short"):
             self.close()
 
-    @property
-    def num_buffers(self) -> tuple[int, int]:
-        """(buffers there are, buffers in use)."""
-        return self._engine.num_buffers()
-
-    def num_queued(self) -> int:
-        """Batches that are ready now; none while another thread waits for one."""
-        if os.getpid() != self._pid or not self._lock.acquire(blocking=False):
-            return 0
-        try:
-            return self._in_flight.num_ready()
-        finally:
-            self._lock.release()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("This loop was started before a fork; its workers belong to the parent process.")
-
     def change(self, setting: Setting) -> int:
         """Go on with another number of workers and batches ahead; returns the latter."""
         self._engine.set_workers(setting.num_workers)
-        self._max_in_flight = setting.num_workers * setting.depth
+        self._pipeline.prefetch = setting.num_workers * setting.depth
         self._fill()
-        return self._max_in_flight
+        return self._pipeline.prefetch
 
     def has_started(self) -> bool:
         """Whether all workers have started."""
         return self._engine.num_started() >= self._engine.num_workers
 
-    @property
-    def num_ahead(self) -> int:
-        """Batches that may be in flight."""
-        return self._max_in_flight
+    def _check_process(self) -> None:
+        if not self._pipeline.is_ours:
+            raise RuntimeError("This loop was started before a fork; its workers belong to the parent process.")
 
     def _fill(self) -> None:
         """Have as many batches in flight as there may be; the questions at the beginning are not batches."""
-        while sum(self._num_given) < self._max_in_flight and self._submit():
+        while sum(self._num_given) < self._pipeline.prefetch and self._submit():
             pass
 
     def _submit(self) -> bool:
@@ -207,7 +194,7 @@ class WorkerBatches:
         if worker is None:
             return False
         item = TorchItem(number, worker, self._epoch, index)
-        self._in_flight.submit(item, worker if self._tuning is None else None)
+        self._pipeline.submit(item, worker if self._tuning is None else None)
         self._sampler_states[item.number] = sampler_state
         self._num_given[worker] += 1
         return True
@@ -217,7 +204,7 @@ class WorkerBatches:
         progress, seed = self.progress, self._indices.shared_seed
         state, has_ended = progress.worker_states[worker], worker in self.ended
         is_over, index = progress.begins_after_states, self._indices.any_index
-        self._in_flight.submit(TorchStart(worker, self._epoch, state, is_over, has_ended, index, seed), worker)
+        self._pipeline.submit(TorchStart(worker, self._epoch, state, is_over, has_ended, index, seed), worker)
 
     def _choose(self) -> int | None:
         """The next worker in turn that has more to give; out of order, the next with less than its share in flight."""
@@ -226,18 +213,13 @@ class WorkerBatches:
             worker, self._turn = self._turn, (self._turn + 1) % num_workers
             if worker in ended:
                 continue
-            if self._in_order or self._num_given[worker] < self._max_in_flight // (num_workers - len(ended)):
+            if self._in_order or self._num_given[worker] < self._pipeline.prefetch // (num_workers - len(ended)):
                 return worker
         return None
 
-    def _receive(self) -> tuple[TorchItem, Result]:
-        item, result = self._wait(self._in_flight.receive)
-        self._num_given[item.worker] -= 1
-        return item, result
-
-    def _wait(self, receive: Callable[[], tuple[Any, Result]]) -> tuple[Any, Result]:
+    def _receive(self, *, oldest: bool = False) -> tuple[Any, Result]:
         try:
-            return receive()
+            return self._pipeline.receive(oldest=oldest)
         except WorkerDied as error:
             self._death = str(error)
             raise
