@@ -15,16 +15,15 @@ import contextlib
 import functools
 import json
 import os
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.doctor._batch_costs import measure_batch_costs
-from penstock.doctor._batches import bytes_of, can_regroup, padding_share, rows_of
+from penstock.doctor._batches import rows_of
 from penstock.doctor._experiment import AS_IS, REPLAY, Trial
-from penstock.doctor._loaders import ScriptLoader, ScriptLoop
+from penstock.doctor._loaders import Look, ScriptLoader, ScriptLoop, go_together
 from penstock.doctor._recording import (
     SETTINGS,
     Recorder,
@@ -40,8 +39,6 @@ from penstock.doctor._trial_loaders import TrialLoaders, group_size, prefetched_
 from penstock.doctor._turns import Leader, TurnClock, TurnClocks
 from penstock.machine import EventKind
 
-_LOOK_STEPS, _LOOK_SECONDS = 12, 1.0
-_FEWEST_LOOK_STEPS, _LONGEST_LOOK_SECONDS = 5, 10.0
 _CHECK_EVERY_SECONDS = 1.0
 _GONE_SECONDS = 10
 _MOST_INTERRUPTIONS = 2
@@ -56,11 +53,10 @@ class Examination:
         self._ranks = find_ranks()
         name = "board" if self._ranks.world_size > 1 else f"board-{os.getpid()}"
         self._board, self._board_without_loader = Board(log.folder / name), Board(log.folder / f"{name}-unfed")
-        self._loaders: dict[int, ScriptLoader] = {}
+        self._look = Look(log, self._ranks.rank)
         self._num_batches = 0
         """Batches to train on, from any loop."""
         self._without_loader: TrainingWithoutLoader | None = None
-        self._clocks = time.perf_counter(), time.process_time()
         # Of the loop that is examined, once it is known:
         self._examined: ScriptLoader | None = None
         self._loop: weakref.ref[ScriptLoop] | None = None
@@ -90,11 +86,7 @@ class Examination:
     def start_loop(self, loader: ScriptLoader, make_own: Callable[[], Iterator[Any]]) -> ScriptLoop:
         """A script begins to iterate over a loader."""
         self._check_stop(loader)
-        self._loaders[loader.number] = loader
-        loader.begin_epoch()
-        if not loader.was_described:
-            self._log.note("loader", **loader.describe(), rank=self._ranks.rank)
-            loader.was_described = True
+        self._look.begin_epoch(loader)
         loop = ScriptLoop(self.next_batch, loader, functools.partial(self._start_own, loader, make_own))
         if loader is self._examined:
             previous = None if self._loop is None else self._loop()
@@ -123,7 +115,7 @@ class Examination:
         self._check_stop(loader)
         if loader is self._examined:
             self._follow_board(loop)
-        elif self._examined is not None and _go_together(loader, self._examined):
+        elif self._examined is not None and go_together(loader, self._examined):
             loop.use(REPLAY if self._trial is REPLAY and loader.replay.is_full and not self._is_over else AS_IS)
         self._log.loader, self._log.trial, self._log.sequence = loader.number, loop.trial.number, loader.num_steps
         begin = time.perf_counter_ns()
@@ -201,7 +193,7 @@ class Examination:
             self._off_clock += end - begin if is_replay else 0
             self._count_turn(loop, rows, end - waited, end)
         else:
-            self._look(loader, batch, begin, end)
+            self._count_look(loader, batch, begin, end)
         self._num_batches += loader is self._examined or loader.trains
 
     def _count_turn(self, loop: ScriptLoop, rows: int, asked: int, end: int) -> None:
@@ -215,30 +207,15 @@ class Examination:
 
     # Looking: which loop trains, and how fast it is.
 
-    def _look(self, loader: ScriptLoader, batch: Any, begin: int, end: int) -> None:
-        torch = sys.modules.get("torch")
-        loader.trains = loader.trains or (torch is not None and torch.is_grad_enabled())
+    def _count_look(self, loader: ScriptLoader, batch: Any, begin: int, end: int) -> None:
         loader.count_step(begin, end)
         if self._examined is not None:
-            self._num_foreign += not _go_together(loader, self._examined)
-            return
-        if not loader.replay.is_full:
-            loader.replay.keep(batch)
-            self._log.note(
-                "batch",
-                loader=loader.number,
-                rows=rows_of(batch),
-                bytes=bytes_of(batch),
-                padding=padding_share(batch),
-                can_regroup=can_regroup(batch),
-            )
-        if _has_seen_enough(loader, end):
-            self._begin_turns(loader)
+            self._num_foreign += not go_together(loader, self._examined)
+        elif (examined := self._look.add(loader, batch, end)) is not None:
+            self._begin_turns(examined)
 
-    def _begin_turns(self, seen: ScriptLoader) -> None:
-        """Begin turns of the loop that is waited for most, among those that go together, as in `zip(a, b)`."""
-        together = [each for each in self._loaders.values() if _go_together(each, seen)]
-        examined = self._examined = max(together, key=lambda each: each.waited)
+    def _begin_turns(self, examined: ScriptLoader) -> None:
+        self._examined = examined
         self._turn_clocks = TurnClocks(
             step_seconds=examined.step_seconds,
             turn_seconds=self._settings["turn_seconds"],
@@ -246,15 +223,7 @@ class Examination:
         )
         steps = examined.steps_of_last_epoch if examined.num_epochs else examined.length
         whole_epochs = not self._turn_clocks.fits_twice(steps, examined.prefetched)
-        self._log.note(
-            "primary",
-            loader=examined.number,
-            rank=self._ranks.rank,
-            step_seconds=examined.step_seconds,
-            whole_epochs=whole_epochs,
-            told=examined.own_statistics(),
-            **self._describe_trainer(),
-        )
+        self._look.describe_examined(examined, whole_epochs=whole_epochs)
         self._epoch_began_at = time.perf_counter_ns()
         if self._ranks.is_first:
             self._leader = Leader(
@@ -265,17 +234,6 @@ class Examination:
                 settings=self._settings,
                 whole_epochs=whole_epochs,
             )
-
-    def _describe_trainer(self) -> dict[str, Any]:
-        """How the training process computes."""
-        torch = sys.modules["torch"]
-        wall, cpu = time.perf_counter() - self._clocks[0], time.process_time() - self._clocks[1]
-        accelerator = getattr(torch, "accelerator", None)
-        return {
-            "num_threads": torch.get_num_threads(),
-            "cpu_share": cpu / max(wall, 1e-9),
-            "accelerator": bool(accelerator is not None and accelerator.is_available()),
-        }
 
     # Turns.
 
@@ -420,16 +378,3 @@ class Examination:
             yield
         finally:
             self._off_clock += time.perf_counter_ns() - begin
-
-
-def _go_together(one: ScriptLoader, other: ScriptLoader) -> bool:
-    """Whether two loops advance in step, as in `zip(a, b)`."""
-    return abs(one.num_steps - other.num_steps) <= 1
-
-
-def _has_seen_enough(loader: ScriptLoader, now: int) -> bool:
-    assert loader.first_at is not None
-    seconds, steps = (now - loader.first_at) / 1e9, loader.num_steps
-    patience = 1 if loader.trains else 8
-    enough = steps >= patience * _LOOK_STEPS and seconds >= patience * _LOOK_SECONDS
-    return enough or (steps >= patience * _FEWEST_LOOK_STEPS and seconds >= patience * _LONGEST_LOOK_SECONDS)

@@ -9,16 +9,21 @@ from __future__ import annotations
 import os
 import statistics
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.doctor._batches import bytes_of, can_regroup, padding_share, rows_of
 from penstock.doctor._experiment import AS_IS, REPLAY, Trial
+from penstock.doctor._recording import Recorder
 from penstock.doctor._supplies import BatchSupply, IndexTap, IteratorSupply, Replay, is_ours, loads_plan, num_workers_of
 
 _LIBRARIES = ("torch", "penstock", "lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata")
 _OPTIONS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
+_LOOK_STEPS, _LOOK_SECONDS = 12, 1.0
+_FEWEST_LOOK_STEPS, _LONGEST_LOOK_SECONDS = 5, 10.0
 _KEPT_PERIODS = 64
 _MOST_REMEMBERED = 512
 _SKIPPED_STEPS = 2
@@ -43,7 +48,6 @@ class ScriptLoader:
         self.first_at: int | None = None
         self.left_at: int | None = None
         self.periods: list[float] = []
-        self.was_described = False
         self._signature = _signature(loader)
 
     def resembles(self, loader: Any) -> bool:
@@ -82,6 +86,8 @@ class ScriptLoader:
 
     def count_step(self, asked_at: int, now: int) -> None:
         """A batch was handed over."""
+        torch = sys.modules.get("torch")
+        self.trains = self.trains or (torch is not None and torch.is_grad_enabled())
         if self.first_at is None:
             self.first_at = now
         if self.left_at is not None and self.num_steps > _SKIPPED_STEPS:
@@ -208,6 +214,72 @@ class ScriptLoop:
     def __del__(self) -> None:
         if "supplies" in self.__dict__:
             self.close()
+
+
+class Look:
+    """Some steps of the baseline, of all loops: which one trains, and how fast it is."""
+
+    def __init__(self, log: Recorder, rank: int) -> None:
+        self._log, self._rank = log, rank
+        self._loaders: dict[int, ScriptLoader] = {}
+        self._clocks = time.perf_counter(), time.process_time()
+
+    def begin_epoch(self, loader: ScriptLoader) -> None:
+        """A loop over a loader begins."""
+        loader.begin_epoch()
+        if loader.number not in self._loaders:
+            self._loaders[loader.number] = loader
+            self._log.note("loader", **loader.describe(), rank=self._rank)
+
+    def add(self, loader: ScriptLoader, batch: Any, now: int) -> ScriptLoader | None:
+        """A batch was handed over. Returns the loader to examine, once enough was seen.
+
+        It is the one that is waited for most, among those that go together, as in `zip(a, b)`.
+        """
+        if not loader.replay.is_full:
+            loader.replay.keep(batch)
+            self._log.note(
+                "batch",
+                loader=loader.number,
+                rows=rows_of(batch),
+                bytes=bytes_of(batch),
+                padding=padding_share(batch),
+                can_regroup=can_regroup(batch),
+            )
+        if not _has_seen_enough(loader, now):
+            return None
+        together = [each for each in self._loaders.values() if go_together(each, loader)]
+        return max(together, key=lambda each: each.waited)
+
+    def describe_examined(self, loader: ScriptLoader, *, whole_epochs: bool) -> None:
+        """Record what the doctor experiments on, and how the training process computes."""
+        torch = sys.modules["torch"]
+        wall, cpu = time.perf_counter() - self._clocks[0], time.process_time() - self._clocks[1]
+        accelerator = getattr(torch, "accelerator", None)
+        self._log.note(
+            "primary",
+            loader=loader.number,
+            rank=self._rank,
+            step_seconds=loader.step_seconds,
+            whole_epochs=whole_epochs,
+            told=loader.own_statistics(),
+            num_threads=torch.get_num_threads(),
+            cpu_share=cpu / max(wall, 1e-9),
+            accelerator=bool(accelerator is not None and accelerator.is_available()),
+        )
+
+
+def go_together(one: ScriptLoader, other: ScriptLoader) -> bool:
+    """Whether two loops advance in step, as in `zip(a, b)`."""
+    return abs(one.num_steps - other.num_steps) <= 1
+
+
+def _has_seen_enough(loader: ScriptLoader, now: int) -> bool:
+    assert loader.first_at is not None
+    seconds, steps = (now - loader.first_at) / 1e9, loader.num_steps
+    patience = 1 if loader.trains else 8
+    enough = steps >= patience * _LOOK_STEPS and seconds >= patience * _LOOK_SECONDS
+    return enough or (steps >= patience * _FEWEST_LOOK_STEPS and seconds >= patience * _LONGEST_LOOK_SECONDS)
 
 
 def _signature(loader: Any) -> tuple[Any, ...]:

@@ -12,23 +12,20 @@ from numpy.typing import NDArray
 from penstock.doctor._case import Case
 from penstock.doctor._diagnosis import Diagnosis
 from penstock.doctor._experiment import AS_IS
-from penstock.machine import EventKind, UsageHistory
+from penstock.machine import EventKind
 from penstock.report import (
     Arm,
-    Chart,
-    Fact,
     Finding,
     Gain,
     Headline,
     Lane,
-    Line,
     Page,
     SlowSample,
     Span,
     SpanKind,
     StepTimes,
-    format_bytes,
 )
+from penstock.watching import machine_facts, usage_charts
 
 _MOST_SPANS = 3000
 _MOST_STEPS = 400
@@ -52,13 +49,13 @@ def make_page(diagnosis: Diagnosis) -> Page:
     command = diagnosis.run.command
     shown = command[1:] if command[0] == sys.executable else command
     words = " ".join(map(os.path.basename, shown))
-    machine = _machine(diagnosis)
+    machine = tuple(machine_facts(diagnosis.run.usage.machine))
     tone = "good" if diagnosis.is_healthy else ("bad" if diagnosis.findings else "plain")
     title = f"penstock doctor · {words if len(words) <= _TITLE_LENGTH else words[: _TITLE_LENGTH - 2] + ' …'}"
     if diagnosis.case is None:
         return Page(title=title, verdict=diagnosis.verdict, machine=machine, notes=diagnosis.notes)
     case = diagnosis.case
-    origin, steps = _origin(case), _step_times(case)
+    origin, steps, history = _origin(case), _step_times(case), diagnosis.run.usage.history
     return Page(
         title=title,
         verdict=diagnosis.verdict,
@@ -67,7 +64,9 @@ def make_page(diagnosis: Diagnosis) -> Page:
         findings=_with_steps(diagnosis.findings, steps),
         lanes=_lanes(case, origin),
         steps=steps,
-        charts=_charts(diagnosis.run.usage.history, origin),
+        charts=()
+        if history is None
+        else tuple(usage_charts(history, origin, root="the script", children="its workers")),
         arms=_arms(diagnosis, case),
         slowest=_slowest(case),
         machine=machine,
@@ -126,16 +125,16 @@ def _training_spans(events: NDArray[np.void], origin: float) -> tuple[Span, ...]
     starts = nexts["start"] / 1e9 - origin
     ends = starts + nexts["duration"]
     spans = list(_spans(events[events["kind"] == EventKind.START], origin))
-    for place, event in enumerate(nexts):
+    for number, event in enumerate(nexts):
         spans.append(
             Span(
-                start=float(starts[place]), duration=float(event["duration"]), kind="wait", step=int(event["sequence"])
+                start=float(starts[number]), duration=float(event["duration"]), kind="wait", step=int(event["sequence"])
             )
         )
-        if place + 1 < len(nexts):
-            length = float(starts[place + 1] - ends[place])
+        if number + 1 < len(nexts):
+            length = float(starts[number + 1] - ends[number])
             spans.append(
-                Span(start=float(ends[place]), duration=max(0.0, length), kind="step", step=int(event["sequence"]))
+                Span(start=float(ends[number]), duration=max(0.0, length), kind="step", step=int(event["sequence"]))
             )
     return tuple(sorted(spans, key=lambda span: span.start))
 
@@ -170,14 +169,14 @@ def _step_times(case: Case) -> StepTimes | None:
 
 def _with_steps(findings: tuple[Finding, ...], times: StepTimes | None) -> tuple[Finding, ...]:
     """A finding whose change makes training wait less points at the steps that waited, so that a click shows them."""
-    waits = () if times is None else long_waits(times)
+    waits = () if times is None else _long_waits(times)
     return tuple(
         dataclasses.replace(finding, steps=waits) if finding.gain is not None and not finding.steps else finding
         for finding in findings
     )
 
 
-def long_waits(times: StepTimes) -> tuple[tuple[int, int], ...]:
+def _long_waits(times: StepTimes) -> tuple[tuple[int, int], ...]:
     """Ranges of steps that waited at least half of the mean: a few that hold up others, or all if all wait alike."""
     wait, step = np.array(times.wait), np.array(times.step)
     if wait.sum() <= _LITTLE * (wait.sum() + step.sum()):
@@ -185,33 +184,6 @@ def long_waits(times: StepTimes) -> tuple[tuple[int, int], ...]:
     is_long = np.concatenate([[False], wait >= wait.mean() / 2, [False]])
     edges = np.flatnonzero(np.diff(is_long)) + times.first
     return tuple((int(first), int(end)) for first, end in edges.reshape(-1, 2))
-
-
-def _charts(history: UsageHistory | None, origin: float) -> tuple[Chart, ...]:
-    if history is None or len(history.time_seconds) < 3:
-        return ()
-    times, rates = tuple((history.time_seconds[1:] - origin).tolist()), history.rates()
-    cores = tuple(
-        Line(name=name, values=tuple(values.tolist()))
-        for name, values in (
-            ("this job", rates.root_cores + rates.children_cores),
-            ("its first process", rates.root_cores),
-            ("other programs", rates.other_cores),
-        )
-    )
-    memory = Line(name="resident", values=tuple((history.rss_bytes[1:] / 1e9).tolist()))
-    read = Line(name="read", values=tuple((rates.read_bytes / 1e6).tolist()))
-    return (
-        Chart(title="Processors", unit="cores", times=times, lines=cores),
-        Chart(
-            title="Memory of this job",
-            unit="GB",
-            times=times,
-            lines=(memory,),
-            note="Pages that several processes share are counted in each.",
-        ),
-        Chart(title="Read from storage", unit="MB/s", times=times, lines=(read,)),
-    )
 
 
 def _arms(diagnosis: Diagnosis, case: Case) -> tuple[Arm, ...]:
@@ -245,7 +217,7 @@ def _slowest(case: Case) -> tuple[SlowSample, ...]:
     samples = case.recording.events_as_is(EventKind.SAMPLE)
     if not len(samples) or case.costs.slow_sample_share < 0.1:
         return ()
-    places = np.argsort(samples["duration"])[::-1][:_SLOWEST]
+    slowest = samples[np.argsort(samples["duration"])[::-1][:_SLOWEST]]
     return tuple(
         SlowSample(
             index=str(each["value"]) if each["value"] >= 0 else "–",
@@ -254,17 +226,5 @@ def _slowest(case: Case) -> tuple[SlowSample, ...]:
             step=int(each["sequence"]),
             worker=f"worker {each['worker']}" if each["worker"] >= 0 else "",
         )
-        for each in samples[places]
+        for each in slowest
     )
-
-
-def _machine(diagnosis: Diagnosis) -> tuple[Fact, ...]:
-    facts = diagnosis.run.usage.machine
-    found = [
-        Fact(name="processor", value=facts.processor),
-        Fact(name="cores", value=f"{facts.usable_processors} of {facts.num_processors}"),
-    ]
-    if facts.memory_bytes is not None:
-        found.append(Fact(name="memory", value=format_bytes(facts.memory_bytes)))
-    found += [Fact(name="accelerator", value=name) for name in facts.accelerators]
-    return (*found, Fact(name="system", value=facts.system), Fact(name="python", value=facts.python))

@@ -10,7 +10,8 @@
 May import: `errors`, `machine`, `report`. Imported by: `doctor`. Holds no state.
 """
 
+from penstock.watching._page import machine_facts, usage_charts
 from penstock.watching._summary import WatchSummary
 from penstock.watching._watch import gauge_of, watch
 
-__all__ = ["WatchSummary", "gauge_of", "watch"]
+__all__ = ["WatchSummary", "gauge_of", "machine_facts", "usage_charts", "watch"]

@@ -51,7 +51,7 @@ def watch_page(summary: WatchSummary, history: StepHistory, usage: UsageHistory 
         lanes=(Lane(name="training", spans=tuple(_spans(first, rows, begin))),) if len(rows) else (),
         steps=StepTimes(wait=wait, step=step, steps_per_entry=history.steps_per_block) if history.num_steps else None,
         charts=tuple(_charts(history, usage, begin)),
-        machine=tuple(_facts(summary.machine)),
+        machine=tuple(machine_facts(summary.machine)),
         notes=tuple(_notes(summary, len(rows))),
     )
 
@@ -84,10 +84,18 @@ def _charts(history: StepHistory, usage: UsageHistory | None, begin: float) -> I
     queued = history.means("queued")
     if np.isfinite(queued).any() and len(moments) > 1:
         yield Chart.of("Batches ready", "batches", moments, {"when one was asked for": _smooth(queued)})
-    if usage is None or len(usage.time_seconds) < 3:
+    if usage is not None:
+        yield from usage_charts(usage, begin)
+
+
+def usage_charts(
+    usage: UsageHistory, begin: float, *, root: str = "training", children: str = "workers"
+) -> Iterator[Chart]:
+    """What a job's first process (`root`), its children and other programs used of the machine."""
+    if len(usage.time_seconds) < 3:
         return
     times, rates = usage.time_seconds[1:] - begin, usage.rates()
-    cores = {"training": rates.root_cores, "workers": rates.children_cores, "other programs": rates.other_cores}
+    cores = {root: rates.root_cores, children: rates.children_cores, "other programs": rates.other_cores}
     yield Chart.of("Processors", "cores", times, cores)
     memory = {"resident": usage.rss_bytes[1:], "shared pages once": usage.pss_bytes[1:]}
     yield Chart.of("Memory", "GB", times, {name: values / _GIGABYTE for name, values in memory.items()})
@@ -188,7 +196,8 @@ def _ask_the_doctor(summary: WatchSummary) -> Finding | None:
 _FINDERS = (_uneven_waits, _slow_starts, _no_core, _cold_pages, _ask_the_doctor)
 
 
-def _facts(machine: MachineFacts) -> Iterator[Fact]:
+def machine_facts(machine: MachineFacts) -> Iterator[Fact]:
+    """What the machine is, for a page."""
     cores = f"{machine.usable_processors} of {machine.num_processors} cores"
     yield Fact(name="processor", value=f"{machine.processor}, {cores}")
     if machine.memory_bytes is not None:
