@@ -55,7 +55,7 @@ class ConversionJob:
     on_error: OnError
     max_skipped: int | None
 
-    def open(self) -> Runner[Task]:
+    def open(self) -> Runner:
         """Load what tasks need; called once in each worker."""
         return _TaskRunner(self)
 
@@ -256,5 +256,5 @@ class _MadeSamples:
             self._converted = convert_columns(schema, self.columns)
             paths = [self._split.path_of_row(row) for row in self.rows.tolist()] if part.by == "file" else ()
             self._keys = part.keys(schema, self._converted, paths)
-        places = part.places(self._keys)
-        return {name: take_samples(column, places) for name, column in self._converted.items()}, self.rows[places]
+        mine = part.select(self._keys)
+        return {name: take_samples(column, mine) for name, column in self._converted.items()}, self.rows[mine]

@@ -21,19 +21,19 @@ from typing import Any, Protocol, Self
 
 from penstock.errors import WorkerDied
 from penstock.preparation._local import LocalEngine, worker_settings
-from penstock.preparation._progress import MAX_DEATHS, AnyJob, Keyed, Meter, Runner, TaskFailed
+from penstock.preparation._progress import MAX_DEATHS, AnyJob, AnyTask, Meter, Runner, TaskFailed
 from penstock.preparation._records import TaskRecord
 from penstock.preparation._specification import Settings
 from penstock.preparation._work_folder import WorkFolder
 from penstock.workers import Cluster, SentError
 
-_opened: dict[str, Runner[Any]] = {}
+_opened: dict[str, Runner] = {}
 
 
 class TaskEngine(Protocol):
     """Something that does tasks."""
 
-    def run(self, job: AnyJob, tasks: Sequence[Keyed], meter: Meter) -> None:
+    def run(self, job: AnyJob, tasks: Sequence[AnyTask], meter: Meter) -> None:
         """Do all tasks, in any order; return once the meter has heard that each is finished."""
         ...
 
@@ -50,7 +50,7 @@ class InlineTaskEngine:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def run(self, job: AnyJob, tasks: Sequence[Keyed], meter: Meter) -> None:
+    def run(self, job: AnyJob, tasks: Sequence[AnyTask], meter: Meter) -> None:
         runner = job.open()
         meter.start()
         for task in tasks:
@@ -89,7 +89,7 @@ class Workforce:
         self,
         pass_name: str,
         job: AnyJob,
-        tasks: Sequence[Keyed],
+        tasks: Sequence[AnyTask],
         finished: Mapping[str, TaskRecord],
         skipped: Mapping[str, int],
     ) -> list[TaskRecord]:
@@ -124,7 +124,7 @@ class RayEngine:
     def __exit__(self, *exception: object) -> None:
         self._cluster.__exit__(*exception)
 
-    def run(self, job: AnyJob, tasks: Sequence[Keyed], meter: Meter) -> None:
+    def run(self, job: AnyJob, tasks: Sequence[AnyTask], meter: Meter) -> None:
         """Do all tasks; at most as many at once as there are workers.
 
         Raises:
@@ -137,7 +137,7 @@ class RayEngine:
         remote = ray.remote(num_cpus=1, max_retries=0, runtime_env=environment)(_run_task)
         waiting = collections.deque(sorted(tasks, key=lambda task: -task.num_bytes))
         deaths: collections.Counter[str] = collections.Counter()
-        running: dict[Any, Keyed] = {}
+        running: dict[Any, AnyTask] = {}
         limit = self._num_workers or self._cluster.num_cpus
         try:
             while waiting or running:
@@ -154,7 +154,9 @@ class RayEngine:
         finally:
             self._cancel(running)
 
-    def _result(self, reference: Any, task: Keyed, deaths: collections.Counter[str], meter: Meter) -> TaskRecord | None:
+    def _result(
+        self, reference: Any, task: AnyTask, deaths: collections.Counter[str], meter: Meter
+    ) -> TaskRecord | None:
         """What the task made; None if its worker died."""
         errors = self._ray.exceptions
         lost = (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError, errors.ObjectLostError)
@@ -175,13 +177,13 @@ class RayEngine:
         assert isinstance(result, TaskRecord)
         return result
 
-    def _cancel(self, running: dict[Any, Keyed]) -> None:
+    def _cancel(self, running: dict[Any, AnyTask]) -> None:
         for reference in running:
             with contextlib.suppress(Exception):  # the cluster may be what failed
                 self._ray.cancel(reference, force=True)
 
 
-def _run_task(job: AnyJob, token: str, task: Keyed) -> TaskRecord | TaskFailed:
+def _run_task(job: AnyJob, token: str, task: AnyTask) -> TaskRecord | TaskFailed:
     """In a Ray worker: do a task with the job that this process opened, or opens now."""
     try:
         if token not in _opened:

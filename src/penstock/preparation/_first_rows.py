@@ -2,8 +2,8 @@
 
 They show which columns come out, and whether samples map to rows one to one. And whether the sources hold one class
 after the other: a windowed shuffle mixes about a gigabyte at a time, so in smaller sources the order does not matter.
-In larger ones, the first rows of eight splits are compared. If rows from one place share a label far more often than
-rows from different places, samples are permuted when they are written.
+In larger ones, the first rows of eight splits are compared. If rows of one split share a label far more often than
+rows of different splits, samples are permuted when they are written.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from penstock.transforms import Output, Transform
 # How many splits are searched for a first sample; an empty file or two is not unusual.
 _MAX_SPLITS = 16
 _MIN_BYTES_FOR_RUNS = 1 << 30
-_PLACES_TO_COMPARE = 8
+_SPLITS_TO_COMPARE = 8
 _ROWS_TO_COMPARE = 256
 _IN_RUNS = 0.5
-"""How much likelier rows of one place are to share a label, as a share of the possible excess."""
+"""How much likelier rows of one split are to share a label, as a share of the possible excess."""
 _SEED = 0
 """Seed of a shuffle that nobody requested."""
 
@@ -156,7 +156,7 @@ def _find_runs(splits: Sequence[Split], reading: SourceOptions, columns: Collect
     names = [name for name in LABEL_COLUMNS if name in columns]
     if not names or sum(max(0, split.num_bytes) for split in splits) < _MIN_BYTES_FOR_RUNS or len(splits) < 2:
         return None
-    chosen = {int(number) for number in np.linspace(0, len(splits) - 1, _PLACES_TO_COMPARE)}
+    chosen = {int(number) for number in np.linspace(0, len(splits) - 1, _SPLITS_TO_COMPARE)}
     peeks = [_peek_labels(splits[number], reading, names) for number in sorted(chosen)]
     return next((name for name in names if _comes_in_runs([peek[name] for peek in peeks if name in peek])), None)
 
@@ -171,11 +171,12 @@ def _peek_labels(split: Split, reading: SourceOptions, names: Sequence[str]) -> 
     return {name: [str(label) for label in found[name][:_ROWS_TO_COMPARE]] for name in names if name in found}
 
 
-def _comes_in_runs(places: Sequence[Sequence[str]]) -> bool:
-    if len(places) < 2:
+def _comes_in_runs(splits: Sequence[Sequence[str]]) -> bool:
+    """Whether labels do; `splits` are the first labels of each."""
+    if len(splits) < 2:
         return False
-    names, numbers = np.unique([label for place in places for label in place], return_inverse=True)
-    ends = np.cumsum([len(place) for place in places])[:-1]
+    names, numbers = np.unique([label for labels in splits for label in labels], return_inverse=True)
+    ends = np.cumsum([len(labels) for labels in splits])[:-1]
     within = np.mean([_alike(part, len(names)) for part in np.split(numbers, ends)])
     across = _alike(numbers, len(names))
     return across < 1 and bool((within - across) / (1 - across) > _IN_RUNS)

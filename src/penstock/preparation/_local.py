@@ -28,11 +28,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from penstock.errors import PenstockError, WorkerDied, printable
 from penstock.machine import thread_settings, usable_cpus
-from penstock.preparation._progress import MAX_DEATHS, AnyJob, Keyed, Meter, Runner, TaskFailed, Tell, Told
+from penstock.preparation._progress import MAX_DEATHS, AnyJob, AnyTask, Meter, Runner, TaskFailed, Tell, Told
 from penstock.preparation._records import Counts, TaskRecord
 from penstock.preparation._work_folder import Attempt, WorkFolder
 from penstock.workers import (
@@ -80,7 +80,7 @@ class RunTasks:
     def run(self, channel: Channel, life_line: int) -> None:
         """Open the jobs and do the tasks that it is sent, until the channel ends."""
         guard_life_line(life_line)
-        runner: Runner[Any] | None = None
+        runner: Runner | None = None
         finisher = _Finisher(channel)
         while True:
             message, _ = channel.receive()
@@ -139,7 +139,7 @@ class _TaskWorker:
     process: WorkerProcess
     seat: int
     """Its number among those that work at the same time; a worker that replaces a dead one inherits it."""
-    tasks: dict[str, Keyed] = field(default_factory=dict)
+    tasks: dict[str, AnyTask] = field(default_factory=dict)
     """Unfinished tasks; the last one is running, and the one before it may still be syncing."""
     has_opened: bool = False
     """Whether it has opened the current job."""
@@ -190,7 +190,7 @@ class LocalEngine:
         """End all workers."""
         self._crew.close()
 
-    def run(self, job: AnyJob, tasks: Sequence[Keyed], meter: Meter) -> None:
+    def run(self, job: AnyJob, tasks: Sequence[AnyTask], meter: Meter) -> None:
         """Do all tasks. Large ones come first, so that the last to end is a small one.
 
         Raises:
@@ -239,13 +239,15 @@ class LocalEngine:
         self._workers[worker.process.number] = worker
         return worker
 
-    def _give_task(self, worker: _TaskWorker, waiting: collections.deque[Keyed]) -> None:
+    def _give_task(self, worker: _TaskWorker, waiting: collections.deque[AnyTask]) -> None:
         if waiting:
             task = waiting.popleft()
             worker.tasks[task.key] = task
             worker.process.send(task)
 
-    def _replace(self, worker: _TaskWorker, waiting: collections.deque[Keyed], pickled: Pickled, meter: Meter) -> None:
+    def _replace(
+        self, worker: _TaskWorker, waiting: collections.deque[AnyTask], pickled: Pickled, meter: Meter
+    ) -> None:
         """Put a dead worker's tasks back and start another worker in its place."""
         code = self._crew.remove_dead(worker.process)
         del self._workers[worker.process.number]

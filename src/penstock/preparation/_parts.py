@@ -52,8 +52,8 @@ class Part:
         """Whether this is the largest part (the first, if there are several), in which bad rows are counted."""
         return self.name == max(self.parts, key=lambda part: part[1])[0]
 
-    def places(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Places of the samples that are in this part."""
+    def select(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Indices of those of a batch's samples that are in this part."""
         begin, end = share_ranges(dict(self.parts))[self.name]
         shares = draw_shares(keys, self.seed)
         return np.flatnonzero((shares >= begin) & (shares < end))
@@ -61,8 +61,8 @@ class Part:
     def keys(self, schema: Schema, batch: Batch, paths: Sequence[str]) -> NDArray[np.uint64]:
         """The key of each sample of a batch; `paths` are the files they came from."""
         if self.by == "file":
-            names, places = np.unique(np.array(paths, dtype=object), return_inverse=True)
-            return hash_texts(names)[places]
+            names, numbers = np.unique(np.array(paths, dtype=object), return_inverse=True)
+            return hash_texts(names)[numbers]
         columns = content_columns(schema) if self.by == "content" else self.by
         return hash_samples([batch[name] for name in columns])
 

@@ -1,6 +1,6 @@
 """`penstock.prepare`: raw data to a dataset, once.
 
-**Classes.** The label of an image is its class folder's place among all classes. Without a list, these are the folders
+**Classes.** The label of an image is its class folder's number among all classes. Without a list, these are the folders
 found, sorted: a validation set that lacks a class would number the later ones differently. So the list is kept in the
 dataset, and can be given to the next one.
 """

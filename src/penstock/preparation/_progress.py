@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from penstock.errors import printable
 from penstock.preparation._prepared import PHASES, Prepared
@@ -33,32 +33,23 @@ _log = logging.getLogger(__name__)
 
 Tell = Callable[[Counts], None]
 """Called after each batch with what was done since the last call."""
-AnyTask = TypeVar("AnyTask", bound="Keyed", contravariant=True)
 
 
-class Keyed(Protocol):
-    """A task: plain data with a key under which its result is kept."""
-
-    @property
-    def key(self) -> str:
-        """Name of the result."""
-        ...
+class AnyTask(Protocol):
+    """Plain data: the key of its result, about how many raw bytes it reads, and whether no other process can do it."""
 
     @property
-    def num_bytes(self) -> int:
-        """About how many raw bytes it reads."""
-        ...
-
+    def key(self) -> str: ...
     @property
-    def needs_this_process(self) -> bool:
-        """Whether no other process can do it."""
-        ...
+    def num_bytes(self) -> int: ...
+    @property
+    def needs_this_process(self) -> bool: ...
 
 
-class Runner(Protocol[AnyTask]):
+class Runner(Protocol):
     """Does tasks of one kind in one process."""
 
-    def run(self, task: AnyTask, tell: Tell) -> Attempt:
+    def run(self, task: Any, tell: Tell) -> Attempt:
         """Do all of a task except the last step, `finish`, which another thread may do."""
         ...
 
@@ -66,7 +57,7 @@ class Runner(Protocol[AnyTask]):
 class AnyJob(Protocol):
     """What all tasks of a pass have in common; picklable, sent once to each worker."""
 
-    def open(self) -> Runner[Any]:
+    def open(self) -> Runner:
         """Load what tasks need."""
         ...
 
@@ -159,7 +150,7 @@ OnProgress = Callable[[Progress], None]
 class _Pass:
     """How far one pass has come."""
 
-    def __init__(self, name: str, tasks: Sequence[Keyed], finished: Mapping[str, TaskRecord]) -> None:
+    def __init__(self, name: str, tasks: Sequence[AnyTask], finished: Mapping[str, TaskRecord]) -> None:
         self.name = name
         self.total_tasks = len(tasks)
         self.total_bytes = sum(task.num_bytes for task in tasks)
@@ -225,7 +216,7 @@ class Meter:
         self._worked: float | None = None
 
     def begin_pass(
-        self, name: str, tasks: Sequence[Keyed], finished: Mapping[str, TaskRecord], skipped: Mapping[str, int]
+        self, name: str, tasks: Sequence[AnyTask], finished: Mapping[str, TaskRecord], skipped: Mapping[str, int]
     ) -> None:
         """Begin "prepare"; with a shuffle first "deal", then "gather".
 

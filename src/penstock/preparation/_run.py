@@ -138,7 +138,7 @@ class _Run:
             assert manifest is not None
             return self._summarise(manifest, plan.skipped, ("Nothing to do: up to date.", *plan.notes))
         notes = (*plan.transform.notes, *_note_changes(plan.to_read), *plan.notes)
-        manifest, skipped = _stage_dataset(plan, self._fresh, self._workspace, self._work)
+        manifest, skipped = _fill_workspace(plan, self._fresh, self._workspace, self._work)
         summaries: list[Prepared] = []
 
         def finish() -> None:
@@ -238,7 +238,7 @@ def _check_share_skipped(plan: RunPlan, fresh: Sequence[TaskRecord]) -> None:
     )
 
 
-def _stage_dataset(
+def _fill_workspace(
     plan: RunPlan, fresh: Sequence[TaskRecord], workspace: Workspace, work: WorkFolder
 ) -> tuple[Manifest, dict[str, int]]:
     """Put all new files into the workspace; return the manifest to commit, and the rows skipped by reason."""

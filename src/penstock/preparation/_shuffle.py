@@ -117,7 +117,7 @@ class GatherJob:
     destination: Path
     specification: Specification
 
-    def open(self) -> Runner[GatherTask]:
+    def open(self) -> Runner:
         """Open the dealt shards."""
         return _GatherRunner(self)
 
