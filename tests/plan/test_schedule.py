@@ -106,9 +106,57 @@ def test_a_change_at_a_checkpoint_goes_on_from_states_before_it() -> None:
     assert restore(both(once).repeat(2), Cursor(stretched.batch(4), 120).state()) == 120
 
 
-def test_an_epoch_that_is_one_pass_stays_as_long_when_weights_change() -> None:
-    plain, changed = both(rows=None, epoch="a"), both({32: {"b": 1}}, rows=None, epoch="a")
-    assert plain.num_rows == changed.num_rows
+SCHEDULES = st.dictionaries(
+    st.integers(1, 12).map(lambda stratum: 32 * stratum),
+    st.sampled_from([{"a": 1}, {"b": 1}, {"a": 1, "b": 9}, {"a": 9, "b": 1}]),
+    max_size=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCHEDULES, st.sampled_from(["a", "b"]))
+def test_an_epoch_that_is_one_pass_ends_when_the_source_has_been_read_once(schedule: Any, name: str) -> None:
+    plan = both(schedule, rows=None, epoch=name)
+    size, other = {"a": (50, "b"), "b": (20, "a")}[name]
+    drawn = dict(schedule)
+    while drawn and (row := max(drawn)) and name not in drawn[row]:  # a source left out counts as if it were not
+        if int(own_rows(both(drawn), name, row).sum()) >= size:
+            break
+        del drawn[row]
+    own = np.cumsum(own_rows(both(drawn), name, 4000))
+    assert plan.num_rows == int(np.searchsorted(own, size)) + 1
+    if drawn == schedule:
+        assert plan.ledger().sources[name].num_rows == size
+        assert plan.ledger().sources[name].num_passes == 1
+    assert plan.ledger().sources[other].num_rows == plan.num_rows - plan.ledger().sources[name].num_rows
+
+
+def own_rows(plan: Plan, name: str, num_rows: int) -> np.ndarray:
+    """Whether each row of the run is of this source."""
+    found: np.ndarray = (run_of(plan, num_rows) >= 1000) == (name == "b")
+    return found
+
+
+def test_a_share_that_falls_makes_the_epoch_longer_and_one_that_rises_shorter() -> None:
+    assert both(rows=None, epoch="a").num_rows == 67
+    assert both({32: {"a": 1, "b": 9}}, rows=None, epoch="a").num_rows > 200
+    assert both({32: {"a": 1}}, rows=None, epoch="a").num_rows == 58
+
+
+@pytest.mark.parametrize("schedule", [{32: {"a": 1, "b": 9}}, {32: {"a": 1}}, {32: {"a": 1}, 320: {"b": 1}}])
+def test_states_of_epochs_as_long_as_by_the_first_weights_still_fit(schedule: Any) -> None:
+    before, now = both(schedule, rows=67), both(schedule, rows=None, epoch="a")
+    assert before.num_rows != now.num_rows
+    for row in (5, 67, 150, 300):
+        assert restore(now, Cursor(before.batch(4), row).state()) == row
+        assert_same(before.batch(4).read_at(row), now.batch(4).read_at(row))
+
+
+def test_a_change_added_at_a_checkpoint_fits_when_an_epoch_is_one_pass() -> None:
+    once, twice = {32: {"a": 1, "b": 9}}, {32: {"a": 1, "b": 9}, 320: {"a": 1}}
+    for before, after, row in ((None, once, 32), (once, twice, 320), (None, {32: {"b": 1}}, 20)):
+        one, other = both(before, rows=None, epoch="a"), both(after, rows=None, epoch="a")
+        assert restore(other, Cursor(one.batch(4), row).state()) == row
 
 
 def test_temperature_brings_shares_closer_and_sizes_are_the_default() -> None:

@@ -67,17 +67,19 @@ class Cursor:
             )
         epoch, row, rows_then = (_whole_number(state.get(name)) for name in ("epoch", "row", "epoch_rows"))
         epoch, row = self._unended(epoch, row, rows_then)
-        order, place = state["order"], epoch * self.plan.num_rows + row
-        if not isinstance(order, str) or not self.plan.goes_on_from(order, place, max(0, rows_then)):
+        order = state["order"]
+        place = self.plan.find_row(order, epoch, row, max(0, rows_then)) if isinstance(order, str) else None
+        if place is None:
             difference = _difference(state.get("facts"), self.plan.order_facts)
             raise StateError(
                 f"The state belongs to another order of the data. {difference} "
                 "Batch size, ranks, workers, casts, labels and maps may differ; this may not."
             )
-        if not 0 <= epoch * self.plan.num_rows <= _MAX_ROW or epoch < 0 or not 0 <= row <= self.plan.num_rows:
+        is_current = order == self.plan.order_fingerprint  # others know how long their epochs were
+        if not 0 <= place <= _MAX_ROW or epoch < 0 or row < 0 or (is_current and row > self.plan.num_rows):
             found = f"Epoch {reprlib.repr(state['epoch'])}, row {reprlib.repr(state['row'])}"
             raise StateError(f"{found}: an epoch has rows 0 to {self.plan.num_rows:,}, and a run fewer than 2**60.")
-        return Cursor(self.plan, epoch * self.plan.num_rows + row)
+        return Cursor(self.plan, place)
 
     def _unended(self, epoch: int, row: int, rows_then: int) -> tuple[int, int]:
         """(epoch, row) of a state whose epochs had `rows_then` rows: if they are longer now, the last has not ended."""

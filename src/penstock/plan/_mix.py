@@ -160,7 +160,8 @@ def mix(
             positive numbers; they are rounded to 1/65,536. Stages alone weigh as much as they have rows.
         seed: Decides which source comes next.
         rows: Rows in an epoch of the mixture.
-        epoch: Instead of `rows`, the name of a source: an epoch is one pass over it, by the first weights.
+        epoch: Instead of `rows`, the name of a source: the first epoch ends when it has been read once, with changes of
+            weights counted in, and the others have as many rows.
         temperature: Weights are raised to 1 / temperature: above 1 the small sources gain, below 1 the large ones.
         schedule: `{row: {name: weight}}`: other weights from a row of the run on, rounded up to a multiple of 32. A
             source that is not named gives nothing from there on. States from before a change still fit when it is

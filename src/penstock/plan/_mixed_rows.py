@@ -20,7 +20,7 @@ from penstock.errors import SchemaError
 from penstock.order import BLOCK, Mixture, ScheduledMixture
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger
 from penstock.plan._compose import compose
-from penstock.plan._rows import BatchArrays, Filling, OutputArrays, PieceSource, Rows, RowSource, offered
+from penstock.plan._rows import BatchArrays, EarlierOrder, Filling, OutputArrays, PieceSource, Rows, RowSource, offered
 from penstock.plan._stages import Pack
 from penstock.schema import Column, Ragged
 
@@ -40,11 +40,10 @@ class Deal:
     source_ids: bool = False
     """Whether a batch says which source each row is from."""
 
-    def make(self) -> Mixture | ScheduledMixture:
-        """The mixture that says whose turn it is."""
-        if not self.changes:
-            return Mixture(self.weights, self.seed)
-        return ScheduledMixture(self.weights, self.seed, dict(self.changes))
+    def make(self, num_changes: int | None = None) -> Mixture | ScheduledMixture:
+        """The mixture that says which source comes next, with all changes of weights or the first ones."""
+        changes = dict(self.changes[:num_changes])
+        return ScheduledMixture(self.weights, self.seed, changes) if changes else Mixture(self.weights, self.seed)
 
 
 class MixedRows(RowSource):
@@ -64,17 +63,23 @@ class MixedRows(RowSource):
         self._check_alike()
         self.makes_labels = self.sources[0].makes_labels
         self.is_rectangular = all(source.is_rectangular for source in self.sources)
-        self.num_rows = deal.epoch if isinstance(deal.epoch, int) else self._rows_of_one_pass(deal.epoch)
+        self.num_rows = self._rows_per_epoch(len(deal.changes))
 
     @property
     def order_identity(self) -> Any:
-        return self._order_with(list(self.schedule.items())[1:])
+        return self._order_with(len(self.deal.changes), self.num_rows)
 
-    def earlier_orders(self, epoch_rows: int | None) -> Iterator[tuple[Any, int]]:
-        """The same with fewer changes of weights, up to the first that they lack."""
-        changes = list(self.schedule.items())[1:]
-        for number, (row, _) in enumerate(changes):
-            yield self._order_with(changes[:number]), row
+    def earlier_orders(self, epoch_rows: int | None) -> Iterator[EarlierOrder]:
+        """Orders with a shorter schedule, up to the row at which each first differs.
+
+        Epochs that are a pass over a source used to be as long as by the first weights, however these changed; states
+        of such runs still fit.
+        """
+        starts = [*self.schedule, 1 << 62][1:]
+        for number, end in enumerate(starts):
+            for num_rows in {self._rows_per_epoch(number): None, self._rows_per_epoch(0): None}:
+                if number < len(starts) - 1 or num_rows != self.num_rows:
+                    yield EarlierOrder(self._order_with(number, num_rows), end, num_rows)
 
     @property
     def schedule(self) -> Mapping[int, tuple[int, ...]]:
@@ -82,9 +87,10 @@ class MixedRows(RowSource):
         mixture = self.mixture
         return mixture.schedule if isinstance(mixture, ScheduledMixture) else {0: mixture.quotas}
 
-    def _order_with(self, changes: list[tuple[int, tuple[int, ...]]]) -> Any:
+    def _order_with(self, num_changes: int, num_rows: int) -> Any:
         parts = [[name, source.run_identity] for name, source in zip(self.names, self.sources, strict=True)]
-        identity = ["mix", parts, list(self.mixture.quotas), self.seed, self.num_rows]
+        identity = ["mix", parts, list(self.mixture.quotas), self.seed, num_rows]
+        changes = list(self.schedule.items())[1 : num_changes + 1]
         if changes:
             identity.append([[row, list(quotas)] for row, quotas in changes])
         return identity
@@ -162,10 +168,20 @@ class MixedRows(RowSource):
         turn, own = self.mixture.locate(rows)
         return [(number, np.flatnonzero(turn == number), own[turn == number]) for number in np.unique(turn).tolist()]
 
-    def _rows_of_one_pass(self, name: str) -> int:
-        """The fewest rows that hold one epoch of a source, by the first weights: a later change moves no epoch."""
-        number, mixture = self.names.index(name), Mixture(self.deal.weights, self.seed)
+    def _rows_per_epoch(self, num_changes: int) -> int:
+        """Rows in an epoch, with the first changes of weights: a number, or the fewest that hold a pass over a source.
+
+        Where a change leaves the source out before it was read once, its share before that counts as going on.
+        """
+        if isinstance(self.deal.epoch, int):
+            return self.deal.epoch
+        number, starts = self.names.index(self.deal.epoch), list(self.schedule)
         needed = self.sources[number].num_rows
+        while num_changes and not self.deal.changes[num_changes - 1][1][number]:
+            if self.mixture.counts(starts[num_changes])[number] >= needed:
+                break
+            num_changes -= 1
+        mixture = self.deal.make(num_changes)
         low, high = 0, 1
         while mixture.counts(high)[number] < needed:
             high *= 2

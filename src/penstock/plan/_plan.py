@@ -329,12 +329,20 @@ class Plan(Verbs["Plan"]):
         """Identity of what decides which documents are row i of epoch e, and of nothing else."""
         return _order_fingerprint(self.row_source.order_identity)
 
-    def goes_on_from(self, order_fingerprint: str, row: int, epoch_rows: int | None = None) -> bool:
-        """Whether all rows of the run before this one are those of a plan with this order and epochs of that length."""
+    def find_row(self, order_fingerprint: str, epoch: int, row: int, epoch_rows: int = 0) -> int | None:
+        """The absolute row of a place in the run of a plan with this order; None if rows before it are not this plan's.
+
+        Args:
+            order_fingerprint: The order of the plan then.
+            epoch, row: The place: an epoch, and a row of it.
+            epoch_rows: Rows in an epoch then, where take(), skip() or repeat() said so.
+        """
         if order_fingerprint == self.order_fingerprint:
-            return True
-        earlier = self.row_source.earlier_orders(epoch_rows)
-        return any(row <= end and _order_fingerprint(order) == order_fingerprint for order, end in earlier)
+            return epoch * self.num_rows + row
+        for identity, end, rows_then in self.row_source.earlier_orders(epoch_rows):
+            if epoch * rows_then + row <= end and _order_fingerprint(identity) == order_fingerprint:
+                return epoch * rows_then + row
+        return None
 
     @functools.cached_property
     def order_facts(self) -> Mapping[str, str]:

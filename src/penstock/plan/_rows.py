@@ -52,6 +52,15 @@ OutputArrays = dict[str, tuple[tuple[int, ...], str]]
 """(shape, dtype) of each array of a batch whose size is known beforehand."""
 
 
+class EarlierOrder(NamedTuple):
+    """An order that agrees with another in all rows of the run before one."""
+
+    identity: Any
+    end: int
+    epoch_rows: int
+    """Rows in its epochs, by which a state's epoch and row become a row of the run."""
+
+
 class RowSource(ABC):
     """Rows by absolute number."""
 
@@ -72,8 +81,8 @@ class RowSource(ABC):
         """JSON of everything that decides which data is row i of the run, epochs laid end to end."""
         return self.order_identity
 
-    def earlier_orders(self, epoch_rows: int | None) -> Iterator[tuple[Any, int]]:
-        """(order identity, row) of others that agree with this one in all rows of the run before that row.
+    def earlier_orders(self, epoch_rows: int | None) -> Iterator[EarlierOrder]:
+        """Others that agree with this one up to some row of the run.
 
         `epoch_rows` is how many rows their epochs have, where take(), skip() or repeat() said so.
         """
@@ -275,16 +284,17 @@ class ResizedRows(RowSource):
     def run_identity(self) -> Any:
         return ["stretch", self.begin, self.num_passes, self.num_rows, self.inner.run_identity]
 
-    def earlier_orders(self, epoch_rows: int | None) -> Iterator[tuple[Any, int]]:
-        """The same with fewer passes, which ends earlier; and those of the source."""
+    def earlier_orders(self, epoch_rows: int | None) -> Iterator[EarlierOrder]:
+        """The same with fewer passes, which ends earlier; and those of the source, if its epochs are as long."""
         num_passes = _passes_for(epoch_rows or self.inner.num_rows, self.inner)
         if self.begin == 0 and num_passes < self.num_passes:
-            yield self._order_with(num_passes), num_passes * self.inner.num_rows
+            yield EarlierOrder(self._order_with(num_passes), num_passes * self.inner.num_rows, self.num_rows)
         if not isinstance(self.inner, ResizedRows):
             is_plain = self.begin == 0 and self.num_passes == 1
-            for identity, row in self.inner.earlier_orders(epoch_rows):
+            for identity, row, inner_rows in self.inner.earlier_orders(epoch_rows):
                 order = identity if is_plain else ["stretch", self.begin, self.num_passes, identity]
-                yield order, self._num_rows_before(row)
+                if inner_rows == self.inner.num_rows:
+                    yield EarlierOrder(order, self._num_rows_before(row), self.num_rows)
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
         return self.inner.read(self._find(rows), out)
