@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock
@@ -57,6 +59,96 @@ def test_a_state_goes_on_with_the_samples_there_were(folder: Path) -> None:
     )
 
 
+def split(datasets: Any) -> Any:
+    return plan(datasets[0].split({"train": 0.7, "valid": 0.3}, seed=3)["train"])
+
+
+def filtered(datasets: Any) -> Any:
+    kept = datasets[0].lengths("tokens") > 2
+    return datasets[0].filter(kept).shuffle(seed=1).batch(2)
+
+
+def joined(datasets: Any) -> Any:
+    return plan(penstock.concat(*datasets))
+
+
+def joined_parts(datasets: Any) -> Any:
+    return plan(penstock.concat(*(each.split({"a": 0.8, "b": 0.2}, seed=1)["a"] for each in datasets)))
+
+
+def zipped(datasets: Any) -> Any:
+    more = penstock.from_arrays({"n": np.arange(len(datasets[0]))})
+    return datasets[0].zip(more).shuffle(seed=1).batch(2)
+
+
+def unfolded(datasets: Any) -> Any:
+    return datasets[0].unfold(2).shuffle(seed=1).batch(2)
+
+
+def mixed(datasets: Any) -> Any:
+    sources = {name: (each.shuffle(seed=2).pack(8), 1) for name, each in zip("ab", datasets, strict=True)}
+    return penstock.mix(sources, seed=1, epoch="a", schedule={64: {"a": 1, "b": 3}}).batch(2)
+
+
+def mixed_parts(datasets: Any) -> Any:
+    parts = [split([each]).source.shuffle(seed=2).pack(8) for each in datasets]
+    sources = {name: (part, 1) for name, part in zip("ab", parts, strict=True)}
+    return penstock.mix(sources, seed=1, rows=20).take(rows=15).batch(2)
+
+
+@pytest.mark.parametrize("build", [split, filtered, joined, joined_parts, zipped, unfolded, mixed, mixed_parts])
+def test_a_state_opens_each_dataset_under_its_plan_as_it_was(build: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("ab" if "joined" in build.__name__ or "mixed" in build.__name__ else "a")]
+    for number, path in enumerate(paths):
+        write(path, number, 6, "create")
+    before = build([penstock.open(path) for path in paths])
+    state, rows = Cursor(before, 3).state(), [before.read_at(row) for row in range(8)]
+    assert len(json.dumps(state)) < 1024
+    for last in (8, 10):
+        for path in paths:
+            write(path, last - 2, last)
+        if build is not zipped:  # as many samples as before are needed
+            now = [penstock.open(path) for path in paths]
+            with pytest.raises(StateError, match=r"penstock.open\(path, as_of=state\)"):
+                Cursor(build(now)).restore(state)
+        again = build([penstock.open(path, as_of=json.loads(json.dumps(state))) for path in paths])
+        assert again == before
+        assert Cursor(again).restore(state).row == 3
+        for row, batch in enumerate(rows):
+            assert_same(again.read_at(row), batch)
+
+
+def test_states_without_folders_still_fit(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        write(path, 0, 6, "create")
+    plans = [build([penstock.open(path) for path in paths]) for build in (split, joined, mixed)]
+    for each in plans:
+        state = Cursor(each, 3).state()
+        del state["folders"]
+        assert Cursor(each).restore(state).row == 3
+        with pytest.raises((ValueError, DatasetChanged), match=r"its first shards never had|not the state"):
+            penstock.open(paths[0], as_of=state)
+    assert "folders" not in Cursor(plan(penstock.open(paths[0]))).state()
+
+
+def test_a_plan_over_one_folder_at_two_times_is_asked_which(folder: Path) -> None:
+    before = penstock.open(folder).fingerprint
+    write(folder, 6, 8)
+    both = penstock.concat(penstock.open(folder, as_of=before), penstock.open(folder))
+    state = Cursor(plan(both)).state()
+    write(folder, 8, 10)
+    with pytest.raises(ValueError, match="as it was at 2 times"):
+        penstock.open(folder, as_of=state)
+    assert [len(penstock.open(folder, as_of=each)) for each in state["folders"]] == [6, 8]
+
+
+@pytest.mark.parametrize("folders", [5, "x" * 50, [5], {"a": 1}, [["a"]], None])
+def test_a_state_whose_folders_make_no_sense_is_refused(folder: Path, folders: Any) -> None:
+    with pytest.raises(ValueError, match="not the state of a plan over datasets"):
+        penstock.open(folder, as_of={"folders": folders})
+
+
 def test_pickles_and_plan_files_keep_what_was_meant(folder: Path, tmp_path: Path) -> None:
     fingerprint = penstock.open(folder).fingerprint
     write(folder, 6, 8)
@@ -74,7 +166,7 @@ def test_what_was_not_only_appended_to_is_refused(folder: Path, tmp_path: Path) 
     write(folder, 1, 9, "overwrite")
     with pytest.raises(DatasetChanged, match="was not only appended to since"):
         penstock.open(folder, as_of=state)
-    with pytest.raises(ValueError, match="not the state of a plan over one dataset"):
+    with pytest.raises(ValueError, match="not the state of a plan over datasets"):
         penstock.open(folder, as_of={"epoch": 1})
     (tmp_path / "x.bin").write_bytes(bytes(8))
     with pytest.raises(ValueError, match="as_of= is for dataset folders"):
@@ -85,7 +177,7 @@ def test_a_state_of_any_depth_is_refused(folder: Path) -> None:
     state: dict[str, Any] = {}
     for _ in range(100_000):
         state = {"facts": state}
-    with pytest.raises(ValueError, match="not the state of a plan over one dataset"):
+    with pytest.raises(ValueError, match="not the state of a plan over datasets"):
         penstock.open(folder, as_of=state)
 
 

@@ -59,6 +59,11 @@ class AnyDataset(Protocol):
         """Names of the classes in the order of their labels; empty if unknown."""
         ...
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Fingerprints of the folders of shards that it reads."""
+        ...
+
     def to_json(self) -> dict[str, Any]:
         """The dataset in a plan file."""
         ...

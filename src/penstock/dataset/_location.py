@@ -46,6 +46,10 @@ class Location(Protocol):
         """Arguments of `penstock.open` that lead here; `ValueError` when there are none."""
         ...
 
+    def folders(self, storage: Storage) -> tuple[str, ...]:
+        """Fingerprints of the folders of shards that its storage reads, by which `find_earlier` finds them later."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderLocation:
@@ -63,6 +67,9 @@ class FolderLocation:
     def to_json(self) -> dict[str, Any]:
         fields = {"path": str(self.path), "io": self.io, "check": self.check}
         return fields if self.as_of is None else {**fields, "as_of": self.as_of}
+
+    def folders(self, storage: Storage) -> tuple[str, ...]:
+        return (storage.fingerprint,)
 
     def __str__(self) -> str:
         return str(self.path)
@@ -97,6 +104,9 @@ class ForeignLocation:
         fields |= {"offset": self.offset} if self.offset else {}
         return fields
 
+    def folders(self, storage: Storage) -> tuple[str, ...]:
+        return ()
+
     def __str__(self) -> str:
         return str(self.path)
 
@@ -114,6 +124,9 @@ class ArraysLocation:
 
     def to_json(self) -> dict[str, Any]:
         raise ValueError("A plan over arrays in RAM has no file; write them with DatasetWriter first.")
+
+    def folders(self, storage: Storage) -> tuple[str, ...]:
+        return ()
 
     def __str__(self) -> str:
         return "in memory"
@@ -133,6 +146,9 @@ class JoinedLocation:
 
     def to_json(self) -> dict[str, Any]:
         return {self.kind: {f"part {number}": part.to_json() for number, part in enumerate(self.parts)}}
+
+    def folders(self, storage: Storage) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(folder for part in self.parts for folder in part.folders))
 
     def __str__(self) -> str:
         return f"{self.kind} of {len(self.parts)} datasets"
@@ -154,6 +170,9 @@ class UnfoldedLocation:
     def to_json(self) -> dict[str, Any]:
         return {"unfold": {"length": self.length, "stride": self.stride, "steps": self.steps.to_json()}}
 
+    def folders(self, storage: Storage) -> tuple[str, ...]:
+        return self.steps.folders
+
     def __str__(self) -> str:
         return f"windows of {self.length} every {self.stride} of {self.steps!r}"
 
@@ -168,26 +187,39 @@ def find_earlier(path: Path, as_of: str | Mapping[str, Any]) -> str:
 
     Raises:
         DatasetChanged: the folder does not begin with what it held then.
-        ValueError: the state does not name a single whole dataset.
+        ValueError: it is not the state of a plan over datasets, or of one over this folder at several times.
     """
-    wanted = as_of if isinstance(as_of, str) else _data_of(as_of)
+    wanted = {as_of} if isinstance(as_of, str) else _folders_of(as_of)
     manifest = read_manifest(path)
     schema = repr(manifest.schema.shown.to_json())
-    for own, _ in manifest.as_it_grew():
-        if wanted in (own, digest(own), digest(f"{own}\n{schema}")):  # the storage, all its rows, the dataset
-            return own
-    raise DatasetChanged(
-        f"{path}: its first shards never had the fingerprint {wanted[:64]}. Either it was not only appended to "
-        "since, or that is of a part of it (a split, a filter): give the one that `penstock inspect` showed then."
-    )
-
-
-def _data_of(state: Mapping[str, Any]) -> str:
-    facts = state.get("facts") if isinstance(state, Mapping) else None
-    data = facts.get("data") if isinstance(facts, Mapping) else None
-    if not isinstance(data, str):
+    found = [
+        own
+        for own, _ in manifest.as_it_grew()
+        if not wanted.isdisjoint((own, digest(own), digest(f"{own}\n{schema}")))  # the storage, all rows, the dataset
+    ]
+    if len(found) > 1:
         raise ValueError(
-            f"as_of={reprlib.repr(state)}: not the state of a plan over one dataset. For a source of a mixture, "
-            "give its fingerprint."
+            f"as_of=: the state is of a plan over {path} as it was at {len(found)} times. Give the fingerprint of "
+            f"the one you mean: {', '.join(found[:3])}."
         )
-    return data
+    if not found:
+        shown = ", ".join(sorted(each[:64] for each in wanted)[:3])
+        raise DatasetChanged(
+            f"{path}: its first shards never had the fingerprint {shown}. Either it was not only appended to "
+            "since, or that is of another dataset, or of a part of this one (a split, a filter): give a state, or the "
+            "fingerprint that `penstock inspect` showed then."
+        )
+    return found[0]
+
+
+def _folders_of(state: Mapping[str, Any]) -> set[str]:
+    """What a state says about the folders that its plan read."""
+    fields = state if isinstance(state, Mapping) else {}
+    folders, facts = fields.get("folders"), fields.get("facts")
+    data = facts.get("data") if isinstance(facts, Mapping) else None
+    found = {each for each in [data, *(folders if isinstance(folders, list | tuple) else ())] if isinstance(each, str)}
+    if not found:
+        raise ValueError(
+            f"as_of={reprlib.repr(state)}: not the state of a plan over datasets that can grow. Give a fingerprint."
+        )
+    return found

@@ -285,6 +285,11 @@ class Dataset(Verbs[Plan]):
         """Where the data is: a folder, a file, or "in memory"."""
         return str(self._location)
 
+    @functools.cached_property
+    def folders(self) -> tuple[str, ...]:
+        """Fingerprints of the folders of shards that it reads, as they are now."""
+        return self._location.folders(self.storage)
+
     def build_rows(self, stages: Stages) -> RowSource:
         """The rows that a plan with these stages reads."""
         return _build_rows(self.samples, stages)

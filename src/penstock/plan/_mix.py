@@ -57,6 +57,10 @@ class Mix:
         """Those of the first source that has any; all that have them have the same."""
         return next((plan.source.classes for _, plan, _ in self.sources if plan.source.classes), ())
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(folder for _, plan, _ in self.sources for folder in plan.source.folders))
+
     def check_tokenizers(self) -> None:
         """Refuse sources whose token ids mean different things, unless that was asked for."""
         if self.different_tokenizers or len(self.tokenizers) < 2:

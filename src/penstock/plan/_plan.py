@@ -349,6 +349,12 @@ class Plan(Verbs["Plan"]):
         """What `order_fingerprint` is made of, in words: what a state shows when it is refused."""
         return self.source.order_facts(self.stages)
 
+    @functools.cached_property
+    def folders(self) -> tuple[str, ...]:
+        """Fingerprints of the folders of shards under it, as they are now, where `order_facts` does not have them."""
+        data = self.order_facts.get("data")
+        return tuple(folder for folder in self.source.folders if digest(folder) != data)
+
     def to_toml(self) -> str:
         """The plan as a TOML file that `penstock.load_plan` reads; `ValueError` for what a file cannot name."""
         return write_toml({"version": FILE_VERSION, **self.to_json()})

@@ -209,6 +209,11 @@ class PlanInput(Protocol):
         """Names of the classes in the order of their labels, as far as it says."""
         ...
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Fingerprints of the folders of shards under it, which `penstock.open(path, as_of=state)` looks for."""
+        ...
+
     def build_rows(self, stages: Stages) -> RowSource:
         """The rows that these stages make of it."""
         ...
