@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # Tests start thousands of interpreters: where the environment forbids bytecode, each would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo docs test compiled check chromium stress floors release bench clean
+.PHONY: setup demo docs test collected check chromium stress floors release bench clean
 
 setup: $(READY)
 
@@ -30,15 +30,13 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --quiet
 	@echo "The site is in site/: open site/index.html, or, for the search, $(BIN)/python -m http.server -d site"
 
-# The checks keep one processor busy; meanwhile the other compiles the tests and the kernels, as each process of pytest
-# would by itself.
+# The checks keep one processor busy; meanwhile the other compiles the tests, as each process of pytest would by itself.
 test: setup chromium
-	$(MAKE) --jobs=2 --output-sync=target check compiled
+	$(MAKE) --jobs=2 --output-sync=target check collected
 	$(BIN)/pytest
 
-compiled: setup
+collected: setup
 	-@$(BIN)/pytest --collect-only -qq -n 0 >/dev/null
-	-@$(BIN)/pytest -qq -n 0 tests/plan/test_rows.py >/dev/null
 
 check: setup
 	$(BIN)/ruff format --check .

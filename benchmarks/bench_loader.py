@@ -357,7 +357,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     settings = {"row": f"{ROW} uint16 to int64", "batch": BATCH, "rounds": arguments.rounds}
-    print_result("A loader beside numpy and torch", settings, figures, "torch", "numba")
+    print_result("A loader beside numpy and torch", settings, figures, "torch")
 
 
 if __name__ == "__main__":

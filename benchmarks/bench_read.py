@@ -66,7 +66,7 @@ def compare_gathers(dataset: Path, bare: Path, num_rows: int, rounds: int) -> di
         "penstock": lambda indices: checked.read(indices, out={"tokens": out}),
         "penstock, unchecked": lambda indices: trusted.read(indices, out={"tokens": out}),
     }
-    for reader in readers.values():  # everything mapped, checked and compiled
+    for reader in readers.values():  # everything mapped and checked
         for begin in range(0, num_rows, BATCH):
             reader(np.arange(begin, min(begin + BATCH, num_rows))) if begin + BATCH <= num_rows else None
     times: dict[str, list[float]] = {name: [] for name in readers}
@@ -156,7 +156,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     settings = {"rows": num_rows, "row": f"{ROW} uint16", "batch": BATCH, "out": "int64", "rounds": arguments.rounds}
-    print_result("Dataset.read against numpy's gather", settings, figures, "numba", "crc32c")
+    print_result("Dataset.read against numpy's gather", settings, figures, "crc32c")
 
 
 if __name__ == "__main__":

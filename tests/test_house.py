@@ -1,6 +1,6 @@
 """The laws of the house, read off the source tree: doors tell the truth, imports run one way, names mean one thing.
 
-A *room* is a package under `penstock`, or a module beside them (`errors`, `compiled`). Its *door* is its
+A *room* is a package under `penstock`, or a module beside them (`errors`, `splitmix`). Its *door* is its
 `__init__.py`, or the module itself. An import counts wherever it stands: at the top of a module, inside a function,
 or for type checkers only.
 """

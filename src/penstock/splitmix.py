@@ -1,8 +1,8 @@
 """SplitMix64: from counters to words whose bits look random (Steele, Lea and Flood 2014; Stafford's mix 13).
 
-One definition for arrays and for compiled loops: `compiled(mix)` is the same code over single words.
+For arrays and single words; `native/kernels.h` has the same function for loops in C.
 
-May import: nothing. Imported by: `dataset`, `order`, `packing`, `transforms`. Holds no state.
+May import: nothing. Imported by: `dataset`, `order`, `transforms`. Holds no state.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 
-SHADOWS = ("aiohttp", "cryptography", "json5", "numba", "pyarrow", "rich", "torch")
+SHADOWS = ("aiohttp", "cryptography", "json5", "pyarrow", "rich", "torch")
 """What a server imports, or could."""
 
 

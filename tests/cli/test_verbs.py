@@ -276,7 +276,7 @@ def test_the_example_of_a_verb_is_a_command_line_that_it_takes(verb, capsys, mon
 
 def test_help_imports_no_verb_and_nothing_heavy(tmp_path):
     code = "import sys; from penstock.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
-    heavy = ("numpy", "rich", "numba", "torch", "penstock.report", "penstock.cli._prepare")
+    heavy = ("numpy", "rich", "torch", "penstock.report", "penstock.cli._prepare")
     code += f"print([name for name in {heavy} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-1] == "[]"

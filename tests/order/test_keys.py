@@ -68,6 +68,6 @@ def test_a_fresh_interpreter_with_another_hash_seed_gives_the_same_order(hash_se
     )
 
 
-def test_the_room_opens_without_numba():
-    program = "import sys, penstock.order; assert 'numba' not in sys.modules and 'torch' not in sys.modules"
+def test_the_room_opens_without_torch():
+    program = "import sys, penstock.order; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -21,11 +21,11 @@ def run(program: str, *, hash_seed: str = "0") -> str:
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_importing_the_room_imports_neither_numba_nor_torch() -> None:
+def test_importing_the_room_imports_no_torch() -> None:
     assert run("""
         import sys, penstock.packing
-        print(sorted({"numba", "torch"} & set(sys.modules)))
-    """) == "[]"  # fmt: skip
+        print("torch" in sys.modules)
+    """) == "False"  # fmt: skip
 
 
 @pytest.mark.stress

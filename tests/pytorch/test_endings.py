@@ -208,14 +208,7 @@ def test_a_script_stopped_while_its_workers_start_leaves_none(
     time.sleep(delay)
     script.remember()
     os.killpg(script.process.pid, stop)
-    try:
-        script.process.wait(4)
-    except (
-        subprocess.TimeoutExpired
-    ):  # llvmlite swallows a Ctrl-C that comes while it loads a kernel; people press again
-        assert stop == signal.SIGINT
-        os.killpg(script.process.pid, stop)
-        script.process.wait(10)
+    script.process.wait(10)
     script.assert_nothing_left()
     code, _, err = script.finish()
     assert code == -stop

@@ -13,7 +13,6 @@ import pytest
 
 import penstock
 from penstock.loader import Bundle
-from penstock.loader._engines import _describe_place
 from penstock.workers import _failures
 from pytorch.examples import NUM_ROWS, children, numbers
 from pytorch.functions import close_all_at_8, stop_at_8, time_out
@@ -59,7 +58,7 @@ def test_a_stopped_worker_is_named_with_its_batch_and_how_to_let_it_go_on(
     plan = numbers().map(stop_at_8).batch(4)
     with penstock.DataLoader(plan, workers="process", num_workers=1, start_method=method) as loader:
         batches = iter(loader)
-        first = next(batches)  # workers have started, and compiled what they need
+        first = next(batches)  # workers have started
         helper.start()
         assert [batch["x"][0].item() for batch in (first, *batches)] == list(range(0, NUM_ROWS, 4))
     helper.join()
@@ -83,13 +82,6 @@ def test_a_stuck_thread_is_named_with_its_batch_and_line(caplog: pytest.LogCaptu
     helper.join()
     told = caplog.messages[-1]
     assert "worker thread 0 has been computing the batch at row 8 (rank 0 of 1), now at " in told
-
-
-def test_a_thread_that_compiles_is_said_to_compile() -> None:
-    frames = {}
-    path = "/site-packages/llvmlite/binding/ffi.py"
-    exec(compile("import sys\nframes['here'] = sys._getframe()", path, "exec"), {"frames": frames})
-    assert _describe_place(frames["here"]) == "compiling (Penstock's loops are compiled once, and kept)"
 
 
 def test_the_timeout_of_a_plan_names_the_worker_and_its_batch() -> None:

@@ -3,7 +3,8 @@
     read:    MappedFile (local disks) or PositionedFile (network) behind one protocol, FileReader
     write:   create_file, or DirectFile past the page cache -> rename -> sync_directory
     name:    local_path, a path as people give it; similar_path, what they may have meant
-    guard:   DirectoryLock, one writer at a time; OpenFolder, a folder by its descriptor, which follows no links
+    guard:   DirectoryLock, one writer at a time; OpenFolder, a folder by its descriptor, which follows no links;
+             check_trusted, a folder that nobody else can write to
 
 Knows nothing of shards or columns.
 
@@ -22,7 +23,7 @@ from penstock.filesystem._durable import (
     storage_errors,
     sync_directory,
 )
-from penstock.filesystem._guard import DirectoryLock, OpenFolder, lock_holder
+from penstock.filesystem._guard import DirectoryLock, OpenFolder, check_trusted, lock_holder
 from penstock.filesystem._paths import filesystem_type, is_network_filesystem, local_path, similar_path
 from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular, read_small
 
@@ -34,6 +35,7 @@ __all__ = [
     "MappedFile",
     "OpenFolder",
     "PositionedFile",
+    "check_trusted",
     "create_file",
     "filesystem_type",
     "is_network_filesystem",

@@ -2,6 +2,7 @@
 
     DirectoryLock(folder): a lock that dies with its holder
     OpenFolder(path, "work", "attempts") -> create, read, move, remove, sync: by name, in that very folder
+    check_trusted(folder, source): a cache that nobody else can have written to
 
 The lock is `flock` on a file in the directory: the kernel releases it when the holder ends, however it ends, so
 a lock is never stale and never needs breaking. The file says who holds it, for the error message.
@@ -46,6 +47,7 @@ LOCK_NAME = ".lock"
 _MAX_SIGNATURE_BYTES = 4096
 
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class DirectoryLock:
@@ -273,3 +275,27 @@ class OpenFolder:
             raise explain_os_error(error, self.path, doing="opened") from error
         self.close()
         self.descriptor = descriptor
+
+
+def check_trusted(folder: Path, source: Path) -> None:
+    """Refuse a folder that someone who cannot change `source` could change or replace. It need not exist yet.
+
+    Raises:
+        PermissionError: names who could.
+    """
+    module = source.parent.stat()
+    owners = {os.geteuid(), 0, source.stat().st_uid}
+    for path in (folder, *folder.parents):
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        writers = found.st_mode & _BY_OTHERS
+        is_shared_anyway = found.st_gid == module.st_gid and not writers & ~module.st_mode
+        is_sticky = path != folder and found.st_mode & stat.S_ISVTX  # only an entry's owner can replace it
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
+            raise PermissionError(f"{path} belongs to user {found.st_uid}.")
+        if writers and not is_sticky and not is_shared_anyway:
+            raise PermissionError(f"Others can write to {path}.")
+        # In a container with a user namespace, root's folders appear to belong to the owner of `/`: a nameless user.
+        owners.add(os.stat("/").st_uid)

@@ -18,9 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import Any
 
 from penstock.loader._engine import Computed, Engine, ItemRunner, Result, Wait, Work, WorkerKind
@@ -378,15 +376,8 @@ class ThreadEngine:
 
 def _describe_thread(number: int, thread: threading.Thread | None, item: Any, since: float) -> str:
     frame = None if thread is None else sys._current_frames().get(thread.ident or 0)
-    where = "" if frame is None else f", now {_describe_place(frame)},"
+    where = "" if frame is None else f", now at {frame.f_code.co_filename}:{frame.f_lineno},"
     return describe_silence(f"worker thread {number}", None, f"computing {item}{where}", time.monotonic() - since)
-
-
-def _describe_place(frame: FrameType) -> str:
-    path = Path(frame.f_code.co_filename)
-    if {"llvmlite", "numba"} & set(path.parts):
-        return "compiling (Penstock's loops are compiled once, and kept)"
-    return f"at {path}:{frame.f_lineno}"
 
 
 def _send_home(shared: _Shared, threads: dict[int, threading.Thread]) -> None:

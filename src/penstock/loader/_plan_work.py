@@ -221,7 +221,7 @@ def warm_up_for(plan: Plan) -> WarmUp:
 
 
 def _load_kernels() -> None:
-    """Load numba and the kernels by using them: 0.4 s of CPU time, which each worker would otherwise spend."""
+    """Load the kernels and the modules around them by using them, which each worker would otherwise do for itself."""
     ragged = Ragged(np.arange(8, dtype=np.uint8), np.array([0, 3, 8]))
     from_arrays({"fixed": np.arange(2), "ragged": ragged}).shuffle(seed=0).batch(1).read(0)
 

@@ -70,7 +70,7 @@ def _build_if_changed(folder: Path) -> None:
         _build.build(folder)
     except (_build.BuildError, OSError) as error:
         raise ImportError(
-            f"Penstock's C library in {folder} was not built from the sources beside it, and cannot be built: {error}. "
+            f"Penstock's C library in {folder} was not built from the sources beside it, and cannot be built: {error}\n"
             f"Install a C compiler, or run: {sys.executable} -m pip install --editable {folder.parents[2]}"
         ) from error
 

@@ -1,9 +1,9 @@
 """Which row comes next: keyed permutations, the order of an epoch, draws by weight, mixtures, and parts of a split.
 
 Pure integer arithmetic on int64 arrays. Knows nothing of files, threads or torch.
-Kernels are compiled by numba at the first call.
+Its loops are in C.
 
-May import: `compiled`, `schema`, `splitmix`. Imported by: `dataset`, `plan`, `preparation`, `sources`.
+May import: `native`, `schema`, `splitmix`. Imported by: `dataset`, `plan`, `preparation`, `sources`.
 Holds no state.
 """
 

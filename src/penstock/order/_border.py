@@ -1,9 +1,8 @@
 """Where numbers from outside enter: integers become checked int64 arrays, seeds become keys, fractions become ranges.
 
 **Arrays.** Callers pass any integers: a list, a slice, a 2-D array, a read-only view. The kernels take only one kind
-of array, because numba compiles a new version (about a second) for every kind it sees. This module mediates: convert,
-allocate, call, and turn "place of the first bad index" into an IndexError. Price: about 3 µs per call of any size,
-including numba's own type checks.
+of array. This module mediates: convert, allocate, call, and turn "place of the first bad index" into an IndexError.
+Price: about 3 µs per call of any size.
 
 **Keys.** Every permutation of a run needs its own 64-bit key: one per epoch, per mixture, per purpose. Adding small
 numbers to a seed (`seed + epoch`) makes seed 7, epoch 1 repeat seed 8, epoch 0. Instead, the seed and all labels are
@@ -39,7 +38,7 @@ MAX_ROWS = 2**62
 
 @functools.cache
 def kernels() -> ModuleType:
-    """The compiled kernels; importing them imports numba."""
+    """The loops of this room in C, loaded at the first call."""
     from penstock.order import _kernels
 
     return _kernels

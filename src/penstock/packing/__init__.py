@@ -1,9 +1,9 @@
 """Which documents share a row: best-fit-decreasing packing, counted to the token.
 
 Pure integer arithmetic on lengths. Knows nothing of files, threads or torch.
-Kernels are compiled by numba at the first call.
+Its loops are in C.
 
-May import: `compiled`, `schema`, `splitmix`. Imported by: `plan`, `preparation`. Holds no state.
+May import: `native`, `schema`. Imported by: `plan`, `preparation`. Holds no state.
 """
 
 from penstock.packing._index import PackIndex, ReadLengths, build_pack_index, index_name

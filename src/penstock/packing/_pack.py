@@ -28,9 +28,6 @@ import numpy.typing as npt
 from penstock.packing._settings import PackingSettings, apply_long_policy, check_lengths
 from penstock.schema import offsets_of
 
-# The kernels live in `_kernels` and are imported by the functions that call them: numba takes 0.4 s
-# to import, and `import penstock` must not pay for it.
-
 PACKING_VERSION: Final = 1
 """Changes whenever the same lengths, settings and key would give different rows, or a different number of them."""
 

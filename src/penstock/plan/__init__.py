@@ -17,7 +17,7 @@
 
 A batch depends on the plan and the arguments of `read` alone; any thread or process gives the same one.
 
-May import: `compiled`, `dataset`, `errors`, `filesystem`, `identity`, `order`, `packing`, `report`, `schema`,
+May import: `dataset`, `errors`, `filesystem`, `identity`, `native`, `order`, `packing`, `report`, `schema`,
 `shards`. Imported by: `cli`, `integrations`, `loader`, `pytorch`, `service`, `tuning`. Holds state: a packed source
 keeps the windows it packed last in memory (`_packed_rows`), and row counts of large datasets are kept in the user's
 cache folder (`_packed_rows`). Neither changes a batch.

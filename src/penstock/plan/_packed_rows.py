@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from penstock.dataset import Samples
 from penstock.errors import FormatError
+from penstock.filesystem import check_trusted
 from penstock.identity import digest
 from penstock.order import Permutation, derive_key
 from penstock.packing import (
@@ -93,7 +94,7 @@ class PackedBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Snapshot:
-    """Packed windows side by side: what one compiled call reads from."""
+    """Packed windows side by side: what one call of a kernel reads from."""
 
     blocks: Mapping[Key, PackedBlock]
     slots: Mapping[Key, int]
@@ -348,8 +349,6 @@ def _make_folder(folder: Path) -> None:
     Raises:
         PermissionError: other users could have put files there that are read, or links that redirect what is written.
     """
-    from penstock.compiled import check_trusted
-
     check_trusted(folder, Path(__file__))
     folder.mkdir(parents=True, exist_ok=True)
     check_trusted(folder, Path(__file__))

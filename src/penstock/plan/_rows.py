@@ -254,7 +254,7 @@ def offered(out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, 
 
 @functools.cache
 def kernels() -> ModuleType:
-    """The compiled loops of this room, imported with numba (0.4 s) when the first row is read."""
+    """The loops of this room in C, loaded when the first row is read."""
     from penstock.plan import _kernels
 
     return _kernels

@@ -1,13 +1,13 @@
 """Samples on disk and in memory: the shard format, its writer, and vectorised reads.
 
     write:  DatasetWriter -> ShardWriter (buffers, cuts) -> Workspace (all or nothing) -> shards + manifest
-    read:   ShardFolder -> gather from maps (compiled), or pread -> OpenShards opens and checks what they need
+    read:   ShardFolder -> gather from maps (in C), or pread -> OpenShards opens and checks what they need
             ArrayStorage: the same reads from RAM, or from a foreign file mapped in place
     trace:  provenance-*.json: which file and row each sample came from
 
 Files are validated here: rooms that import this one can trust every count, offset and name.
 
-May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`. Imported by: `cli`, `dataset`, `plan`,
+May import: `errors`, `filesystem`, `identity`, `native`, `schema`. Imported by: `cli`, `dataset`, `plan`,
 `preparation`, `service`, `tuning`. Holds state: the open shards of this process, weakly, so that a forked child opens
 its own.
 """

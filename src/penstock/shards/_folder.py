@@ -1,6 +1,6 @@
 """A dataset folder, open for reading.
 
-read_* -> gather_* (maps, compiled loops) or _pread_* -> OpenShards opens and checks what they need
+read_* -> gather_* (maps, kernels) or _pread_* -> OpenShards opens and checks what they need
 
 `pread` is for file systems on which mapped pages may vanish; neighbouring samples are fetched by one call.
 

@@ -25,7 +25,7 @@ _BYTE = np.empty(0, np.uint8)
 
 @functools.cache
 def kernels() -> ModuleType:
-    """The compiled kernels, imported at the first read: importing numba takes 0.4 s."""
+    """The loops of this room in C, loaded at the first read."""
     from penstock.shards import _kernels
 
     return _kernels

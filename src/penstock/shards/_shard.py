@@ -1,6 +1,6 @@
 """One shard: its file, the tensors in it, and its row in the table of addresses.
 
-    open_file -> Shard compares size and header with the manifest -> fill_row tells compiled loops where its columns are
+    open_file -> Shard compares size and header with the manifest -> fill_row tells kernels where its columns are
 
 No data is used before its blocks are checked (`_blocks`); once all blocks of a column are, one flag says so and
 nothing is looked up again.

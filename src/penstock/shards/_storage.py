@@ -1,6 +1,6 @@
 """What a dataset needs from wherever its samples are: a folder of shards, arrays in RAM, or a foreign file.
 
-Where columns are in memory: one row of numbers per shard, which compiled loops can read.
+Where columns are in memory: one row of numbers per shard, which kernels can read.
 
     row of a shard:  FILE SIZE | VALUES OFFSETS COUNT STATE VALUE_FLAGS OFFSET_FLAGS | the same for the next column
                                  ^ slot of the first column                            ^ slot of the second

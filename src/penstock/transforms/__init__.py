@@ -19,7 +19,7 @@
 
 Knows nothing of tasks, workers or shards.
 
-May import: `compiled`, `errors`, `filesystem`, `identity`, `schema`, `sources`, `splitmix`. Imported by: `cli`,
+May import: `errors`, `filesystem`, `identity`, `native`, `schema`, `sources`, `splitmix`. Imported by: `cli`,
 `preparation`. Holds no state.
 """
 

@@ -8,9 +8,7 @@ column of messages -> chat template ---> documents -> engine -> ids -> ...      
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from penstock.sources import Records
 from penstock.transforms._conversations import ChatSettings, Conversation, ConversationReader
 from penstock.transforms._engine_choice import ChosenEngine, check_document, choose_checked, join_texts
 from penstock.transforms._keep import infer_types, read_kept, take_kept
+from penstock.transforms._kernels import frame_documents
 from penstock.transforms._special_tokens import MARK, SPELLED, Guard
 from penstock.transforms._tokenizer_engines import Bounds, Ids, TokenizerEngine, open_reference
 from penstock.transforms._tokenizer_source import TokenizerSource
@@ -129,7 +128,7 @@ class TokenMaker:
         self._bos = -1 if bos_id is None else bos_id
         self._eos = -1 if eos_id is None else eos_id
         self._dtype = dtype
-        # The first call loads compiled code and half of awkward, 0.5 s in total: better now than in the first batch.
+        # The first call may load half of awkward (0.1 s): better now than in the first batch.
         self.frame(*self._engine.encode(np.frombuffer(b"a", np.uint8), np.array([0, 1])))
 
     @property
@@ -209,7 +208,7 @@ class TokenMaker:
         if not num_added:
             return Ragged(ids.astype(dtype, copy=False), offsets)
         framed = np.empty(len(ids) + num_added * (len(offsets) - 1), dtype)
-        _load_kernel()(ids, offsets, first, last, framed)
+        frame_documents(ids, offsets, first, last, framed)
         return Ragged(framed, offsets + num_added * np.arange(len(offsets)))
 
 
@@ -241,33 +240,3 @@ def _byte_spans(said: Conversation) -> tuple[tuple[int, int], ...]:
     if said.text.isascii():
         return said.spans
     return tuple((len(said.text[:a].encode()), len(said.text[:b].encode())) for a, b in said.spans)
-
-
-@functools.cache
-def _load_kernel() -> Callable[..., None]:
-    """The only compiled loop of this room, loaded late because numba takes 0.4 s to import.
-
-    1.0 M ids in 230 documents take 0.09 ms, a hundredth of what tokenizing them takes.
-    """
-    from penstock.compiled import compiled
-
-    return compiled(_frame_documents)
-
-
-def _frame_documents(
-    ids: NDArray[np.uint32], offsets: NDArray[np.int64], first: int, last: int, framed: NDArray[Any]
-) -> None:
-    """Copy each document into `framed`, with `first` before and `last` after it; -1 means none."""
-    place = 0
-    for document in range(len(offsets) - 1):
-        given = ids[offsets[document] : offsets[document + 1]]
-        if first >= 0:
-            framed[place] = first
-            place += 1
-        copied = framed[place : place + len(given)]  # slices vectorise; one running index takes ten times as long
-        for index in range(len(given)):
-            copied[index] = given[index]
-        place += len(given)
-        if last >= 0:
-            framed[place] = last
-            place += 1

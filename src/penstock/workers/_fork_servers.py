@@ -3,8 +3,8 @@
 A server starts as a fresh interpreter, so it has none of the owner's threads, locks or open files, and does not import
 the user's script. It is itself a worker: its program (`ForkServer`) is to fork others, and to report how they ended.
 
-Before a server can fork, it spends 0.43 s of CPU time: 0.04 on the interpreter and its library, 0.08 on numpy, 0.11 on
-what workers run, 0.12 on numba and 0.08 on its first kernels. So crews that are open at the same time share a server,
+Before a server can fork, it spends 0.23 s of CPU time: 0.04 on the interpreter and its library, 0.08 on numpy, 0.11 on
+what workers run. So crews that are open at the same time share a server,
 which ends with its last user, and a caller that will need one soon can have it started early. What workers inherit from
 their server is part of its kind: a program that changes its environment, its import path or the processors it may use
 gets another server for its next worker.
