@@ -26,8 +26,7 @@ import pytest
 import penstock
 from guarding import guarded, listening, naming, use_or_refuse
 from mutating import mutate
-from penstock.cli._description import describe
-from penstock.cli._description_output import print_description
+from penstock.cli import main
 from penstock.errors import FormatError, printable
 from penstock.identity import digest
 from penstock.plan._text import write_toml
@@ -218,11 +217,11 @@ def stage(place: Path) -> None:
 
 def show(place: Path) -> None:
     """`inspect`, whose text is safe to print."""
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        description = describe(place, num_samples=2, looks_at_sources=False)
-        print_description(description)
-    json.dumps(description.to_json())
-    assert printable(out.getvalue(), keep="\n") == out.getvalue()
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        is_refused = main(["inspect", str(place), "--samples", "2"])
+        assert main(["inspect", str(place), "--samples", "2", "--json"]) == is_refused
+    assert "out of memory" not in out.getvalue()
+    assert printable(out.getvalue(), keep="\n\t") == out.getvalue()
 
 
 def append(place: Path) -> None:

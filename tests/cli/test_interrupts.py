@@ -30,7 +30,7 @@ run()
 
 @pytest.mark.parametrize("swallows", [False, True])
 @pytest.mark.parametrize(
-    "module", ["penstock.cli", "penstock.cli._verify", "penstock.shards", "penstock.shards._folder"]
+    "module", ["penstock.cli", "penstock.cli._folders", "penstock.shards", "penstock.shards._folder"]
 )
 def test_an_interrupt_while_modules_are_imported_shows_no_traceback(
     module: str, swallows: bool, tmp_path: Path

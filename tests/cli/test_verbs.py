@@ -265,7 +265,7 @@ def test_help_lists_every_verb_with_an_example_under_a_heading(capsys):
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
 def test_the_example_of_a_verb_is_a_command_line_that_it_takes(verb, capsys, monkeypatch):
-    monkeypatch.setattr(verb.load(), "run", lambda arguments: 0)
+    monkeypatch.setattr(f"penstock.cli.{verb.module}.run_{verb.name}", lambda arguments: 0)
     command, name, *arguments = shlex.split(verb.example.removeprefix('eval "$(').removesuffix(')"'))
     assert (command, name) == ("penstock", verb.name)
     assert main([name, *arguments]) == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import itertools
 import json
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 import penstock
 from penstock.errors import DatasetExists, FormatError, SchemaError
 from penstock.packing import PackingSettings, build_pack_index, index_name
-from penstock.preparation import Progress, Settings, prepare
+from penstock.preparation import Progress, prepare
 from penstock.shards import read_manifest
 from penstock.transforms import FunctionTransform, Tokenize
 
@@ -376,9 +374,3 @@ def test_stray_files_are_noticed_by_these_tests(reference: Path, tmp_path: Path)
     shutil.copytree(reference, tmp_path / "copy")
     (tmp_path / "copy" / ".preparing").mkdir()
     assert stray_files(tmp_path / "copy") == {".preparing"}
-
-
-def test_settings_and_the_call_have_the_same_defaults() -> None:
-    arguments = inspect.signature(prepare).parameters
-    defaults = {each.name: each.default for each in dataclasses.fields(Settings)}
-    assert defaults == {name: arguments[name].default for name in defaults}

@@ -18,13 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import penstock
 from guarding import naming, use_or_refuse
 from mutating import mutate
 from penstock.cli import main
-from penstock.cli._top import table_of
 from penstock.errors import CorruptionError, ServiceError, printable
 from penstock.loader import Bundle, Item, LoaderStatistics, SlotPool, private_slot
 from penstock.schema import Ragged
@@ -304,14 +302,12 @@ def test_a_list_of_servers_that_makes_no_sense_for_a_while_leaves_the_last_one(
         penstock.DataLoader(plan, remote=listed).__iter__()
 
 
-def test_what_a_server_says_is_safe_to_print_in_a_table() -> None:
+def test_what_a_server_says_is_safe_to_print_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     with liar(lambda _: as_json({"error": ESCAPE}, "403 Forbidden")) as address:
-        readings = read_servers([address], Security())
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(table_of(readings, []))
-    assert "\\x1b" in captured.get()
-    assert "\x1b" not in captured.get()
+        assert main(["top", address]) == 1
+    shown = capsys.readouterr().out
+    assert "\\x1b" in shown
+    assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize("page", [b"penstock_workers nan\n", b"penstock_workers\n", b"penstock_a{b=1} 5 6\n"])

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import penstock
 from penstock.cli import main
-from penstock.cli._top import table_of
+from penstock.cli._servers import table_of
 from penstock.service import Reading, serve
 
 

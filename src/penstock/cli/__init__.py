@@ -1,4 +1,8 @@
-"""The `penstock` command: one thin file per verb, which parses, calls one library function, and renders.
+"""The `penstock` command: each verb parses, calls one library function, and renders.
+
+    _main -> the verb's file: add_VERB_arguments declares its flags, run_VERB does its work and returns the exit code
+
+A flag is made of the library's own setting (`_flags`): its type, choices, default and meaning are described there.
 
 May import: `dataset`, `doctor`, `errors`, `filesystem`, `plan`, `preparation`, `report`, `schema`, `service`,
 `shards`, `sources`, `transforms`, `tuning`. Imported by: nobody. Holds no state.

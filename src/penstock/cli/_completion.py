@@ -1,4 +1,4 @@
-"""Print a script that makes a shell complete verbs, options and files: bash and zsh evaluate it, fish sources it."""
+"""`penstock completion`: what makes a shell complete the command."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import sys
 from penstock.report import print_json
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to print it for")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Always 0."""
+def run_completion(arguments: argparse.Namespace) -> int:
+    """Print a script that makes a shell complete verbs, options and files.
+
+    bash and zsh evaluate it, fish sources it.
+    """
     from argcomplete.shell_integration import shellcode
 
     script = shellcode(["penstock"], shell=arguments.shell)

@@ -1,4 +1,4 @@
-"""Run a training script for a while, find out whether it waits for data, and try what would help."""
+"""`penstock doctor`: run a script under observation, and show what was found."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import argparse
 
 from penstock.cli import _values
 from penstock.cli._failures import tell_failure
+from penstock.cli._flags import Flags, given
 from penstock.report import console, print_json
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
+    from penstock.doctor import DoctorSettings
+
     parser.add_argument("--html", type=_values.output, metavar="FILE", help="write a report to open in a browser")
     parser.add_argument("--perfetto", type=_values.output, metavar="FILE", help="write a trace for ui.perfetto.dev")
-    parser.add_argument(
-        "--seconds", type=float, default=120.0, help="stop trying changes after this time (default: %(default)g)"
-    )
-    parser.add_argument("--steps", type=int, metavar="N", help="stop after this many steps of the training loop")
-    parser.add_argument("--observe", action="store_true", help="only measure the script as it is, and try nothing")
-    parser.add_argument("--full", action="store_true", help="let the script run to its end")
+    Flags(parser, DoctorSettings).add("seconds", "steps", "observe", "full")
     parser.usage = f"{parser.prog} [options] -- COMMAND"  # argparse would write three dots for COMMAND
     parser.add_argument(
         "command",
@@ -28,8 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """0 if training does not wait, 1 with findings, 2 without a command to run; a failing script's own exit code."""
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Run a training script for a while, find out whether it waits for data, and try what would help.
+
+    Exit code: 0 if training does not wait, 1 with findings, 2 without a command to run; a failing script's own.
+    """
     from penstock.doctor import DoctorSettings, diagnose, make_page, recording_folder, run_script
     from penstock.report import render_html, render_terminal, to_perfetto
 
@@ -39,9 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         tell_failure(problem, as_json=arguments.json)
         return 2
     try:
-        settings = DoctorSettings(
-            seconds=arguments.seconds, steps=arguments.steps, full=arguments.full, observe=arguments.observe
-        )
+        settings = DoctorSettings(**given(arguments, DoctorSettings))
     except ValueError as error:
         tell_failure(error, as_json=arguments.json)
         return 2

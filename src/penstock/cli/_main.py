@@ -13,7 +13,6 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from penstock._version import __version__
@@ -30,46 +29,65 @@ class Verb(NamedTuple):
     name: str
     help: str
     example: str
+    module: str
 
-    def load(self) -> ModuleType:
-        """Import the module that has the verb's arguments (`add_arguments`) and its work (`run`)."""
-        return importlib.import_module(f"penstock.cli._{self.name}")
+    def declare(self, parser: argparse.ArgumentParser) -> None:
+        """Import the verb's module, and tell the parser what it takes, what it is for, and what runs it."""
+        import inspect
+
+        module = importlib.import_module(f"penstock.cli.{self.module}")
+        run = getattr(module, f"run_{self.name}")
+        parser.description = inspect.cleandoc(run.__doc__ or "")
+        parser.set_defaults(run=run)
+        getattr(module, f"add_{self.name}_arguments")(parser)
 
 
 CONTENTS: dict[str, tuple[Verb, ...]] = {
     "Datasets": (
-        Verb("prepare", "turn raw data into a dataset", "penstock prepare 'text/*.jsonl' corpus --tokenizer tok.json"),
-        Verb("inspect", "show what is in a dataset", "penstock inspect corpus"),
+        Verb(
+            "prepare",
+            "turn raw data into a dataset",
+            "penstock prepare 'text/*.jsonl' corpus --tokenizer tok.json",
+            "_prepare",
+        ),
+        Verb("inspect", "show what is in a dataset", "penstock inspect corpus", "_inspect"),
         Verb(
             "trace",
             'show which documents are in a batch, for "my loss jumped"',
             "penstock trace plan.toml --step 4711 --decode tok.json",
+            "_trace",
         ),
-        Verb("verify", "check every byte of a dataset against its checksums", "penstock verify corpus"),
+        Verb("verify", "check every byte of a dataset against its checksums", "penstock verify corpus", "_folders"),
     ),
     "Speed": (
         Verb(
             "doctor",
             "run a training script and find out why it waits for data",
             "penstock doctor --html report.html -- train.py --epochs 1",
+            "_doctor",
         ),
-        Verb("bench", "measure a loader by itself and with a training step", "penstock bench plan.toml"),
-        Verb("tune", "find the loader options with which a job trains fastest", "penstock tune job.py"),
+        Verb("bench", "measure a loader by itself and with a training step", "penstock bench plan.toml", "_speed"),
+        Verb("tune", "find the loader options with which a job trains fastest", "penstock tune job.py", "_speed"),
     ),
     "Where data is": (
-        Verb("advise", "say how best to read a dataset on this machine", "penstock advise corpus --measure"),
-        Verb("stage", "copy a dataset to this node's own storage", "penstock stage corpus $SCRATCH"),
+        Verb("advise", "say how best to read a dataset on this machine", "penstock advise corpus --measure", "_speed"),
+        Verb("stage", "copy a dataset to this node's own storage", "penstock stage corpus $SCRATCH", "_folders"),
     ),
     "Preprocessing on other machines": (
-        Verb("serve", "serve the batches of a plan to training machines", "penstock serve plan.toml"),
-        Verb("top", "show what servers are doing, live", "penstock top cpu1:8815 cpu2:8815"),
+        Verb("serve", "serve the batches of a plan to training machines", "penstock serve plan.toml", "_servers"),
+        Verb("top", "show what servers are doing, live", "penstock top cpu1:8815 cpu2:8815", "_servers"),
         Verb(
             "certificates",
             "make certificates for `penstock serve` and its clients",
             "penstock certificates tls cpu1 cpu2",
+            "_servers",
         ),
     ),
-    "Your shell": (Verb("completion", "have your shell complete this command", 'eval "$(penstock completion bash)"'),),
+    "Your shell": (
+        Verb(
+            "completion", "have your shell complete this command", 'eval "$(penstock completion bash)"', "_completion"
+        ),
+    ),
 }
 VERBS = {verb.name: verb for verbs in CONTENTS.values() for verb in verbs}
 
@@ -129,10 +147,7 @@ class _VerbParser(argparse.ArgumentParser):
         """Declare the verb's arguments, once."""
         verb, self.verb = self.verb, None
         if verb is not None:
-            module = verb.load()
-            self.description = module.__doc__
-            self.set_defaults(run=module.run)
-            module.add_arguments(self)
+            verb.declare(self)
             self.usage = self.usage or self._short_usage()
 
     def _short_usage(self) -> str:

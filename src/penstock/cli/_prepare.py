@@ -1,16 +1,17 @@
-"""Turn raw data into a dataset: tokenize, decode or copy it, in parallel. Interrupt it and run it again to resume."""
+"""`penstock prepare`: flags for the settings of a preparation, its progress, and what was made."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.cli._prepare_arguments import add_arguments
+from penstock.cli import _values
+from penstock.cli._flags import Flags, flag_of, given
 from penstock.errors import counted
 
 if TYPE_CHECKING:
@@ -18,58 +19,116 @@ if TYPE_CHECKING:
     from penstock.sources import SourceOptions
     from penstock.transforms import Transform
 
-__all__ = ["add_arguments", "run"]
-
 _INTERRUPTED = 130
 _CHAT = ("chat_format", "chat_template")
 _CHAT_DETAILS = ("tools_column", "template_date", "template_values", "loss_on")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """0 if the dataset is ready, 2 for wrong usage, 130 if interrupted."""
-    problem = _wrong_usage(arguments)
+def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes: every flag has the name of the library's setting."""
+    from penstock import preparation, sources
+
+    parser.add_argument("sources", nargs="+", metavar="SRC", help="files, globs, folders or URLs")
+    parser.add_argument("destination", metavar="DEST", help="folder of the dataset")
+    _add_transforms(parser)
+    prepare = preparation.prepare
+
+    reading = parser.add_argument_group("how to read the sources")
+    how = Flags(reading, sources.SourceOptions)
+    how.add("format", "text_unit", "encoding")
+    how.add("separator", metavar="TEXT")
+    how.add("delimiter", type=_values.delimiter, metavar="CHARACTER")
+    how.add("header", "names")
+    how.add("types", type=_values.types, metavar="infer|NAME=TYPE,…")
+    how.add("null_values", metavar="TEXT,…")
+    how.add("missing", "typed_members")
+    Flags(reading, prepare).add("classes", type=str, metavar="FILE|DATASET")
+
+    written = parser.add_argument_group("what is written")
+    what = Flags(written, prepare)
+    what.add("shuffle", type=_values.seed, metavar="SEED")
+    written.add_argument(
+        "--no-shuffle",
+        dest="shuffle",
+        action="store_const",
+        const=None,
+        default=argparse.SUPPRESS,
+        help="keep the order of the sources",
+    )
+    what.add("pack", action="append", metavar="LENGTH")
+    what.add("split", type=_values.shares, metavar="NAME=SHARE,…")
+    what.add("split_seed", metavar="SEED")
+    what.add("split_by", type=_values.word_or_names, metavar="content|file|NAME,…")
+    what.add("limit", type=_values.count)
+    what.add("shard_bytes", "origins")
+
+    again = parser.add_argument_group("if DEST exists (default: continue, or add what is new)")
+    Flags(again, prepare).add("overwrite", "append", "remove")
+    run = Flags(parser.add_argument_group("how it runs"), prepare)
+    run.add("workers", type=_values.workers)
+    run.add("on_error", "engine")
+    run.add("max_skipped", type=_values.rows_or_share, metavar="N|SHARE")
+    run.add("address", metavar="HOST:PORT")
+
+
+def _add_transforms(parser: argparse.ArgumentParser) -> None:
+    from penstock import transforms
+
+    group = parser.add_argument_group("how rows become samples (default: keep their columns)")
+    tokens = Flags(group, transforms.Tokenize)
+    tokens.add("tokenizer", metavar="PATH", help="tokenizer.json, a folder, tiktoken:NAME, or bytes")
+    tokens.add("column")
+    tokens.add("append_eos", "prepend_bos", metavar="TOKEN")
+    tokens.add("keep", type=str, action="append", help="another column to store (repeatable)")
+    tokens.add("special_tokens")
+    images = Flags(group, transforms.DecodeImage, prefix="image_")
+    images.add("size", type=_values.image_size, metavar="SIZE")
+    images.add("mode", "store")
+    Flags(group, transforms.FunctionTransform).add(
+        "function", metavar="MODULE:NAME", help="a Python function of a batch"
+    )
+
+    chat = Flags(parser.add_argument_group("conversations, with --tokenizer"), transforms.Tokenize)
+    chat.add("chat_format", "tools_column")
+    template = "a Jinja template, or the tokenizer's own, which messages and sharegpt use by default"
+    chat.add("chat_template", type=str, metavar="PATH|own", help=template)
+    chat.add("template_date", metavar="YYYY-MM-DD")
+    values = 'more variables for the template, as in {"enable_thinking": false}'
+    chat.add("template_values", type=_values.json_object, metavar="JSON", help=values)
+    turns = "store a loss mask of all of the assistant's turns (the default), of the last, or none"
+    chat.add("loss_on", choices=("assistant", "last", "none"), help=turns)
+
+
+def run_prepare(arguments: argparse.Namespace) -> int:
+    """Turn raw data into a dataset: tokenize, decode or copy it, in parallel. Interrupt it and run it again to resume.
+
+    Exit code: 0 if the dataset is ready, 1 if not, 2 for wrong usage, 130 if interrupted.
+    """
+    problem = _wrong_usage(vars(arguments))
     if problem:
         sys.stderr.write(f"penstock prepare: {problem}\n")
         return 2
-    from penstock import preparation
+    from penstock.preparation import prepare
 
     with show_progress(as_json=arguments.json) as on_progress:
         try:
-            prepared = preparation.prepare(
-                arguments.sources,
-                arguments.destination,
+            prepared = prepare(
+                **given(arguments, prepare),
                 transform=_transform_of(arguments),
                 reading=_reading_of(arguments),
-                classes=arguments.classes,
-                workers=arguments.workers,
-                engine=arguments.engine,
-                address=arguments.address,
-                shard_bytes=arguments.shard_bytes,
-                shuffle=arguments.shuffle,
-                pack=arguments.pack,
-                on_error=arguments.on_error,
-                max_skipped=arguments.max_skipped,
-                overwrite=arguments.overwrite,
-                append=arguments.append,
-                remove=arguments.remove,
-                split=arguments.split,
-                split_seed=arguments.split_seed,
-                split_by=_split_by_of(arguments),
-                limit=arguments.limit,
-                origins=arguments.origins,
                 on_progress=on_progress,
             )
         except KeyboardInterrupt:
             sys.stderr.write(f"penstock: interrupted. {_what_is_kept(arguments)}\n")
             return _INTERRUPTED
-    show_prepared(prepared, as_json=arguments.json)
+    _show(prepared, as_json=arguments.json)
     return 0
 
 
 def _what_is_kept(arguments: argparse.Namespace) -> str:
     from penstock.preparation import find_unfinished
 
-    parts = ("train", *arguments.split) if arguments.split else ()
+    parts = ("train", *vars(arguments).get("split", ()))
     found = [find_unfinished(Path(arguments.destination, name)) for name in ("", *parts)]
     unfinished = max(filter(None, found), key=lambda each: each.tasks, default=None)
     if unfinished is None or not unfinished.tasks:
@@ -78,132 +137,90 @@ def _what_is_kept(arguments: argparse.Namespace) -> str:
     return f"{done} finished and kept; run the same command to continue."
 
 
-def _wrong_usage(arguments: argparse.Namespace) -> str | None:
+def _wrong_usage(typed: Mapping[str, Any]) -> str | None:
     """Why the flags do not go together; None if they do."""
     transforms = ("tokenizer", "image_size", "image_mode", "image_store", "function")
-    kinds = {name.split("_")[0]: _flag(name) for name in transforms if getattr(arguments, name)}
+    kinds = {name.split("_")[0]: flag_of(name) for name in transforms if typed.get(name)}
     if len(kinds) > 1:
         return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give only one."
     needs_tokenizer = ("append_eos", "prepend_bos", "special_tokens", *_CHAT, *_CHAT_DETAILS)
-    given = [_flag(name) for name in needs_tokenizer if getattr(arguments, name)]
-    if given and not arguments.tokenizer:
-        return f"{', '.join(given)} {'need' if len(given) > 1 else 'needs'} --tokenizer."
-    needs_chat = [_flag(name) for name in _CHAT_DETAILS if getattr(arguments, name)]
-    if needs_chat and not (arguments.chat_format or arguments.chat_template):
+    without = [flag_of(name) for name in needs_tokenizer if typed.get(name)]
+    if without and "tokenizer" not in kinds:
+        return f"{', '.join(without)} {'need' if len(without) > 1 else 'needs'} --tokenizer."
+    needs_chat = [flag_of(name) for name in _CHAT_DETAILS if typed.get(name)]
+    if needs_chat and not any(typed.get(name) for name in _CHAT):
         return f"{needs_chat[0]} needs --chat-format or --chat-template."
-    if arguments.column and not kinds.keys() & {"tokenizer", "image"}:
+    if typed.get("column") and not kinds.keys() & {"tokenizer", "image"}:
         return "--column needs --tokenizer or --image-size. To keep a column, use --keep."
-    if arguments.function and arguments.keep:
+    if typed.get("function") and typed.get("keep"):
         return "--keep does not go with --function: the function returns the columns to keep."
-    if arguments.image_mode in ("resize", "crop") and not arguments.image_size:
-        return f"--image-mode {arguments.image_mode} needs --image-size."
-    if arguments.image_size and (arguments.image_mode == "keep" or arguments.image_store == "as_is"):
+    if typed.get("image_mode") in ("resize", "crop") and not typed.get("image_size"):
+        return f"--image-mode {typed['image_mode']} needs --image-size."
+    if typed.get("image_size") and (typed.get("image_mode") == "keep" or typed.get("image_store") == "as_is"):
         return "--image-size changes images, which --image-mode keep and --image-store as_is leave as they are."
-    if arguments.max_skipped is not None and arguments.on_error != "skip":
+    if typed.get("max_skipped") is not None and typed.get("on_error") != "skip":
         return "--max-skipped needs --on-error skip."
-    if arguments.append and (arguments.overwrite or arguments.remove):
+    if typed.get("append") and (typed.get("overwrite") or typed.get("remove")):
         return "--append keeps every existing sample; it does not go with --overwrite or --remove."
-    if arguments.address and arguments.engine != "ray":
+    if typed.get("address") and typed.get("engine") != "ray":
         return "--address needs --engine ray."
-    if arguments.origins == "manifest" and type(arguments.shuffle) is int:
+    if typed.get("origins") == "manifest" and type(typed.get("shuffle")) is int:
         return "--shuffle moves every sample, so their origins must be a column; leave --origins out."
-    if not arguments.split and (arguments.split_seed or arguments.split_by != ("content",)):
-        return f"{'--split-seed' if arguments.split_seed else '--split-by'} needs --split."
-    if (arguments.text_unit == "separator") != bool(arguments.separator):
+    if not typed.get("split") and (typed.get("split_seed") or typed.get("split_by", "content") != "content"):
+        return f"{'--split-seed' if typed.get('split_seed') else '--split-by'} needs --split."
+    if (typed.get("text_unit") == "separator") != bool(typed.get("separator")):
         return "--text-unit separator and --separator go together."
     return None
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _transform_of(arguments: argparse.Namespace) -> Transform | None:
     """The transform that the flags describe."""
     from penstock import transforms
 
-    if arguments.tokenizer:
-        return transforms.Tokenize(
-            arguments.tokenizer,
-            arguments.column or "",
-            append_eos=arguments.append_eos,
-            prepend_bos=arguments.prepend_bos,
-            keep=arguments.keep,
-            chat_template=True if arguments.chat_template == "own" else arguments.chat_template,
-            chat_format=arguments.chat_format,
-            tools_column=arguments.tools_column,
-            template_date=arguments.template_date,
-            template_values=arguments.template_values or {},
-            loss_mask=arguments.loss_on != "none",
-            loss_on="last" if arguments.loss_on == "last" else "assistant",
-            special_tokens=arguments.special_tokens or "text",
-        )
-    if arguments.image_size or arguments.image_mode or arguments.image_store:
-        size, mode, store = arguments.image_size, arguments.image_mode, arguments.image_store
-        return transforms.DecodeImage(
-            size=size,
-            mode=mode or ("resize" if size else "keep"),
-            store=store or "pixels",
-            column=arguments.column or "image",
-            keep=arguments.keep or None,
-        )
-    if arguments.function:
+    typed = vars(arguments)
+    if typed.get("tokenizer"):
+        options = given(arguments, transforms.Tokenize, without="engine")
+        if options.get("chat_template") == "own":
+            options["chat_template"] = True
+        if options.get("loss_on") == "none":
+            options |= {"loss_mask": False, "loss_on": "assistant"}
+        return transforms.Tokenize(**options)
+    images: dict[str, Any] = {
+        name.removeprefix("image_"): value for name, value in typed.items() if name.startswith("image_")
+    }
+    if images:
+        mode = "resize" if "size" in images else "keep"
+        return transforms.DecodeImage(**{"mode": mode} | images | given(arguments, transforms.DecodeImage))
+    if typed.get("function"):
         sys.path.insert(0, os.getcwd())  # like `python -m`: the function is often in a file in this folder
-        return transforms.FunctionTransform(arguments.function)
-    return transforms.KeepColumns(arguments.keep) if arguments.keep else None
+        return transforms.FunctionTransform(typed["function"])
+    return transforms.KeepColumns(typed["keep"]) if typed.get("keep") else None
 
 
 def _reading_of(arguments: argparse.Namespace) -> SourceOptions:
     """How to read the sources."""
     from penstock.sources import SourceOptions
 
-    names = (
-        "format",
-        "text_unit",
-        "separator",
-        "delimiter",
-        "header",
-        "names",
-        "types",
-        "missing",
-        "encoding",
-        "typed_members",
-    )
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    if arguments.null_values is not None:
-        given["null_values"] = ("", *arguments.null_values)
-    return SourceOptions(**given)
-
-
-def _split_by_of(arguments: argparse.Namespace) -> str | tuple[str, ...]:
-    """What decides a sample's part: a word, or columns."""
-    names: tuple[str, ...] = arguments.split_by
-    return names[0] if len(names) == 1 else names
+    options = given(arguments, SourceOptions, without="classes")
+    if "null_values" in options:
+        options["null_values"] = ("", *options["null_values"])
+    return SourceOptions(**options)
 
 
 @contextmanager
 def show_progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
-    """A bar for people, lines of JSON for programs."""
+    """Lines of JSON for programs; for people a bar with the rates of documents, bytes and tokens, and the time left."""
     from penstock import report
 
     if as_json:
         yield lambda progress: report.print_json({"progress": progress.to_json()})
         return
-    with preparation_bar() as show:
-        yield show
-
-
-@contextmanager
-def preparation_bar() -> Iterator[Callable[[Progress], None]]:
-    """A progress bar with the rates of documents, bytes and tokens, the time left, and workers that died."""
     if not sys.stderr.isatty():  # in rich 13, even a disabled bar prints an empty line
         yield lambda progress: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
-
-    from penstock.report import format_bytes
 
     columns = (
         TextColumn("{task.description}"),
@@ -212,7 +229,7 @@ def preparation_bar() -> Iterator[Callable[[Progress], None]]:
         TextColumn("{task.fields[rates]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    with Bar(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+    with Bar(*columns, console=Console(stderr=True)) as bar:
         line = bar.add_task("listing the sources", total=None, size="", rates="")
 
         def show(progress: Progress) -> None:
@@ -221,7 +238,7 @@ def preparation_bar() -> Iterator[Callable[[Progress], None]]:
                 description=progress.stage,
                 completed=progress.raw_bytes,
                 total=progress.total_bytes,
-                size=f"{format_bytes(progress.raw_bytes)} of {format_bytes(progress.total_bytes)}",
+                size=f"{report.format_bytes(progress.raw_bytes)} of {report.format_bytes(progress.total_bytes)}",
                 rates=_rates(progress),
             )
 
@@ -229,6 +246,7 @@ def preparation_bar() -> Iterator[Callable[[Progress], None]]:
 
 
 def _rates(progress: Progress) -> str:
+    """Also how many rows were skipped, and which workers died."""
     from penstock.report import format_bytes
 
     parts = [f"{progress.documents_per_second:,.0f} documents/s", f"{format_bytes(progress.bytes_per_second)}/s"]
@@ -239,8 +257,7 @@ def _rates(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def show_prepared(prepared: Prepared, *, as_json: bool) -> None:
-    """Print the summary of a preparation."""
+def _show(prepared: Prepared, *, as_json: bool) -> None:
     from penstock import report
 
     if as_json:

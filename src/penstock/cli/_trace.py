@@ -1,14 +1,11 @@
-"""Show which documents are in a batch: where each lies, which file and row it came from, and what it says.
-
-For "my loss jumped at step 4,711". Give the plan that was trained on (`plan.to_toml()`), or a dataset and its stages.
-"""
+"""`penstock trace`: the documents of a batch, and where they came from."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import _values
+from penstock.cli._flags import add_allow_code
 from penstock.report import console, print_json
 
 if TYPE_CHECKING:
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
 _SHOWN_DOCUMENTS, _SHOWN_TOKENS, _SHOWN_TEXT = 20, 64, 60
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
     parser.add_argument("path", metavar="DATASET_OR_PLAN", help="a plan file (.toml), or a dataset's folder")
     where = parser.add_argument_group("which batch")
@@ -35,11 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--decode", metavar="TOKENIZER", help="tokenizer.json or folder: show what each document says")
     shown.add_argument("--full", action="store_true", help=f"all documents, not the first {_SHOWN_DOCUMENTS}")
-    _values.add_allow_code(shown)
+    add_allow_code(shown)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """0 if the batch could be traced."""
+def run_trace(arguments: argparse.Namespace) -> int:
+    """Show which documents are in a batch: where each lies, which file and row it came from, and what it says.
+
+    For "my loss jumped at step 4,711". Give the plan that was trained on (`plan.to_toml()`), or a dataset and its
+    stages.
+    """
     from penstock.transforms import find_decoder
 
     plan = _find_plan(arguments)

@@ -1,4 +1,4 @@
-"""Parse what people type as values of flags; and flags that several verbs have."""
+"""Parse what people type as values of flags."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from penstock.service import Security
+from typing import Any
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
@@ -62,6 +59,12 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(next(csv.reader([text]), ()))
 
 
+def word_or_names(text: str) -> str | tuple[str, ...]:
+    """One name, or several."""
+    found = names(text)
+    return found[0] if len(found) == 1 else found
+
+
 def types(text: str) -> dict[str, str] | str:
     """ "infer", or a type for each of some names."""
     if text == "infer":
@@ -93,6 +96,16 @@ def size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
+def mebibytes(text: str) -> int:
+    """A number of bytes, given in MiB."""
+    return int(text) << 20
+
+
+def gigabytes(text: str) -> float:
+    """A number of bytes, given in GB."""
+    return 1e9 * float(text)
+
+
 def shares(text: str) -> dict[str, float]:
     """Names and shares, as in val=0.02,test=1%."""
     found: dict[str, float] = {}
@@ -121,18 +134,3 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object, such as {{"enable_thinking": false}}')
     return value
-
-
-def add_allow_code(parser: Any) -> None:
-    """The flag of verbs that load a plan file, for a parser or one of its groups."""
-    parser.add_argument(
-        "--allow-code", action="append", default=[], metavar="PACKAGE", help="package whose functions the plan may name"
-    )
-
-
-def security_of(arguments: argparse.Namespace) -> Security:
-    """What --token-file, --certificate, --key and --authority say."""
-    from penstock.service import Security
-
-    names = ("token_file", "certificate", "key", "authority")
-    return Security(**{name: getattr(arguments, name) for name in names})

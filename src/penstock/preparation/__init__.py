@@ -15,12 +15,10 @@ from penstock.preparation._prepare import prepare
 from penstock.preparation._prepared import Prepared
 from penstock.preparation._previous import find_unfinished, is_stale
 from penstock.preparation._progress import Progress
-from penstock.preparation._specification import Settings
 
 __all__ = [
     "Prepared",
     "Progress",
-    "Settings",
     "find_unfinished",
     "is_stale",
     "part_of_recipe",

@@ -71,25 +71,29 @@ def prepare(
             in "package.module:function"; None keeps the columns as they are.
         reading: How to read the sources, if their names do not say.
         classes: For images in class folders: names in the order of their labels, a file with one per line, or
-            another dataset, such as the training set; None sorts the folders found.
-        workers: Number of processes; "auto" is one per core.
-        engine: "local", or "ray" for a cluster.
-        address: The Ray cluster; None starts one on this machine.
-        shard_bytes: Size of a shard.
-        shuffle: Seed to permute all documents by, so that reading in order is reading at random. "auto" permutes class
-            folders, and large sources whose label column comes in runs; None keeps the order of the sources.
-        pack: Row length, or several, to count packed rows for.
+            another dataset, such as the training set; by default the names of the folders, sorted.
+        workers: Number of processes; "auto" is one per core that this process may use.
+        engine: "local" starts processes on this machine, "ray" sends the same tasks to a cluster.
+        address: Address of the Ray cluster; by default the one that this process is connected to, or a new one on this
+            machine.
+        shard_bytes: Size at which a shard is closed, and about the memory a worker needs; with `shuffle`, twice that.
+        shuffle: Seed to permute all documents by, so that reading in order is reading at random; costs a second pass
+            over the output, and disk space for it. "auto" permutes what would come class by class: class folders by
+            reading their files in mixed order, which costs nothing, and large sources whose label column comes in runs
+            by a second pass; None keeps the order of the sources.
+        pack: Row length, or several, to count packed rows for, so that a packed plan opens at once.
         on_error: "raise" stops at the first bad row, "skip" leaves bad rows out and counts them.
-        max_skipped: Most rows to skip: a number, or a share such as 0.5; None is a tenth, but always at least ten.
-        overwrite: Replace a dataset made with different settings.
+        max_skipped: Most rows to skip: a number, or a share such as 0.5; by default a tenth, but at least ten rows.
+        overwrite: Replace a dataset, or an unfinished one, that was made with different settings.
         append: Add to the sources that the dataset was made from, which need neither be given nor still exist.
         remove: Remove the samples of source files that are no longer given, instead of stopping.
-        split: Name and share of each part, as in {"val": 0.02}: each becomes a dataset in its own folder in
-            `destination`. The rest is "train". A sample stays in its part in later runs, too.
+        split: Name and share of each part, such as "val" and 0.02: each becomes a dataset in its own folder in the
+            destination. The rest is "train". A sample stays in its part in later runs, too.
         split_seed: A different seed gives a different split.
         split_by: What decides a sample's part: "content", "file" (all samples of a file together), or columns.
         limit: Make at most this many samples, the first of the sources, for a trial.
-        origins: Where to keep the file and row of each sample: "manifest", "column", or "auto".
+        origins: Where to keep the file and row of each sample: beside the "manifest", in a "column", 16 bytes per
+            sample, or "auto": in a column if neighbours come from different places.
         on_progress: Called a few times a second with a `Progress`.
 
     Raises:

@@ -64,41 +64,25 @@ continued."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a preparation runs.
+    """How a preparation runs; `prepare` says what each setting means.
 
     Raises:
         ValueError: a choice that does not exist, or a number out of range.
     """
 
-    workers: int | Literal["auto"] = "auto"
-    """Number of worker processes; "auto" is one per core that this process may use."""
-    engine: EngineName = "local"
-    """"local" starts processes on this machine, "ray" sends the same tasks to a cluster."""
-    address: str | None = None
-    """Ray cluster to use; None uses the one that this process is connected to, or starts one on this machine."""
-    shard_bytes: int = 256 << 20
-    """Size at which a shard is closed, and about the memory a worker needs; with `shuffle`, twice that."""
-    shuffle: int | Literal["auto"] | None = "auto"
-    """Seed of a permutation of all documents; costs a second pass over the output, and disk space for it. "auto"
-    permutes data that would come in runs of one class: class folders by reading their files in mixed order, which
-    costs nothing, and large sources whose label column comes in runs by a second pass. None keeps the order of the
-    sources."""
-    pack: tuple[int, ...] = ()
-    """Row lengths to count packed rows for, so that a packed plan opens at once."""
-    on_error: OnError = "raise"
-    """What to do about a bad row: "raise" stops and names it, "skip" leaves it out and counts it."""
-    max_skipped: int | float | None = None
-    """Most rows to skip: a number, or a share such as 0.5; None means a tenth, but always at least ten."""
-    overwrite: bool = False
-    """Whether to replace a dataset, or an unfinished one, that was made with different settings."""
-    remove: bool = False
-    """Whether to remove samples whose source files are no longer given; `overwrite` does so, too."""
-    append: bool = False
-    """Whether the sources are added to those that the dataset was made from, which are then left alone."""
-    limit: int | None = None
-    """Samples after which to stop, for a trial; None makes all of them."""
-    origins: Origins = "auto"
-    """Where to keep the file and row of each sample: beside the manifest, or in a column, 16 bytes per sample."""
+    workers: int | Literal["auto"]
+    engine: EngineName
+    address: str | None
+    shard_bytes: int
+    shuffle: int | Literal["auto"] | None
+    pack: tuple[int, ...]
+    on_error: OnError
+    max_skipped: int | float | None
+    overwrite: bool
+    remove: bool
+    append: bool
+    limit: int | None
+    origins: Origins
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, get_args(EngineName))

@@ -64,7 +64,7 @@ class SourceOptions:
     """
 
     format: Format | None = None
-    """Format of all files; None goes by each file's name."""
+    """Format of all files; by default each file's name says it."""
     columns: tuple[str, ...] | None = None
     """Columns to read; None reads all. Fewer is faster in every format."""
     exact: tuple[str, ...] = ()
@@ -77,14 +77,14 @@ class SourceOptions:
     encoding: str = "utf-8"
     """Encoding of text and CSV files: UTF-8 or a one-byte encoding such as "latin-1". JSON is always UTF-8."""
     delimiter: str | None = None
-    """What separates two CSV fields; None means a tab for .tsv and a comma otherwise."""
+    """What separates two CSV fields; by default a tab in files named .tsv, and a comma otherwise."""
     quote: str | None = '"'
     """What encloses CSV fields that contain delimiters; None if quotes are ordinary characters."""
     quoted_newlines: bool = True
     """Whether a quoted CSV field may contain a newline. With False, many workers can read one file."""
     header: bool | None = None
-    """Whether the first line of a CSV file names its columns; None takes it for a header, but refuses the file if it
-    may be data. Columns of files without a header are f0, f1, … unless `names` names them."""
+    """Whether the first line of a CSV file names its columns; by default it does, and a file in which it may be data is
+    refused. Columns of files without a header are f0, f1, … unless `names` names them."""
     names: tuple[str, ...] | None = None
     """Names of all CSV columns, in order: for files without a header, or, with `header=True`, instead of theirs."""
     types: Mapping[str, FieldType] | Literal["infer"] | None = None
@@ -92,7 +92,7 @@ class SourceOptions:
     null_values: tuple[str, ...] = ("",)
     """CSV fields that mean a missing value, in columns that have a type. Text is never missing."""
     missing: Missing = "null"
-    """What a missing value becomes: null, a bad row in `prepare`; or NaN, in columns of floats (not those of JSON)."""
+    """What a missing value becomes: "null", a bad row in `prepare`; "nan", in columns of floats (not those of JSON)."""
     typed_members: bool = False
     """Whether members of WebDataset tars become numbers (.cls) and arrays (.npy), dots in their names underscores, and
     the key of a sample a column `key`; otherwise all are bytes, named by their extensions."""

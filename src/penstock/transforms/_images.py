@@ -57,7 +57,7 @@ class DecodeImage:
     """
 
     size: int | tuple[int, int] | None = None
-    """Height and width, or one number for both; not with mode="keep"."""
+    """Height and width, or one number for both; not with `mode="keep"`."""
     mode: Mode = "resize"
     """"resize" stretches to `size`; "crop" scales the short side and cuts out the centre; "keep" keeps the size."""
     store: Store = "pixels"
