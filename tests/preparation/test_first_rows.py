@@ -87,8 +87,11 @@ def test_floats_are_rounded_to_narrower_ones_and_infinity_stays(tmp_path: Path) 
 
 
 def test_a_column_that_no_row_has_is_asked_about(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"Column 'body' is null, here in every row\. The fields are 'text' "):
-        keep(tmp_path, [{"text": "a"}], transform=Tokenize("bytes", "body"))
+    said = r"rows\.jsonl: There is no field 'text'\. The fields are 'body', 'size'\. .*column='body' \(--column body\)"
+    with pytest.raises(SchemaError, match=said):
+        keep(tmp_path, [{"body": "a", "size": 1}], transform=Tokenize("bytes"), on_error="skip")
+    with pytest.raises(SchemaError, match=r"no field 'txt'\..* Did you mean 'text'\? .*column='text'"):
+        keep(tmp_path, [{"text": "a"}], transform=Tokenize("bytes", "txt"))
     with pytest.raises(SchemaError, match=r"Column 'body' cannot be kept: .* no such field\. The fields are 'text'"):
         keep(tmp_path, [{"text": "a"}], transform=KeepColumns(["body"]))
     with pytest.raises(SchemaError, match=r"rows\.jsonl: Column 'body' cannot be kept.*nothing but nulls"):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.cli import main
+from penstock.errors import SchemaError
+from penstock.sources import Records
 from penstock.transforms import Output, Tokenize
 
 from .test_chat import MARKED, PLAIN, TALK
@@ -195,6 +200,40 @@ def test_rows_in_another_layout_are_bad_and_say_what_to_do(
     assert message in output.errors[0].message
 
 
+@pytest.mark.parametrize("role", ["gpt", "model"])
+def test_another_name_for_the_assistant_is_named_because_nothing_is_learned_from_it(role: str) -> None:
+    talks = [[{**each, "role": each["role"].replace("assistant", role)} for each in TALK], TALK]
+    records = make_records({"messages": talks})
+    ready = Tokenize(hf_tokenizer(), chat_template=PLAIN).before_run([records])
+    assert f"Nothing is learned from messages of the role '{role}': only 'assistant' counts" in ready.notes[-1]
+    assert ready.open()(records).noticed == {
+        "conversations_without_a_token_to_learn": 1,
+        f"conversations_with_the_role_{role}_in_place_of_assistant": 1,
+    }
+    for transform, rows in (
+        (Tokenize(hf_tokenizer(), chat_template=PLAIN), [TALK]),
+        (Tokenize(hf_tokenizer(), chat_template=PLAIN, loss_mask=False), talks),
+        (Tokenize(hf_tokenizer(), chat_template=MARKED.replace("'assistant'", repr(role))), talks[:1]),
+    ):
+        records = make_records({"messages": rows})
+        ready = transform.before_run([records])
+        assert not any("Nothing is learned" in note for note in ready.notes)
+        assert not ready.open()(records).noticed
+
+
+def test_a_column_may_come_after_the_first_rows_but_not_never() -> None:
+    def batches(found_at: int) -> Iterator[Records]:
+        absent = make_records({"text": pa.nulls(1)})
+        for number in range(100):
+            assert number <= 20, "read on although there is no such column"
+            found = make_records({"text": pa.array(["a"], pa.large_string())})
+            yield found if number == found_at else dataclasses.replace(absent, known=("body", "messages"))
+
+    assert Tokenize("bytes").before_run(itertools.islice(batches(15), 17)).columns()
+    with pytest.raises(SchemaError, match=r"There is no field 'text'\. .* The rows hold 'messages': that is"):
+        Tokenize("bytes").before_run(batches(16))
+
+
 @pytest.mark.parametrize(
     ("row", "arguments", "message"),
     [
@@ -239,7 +278,7 @@ def test_python_rows_say_what_they_hold_as_files_do(
 ) -> None:
     folder = write_hf_folder(tmp_path / "model", chat_template=PLAIN)
     row = {"messages": TALK, "tools": [], "data": {"messages": TALK}, "text": "x"}
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises((ValueError, SchemaError), match=re.escape(message)):
         penstock.prepare([row], tmp_path / "data", transform=Tokenize(folder, **options))
 
 

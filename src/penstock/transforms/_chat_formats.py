@@ -16,8 +16,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from penstock.errors import did_you_mean
-
 ChatFormat = Literal["messages", "sharegpt", "prompt", "preference"]
 COMPLETION = "completion"
 ANSWERS = ("chosen", "rejected")
@@ -47,6 +45,18 @@ _SPEAKERS = {
 """Speakers in ShareGPT files, and what chat templates call them."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """What datasets call the reasoning of a message; the first that there is counts."""
+
+
+ASSISTANTS = frozenset(name for name, role in _SPEAKERS.items() if role == "assistant")
+
+
+def guess_format(known: Collection[str], wrong: ChatFormat | None) -> str:
+    """A sentence about the layout that rows with these fields are in, if it is not `wrong`; "" if they do not tell."""
+    for format, columns in _TELLING.items():
+        if format != wrong and all(name in known for name in columns):
+            held = " and ".join(map(repr, columns))
+            return f" The rows hold {held}: that is chat_format={format!r} (--chat-format {format})."
+    return ""
 
 
 class BadConversation(ValueError):
@@ -96,14 +106,6 @@ class ChatLayout:
         """Columns to read."""
         more = {"prompt": (COMPLETION,), "preference": ANSWERS}.get(self.format, ())
         return tuple(filter(None, (self.column, *more)))
-
-    def advise(self, known: Collection[str]) -> str:
-        """What to say if a column is null in every row of a source with these columns."""
-        for format, columns in _TELLING.items():
-            if format != self.format and all(name in known for name in columns):
-                held = " and ".join(map(repr, columns))
-                return f" The rows hold {held}: that is chat_format={format!r} (--chat-format {format})."
-        return did_you_mean(self.column, known)
 
     def read(self, row: Mapping[str, Any], side: str, *, as_text: bool) -> Dialogue | Continuation:
         """One conversation of a row; `as_text` if no template will render it.

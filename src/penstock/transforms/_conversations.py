@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from penstock.sources import Records
 from penstock.transforms._chat_formats import (
+    ASSISTANTS,
     BadConversation,
     ChatLayout,
     Continuation,
@@ -48,6 +49,8 @@ class Conversation:
     ends_with_assistant: bool
     num_spelled: int = 0
     """Special tokens that its messages spell out."""
+    stranger: str = ""
+    """Who speaks in place of the assistant, of whom the template says nothing: "gpt", for example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,6 @@ class ConversationReader:
     def __init__(self, settings: ChatSettings) -> None:
         self.settings = settings
         self._renderer = None if settings.template is None else TemplateRenderer(settings.template)
-        self._advice = ""
-        """What to do if a column is null in all these rows."""
 
     def __enter__(self) -> ConversationReader:
         return self
@@ -95,9 +96,6 @@ class ConversationReader:
         """One conversation of every row, rendered; None if the row is bad."""
         settings = self.settings
         columns = {name: _list_values(records, name) for name in settings.layout.columns}
-        self._advice = ""
-        if any(all(value is None for value in values) for values in columns.values()):
-            self._advice = settings.layout.advise(records.known)
         tools = _list_values(records, settings.tools_column) if settings.tools_column else itertools.repeat(None)
         rows = zip(range(records.num_rows), zip(*columns.values(), strict=True), tools, strict=False)
         return [self._read(dict(zip(columns, row, strict=True)), given, side, place, bad) for place, row, given in rows]
@@ -114,7 +112,7 @@ class ConversationReader:
             column = side or layout.column
             bad.add(place, "chat_template", f"Column {column!r}: the chat template refuses this conversation: {error}.")
         except BadConversation as error:
-            bad.add(place, error.reason, f"{error}{self._advice if error.reason == 'null' else ''}")
+            bad.add(place, error.reason, str(error))
         return None
 
     def _render(self, dialogue: Dialogue, tools: Any) -> Conversation:
@@ -122,7 +120,13 @@ class ConversationReader:
         messages, given, num_spelled = _keep_apart(self._renderer, dialogue.messages, tools)
         apart = dataclasses.replace(dialogue, messages=messages)
         conversation = _render_dialogue(self._renderer, apart, given, self.settings.loss_on)
-        return dataclasses.replace(conversation, num_spelled=num_spelled)
+        stranger = "" if self._renderer.template.has_marks(tools) else _find_stranger(dialogue.messages)
+        return dataclasses.replace(conversation, num_spelled=num_spelled, stranger=stranger)
+
+
+def _find_stranger(messages: list[dict[str, Any]]) -> str:
+    roles = [message["role"] for message in messages]
+    return "" if _ASSISTANT in roles else next((role for role in roles if role in ASSISTANTS), "")
 
 
 def _check_text(conversation: Conversation) -> Conversation:

@@ -22,6 +22,7 @@ from penstock.sources import Records
 from penstock.transforms._transform import (
     BadRows,
     Output,
+    find_absent,
     find_column,
     is_arrow,
     is_number,
@@ -59,10 +60,10 @@ def infer_types(keep: Iterable[tuple[str, str | None]], records: Records) -> dic
 
 def _infer_kept(name: str, records: Records) -> str:
     column = find_column(records, name)
-    if name not in records.known and is_arrow(column) and str(column.type) == "null":
-        fields = list_fields(records, name)
-        if fields:
-            raise SchemaError(f"Column {name!r} cannot be kept: the first rows have no such field.{fields}")
+    if find_absent(records, [name]) is not None:
+        raise SchemaError(
+            f"Column {name!r} cannot be kept: the first rows have no such field.{list_fields(records, name)}"
+        )
     return infer_type(name, column)
 
 

@@ -16,18 +16,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
 
-from penstock.errors import check_choice, did_you_mean
+from penstock.errors import SchemaError, check_choice, did_you_mean, nearest_name
 from penstock.schema import Ragged
 from penstock.sources import Records
-from penstock.transforms._chat_formats import ChatFormat, ChatLayout
+from penstock.transforms._chat_formats import ChatFormat, ChatLayout, guess_format
 from penstock.transforms._chat_template import load_template
-from penstock.transforms._conversations import ChatSettings, ConversationReader, LossOn
+from penstock.transforms._conversations import ChatSettings, Conversation, ConversationReader, LossOn
 from penstock.transforms._engine_choice import (
     SAMPLE_BYTES,
     ChosenEngine,
@@ -40,9 +40,12 @@ from penstock.transforms._keep import Keep, check_keep, infer_types
 from penstock.transforms._special_tokens import Guard, SpecialTokens, seal_tokenizer
 from penstock.transforms._tokenize_rows import OpenChat, OpenTokenize, TokenMaker, made_columns, smallest_dtype
 from penstock.transforms._tokenizer_source import TokenizerSource, load_tokenizer, tokens_around
-from penstock.transforms._transform import BadRows, OpenTransform, read_text
+from penstock.transforms._transform import BadRows, OpenTransform, find_absent, list_fields, read_text
 
 VERSION = 1
+_MOST_WITHOUT = 16
+"""Batches that are searched for a row with the column, 64 MB of raw data."""
+_USUAL_NAMES = ("text", "content", "body", "document", "code", "markdown", "article", "raw_content")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class Tokenize:
     _chat: ChatSettings | None = field(default=None, init=False, repr=False, compare=False)
     _chosen: ChosenEngine | None = field(default=None, init=False, repr=False, compare=False)
     _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+    _strangers: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.engine not in get_args(EngineChoice):
@@ -215,9 +219,19 @@ class Tokenize:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why the reference is used, if it is, and what the tokenizer would have added to each text."""
+        """Why the reference is used, what the tokenizer would have added to each text, and who is not learned from."""
         engine = (self._chosen.note,) if self._chosen and self._chosen.note else ()
-        return (*engine, *self._note_post_processor())
+        return (*engine, *self._note_post_processor(), *self._note_strangers())
+
+    def _note_strangers(self) -> tuple[str, ...]:
+        """A note about conversations from which nothing is learned because of what the assistant is called."""
+        if not self._strangers or not self.loss_mask:
+            return ()
+        roles = " and ".join(map(repr, self._strangers))
+        return (
+            f"Nothing is learned from messages of the role {roles}: only 'assistant' counts. Rename the role; rows "
+            "with 'from' and 'value' are chat_format='sharegpt' (--chat-format sharegpt).",
+        )
 
     def _note_post_processor(self) -> tuple[str, ...]:
         """A note if the post-processor would add tokens that were not requested; a chat template writes its own."""
@@ -244,8 +258,12 @@ class Tokenize:
     def input_columns(self) -> tuple[str, ...]:
         """The text or conversation, the tools, and kept columns."""
         kept = [name for name, _ in check_keep(self.keep, ())]
-        read = (self.column,) if self._chat is None else self._chat.layout.columns
-        return tuple(dict.fromkeys([*read, *filter(None, [self.tools_column]), *kept]))
+        return tuple(dict.fromkeys([*self._read_columns, *filter(None, [self.tools_column]), *kept]))
+
+    @property
+    def _read_columns(self) -> tuple[str, ...]:
+        """The text, or what makes a conversation."""
+        return (self.column,) if self._chat is None else self._chat.layout.columns
 
     @property
     def exact_columns(self) -> tuple[str, ...]:
@@ -265,20 +283,49 @@ class Tokenize:
         return {**made, **self._types}
 
     def before_run(self, sample: Iterable[Records]) -> Tokenize:
-        """The same, with an engine chosen by at most 1 MB of the sample, and types for kept columns."""
+        """The same, with an engine chosen by at most 1 MB of the sample, and types for kept columns.
+
+        Raises:
+            SchemaError: no row has the column.
+        """
         pieces, types, num_bytes = [_NOTHING], self._types, 0
-        for records in sample:
+        strangers: set[str] = set()
+        for records in self._with_columns(sample):
             if types is None and records.num_rows:
                 types = infer_types(check_keep(self.keep, ()), records)
             self._check_tools(records)
-            pieces.append(take_sample(self._read_texts(records), SAMPLE_BYTES - num_bytes))
+            pieces.append(take_sample(self._read_texts(records, strangers), SAMPLE_BYTES - num_bytes))
             num_bytes += len(pieces[-1].values)
             if num_bytes >= SAMPLE_BYTES - _CHARACTER_BYTES:
                 break
         ready = copy.copy(self)
         ready._set("_types", types)
+        ready._set("_strangers", tuple(sorted(strangers)))
         ready._set("_chosen", choose_engine(self._engine_source, self.engine, Ragged.concatenate(pieces)))
         return ready
+
+    def _with_columns(self, sample: Iterable[Records]) -> Iterator[Records]:
+        """Batches in which some row has the columns to read; an error if none of the first ones is such a batch."""
+        problem, is_found = None, False
+        for number, records in enumerate(sample, 1):
+            if absent := find_absent(records, self._read_columns):
+                problem = problem or self._describe_absent(absent, records)
+                if not is_found and number == _MOST_WITHOUT:
+                    break
+            else:
+                is_found = True
+                yield records
+        if problem and not is_found:
+            raise SchemaError(problem)
+
+    def _describe_absent(self, name: str, records: Records) -> str:
+        near, hint = nearest_name(name, records.known), ""
+        if near is None or self._chat is not None:
+            hint = guess_format(records.known, None if self._chat is None else self._chat.layout.format)
+        if not hint and name == self.column:
+            meant = near or next((each for each in _USUAL_NAMES if each in records.known), None)
+            hint = f" Name the one to read: column={meant or 'NAME'!r} (--column {meant or 'NAME'})."
+        return f"There is no field {name!r}.{list_fields(records, name)}{hint}"
 
     def _check_tools(self, records: Records) -> None:
         """Refuse a column of tools that no row has where another is called nearly so: rows may do without tools."""
@@ -288,20 +335,22 @@ class Tokenize:
         if guess := did_you_mean(name, records.known):
             raise ValueError(f"tools_column={name!r} (--tools-column): none of the first rows has it.{guess}")
 
-    def _read_texts(self, records: Records) -> Ragged:
-        """Documents of the good rows, as they will be tokenized."""
+    def _read_texts(self, records: Records, strangers: set[str]) -> Ragged:
+        """Documents of the good rows, as they will be tokenized; adds who speaks in place of the assistant."""
         bad = BadRows(records)
         if self._chat is not None:
-            return self._read_conversations(self._chat, records, bad)
+            said = self._read_conversations(self._chat, records, bad)
+            strangers.update(each.stranger for each in said if each.stranger)
+            return join_texts([each.text for each in said])
         rows = read_text(records, self.column, bad)
         if self._guard is not None:
             self._guard.check_documents(rows, bad)
         return rows.take(bad.good_places())
 
-    def _read_conversations(self, chat: ChatSettings, records: Records, bad: BadRows) -> Ragged:
+    def _read_conversations(self, chat: ChatSettings, records: Records, bad: BadRows) -> list[Conversation]:
         with ConversationReader(dataclasses.replace(chat, loss_on=None)) as reader:
             rendered = [each for side in chat.layout.sides for each in reader.read(records, side, bad)]
-        return join_texts([conversation.text for conversation in rendered if conversation])
+        return [conversation for conversation in rendered if conversation]
 
     def open(self) -> OpenTransform:
         """Load the tokenizer. Without `before_run`, the engines are compared on the battery first."""

@@ -29,6 +29,7 @@ from penstock.transforms._transform import BadRows, Output, read_text
 Pairs = tuple[tuple[str, str | None], ...]
 _KEY_DIGITS = 15
 WITHOUT_TARGETS = "conversations_without_a_token_to_learn"
+_NO_ASSISTANT = "conversations_with_the_role_{}_in_place_of_assistant"
 
 
 class OpenTokenize:
@@ -93,6 +94,7 @@ class OpenChat(OpenTokenize):
         if self._settings.loss_on is not None:
             columns[loss_mask] = mask = self._make_mask(said, ids, offsets)
             noticed[WITHOUT_TARGETS] += _count_empty(mask)
+            noticed.update(_NO_ASSISTANT.format(each.stranger) for each in said if each.stranger)
         return columns
 
     def _make_mask(self, said: list[Conversation], ids: NDArray[Any], offsets: NDArray[np.int64]) -> Ragged:

@@ -176,7 +176,9 @@ def read_bytes(records: Records, name: str, bad: BadRows) -> Ragged:
     Raises:
         SchemaError: the column is missing, or its type is not text.
     """
-    mark_absent(records, name, bad)
+    if find_absent(records, [name]) is not None:  # the first rows had it
+        for place in range(records.num_rows):
+            bad.add(place, "null", f"There is no field {name!r}.{list_fields(records, name)}")
     return read_byte_column(name, find_column(records, name), bad)
 
 
@@ -185,13 +187,10 @@ def read_byte_column(name: str, column: Any, bad: BadRows) -> Ragged:
     return _read_arrow(name, column, bad) if is_arrow(column) else _read_list(name, column, bad)
 
 
-def mark_absent(records: Records, name: str, bad: BadRows) -> None:
-    """Mark every row if none has this column, listing the fields there are: most likely the name is wrong."""
-    column = find_column(records, name)
-    if not is_arrow(column) or str(column.type) != "null":
-        return
-    there = "" if name in records.known else (list_fields(records, name) or " Is the name right?")
-    _mark_nulls(name, range(len(column)), bad, f", here in every row.{there}")
+def find_absent(records: Records, names: Iterable[str]) -> str | None:
+    """The first of these columns that no row has; None if there is none, or if the reader does not say."""
+    absent = (name for name in names if records.known and name not in records.known)
+    return next((name for name in absent if str(getattr(find_column(records, name), "type", "")) == "null"), None)
 
 
 def list_fields(records: Records, name: str) -> str:
@@ -252,9 +251,9 @@ def _arrow_buffers(column: Any, offset_dtype: np.dtype[Any]) -> Ragged:
     return Ragged(values, offsets.astype(np.int64) - begin)
 
 
-def _mark_nulls(name: str, places: Any, bad: BadRows, more: str = ".") -> None:
+def _mark_nulls(name: str, places: Any, bad: BadRows) -> None:
     for place in places:
-        bad.add(place, "null", f"Column {name!r} is null{more}")
+        bad.add(place, "null", f"Column {name!r} is null.")
 
 
 def _read_list(name: str, column: list[Any], bad: BadRows) -> Ragged:
