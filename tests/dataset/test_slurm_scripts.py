@@ -28,7 +28,7 @@ while words and words[0].startswith("-"):
 common = {{"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_TASKS_PER_NODE": str(tasks)}}
 started = []
 for rank in range(tasks):
-    own = {{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": str(tasks)}}
+    own = {{"SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": str(tasks)}}
     started.append(subprocess.Popen(words, env=os.environ | common | own))
 sys.exit(max(task.wait() for task in started))
 """
@@ -118,6 +118,27 @@ def test_scripts_are_ones_that_bash_and_slurm_read(script):
     assert lines[0] == "#!/bin/bash"
     assert all(re.match(r"#SBATCH --[a-z-]+=\S+", line) for line in asked)
     assert any("--cpus-per-task=" in line for line in asked)
+
+
+def scripts() -> list[tuple[str, str]]:
+    """(where, text) of what runs `srun`: scripts of the examples, blocks of pages, commands in the help."""
+    root = SCRIPTS.parents[1]
+    found = [(path.name, path.read_text()) for path in sorted(root.glob("examples/*/*.sbatch"))]
+    pages = [root / "README.md", *sorted(root.glob("docs/**/*.md")), *sorted(root.glob("examples/**/*.md"))]
+    blocks = [
+        (page, block) for page in pages for block in re.findall(r"```[^\n]*\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+    return found + [(page.name, block) for page, block in blocks if re.search(r"^srun ", block, re.MULTILINE)]
+
+
+@pytest.mark.parametrize(("place", "script"), scripts(), ids=[place for place, _ in scripts()])
+def test_srun_is_told_how_many_processors_a_task_gets_and_staging_how_many_processes(place, script):
+    is_exported = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK" in script
+    for line in re.findall(r"^srun (?:.*\\\n)*.*$", script, re.MULTILINE):
+        if "penstock stage" in line:
+            assert re.match(r'srun --ntasks="?\$SLURM_JOB_NUM_NODES"? --ntasks-per-node=1 ', line)
+        else:
+            assert is_exported or "--cpus-per-task=" in line, f"{place}: {line}"
 
 
 def test_without_a_dataset_a_script_says_what_it_needs(site):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.machine import _limits, default_workers, thread_settings, usable_cpus
+from penstock.machine import _limits, cpu_shortfall, default_workers, thread_settings, usable_cpus
 
 
 @pytest.fixture
@@ -71,3 +71,19 @@ def test_the_threads_of_a_worker_are_set_unless_the_user_has(monkeypatch: pytest
     monkeypatch.setenv("RAYON_NUM_THREADS", "5")
     settings = thread_settings(2, ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"))
     assert settings == {"OMP_NUM_THREADS": "2", "RAYON_NUM_THREADS": "5"}
+
+
+def test_processors_that_srun_did_not_pass_on_are_noticed(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert cpu_shortfall() is None
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    told = cpu_shortfall()
+    assert told is not None
+    assert told.startswith("Slurm gave this task 1 of the 8 processors")
+    assert "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK" in told
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # torchrun, with each rank on a processor of its own
+    assert cpu_shortfall() is None
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.delenv("SLURM_STEP_ID")  # the batch script itself
+    assert cpu_shortfall() is None

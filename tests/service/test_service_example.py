@@ -53,7 +53,7 @@ def test_training_with_servers_of_a_slurm_job(folder, monkeypatch):
     for name, script in {
         "scontrol": "echo localhost",
         "hostname": "echo localhost",
-        "srun": 'shift; exec "$@"',
+        "srun": 'shift 2; exec "$@"',
     }.items():
         (commands / name).write_text(f"#!/bin/sh\n{script}\n")
         (commands / name).chmod(0o755)

@@ -218,3 +218,12 @@ def test_the_budget_in_a_real_control_group(real_group):
     cpus, memory = budget(["bash", "-c", f'{enter} && exec "$@"', "bash"])
     assert (cpus, memory) == (1, 1 << 30)
     assert job_memory() != memory
+
+
+def test_a_slurm_task_without_the_processors_of_its_job_is_told(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert penstock.advise(corpus).cpu_shortfall is None
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4096")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert "export SRUN_CPUS_PER_TASK" in str(penstock.advise(corpus))
+    with pytest.warns(UserWarning, match=r"Slurm gave this task \d+ of the 4096 processors"):
+        penstock.DataLoader(penstock.open(corpus).batch(2))

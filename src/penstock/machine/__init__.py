@@ -2,6 +2,7 @@
 
     usable_cpus()            processors of this job, by affinity and control group
     default_workers()        this rank's share of them
+    cpu_shortfall()          whether Slurm's job script lost some of them on the way
     ThreadMeter().read()     the calling thread: CPU time, run-queue delay, page faults
     process_tree(pid)        a process and its descendants: CPU time, memory, reads
     machine_busy_seconds()   everything that runs here
@@ -21,6 +22,7 @@ from penstock.machine._limits import (
     MachineFacts,
     MemoryLimit,
     available_memory,
+    cpu_shortfall,
     default_workers,
     describe_machine,
     fullest_memory,
@@ -44,6 +46,7 @@ __all__ = [
     "ThreadUsage",
     "UsageHistory",
     "available_memory",
+    "cpu_shortfall",
     "default_workers",
     "describe_machine",
     "fullest_memory",

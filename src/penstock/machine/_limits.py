@@ -122,6 +122,24 @@ def usable_cpus() -> int:
     return max(1, int(min(limits) / (_positive_variable("LOCAL_WORLD_SIZE") or 1)))
 
 
+def cpu_shortfall() -> str | None:
+    """What to do where a task of a Slurm step got fewer processors than its job asked for; None elsewhere.
+
+    `srun` takes `--cpus-per-task` from `sbatch` only before Slurm 22.05, but the variable of the job stays in the
+    environment, so that nothing else tells.
+    """
+    asked, given = _positive_variable("SLURM_CPUS_PER_TASK"), len(os.sched_getaffinity(0))
+    if asked is None or "SLURM_STEP_ID" not in os.environ:
+        return None
+    if given >= int(asked / (_positive_variable("LOCAL_WORLD_SIZE") or 1)):
+        return None
+    return (
+        f"Slurm gave this task {given} of the {asked:.0f} processors that --cpus-per-task={asked:.0f} asked for. Since "
+        "version 22.05 srun does not take that from sbatch: put `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` "
+        "before it in the job script."
+    )
+
+
 def ranks_on_node() -> int:
     """This job's training processes on this machine, as far as torchrun and Slurm say."""
     return _slurm_tasks() * int(_positive_variable("LOCAL_WORLD_SIZE") or 1)

@@ -39,7 +39,7 @@ from penstock.pytorch._plan_view import PlanBatchSampler, PlanSampler, find_plan
 from penstock.pytorch._ranks import find_data_rank
 from penstock.pytorch._stream import Stream
 from penstock.pytorch._torch_run import TorchRun
-from penstock.pytorch._warnings import log_odd_batch_size, log_runs, warn_too_many_workers
+from penstock.pytorch._warnings import log_odd_batch_size, log_runs, warn_of_lost_cpus, warn_too_many_workers
 from penstock.service import Remote, Servers
 from penstock.workers import StartMethod
 
@@ -164,6 +164,7 @@ class DataLoader(TorchDataLoader[BatchType]):
             self._run.start_early()
         if self.batch_size is not None:
             log_odd_batch_size(self.batch_size)
+        warn_of_lost_cpus()
 
     @property
     def kind(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from penstock.errors import PenstockError
-from penstock.machine import usable_cpus
+from penstock.machine import cpu_shortfall, usable_cpus
 from penstock.plan import Plan
 from penstock.pytorch._ranks import find_rank
 
@@ -41,6 +41,12 @@ def warn_too_many_workers(num_workers: int) -> None:
             f"processor{'s' if cpus > 1 else ''}. They would compete with each other and with the training loop: "
             f"num_workers={better} is likely to be faster, unless workers mostly wait for a network.",
         )
+
+
+def warn_of_lost_cpus() -> None:
+    """A rank whose processors were lost between `sbatch` and `srun` trains slowly, and nothing else says why."""
+    if said := cpu_shortfall():
+        warn_once("lost processors", said)
 
 
 def log_odd_batch_size(batch_size: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from penstock.dataset import Scratch, StorageKind, find_scratch, storage_kind
 from penstock.errors import counted
 from penstock.filesystem import open_regular
-from penstock.machine import default_workers, job_memory, ranks_on_node, usable_cpus
+from penstock.machine import cpu_shortfall, default_workers, job_memory, ranks_on_node, usable_cpus
 from penstock.plan import Dataset, Plan, open_dataset
 from penstock.shards import ShardFolder
 
@@ -69,6 +69,8 @@ class Advice:
     num_ranks: int
     """Training processes that share this memory, and the cached data."""
     num_cpus: int
+    cpu_shortfall: str | None
+    """Why this job may use fewer processors than it asked for, and what to do; None if it may use them all."""
     num_workers: int
     storage: StorageKind
     speed: Speed
@@ -110,6 +112,8 @@ class Advice:
         yield (
             f"{counted(self.num_cpus, 'processor')} for this job: {counted(self.num_workers, 'worker')} to start with."
         )
+        if self.cpu_shortfall is not None:
+            yield self.cpu_shortfall
         if self.map_seconds is not None and self.batch_seconds:
             yield self._map_sentence(self.map_seconds, self.batch_seconds)
 
@@ -214,6 +218,7 @@ def advise(
         reserved_bytes=reserved,
         num_ranks=num_ranks,
         num_cpus=usable_cpus(),
+        cpu_shortfall=cpu_shortfall(),
         num_workers=workers,
         storage=storage,
         speed=speed,
