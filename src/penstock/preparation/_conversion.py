@@ -97,6 +97,7 @@ class _TaskRun:
         self._task = task
         self._skipped = Skipped(job.on_error, job.max_skipped)
         self._noticed: dict[str, int] = {}
+        self._has_samples = False
         self._tally = Tally(tell)
         self._writers = writers
         limit = job.target.specification.limit
@@ -136,7 +137,7 @@ class _TaskRun:
             self._skipped.add_file(split, num_rows, error)
 
     def _transform(self, split: Split, records: Records) -> Output:
-        self._skipped.add(split, records.errors)
+        self._skipped.add(split, records.errors, are_all=not (self._has_samples or records.num_rows))
         if not records.num_rows:  # only bad rows: there may not even be columns
             return Output({}, np.empty(0, np.int64))
         try:
@@ -147,7 +148,8 @@ class _TaskRun:
         except Exception as error:
             error.add_note(printable(f"while preparing {locate(split, records.first_row)} and the rows after it"))
             raise
-        self._skipped.add(split, output.errors)
+        self._has_samples |= output.num_samples > 0
+        self._skipped.add(split, output.errors, are_all=not self._has_samples)
         self._noticed = sum_counts([self._noticed, output.noticed])
         return output
 

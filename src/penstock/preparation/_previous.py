@@ -162,7 +162,7 @@ def _is_there(folder: Path, shard: ShardEntry) -> bool:
 def find_previous(
     destination: Path,
     manifest: Manifest | None,
-    unfinished: Specification | None,
+    work: WorkFolder,
     wanted: Mapping[str, Any],
     files: Sequence[SourceFile],
     settings: Settings,
@@ -172,7 +172,7 @@ def find_previous(
     Args:
         destination: Folder of the dataset.
         manifest: The dataset that is there.
-        unfinished: The specification of a run that was stopped.
+        work: What a run that was stopped has left.
         wanted: The fields of the specification that the arguments determine (`requested_fields`).
         files: The sources.
         settings: Whether to overwrite, or to remove the samples of files that are not given.
@@ -190,11 +190,12 @@ def find_previous(
             return previous
         if not settings.overwrite:
             raise DatasetExists(_refuse(destination, obstacle))
+    unfinished = work.specification()
     if unfinished is not None:
         reasons = differences(unfinished.to_json(), wanted)
         if not reasons:
             return Previous(specification=unfinished)
-        if not settings.overwrite and manifest is None:
+        if not settings.overwrite and manifest is None and work.holds_samples():
             obstacle = f"an unfinished preparation is there, with a different {'; a different '.join(reasons)}"
             raise DatasetExists(_refuse(destination, obstacle))
     return None

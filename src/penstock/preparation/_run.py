@@ -44,7 +44,9 @@ def run_all(requests: Sequence[Request], on_progress: OnProgress | None) -> list
     """Prepare one dataset, or all parts of a split, from the same sources."""
     preview = SourcePreview(requests[0])
     with contextlib.ExitStack() as stack:
-        first, *others = [stack.enter_context(_Run(request, preview, on_progress)) for request in requests]
+        runs = [stack.enter_context(_Run(request, preview, on_progress)) for request in requests]
+        stack.callback(_tidy, runs)
+        first, *others = runs
         first.decide(starts_workers=True)
         for other in others:
             other.decide(starts_workers=False)
@@ -53,7 +55,22 @@ def run_all(requests: Sequence[Request], on_progress: OnProgress | None) -> list
         for other in others:
             other.find_finished()
             other.work()
-        return [each.commit() for each in (first, *others)]
+        return [run.commit() for run in runs]
+
+
+def _tidy(runs: Sequence[_Run]) -> None:
+    """Remove `.preparing` if there is nothing in it to continue; do not fail if it cannot be removed.
+
+    The parts of a split are continued together, so that tasks that gave one of them no sample are not done again.
+    """
+    try:
+        for run in runs:
+            run.stop()
+        if not any(run.work_folder.holds_samples() for run in runs):
+            for run in runs:
+                run.work_folder.remove()
+    except (PenstockError, OSError) as error:
+        _log.warning("%s: left for the next run to clean up: %s", runs[0].work_folder.path, error)
 
 
 class _Run:
@@ -64,9 +81,9 @@ class _Run:
         self._preview = preview
         self._plan: RunPlan | None = None
         self._fresh: list[TaskRecord] = []
-        self._work = WorkFolder(request.destination)
+        self.work_folder = WorkFolder(request.destination)
         self._meter = Meter(request.settings.most_skipped_rows, on_progress)
-        self._workforce = Workforce(request.settings, self._work, self._meter)
+        self._workforce = Workforce(request.settings, self.work_folder, self._meter)
         self._workspace = Workspace(request.destination, "overwrite", known_names=frozenset({WORK_NAME}))
 
     def __enter__(self) -> Self:
@@ -74,17 +91,13 @@ class _Run:
 
     def __exit__(self, *exception: object) -> None:
         try:
-            self._workforce.close()
-            self._tidy()
+            self.stop()
         finally:
             self._workspace.close()
 
-    def _tidy(self) -> None:
-        """Remove `.preparing` if there is nothing in it to continue; do not fail if it cannot be removed."""
-        try:
-            self._work.remove_if_idle()
-        except (PenstockError, OSError) as error:
-            _log.warning("%s: left for the next run to clean up: %s", self._work.path, error)
+    def stop(self) -> None:
+        """End the workers."""
+        self._workforce.close()
 
     @property
     def plan(self) -> RunPlan:
@@ -94,9 +107,11 @@ class _Run:
 
     def decide(self, *, starts_workers: bool) -> None:
         """Survey the sources and the destination, and plan what to do; `starts_workers` during the survey."""
-        self._work.refuse_links()
+        self.work_folder.refuse_links()
         on_groups = self._start_workers if starts_workers else _ignore
-        self._plan = plan_run(survey(self._request, self._preview, self._workspace.previous, self._work, on_groups))
+        self._plan = plan_run(
+            survey(self._request, self._preview, self._workspace.previous, self.work_folder, on_groups)
+        )
 
     def _start_workers(self, groups: Sequence[Group]) -> None:
         local_only = any(split.needs_this_process for group in groups for split in group)
@@ -105,12 +120,12 @@ class _Run:
     def begin(self) -> None:
         """Make the work folder, so that another run's tasks can leave this one's results there."""
         if not self.plan.is_up_to_date:
-            self._work.begin(self.plan.specification)
+            self.work_folder.begin(self.plan.specification)
 
     def find_finished(self) -> None:
         """Note which tasks another run has finished since `decide`."""
         plan = self.plan
-        finished = finished_tasks(plan.tasks, plan.specification, plan.settings, self._work)
+        finished = finished_tasks(plan.tasks, plan.specification, plan.settings, self.work_folder)
         self._plan = dataclasses.replace(plan, finished=finished)
 
     def work(self, others: Sequence[_Run] = ()) -> None:
@@ -120,8 +135,8 @@ class _Run:
         if not self.plan.is_up_to_date:
             self.begin()
             plans = [other.plan for other in others if not other.plan.is_up_to_date]
-            self._fresh = _run_tasks(self.plan, self._work, self._workforce, plans)
-            self._workforce.close()  # before the commit, because it can fail
+            self._fresh = _run_tasks(self.plan, self.work_folder, self._workforce, plans)
+            self.stop()  # before the commit, because it can fail
             _check_share_skipped(self.plan, self._fresh)
             self._meter.end()
 
@@ -133,20 +148,20 @@ class _Run:
         """
         plan = self.plan
         if plan.is_up_to_date:
-            self._work.remove()
+            self.work_folder.remove()
             manifest = self._workspace.previous
             assert manifest is not None
             return self._summarise(manifest, plan.skipped, ("Nothing to do: up to date.", *plan.notes))
         notes = (*plan.transform.notes, *_note_changes(plan.to_read), *plan.notes)
-        manifest, skipped = _fill_workspace(plan, self._fresh, self._workspace, self._work)
+        manifest, skipped = _fill_workspace(plan, self._fresh, self._workspace, self.work_folder)
         summaries: list[Prepared] = []
 
         def finish() -> None:
             summary = self._summarise(manifest, skipped, notes)
             summaries.append(summary)
             try:
-                self._work.write_run(describe_run(plan.settings, summary))
-                self._work.remove()
+                self.work_folder.write_run(describe_run(plan.settings, summary))
+                self.work_folder.remove()
             except (PenstockError, OSError) as error:
                 note = f"The dataset is complete, but the run could not be recorded or cleaned up after: {error}"
                 summaries.append(dataclasses.replace(summary, notes=(*summary.notes, note)))

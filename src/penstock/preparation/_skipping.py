@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock.errors import FormatError, SchemaError, counted
@@ -36,17 +36,21 @@ class Skipped:
         """Rows skipped so far."""
         return sum(self.by_reason.values())
 
-    def add(self, split: Split, errors: Iterable[RowError]) -> None:
-        """Account for bad rows.
+    def add(self, split: Split, errors: Sequence[RowError], *, are_all: bool = False) -> None:
+        """Account for bad rows; `are_all` if no row read so far was good, so that skipping them would not help.
 
         Raises:
             FormatError: rows may not be skipped, or too many were.
         """
         for error in errors:
             if self._on_error == "raise":
+                advice = "Repair or remove the row, or skip bad rows: on_error='skip', --on-error skip."
+                if are_all and len(errors) > 1:
+                    advice = (
+                        f"All {len(errors):,} rows read so far are bad: check how they are read, and the transform."
+                    )
                 raise FormatError(
-                    f"{locate(split, error.row)}: {error.message.removesuffix('.')} (reason: {error.reason}). "
-                    "Repair or remove the row, or skip bad rows: on_error='skip', --on-error skip."
+                    f"{locate(split, error.row)}: {error.message.removesuffix('.')} (reason: {error.reason}). {advice}"
                 )
             self._keep(error.path or split.path_of_row(error.row), error.row, error.reason, error.message)
 

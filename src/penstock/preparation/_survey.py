@@ -158,16 +158,15 @@ def survey(
     if appended_to is not None:
         request = dataclasses.replace(request, reading=_read_alike(request.reading, appended_to))
     files = [*(appended_to.sources_beside(preview.files) if appended_to is not None else ()), *preview.files]
-    unfinished = work.specification()
     wanted = requested_fields(request.transform, request.reading, request.settings, request.part)
-    previous = find_previous(request.destination, manifest, unfinished, wanted, files, request.settings)
+    previous = find_previous(request.destination, manifest, work, wanted, files, request.settings)
     found = _start(request, files, preview, manifest, previous)
     if found.is_up_to_date:
         return found
-    found = _look_inside(found, preview, unfinished, work, on_groups)
+    found = _look_inside(found, preview, work, on_groups)
     if _has_new_columns(found):
         found = _start(request, files, preview, manifest, None)
-        found = _look_inside(found, preview, unfinished, work, on_groups)
+        found = _look_inside(found, preview, work, on_groups)
     return found
 
 
@@ -208,13 +207,11 @@ def _start(
     )
 
 
-def _look_inside(
-    found: Survey, preview: SourcePreview, unfinished: Specification | None, work: WorkFolder, on_groups: OnGroups
-) -> Survey:
+def _look_inside(found: Survey, preview: SourcePreview, work: WorkFolder, on_groups: OnGroups) -> Survey:
     """Split what must be read into tasks, see which of them are finished, and read the first rows."""
     request, to_read = found.request, found.to_read
     groups = _group(found, _split(found, to_read)) if to_read else []
-    finished = _find_finished(found, groups, unfinished, work)
+    finished = _find_finished(found, groups, work)
     rows: FirstRows | None = None
     as_text: tuple[str, ...] = ()
     if found.previous is None or len(finished) < len(groups):
@@ -246,11 +243,9 @@ def _group(found: Survey, splits: Sequence[Split]) -> list[Group]:
     return group_splits(splits, found.task_bytes)
 
 
-def _find_finished(
-    found: Survey, groups: Sequence[Group], unfinished: Specification | None, work: WorkFolder
-) -> dict[str, TaskRecord]:
+def _find_finished(found: Survey, groups: Sequence[Group], work: WorkFolder) -> dict[str, TaskRecord]:
     """Tasks that an interrupted run finished."""
-    previous, request = found.previous, found.request
+    previous, request, unfinished = found.previous, found.request, work.specification()
     if previous is None or unfinished is None or unfinished.to_json() != previous.specification.to_json():
         return {}
     tasks = name_tasks(

@@ -160,15 +160,19 @@ class WorkFolder:
         with OpenFolder(self.path.parent) as destination:
             destination.remove(WORK_NAME)
 
-    def remove_if_idle(self) -> None:
-        """Remove the folder if it holds no finished task, so that there is nothing to continue."""
+    def holds_samples(self) -> bool:
+        """Whether a finished task made samples: without any, there is nothing to continue, and nothing to protect.
+
+        Raises:
+            FormatError: a link is in place of a folder.
+        """
+        self.refuse_links()
         try:
             with self.open("records") as records:
-                is_idle = not records.names()
+                keys = [name.removesuffix(".json") for name in records.names()]
         except FileNotFoundError:
-            is_idle = True
-        if is_idle:
-            self.remove()
+            return False
+        return any(record.num_samples for key in keys for record in self.records([key]).values())
 
     def _write(self, work: OpenFolder, name: str, value: Any) -> None:
         with self.open("attempts") as attempts:
