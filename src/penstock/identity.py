@@ -33,7 +33,7 @@ import numpy as np
 _MAX_DEPTH = 8
 
 
-def digest(content: bytes | str, num_bytes: int = 16) -> str:
+def digest(content: bytes | memoryview | str, num_bytes: int = 16) -> str:
     """Hexadecimal BLAKE2b hash of bytes or text.
 
     >>> digest("penstock", 4)

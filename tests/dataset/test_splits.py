@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 import penstock
 from penstock.dataset import _samples
 from penstock.errors import SchemaError
+from penstock.order import derive_key, share_ranges
 from penstock.plan import Dataset
+from penstock.splitmix import GAMMA, mix
+from plan.examples import assert_same
 
 FRACTIONS = {"train": 0.7, "val": 0.2, "test": 0.1}
 
@@ -145,3 +148,36 @@ def test_a_part_is_not_split_again_by_the_seed_that_made_it(first: Any, second: 
         train.split({"train": 0.9, "val": 0.1}, seed=1, by=second)
     for options in ({"seed": 2, "by": second}, {"seed": 1, "by": "index"}):
         assert 20 < len(train.split({"train": 0.9, "val": 0.1}, **options)["val"]) < 100  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 5000), st.integers(0, 99), st.lists(st.integers(1, 50), min_size=1, max_size=5))
+def test_a_split_by_index_goes_by_a_number_drawn_for_each(count: int, seed: int, shares: list[int]) -> None:
+    fractions = {str(number): share / sum(shares) for number, share in enumerate(shares)}
+    parts = penstock.from_arrays({"x": np.arange(count)}).split(fractions, seed=seed, by="index")
+    drawn = mix(np.arange(count, dtype=np.uint64) * GAMMA + np.uint64(derive_key(seed, "split"))) / 2.0**64
+    for name, (begin, end) in share_ranges(fractions).items():
+        expected = np.flatnonzero((drawn >= begin) & (drawn < end))
+        assert parts[name][:]["x"].tolist() == expected.tolist()
+
+
+def test_a_part_of_a_split_keeps_four_bytes_for_each_sample_and_reads_as_ever() -> None:
+    tokens = [np.arange(n, dtype=np.uint16) for n in range(1, 200)]
+    part = penstock.from_arrays({"tokens": tokens}).split({"a": 0.5, "b": 0.5}, seed=1, by="index")["a"]
+    assert part.samples.chosen is not None
+    assert part.samples.chosen.dtype == np.uint32
+    again = part.split({"c": 0.5, "d": 0.5}, seed=2, by="index")["c"].take([3, 1])
+    assert again.lengths("tokens").tolist() == [len(sample["tokens"]) for sample in again]
+    taken = part.take(range(len(part)))
+    for build in (lambda ds: ds.shuffle(1).pack(64), lambda ds: ds.window(16), lambda ds: ds.pad(), lambda ds: ds):
+        one, other = (build(each).batch(4).read(1) for each in (part, taken))
+        assert_same(one, other)
+
+
+def test_what_take_chose_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, hashed = penstock.from_arrays({"x": np.arange(1000), "y": np.arange(1000)}), []
+    kept = data.filter(np.arange(1000) % 2 == 0)
+    digest = _samples.digest
+    monkeypatch.setattr(_samples, "digest", lambda content: hashed.append(len(content)) or digest(content))
+    one = kept.shuffle(seed=1).batch(2)
+    assert one.order_fingerprint != kept.select_columns("x").shuffle(seed=2).batch(2).order_fingerprint
+    assert [size for size in hashed if size == 4000] == [4000]

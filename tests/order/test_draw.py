@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.order import ClassDeal, WeightedDraw
+from penstock.order._draw import exact_sum
 
 few = settings(max_examples=50, deadline=None)
 weight_lists = st.lists(st.floats(0, 1e6), min_size=1, max_size=30).filter(lambda weights: max(weights) > 1e-3)
@@ -111,3 +113,16 @@ def test_classes_that_mean_nothing_are_refused() -> None:
             ClassDeal(np.array(sizes, np.int64), 7)
     with pytest.raises(ValueError, match="the smallest class has 2"):
         ClassDeal(np.array([2, 5]), 7, 3)
+
+
+@given(st.lists(st.floats(0, 1, allow_subnormal=True), max_size=300), st.integers(0, 3))
+def test_the_fast_sum_is_the_exact_one(numbers: list[float], copies: int) -> None:
+    values = np.tile(np.array(numbers, np.float64), 400 * copies or 1)
+    assert exact_sum(values) == math.fsum(values)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 10, 60, 300, 1000])
+def test_the_fast_sum_is_exact_for_numbers_of_very_different_size(exponent: int) -> None:
+    rng = np.random.default_rng(exponent)
+    values = rng.random(200_000) * 2.0 ** -rng.integers(0, exponent + 1, 200_000)
+    assert exact_sum(values) == math.fsum(values)

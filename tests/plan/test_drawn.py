@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import SchemaError, StageError
@@ -105,3 +107,76 @@ def test_a_plan_file_keeps_the_name_of_a_column_and_refuses_an_array(tmp_path: P
 def test_nonsense_is_refused_at_once(build: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         build(labelled())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=30).filter(any), st.integers(1, 60), st.integers(0, 99))
+def test_over_epochs_a_sample_comes_as_often_as_its_shares_add_up_to_within_a_bound(
+    weights: list[int], rows: int, seed: int
+) -> None:
+    data = penstock.from_arrays({"x": np.arange(len(weights)), "w": np.array(weights)})
+    plan = data.sample("w", rows=rows).shuffle(seed=seed).batch(rows)
+    counts = np.zeros(len(weights))
+    for epoch in range(100):
+        counts += np.bincount(plan.read(0, epoch)["x"], minlength=len(weights))
+        expected = (epoch + 1) * rows * np.array(weights) / sum(weights)
+        assert np.abs(counts - expected).max() < (2 if epoch < 10 else 3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 99), st.integers(1, 30), st.booleans())
+def test_consecutive_rows_hold_classes_alike_and_rounds_from_the_start_hold_each_once(
+    labels: list[int], seed: int, rows: int, replacement: bool
+) -> None:
+    data = penstock.from_arrays({"label": np.array(labels)})
+    classes = np.unique(labels)
+    most = len(classes) * int(np.bincount(labels)[classes].min())
+    plan = data.balance("label", rows=rows if replacement else min(rows, most), replacement=replacement)
+    run = plan.shuffle(seed=seed).batch(200).read_at(0)["label"]
+    length = len(run) if replacement else plan.num_rows  # without replacement, an epoch begins with a round
+    for begin in range(0, length - len(classes) + 1, len(classes)):
+        assert sorted(run[begin : begin + len(classes)]) == classes.tolist()
+    is_class = run[:length, None] == classes
+    before = np.concatenate([np.zeros((1, len(classes)), int), np.cumsum(is_class, axis=0)])
+    for size in range(1, length + 1):
+        counts = before[size:] - before[:-size]
+        assert np.abs(counts - size / len(classes)).max() < 2
+
+
+INTEGERS = ["bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float32"]
+
+
+@given(st.sampled_from(INTEGERS), st.data())
+def test_classes_are_dealt_alike_whatever_numbers_they_are(dtype: str, data: st.DataObject) -> None:
+    extremes = [False, True] if dtype == "bool" else [0, 1] if dtype[0] == "f" else [*_limits(dtype), 0, 1]
+    values = data.draw(st.lists(st.sampled_from(extremes), min_size=1, max_size=30))
+    ranks = np.unique(values, return_inverse=True)[1] if dtype != "uint64" else _ranks(values)
+    plans = [
+        penstock.from_arrays({"x": np.arange(len(values)), "label": labels}).balance("label").shuffle(3).batch(50)
+        for labels in (np.array(values, dtype), ranks.astype(np.float64))
+    ]
+    assert plans[0].read(0)["x"].tolist() == plans[1].read(0)["x"].tolist()
+
+
+def _limits(dtype: str) -> list[int]:
+    return [int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)]
+
+
+def _ranks(values: list[int]) -> np.ndarray:
+    return np.array([sorted(set(values)).index(value) for value in values])
+
+
+@pytest.mark.parametrize("verb", ["sample", "balance"])
+def test_a_column_of_weights_or_classes_is_read_once_however_many_stages_follow(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = penstock.from_arrays({"x": np.arange(100), "w": np.arange(100) % 3 + 1})
+    read, seen = data.storage.read_fixed, []
+    monkeypatch.setattr(
+        data.storage, "read_fixed", lambda column, *rest: seen.append(column.name) or read(column, *rest)
+    )
+    getattr(data, verb)("w").shuffle(seed=1).batch(4)
+    getattr(data, verb)("w").shuffle(seed=2).batch(4)
+    assert seen == ["w"]
+    getattr(data, verb)("w", rows=12).batch(4)
+    assert seen == ["w", "w"]

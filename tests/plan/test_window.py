@@ -190,3 +190,24 @@ def test_a_flat_file_of_tokens_may_have_a_flat_mask() -> None:
     assert dataset.window(3).batch(2).read(0)["labels"].tolist() == [[1, -100, 3], [4, -100, -100]]
     with pytest.raises(SchemaError, match=r"'loss_mask' is float64; a loss mask is 'bool' or 'uint8'"):
         penstock.from_arrays(columns | {"loss_mask": np.ones(6)}).window(3)
+
+
+def test_the_data_of_windows_is_announced_group_by_group_where_a_sample_is_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.plan._orders.STORAGE_WINDOW_BYTES", 80)
+    np.arange(1003, dtype=np.uint16).tofile(tmp_path / "x.bin")
+    data = penstock.open(tmp_path / "x.bin", dtype="uint16", column="tokens")
+    asked: dict[str, list[tuple[int, int]]] = {"will_need": [], "dont_need": []}
+    for name, ranges in asked.items():
+        monkeypatch.setattr(data.storage, name, lambda column, begin, end, ranges=ranges: ranges.append((begin, end)))
+    plan = data.shuffle(seed=1, group=2).window(10).batch(4)
+    for row in range(0, plan.num_rows, 4):
+        plan.will_need(row)
+        plan.dont_need(row)
+        firsts = [token for ids in plan.read_at(row)["input_ids"] for token in (int(ids[0]), int(ids[-1]))]
+        known = asked["will_need"]
+        if row + 4 <= plan.num_rows:
+            assert all(any(begin <= token < end for begin, end in known) for token in firsts)
+    assert sorted(asked["will_need"])[-1][1] == 1003
+    assert set(asked["dont_need"]) < set(asked["will_need"])

@@ -9,6 +9,7 @@ document never end up in both training and validation data.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -27,7 +28,7 @@ from penstock.splitmix import GAMMA, mix
 _CHUNK_BYTES = 16 << 20
 Condition = Callable[[Any], Any] | Any
 """A function of many values that gives a bool for each, a value, or a list of values."""
-_CHUNK = 1 << 20
+_CHUNK, _NUMBERS = 1 << 20, 1 << 15  # numbers alone are drawn in the processor's cache
 _WORDS = ("content", "index", "file")
 
 
@@ -129,20 +130,25 @@ class SplitPart:
     seed: int
     by: By = "index"
 
-    def indices(self, before: Samples) -> NDArray[np.int64]:
-        parts = [np.empty(0, np.int64)]
-        for begin in range(0, len(before), _CHUNK):
-            chunk = np.arange(begin, min(begin + _CHUNK, len(before)), dtype=np.int64)
-            shares = self._draw(before, chunk)
-            parts.append(chunk[(shares >= self.begin) & (shares < self.end)])
+    def indices(self, before: Samples) -> NDArray[np.integer[Any]]:
+        dtype = np.uint32 if len(before) < 1 << 32 else np.int64
+        parts: list[NDArray[np.integer[Any]]] = [np.empty(0, dtype)]
+        step = _CHUNK if self.by != "index" else _NUMBERS
+        for begin in range(0, len(before), step):
+            end = min(begin + step, len(before))
+            parts.append((np.flatnonzero(self._is_in(before, begin, end)) + begin).astype(dtype))
         return np.concatenate(parts)
 
-    def _draw(self, before: Samples, chunk: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _is_in(self, before: Samples, begin: int, end: int) -> NDArray[np.bool_]:
+        """Which of the samples `begin` to `end` are of this part."""
         if self.by != "index":
-            return draw_shares(before.keys.of(self.by, before.locate(chunk)), self.seed)
-        drawn = mix(chunk.view(np.uint64) * GAMMA + np.uint64(derive_key(self.seed, "split")))
-        shares: NDArray[np.float64] = drawn / 2.0**64
-        return shares
+            shares = draw_shares(before.keys.of(self.by, before.locate(np.arange(begin, end))), self.seed)
+            return (shares >= self.begin) & (shares < self.end)
+        drawn = mix(np.arange(begin, end, dtype=np.uint64) * GAMMA + np.uint64(derive_key(self.seed, "split")))
+        first, end_word = _least_word(self.begin), _least_word(self.end)
+        if first >= end_word:
+            return np.zeros(len(drawn), np.bool_)
+        return (drawn >= np.uint64(first)) & (drawn <= np.uint64(end_word - 1))
 
     @property
     def identity(self) -> str:
@@ -160,6 +166,19 @@ class SplitPart:
         if not isinstance(known, tuple) and known not in _WORDS:
             raise ValueError(f"a split by {by!r}")
         return cls(float(begin), float(end), int(seed), known)
+
+
+@functools.cache
+def _least_word(share: float) -> int:
+    """The least 64-bit word that is at least this share of 2**64 when it is rounded to a float; 2**64 if none is."""
+    low, high = 0, 1 << 64
+    while low < high:
+        middle = (low + high) // 2
+        if float(middle) / 2.0**64 >= share:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def split_parts(

@@ -110,7 +110,7 @@ class _StoredStream:
 class _ChosenStream:
     """Chosen samples only: 8 bytes per sample say where each begins."""
 
-    def __init__(self, storage: Storage, column: Column, chosen: NDArray[np.int64]) -> None:
+    def __init__(self, storage: Storage, column: Column, chosen: NDArray[np.integer[Any]]) -> None:
         self._storage, self._column, self._chosen = storage, column, chosen
         if column.is_ragged:
             lengths = storage.lengths(column, 0, storage.num_samples)[chosen]
@@ -122,7 +122,7 @@ class _ChosenStream:
     def read(self, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
         length = out.shape[1]
         if not self._column.is_ragged:
-            indices = self._chosen[(firsts[:, None] + np.arange(length)).reshape(-1)]
+            indices = self._chosen[(firsts[:, None] + np.arange(length)).reshape(-1)].astype(np.int64, copy=False)
             self._storage.read_fixed(self._column, indices, out.reshape(-1))
             return
         spans = [self._spans(first, length, row * length) for row, first in enumerate(firsts.tolist())]
@@ -135,8 +135,8 @@ class _ChosenStream:
         begin = int(np.searchsorted(self._starts, first, side="right")) - 1
         end = int(np.searchsorted(self._starts, first + length, side="left"))
         edges = np.clip(self._starts[begin : end + 1], first, first + length)
-        sizes = np.diff(edges)
-        return self._chosen[begin:end], edges[:-1] - self._starts[begin:end], sizes, target + edges[:-1] - first
+        chosen = self._chosen[begin:end].astype(np.int64, copy=False)
+        return chosen, edges[:-1] - self._starts[begin:end], np.diff(edges), target + edges[:-1] - first
 
 
 def _holds_tokens(column: Column) -> bool:

@@ -21,7 +21,7 @@ from penstock.dataset import Samples, TokenStream, mask_column, mask_stream, tok
 from penstock.errors import SchemaError
 from penstock.plan._accounts import DocumentTrace, Drawn, Ledger, Mixing, trace_document
 from penstock.plan._compose import DocumentRows
-from penstock.plan._orders import BucketedOrder, Epochs, SampleOrder, even_windows, sample_bytes
+from penstock.plan._orders import BucketedOrder, Epochs, PageHints, SampleOrder, even_windows, sample_bytes
 from penstock.plan._rows import BatchArrays, OutputArrays, Pieces, Rows, RowSource, offered
 from penstock.plan._stages import IGNORED, Cast, Pad, Shuffle, Window
 from penstock.schema import Schema, dtype_from_name, dtype_name, offsets_of
@@ -167,6 +167,8 @@ class TokenWindowRows(RowSource):
         row_bytes = stage.length * self.column.dtype.itemsize
         self.epochs = Epochs(even_windows(self.num_tokens // stage.length, row_bytes), shuffle)
         self.num_rows = self.epochs.num_rows
+        starts = np.append(self.epochs.row_starts[:-1] * stage.length, len(samples))
+        self._page_hints = None if self.column.is_ragged else PageHints(self.epochs, samples, (self.column,), starts)
 
     @property
     def order_identity(self) -> Any:
@@ -186,10 +188,18 @@ class TokenWindowRows(RowSource):
         return self.epochs.mixing(self.samples, (shares * len(self.samples)).astype(np.int64))
 
     def will_need(self, row: int) -> None:
-        """Left to the kernel's own read-ahead: windows of a stream are read in long runs."""
+        """The storage windows of the row's group, and of the next; where that takes lengths, it is left to the kernel.
+
+        A cold group of windows is 1 GB that the disk has to give before batches come from memory. The kernel reads
+        ahead of each row that is missed as far as the disk's `read_ahead_kb` says: with 8 MiB, a batch of 32 rows waits
+        for 180 MB.
+        """
+        if self._page_hints is not None:
+            self._page_hints.will_need(row)
 
     def dont_need(self, row: int) -> None:
-        """Left to the kernel as well."""
+        if self._page_hints is not None:
+            self._page_hints.dont_need(row)
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
         """`input_ids` and `labels`, int64 [rows, length]; the stream's very last label and masked ones are -100."""

@@ -57,6 +57,9 @@ class Verbs(ABC, Generic[PlanType]):
     def sample(self, weights: str | ArrayLike, *, rows: int | None = None, replacement: bool = True) -> PlanType:
         """Draw samples by weight: in every epoch each as often as its share of the rows says, rounded up or down.
 
+        What is rounded differs between epochs, so that over several of them a sample comes as often as its shares add
+        up to, give or take 2 in the first 10 epochs, 3 in the first 100, 4 in the first 1,000.
+
         Args:
             weights: A column, or one number per sample; only their proportions count.
             rows: Rows in an epoch; as many as there are samples by default.
@@ -66,9 +69,11 @@ class Verbs(ABC, Generic[PlanType]):
         return self.with_stage(Weighted(weights=held, rows=rows, replacement=replacement))
 
     def balance(self, column: str, *, rows: int | None = None, replacement: bool = True) -> PlanType:
-        """Take the classes of a column in turn: with k classes, every k consecutive rows hold each of them once.
+        """Take the classes of a column in rounds: with k classes, each round of k rows holds every class once.
 
-        No sample of a class comes again before all of them have come.
+        Rounds are counted from the start of the run; without replacement, from the start of the epoch. Any n
+        consecutive rows hold n / k rows of a class, give or take fewer than 2. Each class goes through its samples in
+        passes, so none comes again before all have come in its pass.
 
         Args:
             column: Its values are the classes.
