@@ -10,6 +10,7 @@ import random
 import socket
 import socketserver
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection
@@ -20,14 +21,15 @@ import numpy as np
 import pytest
 
 import penstock
-from guarding import naming, use_or_refuse
+from guarding import guarded, naming, use_or_refuse
 from mutating import mutate
 from penstock.cli import main
-from penstock.errors import CorruptionError, ServiceError, printable
+from penstock.errors import CorruptionError, FormatError, ServiceError, printable
 from penstock.loader import Bundle, Item, LoaderStatistics, SlotPool, private_slot
 from penstock.schema import Ragged
 from penstock.service import Remote, RemoteEngine, Security, Servers, read_servers, serve
-from penstock.service._answers import Arrived, Layouts
+from penstock.service._answers import AnswerReader
+from penstock.service._wire import decode, encode
 from penstock.shards import checksum
 from waiting import wait_until
 
@@ -232,14 +234,14 @@ def forged(body: bytes, generator: random.Random) -> bytes:
 FORMS = [{"tensor": "x"}, {"tensor": "y.offsets"}, {"ragged": "x"}, {"raw": "x"}, {"dict": {"a": {"tensor": "x"}}}]
 
 
-def use(body: bytes, item: Item | Bundle) -> None:
+def use(body: bytes, plan: penstock.Plan, item: Item | Bundle) -> None:
     """What the client does with a body, and a training loop with its batches."""
     pool = SlotPool(private_slot)
     slot = pool.take()
     slot.memory(len(body))[: len(body)] = body
-    layouts = Layouts()
-    Arrived.read(slot, len(body), item, 0.0, layouts)
-    arrived = Arrived.read(slot, len(body), item, 0.0, layouts)  # now that its header is known
+    reader = AnswerReader(plan)
+    reader.read(slot, len(body), item, 0.0)
+    arrived = reader.read(slot, len(body), item, 0.0)  # now that its header is known
     batches = arrived.cut(pool.hand_over(slot, arrived.layout))
     assert len(batches) == arrived.num_batches
     for value in itertools.chain.from_iterable(batch.values() for batch in batches):
@@ -261,14 +263,122 @@ def test_a_forged_answer_is_used_or_refused_by_an_error_of_ours(
         rectangular = penstock.from_arrays({"x": np.arange(600).reshape(100, 6)}).batch(10)
         with serve(rectangular, "127.0.0.1:0", num_workers=1) as server:
             body = asked(server, f"/v1/batch/{rectangular.fingerprint}/0/3/0/1/0/1")
+        plan = rectangular
     else:
         body = asked(honest, f"/v1/batch/{plan.fingerprint}/0/{1 if arrangement == 'one' else 3}/0/1/0/1")
     item = Item(0) if arrangement == "one" else Bundle(0, 0, 1, 1, 3, 10, 30)
-    use(body, item)
+    use(body, plan, item)
     for seed in range(num_examples):
         body_of_seed = forged(body, random.Random(f"{arrangement} {seed}"))
         with naming(f"{arrangement}, seed {seed}"):
-            use_or_refuse(lambda body=body_of_seed: use(body, item))
+            use_or_refuse(lambda body=body_of_seed: use(body, plan, item))
+
+
+def test_numbers_of_thousands_of_digits_are_refused_before_they_are_multiplied_and_quoted_short() -> None:
+    long = "9" * 4299
+    shape = ",".join([long] * 230)
+    metadata = {"penstock.form": json.dumps({"x": {"tensor": "x"}}), "penstock.arrangement": "one"}
+    text = (
+        f'{{"__metadata__": {json.dumps(metadata)}, "x": {{"dtype": "U8", "shape": [SHAPE], "data_offsets": [0, 8]}}}}'
+    )
+    for lie in (shape, ",".join(["281474976710655"] * 50_000)):
+        head = text.replace("SHAPE", lie).encode()
+        body = memoryview(len(head).to_bytes(8, "little") + head + bytes(8))
+        with guarded():
+            for _ in range(6):  # as often as a loader asks again
+                with pytest.raises(FormatError) as raised:
+                    decode(body)
+        assert len(str(raised.value)) < 500
+
+
+def body_of(batch: dict[str, Any]) -> bytes:
+    return b"".join(encode(batch, "one").buffers)
+
+
+def answers_with(body: bytes, honest: Addressed, asked_for: list[str]) -> Answer:
+    """The honest server's page, and this body for every batch."""
+    page = http(asked(honest, "/v1/plan"))
+
+    def answer(path: str) -> bytes:
+        if path == "/v1/plan":
+            return page
+        asked_for.append(path)
+        return signed(body)
+
+    return answer
+
+
+OTHER_BATCHES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "fewer rows": {"x": np.zeros((9, 600), np.int64), "y": Ragged.from_lengths(np.arange(27), [3] * 9)},
+    "more rows": {"x": np.zeros((11, 600), np.int64), "y": Ragged.from_lengths(np.arange(33), [3] * 11)},
+    "one column of fewer rows": {"x": np.zeros((10, 600), np.int64), "y": Ragged.from_lengths(np.arange(27), [3] * 9)},
+    "a column of another shape": {
+        "x": np.zeros((10, 599), np.int64),
+        "y": Ragged.from_lengths(np.arange(30), [3] * 10),
+    },
+    "a column of another type": {"x": np.zeros((10, 600), np.int32), "y": Ragged.from_lengths(np.arange(30), [3] * 10)},
+    "a column less": {"y": Ragged.from_lengths(np.arange(30), [3] * 10)},
+}
+
+
+@pytest.mark.parametrize("batch", OTHER_BATCHES.values(), ids=OTHER_BATCHES)
+def test_an_answer_without_the_rows_asked_for_is_refused(
+    batch: dict[str, Any], plan: penstock.Plan, honest: Addressed
+) -> None:
+    with (
+        liar(answers_with(body_of(batch), honest, [])) as address,
+        pytest.raises(FormatError, match="does not hold the rows asked for"),
+    ):
+        load(plan, address)
+
+
+def deep_bodies() -> dict[str, bytes]:
+    """Bodies whose JSON is nested 900 deep: deep enough for some of Python's own functions to fail, not for others."""
+    tensor = np.zeros(8, np.uint8)
+    plain = body_of({"x": tensor})
+    end = 8 + int.from_bytes(plain[:8], "little")
+    found = {}
+    for name, form in {
+        "lists": '{"list":[' * 900 + '{"tensor":"x"}' + "]}" * 900,
+        "dicts": '{"dict":{"a":' * 900 + '{"tensor":"x"}' + "}}" * 900,
+        "values": '{"json":' + "[" * 900 + "]" * 900 + "}",
+    }.items():
+        header = json.loads(plain[8:end])
+        header["__metadata__"]["penstock.form"] = '{"x":' + form + "}"
+        text = json.dumps(header).encode()
+        found[name] = len(text).to_bytes(8, "little") + text + tensor.tobytes()
+    deep = ('{"__metadata__":' + '{"a":' * 900 + "1" + "}" * 900 + "}").encode()
+    return found | {"header": len(deep).to_bytes(8, "little") + deep}
+
+
+@pytest.mark.parametrize("name", ["lists", "dicts", "values", "header"])
+def test_an_answer_nested_deeply_is_refused_and_not_waited_for_until_the_time_limit(
+    name: str, plan: penstock.Plan, honest: Addressed
+) -> None:
+    with liar(answers_with(deep_bodies()[name], honest, [])) as address, pytest.raises(FormatError, match="answer"):
+        load(plan, address)
+
+
+def test_a_damaged_answer_is_asked_for_again_after_a_pause_and_never_after_the_error(
+    plan: penstock.Plan, honest: Addressed, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked_for: list[str] = []
+    with (
+        liar(answers_with(b"x" * 100, honest, asked_for)) as address,
+        penstock.DataLoader(plan, remote=Remote(servers=address, timeout_seconds=60.0), prefetch=4) as loader,
+    ):
+        begin = time.monotonic()
+        with pytest.raises(FormatError):
+            next(iter(loader))
+        assert time.monotonic() - begin > 1.0
+        time.sleep(0.2)  # for answers on their way
+        num_asked, num_logged = len(asked_for), len(caplog.records)
+        time.sleep(2.0)
+        assert (len(asked_for), len(caplog.records)) == (num_asked, num_logged)
+        with pytest.raises(FormatError):
+            next(iter(loader))
+        assert len(asked_for) > num_asked
 
 
 def test_a_token_is_not_shown_without_tls_beyond_loopback(plan: penstock.Plan, tmp_path: Path) -> None:

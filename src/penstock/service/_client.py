@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from penstock.errors import ServiceError, printable
 from penstock.loader import Bundle, Engine, Item, LoaderStatistics, Result, Wait, WaitedTooLong
 from penstock.plan import Plan
-from penstock.service._answers import Arrived, Layouts
+from penstock.service._answers import AnswerReader
 from penstock.service._connection import Connection, Refused
 from penstock.service._requests import Job, Requests
 from penstock.service._servers import ServerState
@@ -74,7 +74,7 @@ class ServerPool:
         self._tls: ssl.SSLContext | None = remote.security.client_context()
         self._token = remote.security.token
         self.requests = Requests(statistics)
-        self._layouts = Layouts()
+        self._reader = AnswerReader(plan)
         self._threads: list[threading.Thread] = []
         self._look_up()
         self._start(self._supervise, "penstock-remote")
@@ -220,7 +220,7 @@ class ServerPool:
         try:
             slot = self.requests.take_slot()
             size = connection.read_body(slot.memory)
-            arrived = Arrived.read(slot, size, job.item, time.monotonic() - begin, self._layouts)
+            arrived = self._reader.read(slot, size, job.item, time.monotonic() - begin)
         except Exception as error:  # noqa: BLE001 - `failed` tells them apart
             if slot is not None:
                 self.requests.slots.give_back(slot)

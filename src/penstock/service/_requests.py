@@ -48,7 +48,10 @@ _OVERDUE_SECONDS = 0.5
 _MAX_HEDGED_SHARE = 0.05
 _MAX_FAILURES = 2
 """When computing a batch has failed on this many servers, the batch is at fault."""
-_MAX_DAMAGED = 5
+_MAX_DAMAGED, _DAMAGED_PAUSE_SECONDS = 5, 0.05
+"""How often a damaged answer is asked for again, and the first pause before that; each is twice the one before."""
+_MAX_LOGGED = 300
+"""Characters of what is wrong with an answer that are logged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +81,8 @@ class Requests:
         """Items that are not done, by ticket."""
         self._waiting: list[tuple[int, Job]] = []
         """A heap of those that may be asked for now; some are outdated."""
+        self._resting: list[tuple[float, Job]] = []
+        """Items whose answers were damaged, and when to ask for them again."""
         self.done: dict[int, Arrived | BaseException] = {}
         """How items ended, by ticket."""
         self.slots = SlotPool(private_slot)
@@ -86,6 +91,8 @@ class Requests:
         self.step_seconds = 0.0
         """How long computing it took there."""
         self.is_closed = False
+        self._has_failed = False
+        """Whether an error was raised since the training thread last wanted something: then nothing is asked."""
         self._num_asked = self._num_hedged = 0
         self._heard_at = clock()
 
@@ -111,6 +118,7 @@ class Requests:
         with self.lock:
             if not self._jobs:
                 self._heard_at = self._clock()  # no server had anything to answer until now
+            self._has_failed = False
             job = self._jobs[ticket] = Job(ticket, item)
             self._offer(job)
             for server in self.servers.values():
@@ -119,16 +127,23 @@ class Requests:
     def wait_for(self, tickets: Container[int], seconds: float) -> None:
         """Wait until one of these is done, for at most `seconds`; rare events end the wait early."""
         with self.lock:
+            if self._has_failed:
+                self._has_failed = False
+                self._wake_all()
             if not any(ticket in tickets for ticket in self.done):
                 self._awaited = tickets
                 self._news.wait(seconds)
                 self._awaited = ()
 
     def hand_over(self, ticket: int) -> tuple[list[Batch], Arrived]:
-        """The batches of an item that is done, and how they came; raises what went wrong with it."""
+        """The batches of an item that is done, and how they came; raises what went wrong with it.
+
+        A loop often ends with an error. So after one nothing is asked of servers until the training thread goes on.
+        """
         with self.lock:
             arrived = self.done.pop(ticket)
             if isinstance(arrived, BaseException):
+                self._has_failed = True
                 raise arrived
             batches = arrived.cut(self.slots.hand_over(arrived.slot, arrived.layout))
             self.slots.shrink()
@@ -148,6 +163,8 @@ class Requests:
         with self.lock:
             self._jobs.clear()
             self._waiting.clear()
+            self._resting.clear()
+            self._has_failed = False
             for server in self.servers.values():
                 server.ask_at_once()
             for arrived in self.done.values():
@@ -189,7 +206,8 @@ class Requests:
         """The next item for a server; None when there is none now, or, for one who waits, when there will be none."""
         with self.lock:
             while not self.is_done_with(server):
-                job = self._pop_waiting(server.address) if server.state == "up" else None
+                may_ask = server.state == "up" and not self._has_failed
+                job = self._pop_waiting(server.address) if may_ask else None
                 if job is not None:
                     job.asked[server.address] = self._clock()
                     server.num_asked += 1
@@ -227,8 +245,10 @@ class Requests:
             if isinstance(error, FormatError):
                 job.num_damaged += 1
                 self._statistics.num_damaged += 1
-                logger.warning("%s: %s; asking again.", server.address, error)
+                logger.warning("%s: %s; asking again.", server.address, str(error)[:_MAX_LOGGED])
                 error.add_note(f"This is what {server.address} sent.")
+                pause = _DAMAGED_PAUSE_SECONDS * 2 ** (job.num_damaged - 1)
+                self._resting.append((self._clock() + pause, job))
             elif isinstance(error, RemoteFailed):
                 job.failures[server.address] = error
             elif not self.is_done_with(server) and server.state != "down":  # one outage, however many connections
@@ -236,7 +256,7 @@ class Requests:
                 self._ask_others_than(server.address)
             if job.num_damaged > _MAX_DAMAGED or self._is_at_fault(job):
                 self._finish(job, error)
-            elif not job.asked.keys() & self._servers_up():
+            elif not isinstance(error, FormatError) and not job.asked.keys() & self._servers_up():
                 self._offer(job)
             self._wake_all()
 
@@ -256,8 +276,15 @@ class Requests:
         return new, gone
 
     def hedge_and_give_up(self) -> None:
-        """Ask elsewhere for what takes too long, and fail what no server is left to try."""
+        """Ask elsewhere for what takes too long, again for what came damaged, and fail what no server is left to try."""
         with self.lock:
+            if self._has_failed:
+                return
+            if due := [job for at, job in self._resting if at <= self._clock()]:
+                self._resting = [(at, job) for at, job in self._resting if job not in due]
+                for job in due:
+                    self._offer(job)
+                self._wake_all()
             for job in list(self._jobs.values()):
                 job.asked = {server: at for server, at in job.asked.items() if server in self.servers}
                 if job.failures and not job.asked and self._is_at_fault(job):

@@ -21,9 +21,10 @@ unpickled. docs/service.md describes the protocol for other languages.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-import operator
+import reprlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,8 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
-from penstock.schema import Ragged, dtype_from_tag, dtype_tag
-from penstock.shapes import find_mismatch
+from penstock.loader import PlacedArray, PlacedRagged
+from penstock.schema import Ragged, dtype_from_tag, dtype_name, dtype_tag
+from penstock.shapes import COUNT, find_mismatch
 from penstock.shards import checksum
 
 VERSION = 1
@@ -45,12 +47,19 @@ _LENGTH = struct.Struct("<Q")
 _FORM = "penstock.form"
 _ARRANGEMENT = "penstock.arrangement"
 _MAX_NUMBER = 1 << 62
+_MAX_DIGITS, _MAX_DIMENSIONS, _MAX_DEPTH = 20, 64, 100
+"""Of numbers, shapes and forms in a header: a lie must cost little to find out."""
+_NONSENSE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, StopIteration)
+"""What walking through a lie may raise."""
+_MAX_QUOTED = 200
+"""Characters of a lie that an error shows."""
 
 
 Arrangement = Literal["one", "stacked", "separate"]
 """How batches lie in an answer: one; several, one behind the other in the rows of its arrays; or under the names
 0/x, 0/y, 1/x, … of their places."""
-_METADATA = {_FORM: str, _ARRANGEMENT: frozenset(get_args(Arrangement))}
+_HEADER = {"__metadata__": {_FORM: str, _ARRANGEMENT: frozenset(get_args(Arrangement))}}
+_TENSOR = {"dtype": str, "shape": [COUNT], "data_offsets": (COUNT, COUNT)}
 
 
 class BatchRequest(NamedTuple):
@@ -177,50 +186,26 @@ def _add(arrays: dict[str, NDArray[Any]], name: str, array: NDArray[Any]) -> str
     return name
 
 
-class SentArray(NamedTuple):
-    """An array as it lies in a body."""
-
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the array."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def view(self, body: Any) -> NDArray[Any]:
-        """The array itself, based on the body."""
-        return np.ndarray(self.shape, self.dtype, body, self.offset)
-
-
-class SentRagged(NamedTuple):
-    """Rows of uneven length as they lie in a body."""
-
-    values: SentArray
-    offsets: SentArray
-    is_bytes: bool
-
-    def copy(self, body: Any) -> Ragged:
-        """The rows themselves, independent of the body."""
-        return Ragged(self.values.view(body).copy(), self.offsets.view(body).copy(), self.is_bytes)
-
-
 def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
-    """What a body holds, with a `SentArray` in place of every array, and how its batches lie in it.
+    """What a body holds, for the layout of a batch in its memory, and how its batches lie in it.
+
+    Arrays stay where they are; only those inside lists and dicts are copied.
 
     Raises:
         FormatError: it is not a body of this version, or its header lies about its size.
     """
-    header, start = _read_header(body)
+    text = header_of(body)
+    start = _LENGTH.size + len(text)
     try:
-        metadata = header.pop("__metadata__", None)
-        if (problem := find_mismatch(metadata, _METADATA, "its metadata")) is not None:
+        header = json.loads(text, parse_int=_bounded_int)
+        if (problem := find_mismatch(header, _HEADER, "its header")) is not None:
             raise FormatError(f"The server's answer is not a batch ({problem}).")
-        tensors = {name: _sent_array(entry, start, body) for name, entry in header.items()}
+        metadata = header.pop("__metadata__")
+        tensors = {name: _placed(entry, start, body) for name, entry in header.items()}
         _check_sizes(tensors, len(body) - start)
         form = json.loads(metadata[_FORM])
-        return {name: _build(each, tensors, body) for name, each in form.items()}, metadata[_ARRANGEMENT]
+        _check_depth(form)
+        parts = {name: _build(each, tensors, body) for name, each in form.items()}
     except FormatError:
         raise
     except (
@@ -232,7 +217,9 @@ def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
         RecursionError,
         StopIteration,
     ) as error:
-        raise FormatError(f"The server's answer is not a batch ({type(error).__name__}: {error}).") from error
+        found = f"{type(error).__name__}: {error}"[:_MAX_QUOTED]
+        raise FormatError(f"The server's answer is not a batch ({found}).") from None
+    return parts, metadata[_ARRANGEMENT]
 
 
 def header_of(body: memoryview) -> bytes:
@@ -250,67 +237,78 @@ def header_of(body: memoryview) -> bytes:
     return bytes(body[_LENGTH.size : start])
 
 
-def _read_header(body: memoryview) -> tuple[dict[str, Any], int]:
-    """(header, where the tensors start)."""
-    text = header_of(body)
-    start = _LENGTH.size + len(text)
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"The header of the server's answer is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise FormatError("The header of the server's answer is not an object.")
-    return header, start
+def _bounded_int(text: str) -> int:
+    """A number of a header. Thousands of digits would take seconds to multiply, and Python does nothing else then."""
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a number of {len(text):,} digits")
+    return int(text)
 
 
-def _sent_array(entry: dict[str, Any], start: int, body: memoryview) -> SentArray:
-    dtype = dtype_from_tag(entry["dtype"])
-    shape = tuple(map(operator.index, entry["shape"]))
-    begin, end = map(operator.index, entry["data_offsets"])
-    fits = 0 <= begin <= end <= len(body) - start and end - begin == math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or not fits:
-        raise FormatError(f"A tensor of the server's answer lies at {begin} to {end}, with the shape {shape}.")
-    array = SentArray(start + begin, shape, dtype)
-    array.view(body)  # refuses what numpy cannot have: too many dimensions, or too long ones beside an empty one
+def _check_depth(form: Any, depth: int = 0) -> None:
+    """Refuse what would exhaust the stack of whoever walks through it."""
+    if depth > _MAX_DEPTH:
+        raise FormatError(f"The server's answer is nested more than {_MAX_DEPTH} deep.")
+    if isinstance(form, dict | list):
+        for each in form.values() if isinstance(form, dict) else form:
+            _check_depth(each, depth + 1)
+
+
+def _placed(entry: dict[str, Any], start: int, body: memoryview) -> PlacedArray:
+    if (problem := find_mismatch(entry, _TENSOR, "a tensor")) is not None:
+        raise FormatError(f"The server's answer is not a batch ({problem}).")
+    dtype, shape = dtype_from_tag(entry["dtype"]), tuple(entry["shape"])
+    begin, end = entry["data_offsets"]
+    is_within = begin <= end <= len(body) - start and len(shape) <= _MAX_DIMENSIONS
+    if not is_within or end - begin != math.prod(shape) * dtype.itemsize:
+        raise FormatError(
+            f"A tensor of the server's answer lies at {begin} to {end}, with the shape {reprlib.repr(shape)}."
+        )
+    array = PlacedArray(start + begin, shape, dtype_name(dtype), start + end)
+    array.view(body)  # refuses what numpy cannot have, such as long dimensions beside an empty one
     return array
 
 
-def _check_sizes(tensors: dict[str, SentArray], num_bytes: int) -> None:
+def _check_sizes(tensors: dict[str, PlacedArray], num_bytes: int) -> None:
     """Refuse tensors that share bytes: byte strings and nested arrays are copied, and would be more than was sent."""
     claimed = sum(tensor.num_bytes for tensor in tensors.values())
     if claimed > num_bytes:
         raise FormatError(f"The server's answer has {num_bytes:,} bytes of tensors that claim to be {claimed:,}.")
 
 
-def _sent_ragged(values: SentArray, offsets: SentArray, is_bytes: bool, body: memoryview) -> SentRagged:
+def _placed_ragged(values: PlacedArray, offsets: PlacedArray, is_bytes: bool, body: memoryview) -> PlacedRagged:
     """Rows that lie within their values."""
-    places = offsets.view(body)
-    is_rising = places.dtype == np.int64 and places.ndim == 1 and bool((places[1:] >= places[:-1]).all())
-    is_within = is_rising and len(places) and places[0] >= 0 and places[-1] <= values.shape[0]
-    if not is_within or (is_bytes and values.dtype != np.uint8):
+    edges = offsets.view(body)
+    is_rising = edges.dtype == np.int64 and edges.ndim == 1 and bool((edges[1:] >= edges[:-1]).all())
+    is_within = is_rising and len(edges) and edges[0] >= 0 and edges[-1] <= values.shape[0]
+    if not is_within or (is_bytes and values.dtype != "uint8"):
         raise FormatError("Rows of uneven length in the server's answer do not lie within their values.")
-    return SentRagged(values, offsets, is_bytes)
+    return PlacedRagged(values, offsets, is_bytes)
 
 
-def _build(form: dict[str, Any], tensors: dict[str, SentArray], body: memoryview) -> Any:
-    """What a form describes. It takes its tensors out: each is in the batch once."""
+def _build(form: dict[str, Any], tensors: dict[str, PlacedArray], body: memoryview, *, is_inside: bool = False) -> Any:
+    """What a form describes, with copies of the arrays inside others. Tensors are taken out: each is there once."""
     kind = next(iter(form))
+    inside = functools.partial(_build, tensors=tensors, body=body, is_inside=True)
     match kind:
         case "tensor":
-            return tensors.pop(form["tensor"])
+            array = tensors.pop(form["tensor"])
+            return array.view(body).copy() if is_inside else array
         case "ragged":
-            name = form["ragged"]
-            return _sent_ragged(
-                tensors.pop(f"{name}.values"), tensors.pop(f"{name}.offsets"), bool(form["bytes"]), body
-            )
+            values, offsets = (tensors.pop(f"{form['ragged']}.{part}") for part in ("values", "offsets"))
+            ragged = _placed_ragged(values, offsets, bool(form["bytes"]), body)
+            if not is_inside:
+                return ragged
+            return Ragged(values.view(body).copy(), offsets.view(body).copy(), ragged.is_bytes)
         case "raw":
             return tensors.pop(form["raw"]).view(body).tobytes()
         case "dict":
-            return {key: _build(each, tensors, body) for key, each in form["dict"].items()}
+            return {key: inside(each) for key, each in form["dict"].items()}
         case "list":
-            return [_build(each, tensors, body) for each in form["list"]]
+            return [inside(each) for each in form["list"]]
         case "tuple":
-            return tuple(_build(each, tensors, body) for each in form["tuple"])
+            return tuple(inside(each) for each in form["tuple"])
         case "json":
             return form["json"]
-    raise FormatError(f"The server's answer has a part of kind {kind!r}, which this Penstock does not know.")
+    raise FormatError(
+        f"The server's answer has a part of kind {reprlib.repr(kind)}, which this Penstock does not know."
+    )
