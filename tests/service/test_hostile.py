@@ -138,6 +138,9 @@ def test_garbage_is_no_request(server: ServeProcess, plan_file: Path) -> None:
         "0/4096/0/1/0/1",
         "0/999999999/0/1/0/1",
         f"0/{2**61}/0/1/0/1",
+        f"{2**62 - 1}/1/0/1/0/1",
+        f"{2**62 - 128}/1/0/1/0/1",
+        f"{2**60}/1/0/1/0/1",
         f"0/1/0/{2**61}/0/1",
         f"0/1/0/1/0/{2**61}",
         "9" * 1900,
@@ -235,7 +238,7 @@ def test_a_reader_that_does_not_even_take_a_header_is_cut_off(
         reader.sendall(f"GET {batch_path(plan_file, steps=32)} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         wait_until(lambda: patient.statistics.num_broken_off == 1)
         wait_until(lambda: not patient._connections.num_open)
-    assert patient._held._free == patient._held._limit
+    assert patient._held.num_free == patient._held._limit
     assert not caplog.records
 
 
@@ -265,6 +268,28 @@ def test_web_pages_whose_name_leads_to_loopback_read_nothing(host: str, status: 
 def named_server(plan_file: Path) -> Iterator[Any]:
     with serve(penstock.load_plan(plan_file), "127.0.0.1:0", num_workers=1) as server:
         yield server
+
+
+def test_connections_that_spoke_once_and_went_silent_keep_nobody_out(server: ServeProcess, plan_file: Path) -> None:
+    """The one that is idle longest makes room."""
+    spoken = f"GET /v1/plan HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    with contextlib.ExitStack() as stack, contextlib.closing(http.client.HTTPConnection(server.address)) as used:
+        used.sock = connect(server)
+        for number in range(1000):
+            talker = stack.enter_context(connect(server))
+            talker.sendall(spoken)
+            assert talker.recv(1000)
+            if number % 50 == 0:
+                used.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+                page = used.getresponse().read().decode()
+                assert "penstock_connections" in page
+        num_open = next(int(line.split()[1]) for line in page.splitlines() if line.startswith("penstock_connections "))
+        assert num_open <= 600
+        begin = time.monotonic()
+        assert_serves(server, plan_file)
+        print(f"served within {time.monotonic() - begin:.2f} s, {num_open} open")
 
 
 def test_strangers_write_no_tracebacks_into_the_log(caplog: pytest.LogCaptureFixture, plan_file: Path) -> None:

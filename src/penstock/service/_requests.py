@@ -276,7 +276,7 @@ class Requests:
         return new, gone
 
     def hedge_and_give_up(self) -> None:
-        """Ask elsewhere for what takes too long, again for what came damaged, and fail what no server is left to try."""
+        """Ask elsewhere for what takes too long, again for what came damaged; fail what no server is left to try."""
         with self.lock:
             if self._has_failed:
                 return

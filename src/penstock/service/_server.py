@@ -31,14 +31,16 @@ from penstock.errors import printable
 from penstock.machine import default_workers
 from penstock.plan import Plan
 from penstock.service._dispatcher import Answer, Dispatcher
-from penstock.service._limits import HEADER_SECONDS, Allowance, Connections, GuardedConnection, send_body
+from penstock.service._limits import HEADER_SECONDS, Allowance, Connections, GuardedConnection, Held, send_body
 from penstock.service._settings import Security, is_address, is_token, join_address, split_address
 from penstock.service._wire import CHECKSUM_HEADER, VERSION, BatchRequest
 from penstock.workers import StartMethod
 
 logger = logging.getLogger(__name__)
-MAX_BODY_BYTES = 64 << 20
+_MAX_BODY_BYTES = 8 << 20
+"""Answers of several steps are at most this large, or larger by less than a step, as clients of ours ask for them."""
 _MAX_STEPS = 4096
+_MAX_ROW = 1 << 60
 _HELD_BYTES, _HELD_BYTES_PER_WORKER = 8 << 20, 16 << 20
 """What answers may hold until they are sent: enough that no worker waits for a reader that keeps up."""
 _FIRST_BATCH_SECONDS = 600.0
@@ -223,8 +225,11 @@ class Server:
             return _refuse(421, "Without a token, ask for this server by its address, or as localhost.")
         if request.method != "GET" or request.body_exists:
             return _refuse(405, "Only GET, without a body.")
-        if isinstance(request.protocol, GuardedConnection):
-            request.protocol.is_proven = True
+        assert isinstance(request.protocol, GuardedConnection)
+        with request.protocol.answering():
+            return await self._answer(request)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path.startswith("/v1/batch/"):
             return await self._batch(request)
         pages: dict[str, Callable[[], web.Response]] = {"/v1/plan": self._describe, "/metrics": self._metrics}
@@ -244,12 +249,17 @@ class Server:
             return _refuse(503, _LEAVING)
         self.statistics.num_waiting += 1
         try:
-            async with self._held.hold(self._expected_bytes(wanted)):
+            connection = request.protocol
+            assert isinstance(connection, GuardedConnection)
+            size = self._expected_bytes(wanted)
+            async with self._held.hold(size, connection.address, is_trusted=connection.has_taken) as held:
                 try:
                     answer = await asyncio.shield(self._dispatcher.answer(wanted))
                 except Exception as error:  # noqa: BLE001 - what the plan's functions raise is told to the client
                     return _failure(error)
-                return await self._send(request, answer)
+                response = await self._send(request, answer, held)
+                connection.has_taken = True
+                return response
         except OSError:
             self.statistics.num_broken_off += 1
             raise
@@ -264,7 +274,12 @@ class Server:
         size = self.plan.global_size
         if size % request.world_size or size // request.world_size % request.parts:
             raise ValueError(f"Batches of {size} rows cannot be shared evenly by {request.world_size} ranks.")
-        if request.steps > _MAX_STEPS or (request.steps > 1 and self._expected_bytes(request) > MAX_BODY_BYTES):
+        if request.row + request.steps * size > _MAX_ROW:
+            raise ValueError(f"Row {request.row} is beyond the end of any run: 2**60.")
+        is_large = (
+            request.steps > 1 and self._expected_bytes(request._replace(steps=request.steps - 1)) >= _MAX_BODY_BYTES
+        )
+        if request.steps > _MAX_STEPS or is_large:
             raise ValueError(f"{request.steps} steps are more than one answer may have.")
         return request
 
@@ -273,14 +288,14 @@ class Server:
         num_bytes = request.steps * self._step_bytes // request.world_size
         return num_bytes if request.steps > 1 else num_bytes // request.parts
 
-    async def _send(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
+    async def _send(self, request: web.BaseRequest, answer: Answer, held: Held) -> web.StreamResponse:
         headers = {CHECKSUM_HEADER: f"{answer.checksum:08x}", "Content-Type": "application/octet-stream"}
         response = web.StreamResponse(headers=headers)
         response.content_length = answer.body.num_bytes
         await response.prepare(request)
         if request.transport is None:
             raise ConnectionResetError("The reader is gone.")
-        await send_body(response, request.transport, answer.body.buffers)
+        await send_body(response, request.transport, answer.body.buffers, held)
         self.statistics.num_answers += 1
         self.statistics.num_steps += answer.num_steps
         self.statistics.num_bytes += answer.body.num_bytes
@@ -297,7 +312,7 @@ class Server:
             "tail": self.plan.steps.tail,
             "step_bytes": self._step_bytes,
             "step_seconds": self._step_seconds,
-            "max_body_bytes": MAX_BODY_BYTES,
+            "max_body_bytes": _MAX_BODY_BYTES,
             "max_steps": _MAX_STEPS,
         }
         return web.json_response(description)
