@@ -163,8 +163,8 @@ class AnswerReader:
         steps = self._plan.steps
         if steps.next_row(row) - row == steps.global_size:
             return steps.global_size // world_size // num_parts
-        rows, _ = steps.rows_at(row, world_size)
-        return len(steps.part(steps.share(rows, rank, world_size), part, num_parts))
+        rows, _ = steps.rows_at(row, rank, world_size, part, num_parts)
+        return len(rows)
 
     def _check(self, arrangement: Arrangement, parts: dict[str, Any], num_rows: tuple[int, ...]) -> None:
         """Refuse an answer that does not hold the rows asked for."""
