@@ -28,7 +28,7 @@ demo: setup
 # The site, into site/. A link that leads nowhere is an error.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean --quiet
-	@echo "The site is in site/: open site/index.html, or, for the search, $(BIN)/python -m http.server -d site"
+	@echo "The site is in site/: open site/index.html"
 
 # The checks keep one processor busy; meanwhile the other compiles the tests, as each process of pytest would by itself.
 test: setup chromium

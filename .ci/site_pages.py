@@ -7,6 +7,7 @@ from `penstock.__all__`, verbs from the parser behind `penstock --help`.
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import subprocess
@@ -78,10 +79,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Pictures as part of the page, where they take its colours; their own style is for other viewers.
 
-    Code in tables may break behind its punctuation, so that columns fit on a phone.
+    Code in tables may break behind its punctuation, so that columns fit on a phone; tables of more columns than fit
+    there name the column in each cell, where `site.css` shows it.
     """
+    html = re.sub(r"<table>.*?</table>", named_cells, html, flags=re.DOTALL)
     html = re.sub(r"<td[ >].*?</td>", breakable, html, flags=re.DOTALL)
     return re.sub(r'<img alt="([^"]*)" src="[^"]*images/([\w-]+\.svg)" ?/?>', picture, html)
+
+
+def named_cells(table: re.Match[str]) -> str:
+    """A table of more than two columns, with the column's name in each cell."""
+    names = [re.sub(r"<.*?>", "", name) for name in re.findall(r"<th[^>]*>(.*?)</th>", table[0], re.DOTALL)]
+    if len(names) < 3:
+        return table[0]
+    columns = itertools.cycle(names)
+    cells = re.sub(r"<td", lambda cell: f'<td data-column="{next(columns)}"', table[0])
+    return cells.replace("<table>", f'<table data-columns="{len(names)}">')
 
 
 def breakable(cell: re.Match[str]) -> str:

@@ -69,6 +69,17 @@ def test_a_picture_is_part_of_the_page_and_takes_its_colours() -> None:
     assert "<style>" not in drawn
 
 
+def test_cells_of_wide_tables_name_their_column() -> None:
+    row = "<tr><td>a</td><td>b</td><td>c</td></tr>"
+    html = f"<table><thead><tr><th>x</th><th><code>y</code></th><th></th></tr></thead><tbody>{row}{row}</tbody></table>"
+    shown = load("site_pages").on_page_content(html, None, None, None)
+    assert shown.startswith('<table data-columns="3">')
+    named = '<tr><td data-column="x">a</td><td data-column="y">b</td><td data-column="">c</td></tr>'
+    assert shown.count(named) == 2
+    two = "<table><th>x</th><th>y</th><td>a</td><td>b</td></table>"
+    assert load("site_pages").on_page_content(two, None, None, None) == two
+
+
 def test_code_in_tables_may_break_behind_punctuation_but_not_within_words_or_numbers() -> None:
     html = "<p><code>a.b</code></p><table><td><code>ds.split(seed=1, by_user=0.5)</code> a.b</td></table>"
     shown = load("site_pages").on_page_content(html, None, None, None)
