@@ -136,9 +136,10 @@ def whole_number(
         number = None
     if number is None or isinstance(value, bool):
         raise TypeError(f"{verb}({name}={value!r}): the {name} must be an int, not {type(value).__name__}.")
-    if (at_least is not None and number < at_least) or (at_most is not None and number > at_most):
-        upper = f" and at most {at_most:,}" if at_most is not None else ""
-        raise ValueError(f"{verb}({name}={number}): the {name} must be at least {at_least:,}{upper}.")
+    if at_least is not None and number < at_least:
+        raise ValueError(f"{verb}({name}={number}): the {name} must be at least {at_least:,}.")
+    if at_most is not None and number > at_most:
+        raise ValueError(f"{verb}({name}={number}): the {name} must be at most {at_most:,}.")
     return number
 
 

@@ -118,7 +118,7 @@ def test_a_disk_that_fills_up_half_way_leaves_no_part_of_a_file(corpus, scratch,
 
 def test_a_read_only_scratch_is_named(corpus, scratch, monkeypatch, capsys):
     def refuse(path: Path) -> bool:
-        raise StorageError(30, f"{path}: Read-only file system (made as a folder). Check the path and the disk.")
+        raise StorageError(30, f"{path}: Read-only file system (creating the folder). Check the path and the disk.")
 
     monkeypatch.setattr(_stage, "make_directory", refuse)
     assert main(["stage", str(corpus), str(scratch)]) == 1

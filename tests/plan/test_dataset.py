@@ -281,6 +281,13 @@ def test_every_sample_is_in_exactly_one_part_of_a_split(num_samples: int, shares
     assert all((np.diff(part[:]["x"]) > 0).all() for part in parts.values())
 
 
+def test_a_part_that_is_not_there_is_answered_with_those_that_are() -> None:
+    parts = penstock.from_arrays({"x": np.arange(9)}).split({"train": 0.9, "val": 0.1}, seed=1)
+    with pytest.raises(KeyError, match=r"no part 'valid'. The parts are 'train', 'val'. Did you mean 'val'"):
+        parts["valid"]
+    assert parts.get("valid") is None
+
+
 def test_the_parts_of_a_split_have_about_their_fractions() -> None:
     ds = penstock.from_arrays({"x": np.arange(200_000)})
     for seed in range(3):

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+import tokenizers
 
 import penstock
 from penstock.errors import CorruptionError, DatasetExists, IncompleteDataset, StorageError, WriterBusy
@@ -387,6 +388,16 @@ class TestIncremental:
             run_library(tmp_path / "src", tmp_path / "data", shuffle=1)
         done = run_library(tmp_path / "src", tmp_path / "data", shuffle=1, overwrite=True)
         assert done.num_samples == 50 + 100 + 10
+
+    def test_a_changed_tokenizer_is_named_not_its_digest(self, tmp_path: Path) -> None:
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?"))
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        make_corpus(tmp_path / "src", 1, 5)
+        run_library(tmp_path / "src", tmp_path / "data")
+        told = r"\(tokenizer was bytes \([0-9a-f]{12}…\), is now tokenizer.json \([0-9a-f]{12}…\)"
+        with pytest.raises(DatasetExists, match=told) as refused:
+            run_library(tmp_path / "src", tmp_path / "data", transform=Tokenize(tmp_path / "tokenizer.json"))
+        assert not re.search("[0-9a-f]{13}", str(refused.value))
 
     def test_a_changed_transform_is_named_and_refused_without_overwrite(self, tmp_path: Path) -> None:
         texts = make_corpus(tmp_path / "src", 2, 50)

@@ -101,7 +101,7 @@ def name_within(path: Path, within: int | None) -> str:
 
 def make_directory(path: Path) -> bool:
     """Make a directory, durably, unless there is one; return whether it was made."""
-    with storage_errors(path, doing="made as a folder"):
+    with storage_errors(path, doing="creating the folder"):
         try:
             os.mkdir(path)
         except FileExistsError:

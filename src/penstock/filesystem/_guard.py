@@ -215,7 +215,7 @@ class OpenFolder:
 
     def make(self, name: str) -> bool:
         """Make a folder in this one, durably, unless the name is taken; return whether it was made."""
-        with storage_errors(self.path / name, doing="made as a folder"):
+        with storage_errors(self.path / name, doing="creating the folder"):
             try:
                 os.mkdir(name, dir_fd=self.descriptor)
             except FileExistsError:

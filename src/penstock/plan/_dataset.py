@@ -36,7 +36,7 @@ from penstock.dataset import (
     read_sample,
     split_parts,
 )
-from penstock.errors import SchemaError, StageError, counted, whole_number
+from penstock.errors import SchemaError, StageError, counted, did_you_mean, whole_number
 from penstock.plan._orders import make_order
 from penstock.plan._packed_rows import PackedRows, find_pack_index
 from penstock.plan._plan import Plan
@@ -184,7 +184,7 @@ class Dataset(Verbs[Plan]):
         parts = split_parts(fractions, seed, by, self.samples)
         for part in parts.values():
             self.samples.keys.check(part.by)
-        return {name: self._derive(selection=part) for name, part in parts.items()}
+        return _Parts((name, self._derive(selection=part)) for name, part in parts.items())
 
     def zip(self, other: Dataset, *, on: str | Sequence[str] = ()) -> Dataset:
         """The same samples with the columns of both: image and mask, tokens and features. Nothing is copied.
@@ -324,6 +324,14 @@ class Dataset(Verbs[Plan]):
         selections = self.samples.selections if selection is None else (*self.samples.selections, selection)
         names = tuple(self.schema) if columns is None else columns
         return Dataset(self._location, selections, names, storage=self.storage, keys=self.samples.keys)
+
+
+class _Parts(dict[str, Dataset]):
+    """The parts of a split. A name that is not there is answered with those that are."""
+
+    def __missing__(self, name: object) -> Dataset:
+        parts = ", ".join(map(repr, self))
+        raise KeyError(f"There is no part {name!r}. The parts are {parts}.{did_you_mean(str(name), self)}")
 
 
 def _restore(

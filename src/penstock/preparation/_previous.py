@@ -25,7 +25,7 @@ from penstock.preparation._specification import Settings, Specification, differe
 from penstock.preparation._work_folder import WorkFolder
 from penstock.schema import HASH_COLUMN
 from penstock.shapes import COUNT, find_mismatch
-from penstock.shards import Manifest, ShardEntry, origins_from_json, read_manifest, read_provenance
+from penstock.shards import Manifest, ShardEntry, origins_from_json, read_manifest, read_provenance, tokenizers_of
 from penstock.sources import PLAIN_SCHEMES, SourceFile, SourceOptions, list_files, refused_url
 from penstock.transforms import Transform
 
@@ -166,6 +166,7 @@ def find_previous(
     wanted: Mapping[str, Any],
     files: Sequence[SourceFile],
     settings: Settings,
+    transform: Transform,
 ) -> Previous | None:
     """What this run continues; None if it starts from scratch.
 
@@ -176,14 +177,17 @@ def find_previous(
         wanted: The fields of the specification that the arguments determine (`requested_fields`).
         files: The sources.
         settings: Whether to overwrite, or to remove the samples of files that are not given.
+        transform: What this run does; refusals name its tokenizer.
 
     Raises:
         DatasetExists: something is there that this run cannot continue, and `overwrite` is not set; or files of the
             dataset are not given, and `remove` is not set.
     """
+    names = tokenizers_of(transform.attributes)
     if manifest is not None:
         previous = _read_if_valid(destination, manifest, settings)
-        obstacle = _obstacle(previous, wanted, files, settings.pack)
+        names |= tokenizers_of(manifest.attributes)
+        obstacle = _obstacle(previous, wanted, files, settings.pack, names)
         if previous is not None and not obstacle:
             if not (settings.overwrite or settings.remove):
                 _refuse_removal(destination, previous, files)
@@ -192,7 +196,7 @@ def find_previous(
             raise DatasetExists(_refuse(destination, obstacle))
     unfinished = work.specification()
     if unfinished is not None:
-        reasons = differences(unfinished.to_json(), wanted)
+        reasons = differences(unfinished.to_json(), wanted, names)
         if not reasons:
             return Previous(specification=unfinished)
         if not settings.overwrite and manifest is None and work.holds_samples():
@@ -211,12 +215,16 @@ def _read_if_valid(destination: Path, manifest: Manifest, settings: Settings) ->
 
 
 def _obstacle(
-    previous: Previous | None, wanted: Mapping[str, Any], files: Sequence[SourceFile], pack: tuple[int, ...]
+    previous: Previous | None,
+    wanted: Mapping[str, Any],
+    files: Sequence[SourceFile],
+    pack: tuple[int, ...],
+    names: Mapping[str, str],
 ) -> str:
     """Why the existing dataset cannot be continued; "" if it can."""
     if previous is None:
         return "the dataset there was not made by `penstock prepare`"
-    reasons = differences(previous.specification.to_json(), wanted)
+    reasons = differences(previous.specification.to_json(), wanted, names)
     if reasons:
         return f"the dataset there was made with a different {'; a different '.join(reasons)}"
     is_current = previous.is_current(files)

@@ -12,8 +12,10 @@ so the output of two tokenizers can never end up in one dataset.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
 from penstock.errors import check_choice
@@ -44,6 +46,7 @@ _WORDS = {
     "limit": "limit",
 }
 _SHOWN = 80
+_DIGEST, _DIGEST_DIGITS = re.compile("[0-9a-f]{32,}"), 12
 _UNWRITTEN = {"special_tokens": '"allow", which turns special tokens in a text into control tokens'}
 """What a transform does if the field is missing: what older versions did."""
 _SIZE = range(1, 1 << 48)
@@ -198,27 +201,39 @@ def requested_fields(
     }
 
 
-def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """How the specification found differs from what is wanted, in words; `task_bytes` never matters."""
+def differences(
+    found: Mapping[str, Any], wanted: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """How the specification found differs from what is wanted, in words; `task_bytes` never matters.
+
+    `names` are those of tokenizers, by digest: a specification has only the digest, which tells nobody anything.
+    """
     return [
-        _describe(words, found.get(field), wanted[field])
+        _describe(words, found.get(field), wanted[field], names)
         for field, words in _WORDS.items()
         if field in wanted and found.get(field) != wanted[field]
     ]
 
 
-def _describe(words: str, found: Any, wanted: Any) -> str:
+def _describe(words: str, found: Any, wanted: Any, names: Mapping[str, str]) -> str:
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
         changed = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
-        details = (f"{key} was {_value(found, key)}, is now {_value(wanted, key)}" for key in changed)
+        details = (f"{key} was {_value(found, key, names)}, is now {_value(wanted, key, names)}" for key in changed)
         return f"{words} ({'; '.join(details)})"
     return f"{words} (was {_shorten(found)}, is now {_shorten(wanted)})"
 
 
-def _value(fields: Mapping[str, Any], key: str) -> str:
-    return _UNWRITTEN[key] if key in _UNWRITTEN and key not in fields else _shorten(fields.get(key))
+def _value(fields: Mapping[str, Any], key: str, names: Mapping[str, str]) -> str:
+    value = fields.get(key)
+    if key in _UNWRITTEN and key not in fields:
+        return _UNWRITTEN[key]
+    if isinstance(value, str) and value in names:
+        return f"{names[value]} ({value[:_DIGEST_DIGITS]}…)"
+    return _shorten(value)
 
 
 def _shorten(value: Any) -> str:
+    if isinstance(value, str) and _DIGEST.fullmatch(value):
+        return f"{value[:_DIGEST_DIGITS]}…"
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

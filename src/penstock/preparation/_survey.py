@@ -159,7 +159,7 @@ def survey(
         request = dataclasses.replace(request, reading=_read_alike(request.reading, appended_to))
     files = [*(appended_to.sources_beside(preview.files) if appended_to is not None else ()), *preview.files]
     wanted = requested_fields(request.transform, request.reading, request.settings, request.part)
-    previous = find_previous(request.destination, manifest, work, wanted, files, request.settings)
+    previous = find_previous(request.destination, manifest, work, wanted, files, request.settings, request.transform)
     found = _start(request, files, preview, manifest, previous)
     if found.is_up_to_date:
         return found

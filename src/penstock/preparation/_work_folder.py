@@ -108,7 +108,7 @@ class WorkFolder:
     def make_attempt(self, name: str) -> OpenFolder:
         """A new folder for an attempt."""
         with self.open("attempts") as attempts:
-            with storage_errors(attempts.path / name, doing="created as a folder"):
+            with storage_errors(attempts.path / name, doing="creating the folder"):
                 os.mkdir(name, dir_fd=attempts.descriptor)
             return self.open("attempts", name)
 
