@@ -31,10 +31,12 @@ def turn(trial: int, rate: float) -> TurnResult:
     return TurnResult(trial=trial, rows=rate, steps=10, seconds=1.0, wait_seconds=0.1)
 
 
-def conduct(rate_of: Callable[[Trial, int], float | None], trials: list[Trial]) -> list[TurnResult]:
+def conduct(
+    rate_of: Callable[[Trial, int], float | None], trials: list[Trial], likeliest: Trial | None = None
+) -> list[TurnResult]:
     """Run an experiment on a job whose rates are known."""
     turns: list[TurnResult] = []
-    plan = experiment(lambda _: trials)
+    plan = experiment(lambda _: trials, likeliest)
     trial = next(plan)
     while True:
         rate = rate_of(trial, len(turns))
@@ -130,6 +132,24 @@ def test_with_nothing_to_try_only_the_ceiling_is_measured() -> None:
     turns = conduct(lambda trial, place: 10.0, [])
     assert {each.trial for each in turns} == {AS_IS.number, REPLAY.number}
     assert sum(each.trial == REPLAY.number for each in turns) == 3
+
+
+def test_the_likeliest_change_is_measured_before_anything_else_and_races_with_the_others() -> None:
+    rates = {0: 10.0, 1: 20.0, 2: 18.0, 3: 12.0}
+    turns = conduct(lambda trial, place: rates[trial.number], [SLOW], likeliest=FAST)
+    assert [each.trial for each in turns[:8]] == [0, 2, 0, 2, 0, 2, 0, 1]
+    found = compare_with_baseline(turns[:7], 2)
+    assert found is not None
+    assert found.is_above(1.7)
+    assert {each.trial for each in turns[13:]} == {0, 2, 3}
+
+
+@pytest.mark.parametrize("rate", [6.0, None])
+def test_a_likeliest_change_that_does_not_help_takes_one_turn(rate: float | None) -> None:
+    rates = {0: 10.0, 1: 20.0, 2: rate, 3: 12.0}
+    turns = conduct(lambda trial, place: rates[trial.number], [FAST, SLOW], likeliest=FAST)
+    assert [each.trial for each in turns].count(2) == (rate is not None)
+    assert {0, 1, 3} <= {each.trial for each in turns}
 
 
 def test_an_unclear_ceiling_is_measured_for_longer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,17 @@ def find(recording: Recording, cores: int = 2) -> list[Finding]:
     return list(diagnosed(recording, cores).findings)
 
 
+def with_ceiling(recording: Recording, rates: tuple[float, ...]) -> Recording:
+    """The same with other turns: a replay at each of these rates, after one of the baseline."""
+    turns = [
+        {"fact": "turn", "pid": 1, "trial": number, "rows": rate, "steps": 10, "seconds": 1.0, "wait_seconds": 0.1}
+        for each in rates
+        for number, rate in ((0, 1.0), (1, each))
+    ]
+    facts = [each for each in recording.facts if each["fact"] != "turn"] + turns
+    return Recording(facts=facts, events=recording.events)
+
+
 def option(number: int, **changes: Any) -> dict[str, Any]:
     return {"trial": number, "kind": "options", "changes": changes}
 
@@ -164,14 +176,7 @@ def test_a_job_that_does_not_wait_is_told_nothing(expected: str) -> None:
     ],
 )
 def test_a_wide_interval_is_no_sign_of_health(rates: tuple[float, ...], expected: str) -> None:
-    recording = recorded(steps(), [], {})
-    turns = [
-        {"fact": "turn", "pid": 1, "trial": number, "rows": rate, "steps": 10, "seconds": 1.0, "wait_seconds": 0.1}
-        for each in rates
-        for number, rate in ((0, 1.0), (1, each))
-    ]
-    facts = [each for each in recording.facts if each["fact"] != "turn"] + turns
-    found = diagnosed(Recording(facts=facts, events=recording.events))
+    found = diagnosed(with_ceiling(recorded(steps(), [], {}), rates))
     assert expected in found.verdict
     assert found.case is not None
     assert found.case.is_unclear is (expected == "Cannot tell")
@@ -221,22 +226,92 @@ def test_a_change_that_helps_is_told_to_a_job_that_hardly_waits() -> None:
     assert find(recording, cores=4)[0].gain is not None
 
 
-def test_without_time_to_try_anything_nothing_is_said_about_what_helps() -> None:
-    recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0})
-    cut_short = Recording(facts=[*recording.facts, {"fact": "out-of-time", "pid": 1}], events=recording.events)
-    found = diagnosed(cut_short)
-    assert [each.id for each in found.findings] == ["nothing-tried"]
-    assert "would help; a loader that costs nothing would make it" in found.verdict
+def without_turns(recording: Recording, *trials: int) -> list[Any]:
+    """The facts of a run that ended before these trials had a turn."""
+    return [
+        each
+        for each in recording.facts
+        if each["fact"] != "done" and not (each["fact"] == "turn" and each["trial"] in trials)
+    ]
 
 
-@pytest.mark.parametrize("is_out_of_time", [False, True])
-def test_a_run_too_short_to_tell_says_whether_its_time_ran_out(is_out_of_time: bool) -> None:
-    facts: list[dict[str, Any]] = [{"fact": "out-of-time", "pid": 1}] if is_out_of_time else []
-    seen = recorded(steps(), [], {})
-    recording = Recording(facts=[*seen.facts, *facts], events=seen.events)
-    told = diagnosed(recording).verdict
-    assert told.startswith("Too few steps to tell")
-    assert told.endswith("with --seconds." if is_out_of_time else "Let it run longer.")
+OUT_OF_TIME = [{"fact": "out-of-time", "pid": 1}, {"fact": "done", "pid": 1}]
+UNTRIED = {"no-workers": "num_workers=4", "heavy-collate": "num_workers=4", "small-prefetch": "prefetch_factor=26"}
+
+
+@pytest.mark.parametrize("has_ceiling", [True, False])
+@pytest.mark.parametrize("ends", ["time", "script"])
+@pytest.mark.parametrize("expected", UNTRIED)
+def test_without_time_to_try_anything_the_cause_is_what_times_and_settings_show(
+    expected: str, ends: str, has_ceiling: bool
+) -> None:
+    events, _, options = CASES[expected]
+    recording = recorded(events, [], {1: 2.0}, options=options)
+    facts = without_turns(recording, *([] if has_ceiling else [1])) + (OUT_OF_TIME if ends == "time" else [])
+    found = diagnosed(Recording(facts=facts, events=recording.events), cores=4)
+    (finding,) = found.findings
+    assert finding.id == expected
+    assert UNTRIED[expected] in finding.change
+    assert finding.gain is None
+    assert finding.limit is not None
+    assert finding.limit.ratio == pytest.approx(2.0 if has_ceiling else 3.0, rel=0.05)
+    assert found.verdict.startswith(f"Training waits for data 67 % of the time. {finding.title}. ")
+    why = "time ran out" if ends == "time" else "the script ended after 60 steps"
+    assert f" should help, but {why}" in found.verdict
+    assert ("--seconds 120" if ends == "time" else "run it again with --repeat") in finding.evidence[-1]
+    assert found.exit_code == 1
+
+
+def test_a_change_that_was_measured_is_told_also_without_a_ceiling() -> None:
+    """The likeliest is tried first, so there may be no more."""
+    recording = recorded(steps(), [option(2, num_workers=2)], {1: 2.0, 2: 1.8}, options={"num_workers": 0})
+    found = diagnosed(Recording(facts=without_turns(recording, 1), events=recording.events))
+    assert [each.id for each in found.findings] == ["no-workers"]
+    assert re.fullmatch(
+        r"Training waits for data 67 % of the time\. Batches are made in the training process \(num_workers=0\)\. "
+        r"With x, training was 1\.79 ± 0\.0\d × faster\.",
+        found.verdict,
+    )
+
+
+def test_what_was_only_observed_is_told_with_its_cause() -> None:
+    recording = recorded(steps(), [], {}, options={"num_workers": 0})
+    seen = Recording(facts=without_turns(recording), events=recording.events)
+    found = doctor.diagnose(replace(run_of(seen), is_observed=True))
+    assert [each.id for each in found.findings] == ["no-workers"]
+    assert found.findings[0].evidence[-1].endswith("leave out --observe.")
+
+
+@pytest.mark.parametrize("wait", [0.02, 0.002])
+@pytest.mark.parametrize("turns", [(), (7.33,), (0.5, 1.0, 2.2), (1.0, 1.3, 1.6), (1.02, 1.0, 1.04), (1.8, 2.0, 2.1)])
+def test_whatever_was_measured_the_share_of_the_time_is_told(wait: float, turns: tuple[float, ...]) -> None:
+    recording = recorded(steps(wait=wait), [], {})
+    told = diagnosed(with_ceiling(recording, turns)).verdict
+    assert f"{100 * wait / (wait + 0.01):.0f} % of the time" in told
+    assert "± 7.33" not in told
+
+
+@pytest.mark.parametrize(
+    ("ratio", "error", "wait", "is_healthy"),
+    [
+        (0.98, 0.05, 0.02, True),  # the device computes meanwhile
+        (0.98, 0.21, 0.02, False),
+        (0.98, 0.21, 0.0008, True),  # the clock agrees
+        (0.98, 0.60, 0.0008, False),
+        (1.12, 0.10, 0.0008, True),
+        (1.12, 0.10, 0.002, False),
+    ],
+)
+def test_healthy_is_what_stays_below_the_border_by_the_whole_interval_or_by_the_clock_too(
+    ratio: float, error: float, wait: float, is_healthy: bool
+) -> None:
+    spread = error / ratio / 4.303 * math.sqrt(3)  # of three logarithms, whose mean has this error
+    turns = tuple(ratio * math.exp(spread * each) for each in (-1, 0, 1))
+    found = diagnosed(with_ceiling(recorded(steps(wait=wait), [], {}), turns))
+    assert found.ceiling is not None
+    assert found.ceiling.error == pytest.approx(error, rel=0.05)
+    assert found.is_healthy is is_healthy
+    assert ("Not waiting for data" in found.verdict) is is_healthy
 
 
 def test_reads_from_disk_that_more_workers_overlap_are_still_reads_from_disk() -> None:
@@ -312,10 +387,10 @@ def test_a_script_that_ends_too_soon_is_not_told_that_nothing_helps() -> None:
     turns = [fact for fact in recording.facts if fact["fact"] == "turn" and fact["trial"] == 2]
     facts = [fact for fact in recording.facts if fact is not turns[-1] and fact["fact"] != "done"]
     (finding,) = find(Recording(facts=facts, events=recording.events))
-    assert finding.id == "nothing-tried"
-    assert finding.evidence[0].endswith("and the script ended before that.")
-    assert finding.evidence[1] == "x looked best: × 1.79 in 2 turns."
-    assert finding.change == "let the script run longer: more epochs or steps"
+    assert finding.id == "few-workers"
+    assert finding.gain is None
+    assert re.fullmatch(r"With x, training was 1\.79 ± 0\.\d\d × faster in 2 turns\.", finding.evidence[1])
+    assert finding.evidence[2].startswith("A gain needs 3 turns, and the script ended after 60 steps")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,13 @@ def test_what_a_script_is_called_and_says_is_text_on_the_page_and_in_the_termina
     json.loads(to_perfetto(page))
 
 
+def test_the_margin_stands_where_the_gain_does() -> None:
+    recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
+    page = make_page(diagnose(run_of(recording)))
+    assert "training was 1.79 ± 0.01 × faster" in page.verdict
+    assert "1.99 ± 0.01 ×" in [each.value for each in page.headlines]
+
+
 @pytest.mark.parametrize(
     ("command", "title"),
     [

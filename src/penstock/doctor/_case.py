@@ -12,9 +12,13 @@ import numpy as np
 from penstock.doctor._batch_costs import BatchCosts, measure_batch_costs
 from penstock.doctor._experiment import AS_IS, FEWEST_ROUNDS, HEALTHY_BELOW, LEAST_GAIN, REPLAY, Trial
 from penstock.doctor._recording import Recording
+from penstock.doctor._remedies import choose_trials
 from penstock.machine import EventKind
+from penstock.report import Gain
 from penstock.tuning import Comparison
 
+_FEWEST_STEPS = 8
+"""Fewer say little about a share of the time."""
 _WIDE = 1.5
 """An interval that reaches above this does not show that a job is healthy."""
 _MANY_OTHERS = 0.25
@@ -44,6 +48,8 @@ class Case:
 
     recording: Recording
     cores: int
+    is_observed: bool = False
+    """Whether nothing was to be tried."""
 
     @cached_property
     def costs(self) -> BatchCosts:
@@ -67,6 +73,11 @@ class Case:
         """Its own workers."""
         return int(self.options["num_workers"])
 
+    @property
+    def num_batches(self) -> int:
+        """Batches that were handed over, from whatever."""
+        return int((self.recording.events["kind"] == EventKind.NEXT).sum())
+
     @cached_property
     def was_enough_tried(self) -> bool:
         """Whether the experiment ended by itself, or every promising change had enough turns to be evidence."""
@@ -84,10 +95,24 @@ class Case:
 
     @cached_property
     def waits_for_data(self) -> bool:
-        """Whether a loader that costs nothing would be clearly faster."""
+        """Whether a loader that costs nothing would be clearly faster, or else seems to be, and the clock agrees."""
         ceiling = self.recording.ceiling
-        is_faster = ceiling is not None and ceiling.ratio >= HEALTHY_BELOW and ceiling.is_above(1.05)
-        return is_faster and not self.others_hold_cores and not self.only_shares_processor
+        seems_faster = ceiling is None or ceiling.ratio >= HEALTHY_BELOW
+        is_clear = self.waits_by_clock or (ceiling is not None and ceiling.is_above(1.05))
+        return seems_faster and is_clear and not self.others_hold_cores and not self.only_shares_processor
+
+    @property
+    def waits_by_clock(self) -> bool:
+        """Whether training would be as much faster as no healthy job would, if it did not wait at all."""
+        return self.costs.num_steps >= _FEWEST_STEPS and self.costs.wait_share > 1 - 1 / HEALTHY_BELOW
+
+    @property
+    def limit(self) -> Gain:
+        """The most that a better loader can give: as the replay shows, or without one the clock."""
+        ceiling = self.recording.ceiling
+        if ceiling is not None and ceiling.num_rounds > 1:
+            return ceiling.gain
+        return Gain(ratio=1 / max(1e-3, 1 - self.costs.wait_share))
 
     @cached_property
     def only_shares_processor(self) -> bool:
@@ -129,13 +154,28 @@ class Case:
 
     @cached_property
     def is_unclear(self) -> bool:
-        """Whether the interval is too wide to say if it waits for data."""
+        """Whether it cannot be said if it waits for data.
+
+        A job is healthy if the whole interval of the ceiling is below the border; or if the ceiling is, its interval is
+        not very wide, and the clock agrees.
+        """
         ceiling = self.recording.ceiling
-        if ceiling is None:
-            return True
         if self.waits_for_data or self.others_hold_cores or self.only_shares_processor:
             return False
-        return ceiling.ratio >= HEALTHY_BELOW or ceiling.ratio + ceiling.gain.error > _WIDE
+        if ceiling is None or ceiling.ratio >= HEALTHY_BELOW:
+            return True
+        upper = ceiling.ratio + ceiling.gain.error
+        return upper > HEALTHY_BELOW and (upper > _WIDE or self.waits_by_clock)
+
+    @cached_property
+    def untried(self) -> list[Trial]:
+        """Changes that may help and had too few turns to tell, or none; the most promising first."""
+        trials = choose_trials(
+            self.recording, self.recording.turns, whole_epochs=self.recording.whole_epochs, cores=self.cores
+        )
+        known = {each.trial.name for each in self.tried}
+        promising = [] if self.promising is None else [self.promising.trial]
+        return promising + [trial for trial in trials if trial.name not in known]
 
     @cached_property
     def tried(self) -> list[Tried]:

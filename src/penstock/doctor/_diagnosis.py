@@ -1,19 +1,20 @@
 """The diagnosis of a run: the verdict in a sentence, the ceiling, and findings.
 
-A finding has a cause, which the recorded times show, and a change. Its gain is what trying the change gave; a
-change that did not help is never advised. To add one, write a function in `_worker_findings` or `_batch_findings`, and
-give it its place in `FINDINGS`.
+The verdict is never vaguer than a clock: it has the share of the time spent waiting, and the cause that settings and
+times show even if there was no time to try a change. What was measured stands there with its margin.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.doctor._case import Case, percent
-from penstock.doctor._findings import NOTHING_TRIED, find
+from penstock.doctor._findings import Found, find, format_gain
 from penstock.doctor._run import ScriptRun
+from penstock.errors import counted
 from penstock.machine import EventKind
 from penstock.report import Finding, Gain, format_seconds
 
@@ -67,8 +68,8 @@ def diagnose(run: ScriptRun) -> Diagnosis:
     only_validates = unfed is not None and not unfed["batches"] and recording.ceiling is None
     if recording.loader is None or only_validates or not (recording.events["kind"] == EventKind.NEXT).any():
         return _without_batches(run, notes)
-    case = Case(recording=recording, cores=run.usage.machine.usable_processors)
-    findings = tuple(find(case))
+    case = Case(recording=recording, cores=run.usage.machine.usable_processors, is_observed=run.is_observed)
+    found = find(case)
     if case.costs.left_out > _MUCH:
         notes.append(
             f"{percent(case.costs.left_out)} of the time went to steps that took over ten times as long as usual, "
@@ -76,10 +77,10 @@ def diagnose(run: ScriptRun) -> Diagnosis:
         )
     ceiling = recording.ceiling
     return Diagnosis(
-        verdict=verdict_of(case, findings),
-        is_healthy=not findings and (unfed is not None or not case.is_unclear),
+        verdict=verdict_of(case, found),
+        is_healthy=not found and (unfed is not None or not case.is_unclear),
         ceiling=None if ceiling is None else ceiling.gain,
-        findings=findings,
+        findings=tuple(each.finding for each in found),
         notes=tuple(notes),
         run=run,
         case=case,
@@ -106,42 +107,31 @@ def _without_batches(run: ScriptRun, notes: list[str]) -> Diagnosis:
     )
 
 
-def verdict_of(case: Case, findings: tuple[Finding, ...]) -> str:
-    """One sentence on whether it waits for data, one on what would help most."""
-    recording, costs = case.recording, case.costs
-    if recording.ceiling is None and recording.has("unfed"):
+def verdict_of(case: Case, found: Sequence[Found]) -> str:
+    """One sentence on whether it waits for data, with the share of the time; then what would help most."""
+    costs, ceiling = case.costs, case.recording.ceiling
+    share = percent(costs.wait_share)
+    if ceiling is None and case.recording.has("unfed"):
         return "Not waiting for data: the script keeps the batches that it took, and soon asks its loader for no more."
-    if recording.ceiling is None:
-        advice = "Time ran out: give it more with --seconds." if recording.has("out-of-time") else "Let it run longer."
-        return (
-            f"Too few steps to tell: {costs.num_steps} were seen, and {percent(costs.wait_share)} of their time was "
-            f"spent waiting for data. {advice}"
-        )
-    waits = f"Your training waits for data {percent(costs.wait_share)} of the time."
-    best = findings[0] if findings else None
+    free = "" if ceiling is None else f"a loader that costs nothing would make it {format_gain(ceiling.gain)} faster"
     if case.others_hold_cores:
         start = (
-            f"Not waiting for data, but for processors: other programs used {case.other_cores:.1f} of the "
-            f"{case.cores} cores. With a core whenever it was ready for one, a worker would make a batch in "
-            f"{format_seconds(costs.making)}, and a step would take {format_seconds(costs.training)}."
+            f"Not waiting for data, but for processors, {share} of the time: other programs used "
+            f"{case.other_cores:.1f} of the {case.cores} cores. With a core whenever it was ready for one, a worker "
+            f"would make a batch in {format_seconds(costs.making)}, and a step would take "
+            f"{format_seconds(costs.training)}."
         )
-        return start if best is None else f"{start} {_describe_best(best)}"
-    if not case.waits_for_data:
-        limit = recording.ceiling.gain
-        claim = "Cannot tell whether it waits for data" if case.is_unclear else "Not waiting for data"
-        start = f"{claim}: a loader that costs nothing would give × {limit.ratio:.2f} ± {limit.error:.2f}."
-        return start if best is None else f"{start} {_describe_best(best)}"
-    return waits if best is None else f"{waits} {_describe_best(best)}"
-
-
-def _describe_best(best: Finding) -> str:
-    if best.gain is not None:
-        return f"{best.title}: changing it makes training {best.gain.ratio:.2f} × faster, measured on your job."
-    if best.id == NOTHING_TRIED and best.limit is not None:
-        return f"{best.title}; a loader that costs nothing would make it {best.limit.ratio:.2f} × faster."
-    if best.limit is not None:
-        return f"{best.title}: at most {best.limit.ratio:.2f} × faster without that."
-    return f"{best.title}."
+    elif case.waits_for_data:
+        start = f"Training waits for data {share} of the time."
+    elif ceiling is None:
+        steps = counted(costs.num_steps, "step")
+        advice = "give it more time with --seconds" if case.recording.has("out-of-time") else "let it run longer"
+        start = f"Training waited for data {share} of the time, in {steps}: {advice}, to know more."
+    elif case.is_unclear:
+        start = f"Training waits for data {share} of the time. Cannot tell whether that can be less: {free}."
+    else:
+        start = f"Not waiting for data: it takes {share} of the time, and {free}."
+    return f"{start} {found[0].finding.title}. {found[0].told}" if found else start
 
 
 def _notes(run: ScriptRun) -> list[str]:
@@ -155,7 +145,7 @@ def _notes(run: ScriptRun) -> list[str]:
     elif run.exit_code and not run.was_stopped:
         notes.append(f"The script itself ended with exit code {run.exit_code}; this is what was seen until then.")
     elif recording.leader is not None and not recording.has("done") and not recording.has("unfed"):
-        notes.append("The script ended before all was tried.")
+        notes.append("The script ended before all was tried; --repeat runs it again until then.")
     notes += [
         f"After {each['batches']} batches, training went on for {each['steps']} steps without asking a loader for one, "
         "as it does with itertools.cycle, which keeps them all in memory."

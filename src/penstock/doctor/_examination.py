@@ -220,6 +220,7 @@ class Examination:
             step_seconds=examined.step_seconds,
             turn_seconds=self._settings["turn_seconds"],
             slowest=measure_batch_costs(read_recording(self._log.folder)).slowest_tenth,
+            seconds=self._settings["seconds"],
         )
         steps = examined.steps_of_last_epoch if examined.num_epochs else examined.length
         whole_epochs = not self._turn_clocks.fits_twice(steps, examined.prefetched)

@@ -1,5 +1,6 @@
 """The experiment, as pure arithmetic: which settings have the next turn, and what the turns say.
 
+    baseline, likeliest, baseline, …           where training clearly waits: the change that should help most
     baseline, replay, baseline, replay, …      how fast a loader that costs nothing would be: the ceiling
     baseline, trial, trial, …, baseline, …     a race of changed settings: after each round the slow ones drop out
 
@@ -85,11 +86,12 @@ def _nearest(turns: Any) -> list[TurnResult]:
 
 
 def experiment(
-    choose: Callable[[Sequence[TurnResult]], Sequence[Trial]],
+    choose: Callable[[Sequence[TurnResult]], Sequence[Trial]], likeliest: Trial | None = None
 ) -> Generator[Trial, TurnResult | None, None]:
     """Yields the trial that has the next turn, and is sent its result, or None when it could not be tried.
 
-    `choose` gets the turns that measured the ceiling, and names what to try.
+    `choose` gets the turns so far, and names what to try. The likeliest is tried before anything else: if the run ends
+    early, that is known.
     """
     turns: list[TurnResult] = []
     failed: set[int] = set()
@@ -102,6 +104,13 @@ def experiment(
             turns.append(result)
 
     yield from take(AS_IS)
+    early = [] if likeliest is None else [likeliest]
+    for done in range(1, FEWEST_ROUNDS + 1):
+        for trial in early:
+            yield from take(trial)
+            early = [] if trial.number in failed else early
+            yield from take(AS_IS)
+        early = survivors(early, turns, done)
     for done in range(1, MOST_CEILING_ROUNDS + 1):
         yield from take(REPLAY)
         yield from take(AS_IS)
@@ -109,7 +118,7 @@ def experiment(
             REPLAY.number in failed or is_clear(compare_with_baseline(turns, REPLAY.number))
         ):
             break
-    alive = list(choose(turns))
+    alive = early + [trial for trial in choose(turns) if trial is not likeliest]
     for done in range(1, MOST_RACE_ROUNDS + 1):
         for trial in alive:
             yield from take(trial)
@@ -125,11 +134,8 @@ def experiment(
 
 
 def is_clear(ceiling: Comparison | None) -> bool:
-    """Whether more rounds would hardly move a ceiling across the border to healthy."""
-    if ceiling is None:
-        return True
-    distance = abs(math.log(ceiling.ratio / HEALTHY_BELOW))
-    return distance > 2 * ceiling.error or ceiling.error < 0.02
+    """Whether the whole interval of a ceiling is on one side of the border to healthy."""
+    return ceiling is None or abs(ceiling.mean - math.log(HEALTHY_BELOW)) > ceiling.width
 
 
 def is_narrow(gain: Comparison | None) -> bool:

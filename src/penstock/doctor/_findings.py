@@ -8,21 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from penstock.doctor._case import Case, percent
+from penstock.doctor._case import Case, Tried, percent
 from penstock.doctor._experiment import FEWEST_ROUNDS, Trial
 from penstock.errors import counted
 from penstock.machine import EventKind
 from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
 from penstock.tuning import name_of as written_options
 
-NOTHING_TRIED = "nothing-tried"
 _MOSTLY = 0.5
 _PADDED = 0.25
 _FEW_SAMPLES = 0.4
 """Share of the time in the slowest 2 % of samples."""
+
+
+class Found(NamedTuple):
+    """A finding, and what the verdict says after its title."""
+
+    finding: Finding
+    told: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,35 +48,54 @@ class Cause:
     is_about_waiting: bool = True
     """Whether only a job that waits for data has it."""
 
-    def find(self, case: Case) -> Finding | None:
+    def find(self, case: Case) -> Found | None:
         """The finding with the change that helped most against it; None if nothing did."""
         tried = case.best(lambda trial: self.is_helped_by(case, trial))
         if tried is None or (self.is_about_waiting and not case.waits_for_data) or not self.is_shown(case):
             return None
+        finding = replace(self._describe(case, tried.trial), gain=tried.comparison.gain)
+        return Found(finding, f"With {tried.trial.name}, training was {format_gain(tried.comparison.gain)} faster.")
+
+    def find_untried(self, case: Case) -> Found | None:
+        """The finding with the change that should help most, if there was no time to measure one."""
+        trial = next((trial for trial in case.untried if self.is_helped_by(case, trial)), None)
+        if trial is None or self.id in _NOT_ABOUT_LOADING or not self.is_shown(case):
+            return None
+        finding = self._describe(case, trial)
+        evidence = (*finding.evidence, *_about_time(case))
+        told = f"{trial.name} should help, but {_why_untried(case)}."
+        if case.promising is not None and trial == case.promising.trial:
+            told = f"{_about_promising(case.promising)}, but {_why_untried(case)}."
+        return Found(replace(finding, evidence=evidence, limit=case.limit), told)
+
+    def _describe(self, case: Case, trial: Trial) -> Finding:
         return Finding(
             id=self.id,
-            title=self.title(case, tried.trial),
-            evidence=tuple(self.evidence(case, tried.trial)),
-            change=self.change(tried.trial),
+            title=self.title(case, trial),
+            evidence=tuple(self.evidence(case, trial)),
+            change=self.change(trial),
             where=case.loader["where"],
-            price=self.price(case, tried.trial),
-            gain=tried.comparison.gain,
+            price=self.price(case, trial),
             link=self.link,
         )
 
 
-def find(case: Case) -> list[Finding]:
+def find(case: Case) -> list[Found]:
     """All findings, by measured gain; those without one last. A job that waits for data has at least one about it."""
-    found: dict[str, Finding] = {}
-    for cause in CAUSES:
-        finding = cause.find(case)
-        if finding is not None:
-            found.setdefault(finding.change, finding)
-    found |= {each.change: each for each in (_padded_batches(case), _growing_workers(case)) if each is not None}
-    if all(each.id in _NOT_ABOUT_LOADING for each in found.values()):
-        fallback = _costly_samples(case) or _nothing_tried(case)
-        found |= {} if fallback is None else {fallback.change: fallback}
-    return sorted(found.values(), key=lambda each: -(each.gain.ratio if each.gain is not None else 0.0))
+    rows = [*(cause.find(case) for cause in CAUSES), _padded_batches(case), _growing_workers(case)]
+    found: dict[str, Found] = {}
+    for each in rows:
+        if each is not None:
+            found.setdefault(each.finding.change, each)
+    if case.waits_for_data and all(each.finding.id in _NOT_ABOUT_LOADING for each in found.values()):
+        each = _costly_samples(case) if case.was_enough_tried else _find_untried(case)
+        found[each.finding.change] = each
+    return sorted(found.values(), key=lambda each: -(0.0 if each.finding.gain is None else each.finding.gain.ratio))
+
+
+def format_gain(gain: Gain) -> str:
+    """A ratio with its margin, as in `1.64 ± 0.12 ×`; without one if there was nothing to tell it from."""
+    return f"{gain.ratio:.2f} ± {gain.error:.2f} ×" if 0 < gain.error < gain.ratio else f"{gain.ratio:.2f} ×"
 
 
 def _more_workers(case: Case, trial: Trial) -> bool:
@@ -313,12 +339,13 @@ CAUSES = (
 _NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "growing-workers"}
 
 
-def _padded_batches(case: Case) -> Finding | None:
+def _padded_batches(case: Case) -> Found | None:
     """Much of what the model computes is padding."""
     share = case.costs.padding
     tried = case.best(lambda trial: trial.kind == "grouped")
     if share < _PADDED or (tried is None and share < _MOSTLY):
         return None
+    limit = Gain(ratio=1 / max(1e-3, 1 - share))
     finding = Finding(
         id="padding",
         title=f"{percent(share)} of the tokens are padding",
@@ -328,19 +355,22 @@ def _padded_batches(case: Case) -> Finding | None:
         ),
         change="pack instead of pad: penstock.open(...).pack(length), or group batches by length",
         where=case.loader["where"],
-        limit=Gain(ratio=1 / max(1e-3, 1 - share)),
+        limit=limit,
         link="docs/guide/packing.md",
     )
-    return finding if tried is None else replace(finding, gain=tried.comparison.gain)
+    if tried is None:
+        return Found(finding, f"Without it, training would be at most {format_gain(limit)} faster.")
+    gain = tried.comparison.gain
+    return Found(replace(finding, gain=gain), f"With {tried.trial.name}, training was {format_gain(gain)} faster.")
 
 
-def _growing_workers(case: Case) -> Finding | None:
+def _growing_workers(case: Case) -> Found | None:
     """Each worker makes copies of pages that it should share."""
     first, last = case.worker_memory
     is_forked = case.loader["context"] in (None, "fork")
     if not case.num_workers or not is_forked or case.worker_growth <= 0:
         return None
-    return Finding(
+    finding = Finding(
         id="growing-workers",
         title="Workers copy the dataset little by little",
         evidence=(
@@ -353,13 +383,12 @@ def _growing_workers(case: Case) -> Finding | None:
         price="none; it saves a copy of the dataset per worker",
         link="docs/guide/map-datasets.md#if-it-fits-in-memory-keep-it-there",
     )
+    return Found(finding, f"Each grows by {format_bytes(case.worker_growth)} per second.")
 
 
-def _costly_samples(case: Case) -> Finding | None:
+def _costly_samples(case: Case) -> Found:
     """It waits for data, and nothing that could be tried helps."""
-    ceiling, costs = case.recording.ceiling, case.costs
-    if not case.waits_for_data or ceiling is None or not case.was_enough_tried:
-        return None
+    costs = case.costs
     evidence: tuple[str, ...] = (
         f"A batch takes {format_seconds(costs.fetch)} to make ({format_seconds(costs.fetch_cpu)} computing), "
         f"a step {format_seconds(costs.step)}. No setting that was tried helped.",
@@ -369,36 +398,55 @@ def _costly_samples(case: Case) -> Finding | None:
             f"Other programs used {case.other_cores:.1f} of the {case.cores} cores: with these to itself, the job may "
             "gain from settings that did not help here.",
         )
-    return Finding(
+    finding = Finding(
         id="costly-samples",
         title="Samples cost more than the machine has cores for",
         evidence=evidence,
         change="do the costly part of the transform once, in penstock.prepare",
         where=case.loader["where"],
-        limit=ceiling.gain,
+        limit=case.limit,
         link="docs/guide/ahead.md",
     )
+    return Found(finding, f"Without waiting, training would be at most {format_gain(case.limit)} faster.")
 
 
-def _nothing_tried(case: Case) -> Finding | None:
-    """It waits for data, and there was no time to find out what helps."""
-    ceiling = case.recording.ceiling
-    if not case.waits_for_data or ceiling is None or case.was_enough_tried:
-        return None
-    ended = not case.recording.has("done")
-    evidence: tuple[str, ...] = (
-        f"{_making(case)} Changes need at least {FEWEST_ROUNDS} turns each, and {'the script' if ended else 'time'} "
-        f"{'ended' if ended else 'ran out'} before that.",
-    )
-    if case.promising is not None:
-        gain, turns = case.promising.comparison.ratio, counted(case.promising.comparison.num_rounds, "turn")
-        evidence += (f"{case.promising.trial.name} looked best: × {gain:.2f} in {turns}.",)
-    return Finding(
-        id=NOTHING_TRIED,
+def _find_untried(case: Case) -> Found:
+    """It waits for data, and there was no time to find out what helps: the cause is what times and settings show."""
+    found = next((each for cause in CAUSES if (each := cause.find_untried(case)) is not None), None)
+    if found is not None:
+        return found
+    finding = Finding(
+        id="nothing-tried",
         title="There was no time to find out what would help",
-        evidence=evidence,
-        change="let the script run longer: more epochs or steps"
-        if ended
-        else "give the doctor more time: a larger --seconds (120 by default)",
-        limit=ceiling.gain,
+        evidence=(_making(case), *_about_time(case)),
+        change=_how_to_go_on(case),
+        limit=case.limit,
     )
+    return Found(finding, f"Without waiting, training would be at most {format_gain(case.limit)} faster.")
+
+
+def _about_time(case: Case) -> Iterable[str]:
+    if case.promising is not None:
+        yield f"{_about_promising(case.promising)}."
+    yield f"A gain needs {FEWEST_ROUNDS} turns, and {_why_untried(case)}: {_how_to_go_on(case)}."
+
+
+def _about_promising(tried: Tried) -> str:
+    gain, turns = tried.comparison.gain, counted(tried.comparison.num_rounds, "turn")
+    return f"With {tried.trial.name}, training was {format_gain(gain)} faster in {turns}"
+
+
+def _why_untried(case: Case) -> str:
+    if case.is_observed:
+        return "nothing was to be tried"
+    if case.recording.has("done"):
+        return "time ran out before that was certain"
+    return f"the script ended after {case.num_batches} steps, before that was certain"
+
+
+def _how_to_go_on(case: Case) -> str:
+    if case.is_observed:
+        return "leave out --observe"
+    if case.recording.has("done"):
+        return "give the doctor more time, --seconds 120 or more"
+    return "run it again with --repeat, or for more steps"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from penstock.doctor._case import Case
 from penstock.doctor._diagnosis import Diagnosis
 from penstock.doctor._experiment import AS_IS
+from penstock.doctor._findings import format_gain
 from penstock.machine import EventKind
 from penstock.report import (
     Arm,
@@ -86,7 +87,7 @@ def _headlines(diagnosis: Diagnosis, case: Case) -> tuple[Headline, ...]:
         ),
     ]
     if diagnosis.ceiling is not None:
-        found.append(Headline(value=f"{diagnosis.ceiling.ratio:.2f} ×", label="the most a better loader can give"))
+        found.append(Headline(value=format_gain(diagnosis.ceiling), label="the most a better loader can give"))
     found.append(
         Headline(value=f"{usage.job_cores:.2f} + {usage.other_cores:.2f}", label="cores used here + by other programs")
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.doctor._batch_costs import BatchCosts, measure_batch_costs
@@ -15,7 +16,11 @@ from penstock.doctor._experiment import HEALTHY_BELOW, REPLAY, Trial, TrialKind,
 from penstock.doctor._recording import Recording
 from penstock.tuning import name_of as written_options
 
+FIRST_NUMBER = 2
+"""Of a trial that is chosen; baseline and replay come before."""
 _MOST_TRIALS = 6
+_STARVING = 0.3
+"""Share of the time spent waiting, from which on a change is tried before the ceiling is measured."""
 _LARGE_BYTES = 2 << 20
 _PADDED = 0.25
 _WORTHWHILE = 0.1
@@ -39,8 +44,21 @@ def choose_trials(recording: Recording, turns: Sequence[TurnResult], *, whole_ep
     unique = list({name_of(kind, changes): (kind, changes) for kind, changes in proposals}.items())
     return [
         Trial(number=number, name=name, kind=kind, changes=changes)
-        for number, (name, (kind, changes)) in enumerate(unique[:_MOST_TRIALS], start=2)
+        for number, (name, (kind, changes)) in enumerate(unique[:_MOST_TRIALS], start=FIRST_NUMBER)
     ]
+
+
+def choose_likeliest(recording: Recording, *, whole_epochs: bool, cores: int) -> Trial | None:
+    """What should help most a loader that is clearly waited for; None if it is not, or nothing can be tried."""
+    if recording.loader is None or measure_batch_costs(recording).wait_share < _STARVING:
+        return None
+    trials = choose_trials(recording, (), whole_epochs=whole_epochs, cores=cores)
+    likeliest = next((trial for trial in trials if not _is_about_steps(trial)), None)
+    return None if likeliest is None else replace(likeliest, number=FIRST_NUMBER)
+
+
+def _is_about_steps(trial: Trial) -> bool:
+    return trial.kind == "grouped" or "batch_size" in trial.changes
 
 
 def name_of(kind: TrialKind, changes: Mapping[str, Any]) -> str:

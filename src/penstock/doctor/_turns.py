@@ -14,14 +14,16 @@ seems to keep up: as long as the queue runs down, steps are warm-up, not measure
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 
 from penstock.doctor._experiment import AS_IS, REPLAY, Trial, TurnResult, affordable_trials, experiment
 from penstock.doctor._loaders import ScriptLoader
 from penstock.doctor._recording import Recorder, RunSettings, read_recording
-from penstock.doctor._remedies import choose_trials
+from penstock.doctor._remedies import FIRST_NUMBER, choose_likeliest, choose_trials
 from penstock.doctor._stopping import Board, Notice, Ranks
 from penstock.machine import usable_cpus
 
@@ -30,6 +32,8 @@ _FEWEST_STEPS = 3
 """Of a turn that takes longer than it may."""
 _LONG = 4
 """A turn that takes this many times as long as it should ends after a few steps."""
+_FEWEST_TURNS = 10
+"""A turn takes no more of the time than that this many fit in, unless its first few steps do."""
 _LONGEST_TURN = 4.0
 """Seconds that a turn may take so that several of the slowest batches are in it."""
 _RUNS_DOWN = 0.12
@@ -127,10 +131,12 @@ class TurnClocks:
         step_seconds: Of the baseline.
         turn_seconds: How long a turn should take.
         slowest: Seconds to make one of the slowest batches.
+        seconds: How long the experiment may take.
     """
 
-    def __init__(self, *, step_seconds: float, turn_seconds: float, slowest: float) -> None:
+    def __init__(self, *, step_seconds: float, turn_seconds: float, slowest: float, seconds: float = math.inf) -> None:
         self._seconds = max(turn_seconds, min(_LONGEST_TURN, 3 * slowest))
+        self._longest_seconds = min(_LONG * self._seconds, max(turn_seconds, seconds / _FEWEST_TURNS))
         self._slowest = slowest
         self._paces = {AS_IS.number: step_seconds}
         """Seconds of a step, of each trial that had a turn."""
@@ -138,7 +144,7 @@ class TurnClocks:
     def make(self, trial: Trial, *, warm_up: int, multiple_of: int = 1) -> TurnClock:
         """The clock of a turn whose first `warm_up` steps, or epochs, do not count."""
         steps = steps_within(self._seconds, self._pace_of(trial), multiple_of=multiple_of)
-        return TurnClock(trial.number, warm_up=warm_up, steps=steps, longest_seconds=_LONG * self._seconds)
+        return TurnClock(trial.number, warm_up=warm_up, steps=steps, longest_seconds=self._longest_seconds)
 
     def add(self, result: TurnResult) -> None:
         """A turn was measured."""
@@ -173,7 +179,12 @@ def steps_within(seconds: float, pace: float, *, multiple_of: int = 1) -> int:
 
 
 def warm_up_steps(prefetched: int, *, slowest: float, pace: float) -> int:
-    """Steps that are not counted: until batches prefetched before are used up, and some worker may be at a slow one."""
+    """Steps that are not counted: until batches prefetched before are used up, and some worker may be at a slow one.
+
+    Where nothing is prefetched, each step is like the next.
+    """
+    if not prefetched:
+        return 2
     return min(_MOST_WARM_UP, max(2, prefetched + 1, math.ceil(slowest / max(pace, 1e-6))))
 
 
@@ -192,6 +203,7 @@ class Leader:
     ) -> None:
         self._examined, self._log, self._board, self._ranks, self._settings = examined, log, board, ranks, settings
         self._whole_epochs, self._was_restarted = whole_epochs, False
+        self._cores = max(1, usable_cpus() // ranks.world_size)
         self._num_notices = 0
         self._began_at = time.monotonic()
         self._plan: Generator[Trial, TurnResult | None, None] | None = self._new_plan()
@@ -243,19 +255,29 @@ class Leader:
         self._board.write(Notice(AS_IS.number, steps, False, stops_at, self._num_notices))
 
     def _new_plan(self) -> Generator[Trial, TurnResult | None, None]:
-        return _observe() if self._settings["observe"] else experiment(self._choose)
-
-    def _choose(self, turns: Sequence[TurnResult]) -> list[Trial]:
-        """The trials that fit into the remaining time."""
-        cores = max(1, usable_cpus() // self._ranks.world_size)
+        if self._settings["observe"]:
+            return _observe()
         recording = read_recording(self._log.folder)
-        trials = choose_trials(recording, turns, whole_epochs=self._whole_epochs, cores=cores)
+        likeliest = choose_likeliest(recording, whole_epochs=self._whole_epochs, cores=self._cores)
+        self._tell([] if likeliest is None else [likeliest])
+        return experiment(functools.partial(self._choose, likeliest), likeliest)
+
+    def _choose(self, likeliest: Trial | None, turns: Sequence[TurnResult]) -> list[Trial]:
+        """The trials that fit into the remaining time."""
+        recording = read_recording(self._log.folder)
+        trials = choose_trials(recording, turns, whole_epochs=self._whole_epochs, cores=self._cores)
+        if likeliest is not None:
+            others = (trial for trial in trials if trial.name != likeliest.name)
+            trials = [replace(trial, number=number) for number, trial in enumerate(others, FIRST_NUMBER + 1)]
         used = time.monotonic() - self._began_at
         time_left = self._settings["seconds"] - used
         trials = trials[: affordable_trials(time_left / (used / max(1, len(turns))))]
+        self._tell(trials)
+        return trials
+
+    def _tell(self, trials: list[Trial]) -> None:
         for trial in trials:
             self._log.note("trial", trial=trial.number, name=trial.name, kind=trial.kind, changes=dict(trial.changes))
-        return trials
 
     def _is_out_of_time(self) -> bool:
         most_steps = self._settings["steps"]
