@@ -52,6 +52,37 @@ def test_a_slow_dataset_without_workers_is_found_and_the_change_is_measured(tmp_
     assert "Traceback" not in found["stderr"]
 
 
+SHORT = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 600
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.full((4,), float(index))
+
+if __name__ == "__main__":
+    for step, batch in enumerate(DataLoader(Slow(), batch_size=8)):
+        time.sleep(0.004)
+    print("the end")
+"""
+
+
+@pytest.mark.stress
+def test_a_script_that_ends_early_is_told_so_and_repeated_until_a_change_is_measured(tmp_path: Path) -> None:
+    script = write(tmp_path, SHORT)
+    once = diagnose(script, cwd=tmp_path)
+    assert [each["id"] for each in once["findings"]] == ["no-workers"], once
+    assert "the script ended after 75 steps" in once["verdict"]
+    assert "--repeat" in once["findings"][0]["evidence"][-1]
+    often = diagnose(script, options=("--repeat", "--seconds", "100"), cwd=tmp_path)
+    assert often["findings"][0]["id"] == "no-workers", often
+    assert often["findings"][0]["measured_gain"] > 1.5
+    assert often["stderr"].count("the end") >= 1
+
+
 def test_without_a_command_it_says_how_to_give_one() -> None:
     done = doctor()
     assert done.returncode == 2

@@ -274,6 +274,20 @@ def test_a_change_that_was_measured_is_told_also_without_a_ceiling() -> None:
     )
 
 
+def test_a_change_whose_turns_differ_too_much_is_told_with_its_margin_and_its_cause() -> None:
+    recording = recorded(steps(), [option(2, num_workers=2)], {1: 2.0, 2: 1.5}, options={"num_workers": 0})
+    rates = iter((1.0, 1.5, 2.0))
+    for fact in recording.facts:
+        if fact["fact"] == "turn" and fact["trial"] == 2:
+            fact["rows"] = 100 * next(rates)  # type: ignore[index]
+    found = diagnosed(recording)
+    assert [each.id for each in found.findings] == ["no-workers"]
+    assert found.findings[0].gain is None
+    assert re.search(
+        r"With x, training was 1\.\d\d ± \d\.\d\d × faster in 3 turns, but that is within the noise", found.verdict
+    )
+
+
 def test_what_was_only_observed_is_told_with_its_cause() -> None:
     recording = recorded(steps(), [], {}, options={"num_workers": 0})
     seen = Recording(facts=without_turns(recording), events=recording.events)
@@ -312,6 +326,20 @@ def test_healthy_is_what_stays_below_the_border_by_the_whole_interval_or_by_the_
     assert found.ceiling.error == pytest.approx(error, rel=0.05)
     assert found.is_healthy is is_healthy
     assert ("Not waiting for data" in found.verdict) is is_healthy
+
+
+def test_the_turns_of_all_runs_of_a_repeated_script_count() -> None:
+    recording = recorded(steps(), [option(2, num_workers=4)], {1: 2.0, 2: 1.8})
+    facts = without_turns(recording)
+    again = [each | {"pid": 2} for each in facts if each["fact"] != "trial"]
+    alone, both = (
+        Recording(facts=facts + more, events=recording.events)
+        for more in ([], [{"fact": "again", "pid": 9}, *again, {"fact": "done", "pid": 2}])
+    )
+    assert len(both.turns) == 2 * len(alone.turns) == 18
+    (finding,) = find(both)
+    assert finding.gain is not None
+    assert finding.gain.ratio == pytest.approx(1.8, rel=0.05)
 
 
 def test_reads_from_disk_that_more_workers_overlap_are_still_reads_from_disk() -> None:

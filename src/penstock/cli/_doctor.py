@@ -16,7 +16,7 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("--html", type=_values.output, metavar="FILE", help="write a report to open in a browser")
     parser.add_argument("--perfetto", type=_values.output, metavar="FILE", help="write a trace for ui.perfetto.dev")
-    Flags(parser, DoctorSettings).add("seconds", "steps", "observe", "full")
+    Flags(parser, DoctorSettings).add("seconds", "steps", "observe", "repeat", "full")
     parser.usage = f"{parser.prog} [options] -- COMMAND"  # argparse would write three dots for COMMAND
     parser.add_argument(
         "command",

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.doctor._batch_costs import BatchCosts, measure_batch_costs
 from penstock.doctor._experiment import AS_IS, FEWEST_ROUNDS, HEALTHY_BELOW, LEAST_GAIN, REPLAY, Trial
 from penstock.doctor._recording import Recording
-from penstock.doctor._remedies import choose_trials
+from penstock.doctor._remedies import STARVING, choose_trials
 from penstock.machine import EventKind
 from penstock.report import Gain
 from penstock.tuning import Comparison
@@ -79,18 +79,23 @@ class Case:
         return int((self.recording.events["kind"] == EventKind.NEXT).sum())
 
     @cached_property
+    def is_finished(self) -> bool:
+        """Whether the experiment ended by itself."""
+        return self.recording.has("done") and not self.recording.has("out-of-time")
+
+    @cached_property
     def was_enough_tried(self) -> bool:
-        """Whether the experiment ended by itself, or every promising change had enough turns to be evidence."""
-        if self.recording.has("done") and not self.recording.has("out-of-time"):
-            return True
+        """Whether it is known what does not help."""
         most_rounds = max((each.comparison.num_rounds for each in self.tried), default=0)
-        return most_rounds >= FEWEST_ROUNDS and self.promising is None
+        return self.promising is None and (self.is_finished or most_rounds >= FEWEST_ROUNDS)
 
     @cached_property
     def promising(self) -> Tried | None:
-        """The change that looked best of those that had too few turns to tell."""
-        few = [each for each in self.tried if each.comparison.num_rounds < FEWEST_ROUNDS]
+        """The change that looked best of those that had too few turns to tell, or turns that differ too much."""
+        few = [each for each in self.tried if each.comparison.num_rounds < FEWEST_ROUNDS and not self.is_finished]
+        noisy = [each for each in self.tried if each.comparison.num_rounds >= FEWEST_ROUNDS and each not in self.helped]
         good = [each for each in few if each.comparison.ratio >= LEAST_GAIN]
+        good += [each for each in noisy if each.comparison.ratio >= HEALTHY_BELOW]
         return max(good, key=lambda each: each.comparison.ratio, default=None)
 
     @cached_property
@@ -98,7 +103,9 @@ class Case:
         """Whether a loader that costs nothing would be clearly faster, or else seems to be, and the clock agrees."""
         ceiling = self.recording.ceiling
         seems_faster = ceiling is None or ceiling.ratio >= HEALTHY_BELOW
-        is_clear = self.waits_by_clock or (ceiling is not None and ceiling.is_above(1.05))
+        was_measured = ceiling is not None and ceiling.num_rounds >= FEWEST_ROUNDS
+        waits_much = self.waits_by_clock and (not was_measured or self.costs.wait_share >= STARVING)
+        is_clear = waits_much or (ceiling is not None and ceiling.is_above(1.05))
         return seems_faster and is_clear and not self.others_hold_cores and not self.only_shares_processor
 
     @property
@@ -110,7 +117,7 @@ class Case:
     def limit(self) -> Gain:
         """The most that a better loader can give: as the replay shows, or without one the clock."""
         ceiling = self.recording.ceiling
-        if ceiling is not None and ceiling.num_rounds > 1:
+        if ceiling is not None and ceiling.gain.error < ceiling.ratio:
             return ceiling.gain
         return Gain(ratio=1 / max(1e-3, 1 - self.costs.wait_share))
 

@@ -215,15 +215,15 @@ class Examination:
             self._begin_turns(examined)
 
     def _begin_turns(self, examined: ScriptLoader) -> None:
-        self._examined = examined
+        self._examined, recording = examined, read_recording(self._log.folder)
         self._turn_clocks = TurnClocks(
             step_seconds=examined.step_seconds,
             turn_seconds=self._settings["turn_seconds"],
-            slowest=measure_batch_costs(read_recording(self._log.folder)).slowest_tenth,
+            slowest=measure_batch_costs(recording).slowest_tenth,
             seconds=self._settings["seconds"],
         )
         steps = examined.steps_of_last_epoch if examined.num_epochs else examined.length
-        whole_epochs = not self._turn_clocks.fits_twice(steps, examined.prefetched)
+        whole_epochs = recording.has("restart") or not self._turn_clocks.fits_twice(steps, examined.prefetched)
         self._look.describe_examined(examined, whole_epochs=whole_epochs)
         self._epoch_began_at = time.perf_counter_ns()
         if self._ranks.is_first:

@@ -94,8 +94,10 @@ def find(case: Case) -> list[Found]:
 
 
 def format_gain(gain: Gain) -> str:
-    """A ratio with its margin, as in `1.64 ± 0.12 ×`; without one if there was nothing to tell it from."""
-    return f"{gain.ratio:.2f} ± {gain.error:.2f} ×" if 0 < gain.error < gain.ratio else f"{gain.ratio:.2f} ×"
+    """A ratio with its margin, as in `1.64 ± 0.12 ×`; `roughly 7 ×` if it may be wrong by all of itself."""
+    if gain.error >= gain.ratio:
+        return f"roughly {gain.ratio:.1f} ×"
+    return f"{gain.ratio:.2f} ± {gain.error:.2f} ×" if gain.error else f"{gain.ratio:.2f} ×"
 
 
 def _more_workers(case: Case, trial: Trial) -> bool:
@@ -428,7 +430,9 @@ def _find_untried(case: Case) -> Found:
 def _about_time(case: Case) -> Iterable[str]:
     if case.promising is not None:
         yield f"{_about_promising(case.promising)}."
-    yield f"A gain needs {FEWEST_ROUNDS} turns, and {_why_untried(case)}: {_how_to_go_on(case)}."
+    needs = "" if case.is_finished else f"a gain needs {FEWEST_ROUNDS} turns, and "
+    said = f"{needs}{_why_untried(case)}: {_how_to_go_on(case)}."
+    yield said[0].upper() + said[1:]
 
 
 def _about_promising(tried: Tried) -> str:
@@ -439,6 +443,8 @@ def _about_promising(tried: Tried) -> str:
 def _why_untried(case: Case) -> str:
     if case.is_observed:
         return "nothing was to be tried"
+    if case.is_finished:
+        return "that is within the noise here"
     if case.recording.has("done"):
         return "time ran out before that was certain"
     return f"the script ended after {case.num_batches} steps, before that was certain"
@@ -447,6 +453,8 @@ def _why_untried(case: Case) -> str:
 def _how_to_go_on(case: Case) -> str:
     if case.is_observed:
         return "leave out --observe"
+    if case.is_finished:
+        return "try again while other programs use less of the machine"
     if case.recording.has("done"):
         return "give the doctor more time, --seconds 120 or more"
     return "run it again with --repeat, or for more steps"

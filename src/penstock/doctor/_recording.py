@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import os
 import time
@@ -225,6 +226,14 @@ class Recording:
         return max(candidates, key=lambda each: turns.count(each["pid"]), default=None)
 
     @cached_property
+    def _leaders(self) -> set[int]:
+        """The processes that decided which trial is next: one in each run of the script."""
+        again = [number for number, each in enumerate(self.facts) if each["fact"] == "again"]
+        edges = [0, *again, len(self.facts)]
+        runs = (Recording(facts=self.facts[a:b], events=self.events) for a, b in itertools.pairwise(edges))
+        return {run.leader["pid"] for run in runs if run.leader is not None}
+
+    @cached_property
     def loader(self) -> Fact | None:
         """The loader that was experimented on, or the one that gave most batches."""
         leader = self.leader
@@ -240,25 +249,32 @@ class Recording:
     @cached_property
     def trials(self) -> list[Trial]:
         """What was tried, the baseline and its replay first."""
-        chosen = {each["trial"]: each for each in self.of("trial")}
+        return [AS_IS, REPLAY, *self.chosen]
+
+    @cached_property
+    def chosen(self) -> list[Trial]:
+        """The changes that were to be tried."""
+        facts = {each["trial"]: each for each in self.of("trial")}
         return [
-            AS_IS,
-            REPLAY,
-            *(
-                Trial(number=number, name=each["name"], kind=each["kind"], changes=each["changes"])
-                for number, each in chosen.items()
-            ),
+            Trial(number=number, name=each["name"], kind=each["kind"], changes=each["changes"])
+            for number, each in facts.items()
         ]
+
+    @property
+    def likeliest(self) -> Trial | None:
+        """The change that was tried first; None if the ceiling was measured first."""
+        numbers = [each["trial"] for each in self.of("trial") if each.get("likeliest")]
+        return next((trial for trial in self.chosen if trial.number in numbers), None)
 
     @cached_property
     def turns(self) -> list[TurnResult]:
-        """The turns of the experiment, in order; after a restart, those since."""
+        """The turns of the experiment, in order, over all runs of the script; after a restart, those since."""
         turns: list[TurnResult] = []
-        pid = None if self.leader is None else self.leader["pid"]
+        leaders = self._leaders
         for each in self.facts:
-            if each["pid"] == pid and each["fact"] == "restart":
+            if each["fact"] == "restart" and each["pid"] in leaders:
                 turns.clear()
-            elif each["pid"] == pid and each["fact"] == "turn":
+            elif each["fact"] == "turn" and each["pid"] in leaders:
                 turns.append(TurnResult(*(each[name] for name in TurnResult._fields)))
         return turns
 

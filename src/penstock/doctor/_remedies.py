@@ -19,7 +19,7 @@ from penstock.tuning import name_of as written_options
 FIRST_NUMBER = 2
 """Of a trial that is chosen; baseline and replay come before."""
 _MOST_TRIALS = 6
-_STARVING = 0.3
+STARVING = 0.3
 """Share of the time spent waiting, from which on a change is tried before the ceiling is measured."""
 _LARGE_BYTES = 2 << 20
 _PADDED = 0.25
@@ -50,7 +50,7 @@ def choose_trials(recording: Recording, turns: Sequence[TurnResult], *, whole_ep
 
 def choose_likeliest(recording: Recording, *, whole_epochs: bool, cores: int) -> Trial | None:
     """What should help most a loader that is clearly waited for; None if it is not, or nothing can be tried."""
-    if recording.loader is None or measure_batch_costs(recording).wait_share < _STARVING:
+    if recording.loader is None or measure_batch_costs(recording).wait_share < STARVING:
         return None
     trials = choose_trials(recording, (), whole_epochs=whole_epochs, cores=cores)
     likeliest = next((trial for trial in trials if not _is_about_steps(trial)), None)

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from penstock.doctor._recording import (
     FACTS,
     FOLDER_VARIABLE,
     SETTINGS,
+    Recorder,
     Recording,
     RunSettings,
     name_process,
@@ -61,6 +62,8 @@ class DoctorSettings:
     """Let the script run on to its own end."""
     observe: bool = False
     """Only measure the script as it is; try nothing."""
+    repeat: bool = False
+    """Run the script again, and go on, whenever it ends before the experiment does. Its outputs are written again."""
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
@@ -118,29 +121,18 @@ def run_script(
         ValueError: it is there, but cannot be run.
     """
     command = command_of(words)
-    for_script: RunSettings = {
-        "seconds": settings.seconds,
-        "steps": settings.steps,
-        "full": settings.full,
-        "observe": settings.observe,
-        "turn_seconds": settings.turn_seconds,
-        "doctor": name_process(os.getpid()),
-    }
-    (folder / SETTINGS).write_text(json.dumps(for_script))
-    begin = time.perf_counter()
+    begin, num_turns = time.perf_counter(), 0
     with _adopt_orphans(), _note_interrupts() as interrupts:
-        process = subprocess.Popen(  # noqa: S603 - what the user asked to run
-            command,
-            env=environment(os.environ, folder),
-            stdout=sys.stderr if output_to_stderr else None,
-            preexec_fn=functools.partial(_end_with_doctor, ctypes.CDLL(None)),
-        )
-        with Sampler(process.pid, interval_seconds=0.25) as sampler:
-            _wait(process, folder, interrupts)
-        _end_leftovers(folder)
-    code = process.returncode
-    usage = _summarise_usage(sampler)
-    recording = read_recording(folder, usage.cores())
+        while True:
+            left = settings.seconds - (time.perf_counter() - begin if num_turns else 0)
+            code, usage = _run_once(command, replace(settings, seconds=left), folder, interrupts, output_to_stderr)
+            recording = read_recording(folder, usage.cores())
+            has_ended = code != 0 or interrupts or recording.has("stopped") or recording.has("done")
+            has_stalled = len(recording.turns) <= num_turns or time.perf_counter() - begin > settings.seconds
+            if not settings.repeat or has_ended or has_stalled:
+                break
+            num_turns = len(recording.turns)
+            _prepare_another_run(folder)
     return ScriptRun(
         command=command,
         exit_code=128 - code if code < 0 else code,
@@ -151,6 +143,38 @@ def run_script(
         recording=recording,
         usage=usage,
     )
+
+
+def _run_once(
+    command: Sequence[str], settings: DoctorSettings, folder: Path, interrupts: Sequence[int], output_to_stderr: bool
+) -> tuple[int, Usage]:
+    """Run a command until it ends; returns its exit code."""
+    for_script: RunSettings = {
+        "seconds": settings.seconds,
+        "steps": settings.steps,
+        "full": settings.full,
+        "observe": settings.observe,
+        "turn_seconds": settings.turn_seconds,
+        "doctor": name_process(os.getpid()),
+    }
+    (folder / SETTINGS).write_text(json.dumps(for_script))
+    process = subprocess.Popen(  # noqa: S603 - what the user asked to run
+        command,
+        env=environment(os.environ, folder),
+        stdout=sys.stderr if output_to_stderr else None,
+        preexec_fn=functools.partial(_end_with_doctor, ctypes.CDLL(None)),
+    )
+    with Sampler(process.pid, interval_seconds=0.25) as sampler:
+        _wait(process, folder, interrupts)
+    _end_leftovers(folder)
+    return process.returncode, _summarise_usage(sampler)
+
+
+def _prepare_another_run(folder: Path) -> None:
+    """The experiment goes on from its recording; notices on the boards are of steps that have passed."""
+    for board in folder.glob("board*"):
+        board.unlink()
+    Recorder(folder).note("again")
 
 
 def environment(current: Mapping[str, str], folder: Path) -> dict[str, str]:

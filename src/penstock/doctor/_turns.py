@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
@@ -206,13 +207,30 @@ class Leader:
         self._cores = max(1, usable_cpus() // ranks.world_size)
         self._num_notices = 0
         self._began_at = time.monotonic()
+        self._num_known = 0
+        """Turns of earlier runs of the script."""
         self._plan: Generator[Trial, TurnResult | None, None] | None = self._new_plan()
-        self._announce(next(self._plan))
+        self._continue(self._plan)
 
     @property
     def is_done(self) -> bool:
         """Whether no turn follows."""
         return self._plan is None
+
+    def _continue(self, plan: Generator[Trial, TurnResult | None, None]) -> None:
+        """Announce the first turn that no earlier run of the script has measured."""
+        recording = read_recording(self._log.folder)
+        failed = {each["trial"] for each in recording.of("failed")}
+        left = deque(recording.turns)
+        try:
+            trial = next(plan)
+            while trial.number in failed or (left and left[0].trial == trial.number):
+                result = None if trial.number in failed else left.popleft()
+                self._num_known += result is not None
+                trial = plan.send(result)
+            self._announce(trial)
+        except StopIteration:
+            self.finish()
 
     def next_turn(self, result: TurnResult | None) -> None:
         """Announce the turn after one that gave `result`, or could not be taken."""
@@ -258,26 +276,31 @@ class Leader:
         if self._settings["observe"]:
             return _observe()
         recording = read_recording(self._log.folder)
-        likeliest = choose_likeliest(recording, whole_epochs=self._whole_epochs, cores=self._cores)
-        self._tell([] if likeliest is None else [likeliest])
+        likeliest = recording.likeliest
+        if likeliest is None and not recording.turns:
+            likeliest = choose_likeliest(recording, whole_epochs=self._whole_epochs, cores=self._cores)
+            self._tell([] if likeliest is None else [likeliest], is_likeliest=True)
         return experiment(functools.partial(self._choose, likeliest), likeliest)
 
     def _choose(self, likeliest: Trial | None, turns: Sequence[TurnResult]) -> list[Trial]:
         """The trials that fit into the remaining time."""
         recording = read_recording(self._log.folder)
+        if known := [trial for trial in recording.chosen if trial != likeliest]:
+            return known
         trials = choose_trials(recording, turns, whole_epochs=self._whole_epochs, cores=self._cores)
         if likeliest is not None:
             others = (trial for trial in trials if trial.name != likeliest.name)
             trials = [replace(trial, number=number) for number, trial in enumerate(others, FIRST_NUMBER + 1)]
         used = time.monotonic() - self._began_at
         time_left = self._settings["seconds"] - used
-        trials = trials[: affordable_trials(time_left / (used / max(1, len(turns))))]
+        trials = trials[: affordable_trials(time_left / (used / max(1, len(turns) - self._num_known)))]
         self._tell(trials)
         return trials
 
-    def _tell(self, trials: list[Trial]) -> None:
+    def _tell(self, trials: list[Trial], *, is_likeliest: bool = False) -> None:
         for trial in trials:
-            self._log.note("trial", trial=trial.number, name=trial.name, kind=trial.kind, changes=dict(trial.changes))
+            fields = {"name": trial.name, "kind": trial.kind, "changes": dict(trial.changes)}
+            self._log.note("trial", trial=trial.number, **fields, likeliest=is_likeliest)
 
     def _is_out_of_time(self) -> bool:
         most_steps = self._settings["steps"]
