@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from penstock.loader import LoaderStatistics, count_handed_over
 from penstock.pytorch._feed import BatchSource, Feed, take
-from penstock.pytorch._samplers import Indices
 from penstock.pytorch._torch_datasets import Fetching, WorkerState, preserve_generators, skip_batch
+from penstock.pytorch._torch_epochs import Indices
 
 
 class Receipt(NamedTuple):
@@ -40,6 +40,9 @@ class LoopProgress:
 
     draws: dict[str, Any]
     base_seed: int
+    """The seed that the epoch began with."""
+    worker_seed: int
+    """The seed that its workers were given: another one in the rest of an epoch."""
     begins_after_states: bool = False
     """Whether the workers' states are those that the epoch before this one left them in."""
     num_workers: int
@@ -69,7 +72,8 @@ class LoopProgress:
             self.worker_states[worker] = receipt.worker_state
         elif self.is_iterable:
             self.worker_states[worker] = _one_more(self.worker_states[worker])
-        self._end(receipt.ended)
+        if receipt.ended:
+            self._end(receipt.ended)
         self.next_worker = (worker + 1) % max(1, self.num_workers)
 
     def finish(self, ended: Mapping[int, bytes | None]) -> None:

@@ -1,16 +1,19 @@
 """Loading a torch dataset: starts loops, and knows where the last one stands.
 
-The state is what `state_dict` writes, version 2: plain data, from the loop's progress and the sampler's generators.
+    loaded state ──► EpochStart ──► Indices ──► batches ──► TorchLoop ──► user
+                     (_torch_epochs)               LoopProgress ◄── handed over
+                                                       └──► state (_torch_state)
+
+Between two loops a run knows three things: a state that was loaded and not yet continued from, the progress of the last
+loop, and its batches, as long as persistent workers or the user keep them.
 """
 
 from __future__ import annotations
 
 import copy
 import multiprocessing
-import pickle
 import time
 import weakref
-from collections.abc import Sequence
 from typing import Any, cast
 
 from penstock.loader import LoaderStatistics, make_engine
@@ -20,18 +23,8 @@ from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._feed import wants_pinning
 from penstock.pytorch._live_tuning import LiveTuning
 from penstock.pytorch._online import OnlineTuner, Setting
-from penstock.pytorch._samplers import (
-    Indices,
-    current_draws,
-    dataset_epoch,
-    innermost_sampler,
-    later_seed,
-    restore_generators,
-    sampler_epoch,
-)
 from penstock.pytorch._torch_datasets import (
     Fetching,
-    WorkerState,
     is_iterable,
     is_iterable_pipe,
     is_pipe,
@@ -39,8 +32,16 @@ from penstock.pytorch._torch_datasets import (
     split_over_ranks,
     with_sharding,
 )
+from penstock.pytorch._torch_epochs import (
+    EpochStart,
+    Indices,
+    dataset_epoch,
+    innermost_sampler,
+    restore_generators,
+    sampler_epoch,
+)
 from penstock.pytorch._torch_loop import InlineBatches, LoopProgress, TorchBatches, TorchLoop
-from penstock.pytorch._torch_state import check_state, describe_loader, worker_states
+from penstock.pytorch._torch_state import check_state, state_between, state_within, worker_states
 from penstock.pytorch._torch_work import TorchWork
 from penstock.pytorch._warnings import warn_reading_again, warn_slow_pickling
 from penstock.pytorch._worker_batches import WorkerBatches
@@ -55,12 +56,12 @@ class TorchRun:
     def __init__(self, loader: Any) -> None:
         self._find_loader = weakref.ref(loader)
         self._statistics = LoaderStatistics()
+        self._loaded: dict[str, Any] | None = None
+        """A state from which the next loop continues."""
         self._progress: LoopProgress | None = None
-        self._saved: dict[str, Any] | None = None
-        self._base_seed: int | None = None
-        self._workers_lived_on = False
-        """Whether a state was loaded from a run whose next epoch had its workers already, and drew no seed for them."""
+        """Where the last loop stands; None if there was none since a state was loaded."""
         self._find_batches: weakref.ref[TorchBatches] | None = None
+        """What the last loop takes its batches from."""
         self._tuning = self._make_tuning(loader) if loader.tunes_workers else None
 
     @property
@@ -76,18 +77,13 @@ class TorchRun:
 
     def _start_batches(self) -> TorchBatches:
         loader = self._loader
-        saved, self._saved = self._saved, None
+        loaded, self._loaded = self._loaded, None
         running = self._living_batches()
-        if saved is not None and not loader.num_workers:
-            self._leave_epoch(saved)
-        indices = Indices(loader, draws_seed=running is None and not self._workers_lived_on, saved=saved)
-        if indices.base_seed is not None:
-            self._base_seed = indices.base_seed
-        elif running is None:
-            assert self._base_seed is not None
-            self._base_seed = later_seed(self._base_seed, 1)
-        self._workers_lived_on = False
-        fetching, self._progress = Fetching.of(loader), self._start_progress(indices, saved or {})
+        if loaded is not None and not loader.num_workers:
+            self._leave_epoch(loaded)
+        living_seed = None if running is None else running.progress.worker_seed
+        indices = Indices(loader, EpochStart.find(loader, loaded, living_seed))
+        fetching, self._progress = Fetching.of(loader), self._start_progress(indices, loaded or {})
         if running is not None:
             running.restart(fetching, indices, self._progress)
             return running
@@ -100,39 +96,14 @@ class TorchRun:
     def state_dict(self) -> dict[str, Any]:
         """Where the last loop stands, as plain data: batches handed over, not batches computed ahead."""
         loader, progress = self._loader, self._progress
-        if self._saved is not None:
-            return copy.deepcopy(self._saved)
-        state = describe_loader(loader)
+        if self._loaded is not None:
+            return copy.deepcopy(self._loaded)
         if progress is None or progress.is_finished:
-            return state | self._state_at_rest(progress)
+            return state_between(loader, progress)
         batches = self._batches
         if batches is not None and batches.progress is progress:
             batches.begin()
-        state |= {
-            "position": progress.position,
-            "draws": copy.deepcopy(progress.draws),
-            "base_seed": progress.base_seed,
-            "sampler_epoch": progress.sampler_epoch,
-            "dataset_epoch": progress.dataset_epoch,
-            "sampler_state": copy.deepcopy(progress.sampler_state),
-        }
-        if Fetching.of(loader).may_have_state:
-            state |= {"workers": _plain(progress.worker_states), "next_worker": progress.next_worker}
-        if is_iterable(loader):
-            state["ended"] = sorted(progress.ended)
-        elif progress.ahead:
-            state["ahead"] = sorted(progress.ahead)
-        return state
-
-    def _state_at_rest(self, progress: LoopProgress | None) -> dict[str, Any]:
-        """The state between epochs: what the next one draws from, and how workers that it finds were left."""
-        loader = self._loader
-        live_on = self._workers_lived_on if progress is None else loader._iterator is not None
-        state: dict[str, Any] = {"position": None, "base_seed": self._base_seed, "dataset_epoch": dataset_epoch(loader)}
-        state["draws"] = current_draws(loader, at_rest=True) | {"seed": not live_on}
-        if progress is not None and Fetching.of(loader).may_have_state and (live_on or not loader.num_workers):
-            state["workers"] = [one if isinstance(one, dict) else None for one in _plain(progress.worker_states)]
-        return state
+        return state_within(loader, progress)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next loop continue where a state stands.
@@ -152,11 +123,7 @@ class TorchRun:
             warn_reading_again(type(loader.dataset).__name__, num_again)
         if not is_in_epoch and state["draws"]["seed"]:
             loader._iterator = None  # the next epoch had new workers
-        self._progress = None
-        self._saved = copy.deepcopy(state)
-        self._workers_lived_on = not is_in_epoch and not state["draws"]["seed"]
-        if self._workers_lived_on:
-            self._base_seed = state["base_seed"]
+        self._progress, self._loaded = None, copy.deepcopy(state)
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch on to whatever has a `set_epoch`: the sampler, the batch sampler, the dataset."""
@@ -244,11 +211,12 @@ class TorchRun:
             saved.pop("workers", None)
 
     def _start_progress(self, indices: Indices, saved: dict[str, Any]) -> LoopProgress:
-        loader, is_in_epoch = self._loader, saved.get("position") is not None
-        assert self._base_seed is not None
+        loader, is_in_epoch = self._loader, indices.start.rest_of is not None
+        assert indices.worker_seed is not None
         progress = LoopProgress(
-            draws=indices.draws,
-            base_seed=saved["base_seed"] if is_in_epoch else self._base_seed,
+            draws=indices.start.draws,
+            base_seed=saved["base_seed"] if is_in_epoch else indices.worker_seed,
+            worker_seed=indices.worker_seed,
             begins_after_states=not is_in_epoch,
             num_workers=loader.num_workers,
             is_iterable=is_iterable(loader),
@@ -277,10 +245,9 @@ class TorchRun:
         if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         loader.check_worker_number_rationality()
-        assert self._base_seed is not None
         init = with_sharding(loader.worker_init_fn) if is_pipe(fetching.dataset) else loader.worker_init_fn
         begin = time.perf_counter()
-        work = TorchWork(fetching, self._base_seed, init, seeds_batches=loader.tunes_workers)
+        work = TorchWork(fetching, progress.worker_seed, init, seeds_batches=loader.tunes_workers)
         engine = make_engine(
             work,
             kind="process",
@@ -291,11 +258,6 @@ class TorchRun:
         if _start_method(loader) != "fork":
             warn_slow_pickling(time.perf_counter() - begin, type(fetching.dataset).__name__)
         return WorkerBatches(loader, fetching, indices, progress, self._statistics, work, engine, self._tuning)
-
-
-def _plain(states: Sequence[WorkerState]) -> list[Any]:
-    """States of workers as plain data, as far as their datasets' are."""
-    return [pickle.loads(one) if isinstance(one, bytes) else one for one in states]  # noqa: S301 - of our workers
 
 
 def _start_method(loader: Any) -> StartMethod:

@@ -1,4 +1,4 @@
-"""What the state of a torch dataset's loader must be before a loop continues from it.
+"""States of loaders of torch datasets: how one is written, and what it must be before a loop continues from it.
 
 A state comes from a checkpoint, and a checkpoint may come from a stranger: `torch.load(weights_only=True)` lets only
 plain data pass, so nothing in a state may become more than that here. Every field has a shape, and nothing is
@@ -8,16 +8,19 @@ own state is handed back to its `load_state_dict` as it is.
 
 from __future__ import annotations
 
+import copy
 import pickle
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch.utils.data import DistributedSampler
 
 from penstock.errors import StateError
-from penstock.pytorch._samplers import check_draws, innermost_sampler
-from penstock.pytorch._torch_datasets import WorkerState, is_iterable
+from penstock.pytorch._torch_datasets import Fetching, WorkerState, is_iterable
+from penstock.pytorch._torch_epochs import check_draws, current_draws, dataset_epoch, innermost_sampler
+from penstock.pytorch._torch_loop import LoopProgress
 from penstock.shapes import COUNT, Either, find_mismatch
 
 STATE_VERSION = 2
@@ -39,6 +42,47 @@ _OF_WORKER = Either(None, COUNT, {"iterator": object}, {"dataset": object})
 _OF_MAP_STYLE = {"workers": [Either(None, {"dataset": object})], "next_worker": COUNT, "ahead": [COUNT]}
 
 
+def state_within(loader: Any, progress: LoopProgress) -> dict[str, Any]:
+    """The state within an epoch: what it drew from, and what of it was handed over."""
+    state = describe_loader(loader) | {
+        "position": progress.position,
+        "draws": copy.deepcopy(progress.draws),
+        "base_seed": progress.base_seed,
+        "sampler_epoch": progress.sampler_epoch,
+        "dataset_epoch": progress.dataset_epoch,
+        "sampler_state": copy.deepcopy(progress.sampler_state),
+    }
+    if Fetching.of(loader).may_have_state:
+        state |= {"workers": _plain(progress.worker_states), "next_worker": progress.next_worker}
+    if is_iterable(loader):
+        state["ended"] = sorted(progress.ended)
+    elif progress.ahead:
+        state["ahead"] = sorted(progress.ahead)
+    return state
+
+
+def state_between(loader: Any, progress: LoopProgress | None) -> dict[str, Any]:
+    """The state between epochs: what the next one draws from, and how workers that it finds were left.
+
+    `progress` is that of the epoch before, if there was one.
+    """
+    live_on = progress is not None and loader._iterator is not None
+    state = describe_loader(loader) | {
+        "position": None,
+        "base_seed": None if progress is None else progress.worker_seed,
+        "dataset_epoch": dataset_epoch(loader),
+        "draws": current_draws(loader, at_rest=True) | {"seed": not live_on},
+    }
+    if progress is not None and Fetching.of(loader).may_have_state and (live_on or not loader.num_workers):
+        state["workers"] = [one if isinstance(one, dict) else None for one in _plain(progress.worker_states)]
+    return state
+
+
+def _plain(states: Sequence[WorkerState]) -> list[Any]:
+    """States of workers as plain data, as far as their datasets' are."""
+    return [pickle.loads(one) if isinstance(one, bytes) else one for one in states]  # noqa: S301 - of our workers
+
+
 def check_state(state: Any, loader: Any) -> None:
     """Raise `StateError` unless a loop of this loader can continue from the state."""
     known = isinstance(state, dict) and any(_is_same(state.get("version"), each) for each in _READ_VERSIONS)
@@ -49,6 +93,8 @@ def check_state(state: Any, loader: Any) -> None:
             raise StateError(f"The state was saved with {key}={reprlib.repr(state.get(key))}; here it is {here!r}.")
     shape = (_AT_REST if state["position"] is None else _IN_EPOCH) | _parts_of(state, loader)
     wrong = find_mismatch(state, shape, "state")
+    if not wrong and state["base_seed"] is None and not state["draws"]["seed"]:
+        wrong = "no seed for workers is drawn, and none was"
     if wrong:
         raise StateError(f"The state is damaged: {wrong}. Go on from another one.")
     check_draws(loader, state["draws"])

@@ -17,8 +17,8 @@ from penstock.errors import WorkerDied
 from penstock.loader import Engine, LoaderStatistics, Pipeline, Result, count_computed
 from penstock.pytorch._live_tuning import LiveTuning
 from penstock.pytorch._online import Setting
-from penstock.pytorch._samplers import Indices
 from penstock.pytorch._torch_datasets import Fetching
+from penstock.pytorch._torch_epochs import Indices
 from penstock.pytorch._torch_loop import LoopProgress, Receipt
 from penstock.pytorch._torch_work import TorchItem, TorchStart, TorchWork
 from penstock.pytorch._transport import FirstBatches, WorkerEnd, WorkerFailure, read_answer, unpack

@@ -1,19 +1,36 @@
-"""What the trainer draws in an epoch: the sampler's indices and the workers' seed, as torch draws them.
+"""How an epoch of a torch dataset begins: what torch would have drawn by then, and the sampler's indices.
 
-A sampler is a function of what it draws from generators when it is started, so that is what a state keeps:
-the generators as they were when the epoch began, and how many batches were handed over. Resuming starts the
-sampler from there and skips that many batches of indices; no sample is read. A sampler with a `state_dict`
-of its own is asked instead.
+# NOTE [what torch would have drawn by now]
+#   When an epoch begins, torch draws, from the loader's generator or else from the global one:
+#     1. for an iterable data pipe, a seed that all ranks share
+#     2. the order of the sampler; some samplers draw only when the first index is asked for, and so after 3
+#     3. a seed for its workers, unless persistent workers live on, which keep theirs
+#   and until the next epoch nothing. So the generators as they were before 1, and whether 3 came, decide the epoch: a
+#   state keeps these `draws`, and how many batches were handed over. What an epoch does with them:
+#
+#     loaded state       generators          draws                        seed of the workers
+#     none               as they are         1, 2, 3 unless they live on  drawn, or theirs
+#     between epochs     as in the state     1, 2, 3 as the saved run     drawn, or the state's, changed: workers lived
+#                                            would have                   on there, and have used up its numbers
+#     within an epoch    as in the state     1, 2, 3 as the saved run     the state's, changed likewise, unless they
+#                                            had; then skips `position`   read again what was handed over; or theirs
+#
+#   The global generators are the user's. A state sets them only while the sampler starts; where they are between
+#   epochs as in the state anyway, the sampler draws from them as in torch, and they move on.
+#
+# No sample is read for any of that. A sampler with a `state_dict` of its own is asked instead of skipped.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,32 +60,54 @@ _GENERATORS = {
 """The global generators in a state, where the sampler draws from them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStart:
+    """How an epoch begins; see NOTE [what torch would have drawn by now]."""
+
+    draws: dict[str, Any]
+    """The generators before anything is drawn, and as "seed" whether a seed for workers is."""
+    is_restored: bool = False
+    """Whether the generators are set to these first; otherwise they stand there."""
+    rest_of: dict[str, Any] | None = None
+    """The state within the epoch of which this is the rest."""
+    worker_seed: int | None = None
+    """The seed of the workers; None if it is the one that is drawn."""
+
+    @classmethod
+    def find(cls, loader: Any, saved: dict[str, Any] | None, living_seed: int | None) -> EpochStart:
+        """How this loader's next epoch begins, after a loaded state or none; workers that live on have their seed."""
+        if saved is not None and saved["position"] is not None:
+            seed = _resumed_seed(saved) if living_seed is None else living_seed
+            return cls(draws=saved["draws"], is_restored=True, rest_of=saved, worker_seed=seed)
+        draws_seed, worker_seed = living_seed is None, living_seed
+        if saved is not None and not saved["draws"]["seed"]:
+            draws_seed = False
+            worker_seed = _later_seed(saved["base_seed"], 1) if living_seed is None else living_seed
+        draws = current_draws(loader, at_rest=saved is not None) | {"seed": draws_seed}
+        if saved is None or _same_generators(saved["draws"], draws):
+            return cls(draws=draws, worker_seed=worker_seed)
+        draws |= {name: saved["draws"][name] for name in _GENERATORS if name in saved["draws"]}
+        return cls(draws=draws, is_restored=True, worker_seed=worker_seed)
+
+
 class Indices:
     """The indices of one epoch, one batch at a time. It refers to the sampler only: the loader refers to its loop."""
 
-    def __init__(self, loader: Any, *, draws_seed: bool, saved: dict[str, Any] | None = None) -> None:
-        self._drawn_early: list[Any] = []
+    def __init__(self, loader: Any, start: EpochStart) -> None:
+        self.start = start
+        rest = start.rest_of
         self.any_index = [None] * loader.batch_size if loader._auto_collation and loader.batch_size else None
         """The index that every batch of an iterable dataset is fetched with."""
-        self.base_seed: int | None = None
-        self.shared_seed: int | None = None
-        is_in_epoch = saved is not None and saved["position"] is not None
-        self._number: int = saved["position"] if saved is not None and is_in_epoch else 0
-        self.handed_over: dict[int, Any] = dict.fromkeys(saved.get("ahead", ()) if saved is not None else ())
+        self.handed_over: dict[int, Any] = dict.fromkeys(() if rest is None else rest.get("ahead", ()))
         """Batches that were handed over out of order before, with the sampler's state after each once it is known."""
-        if saved is not None and is_in_epoch:
-            self.draws = saved["draws"]
-            with _restored_generators(loader, self.draws):
-                self._resume(loader, draws_seed, saved)
-            return
-        self.draws = current_draws(loader, at_rest=saved is not None) | {"seed": draws_seed}
-        if saved is None or _same_generators(saved["draws"], self.draws):
-            self._start(loader, draws_seed)
-            return
-        self.draws |= {name: saved["draws"][name] for name in _GENERATORS if name in saved["draws"]}
-        with _restored_generators(loader, self.draws):
-            self._start(loader, draws_seed)
-            self.draw_early()
+        self.shared_seed: int | None = None
+        self._number: int = 0 if rest is None else rest["position"]
+        self._drawn_early: list[Any] = []
+        with _restored_generators(loader, start.draws) if start.is_restored else contextlib.nullcontext():
+            drawn_seed = self._start(loader) if rest is None else self._return_to(loader, rest)
+            if start.is_restored and rest is None:
+                self.draw_early()
+        self.worker_seed = drawn_seed if start.worker_seed is None else start.worker_seed
 
     def next(self) -> tuple[int, Any, Any]:
         """(number, index, the sampler's own state after it, if it has one) of the next batch that was not handed over.
@@ -76,41 +115,46 @@ class Indices:
         Raises StopIteration at the end.
         """
         drawn = self._draw()
-        while self._number in self.handed_over:
+        while self._number in self.handed_over:  # at once: the loop forgets them when it has handed over this one
             number, _, self.handed_over[number] = self._draw()
         return drawn
+
+    def draw_early(self) -> None:
+        """Draw one index now, so that a sampler that draws when first asked uses the generators as they are."""
+        if not self._drawn_early:
+            self._drawn_early = list(itertools.islice(self._iterator, 1))
 
     def _draw(self) -> tuple[int, Any, Any]:
         index = self._drawn_early.pop() if self._drawn_early else next(self._iterator)
         self._number += 1
-        state = copy.deepcopy(self._stateful.state_dict()) if self._stateful is not None else None
+        state = None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
         return self._number - 1, index, state
 
-    def _start(self, loader: Any, draws_seed: bool) -> None:
+    def _start(self, loader: Any) -> int | None:
+        """Draw what torch draws, in its order; returns the seed for workers, if there is to be one."""
         if is_iterable_pipe(loader.dataset):
             self.shared_seed = draw_shared_seed(loader.generator)
-        self._iterator = iter(loader._index_sampler)  # before the seed: so does torch
-        if draws_seed:
-            self.base_seed = draw_seed(loader.generator)
+        self._iterator = iter(loader._index_sampler)
         self._stateful = self._iterator if has_state(self._iterator) else stateful_sampler(loader)
+        return _draw_seed(loader.generator) if self.start.draws["seed"] else None
 
-    def _resume(self, loader: Any, draws_seed: bool, saved: dict[str, Any]) -> None:
-        sampler, own = innermost_sampler(loader), saved["sampler_state"]
-        if saved["sampler_epoch"] is not None and hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(saved["sampler_epoch"])
+    def _return_to(self, loader: Any, rest: dict[str, Any]) -> int | None:
+        """Start, and go to where the state stands."""
+        sampler, own = innermost_sampler(loader), rest["sampler_state"]
+        if rest["sampler_epoch"] is not None and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(rest["sampler_epoch"])
         stateful = stateful_sampler(loader)
         if own is not None and stateful is not None:
             stateful.load_state_dict(own)
-        # Whether workers need a seed, then or now, must not change what the sampler draws.
-        self._start(loader, self.draws["seed"])
-        self.base_seed = _resumed_seed(saved) if draws_seed else None
+        drawn_seed = self._start(loader)
         if own is None:
             if not isinstance(sampler, _InfiniteConstantSampler):  # which always gives the same
-                self._skip(saved["position"])
+                self._skip(rest["position"])
         elif self._stateful is None:
             raise StateError("The state was saved with a sampler that has a state of its own; this one has none.")
         elif self._stateful is not stateful:
             self._stateful.load_state_dict(own)
+        return drawn_seed
 
     def _skip(self, num_batches: int) -> None:
         num_skipped = sum(1 for _ in itertools.islice(self._iterator, num_batches))
@@ -121,18 +165,13 @@ class Indices:
             )
         self.draw_early()
 
-    def draw_early(self) -> None:
-        """Draw one index now, so that a sampler that draws when first asked uses the generators as they are."""
-        if not self._drawn_early:
-            self._drawn_early = list(itertools.islice(self._iterator, 1))
 
-
-def draw_seed(generator: torch.Generator | None) -> int:
+def _draw_seed(generator: torch.Generator | None) -> int:
     """The seed that workers derive theirs from; one draw, as torch draws it."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
-def later_seed(base_seed: int, position: int) -> int:
+def _later_seed(base_seed: int, position: int) -> int:
     """A seed for workers that continue where others have used up the numbers of this one."""
     return (base_seed + position * 0x9E3779B97F4A7C15) % (1 << 63)
 
@@ -254,7 +293,7 @@ def _resumed_seed(saved: dict[str, Any]) -> int:
     base_seed: int = saved["base_seed"]
     if any(isinstance(state, int) for state in saved.get("workers", ())):
         return base_seed
-    return later_seed(base_seed, saved["position"])
+    return _later_seed(base_seed, saved["position"])
 
 
 def _encode(state: torch.Tensor) -> str:
