@@ -78,7 +78,7 @@ class Restless(OnlineTuner):
 @pytest.mark.parametrize("start", [0, pytest.param(3, marks=pytest.mark.stress)])
 def test_batches_are_the_same_whatever_is_changed_while_they_are_made(eager, monkeypatch, tmp_path, workers, start):
     plan = slow_plan() if workers == "thread" else slow_plan(draw_alone)
-    monkeypatch.setattr("penstock.pytorch._plan_workers.OnlineTuner", Restless)
+    monkeypatch.setattr("penstock.pytorch._live_tuning.OnlineTuner", Restless)
     loader = penstock.DataLoader(plan, workers=workers, num_workers="auto", settings=start_with(tmp_path, start))
     found = contents(loader)
     assert len(loader.stats().decisions) >= 4
@@ -180,7 +180,7 @@ class Settled(OnlineTuner):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_batches_of_a_map_style_dataset_do_not_depend_on_what_is_changed(eager, monkeypatch, tmp_path):
     def epochs(tuner: type[OnlineTuner], start: int) -> tuple[list[torch.Tensor], tuple[str, ...]]:
-        monkeypatch.setattr("penstock.pytorch._torch_run.OnlineTuner", tuner)
+        monkeypatch.setattr("penstock.pytorch._live_tuning.OnlineTuner", tuner)
         generator = torch.Generator().manual_seed(5)
         loader = penstock.DataLoader(
             Augmented(), 4, shuffle=True, num_workers="auto", settings=start_with(tmp_path, start), generator=generator

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,6 +105,8 @@ def read_settings(path: str | os.PathLike[str]) -> SettingsFile:
 
 
 def _parse(where: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(read_small(where, _LARGEST).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -25,8 +25,21 @@ except ImportError as error:
     raise MissingExtra("penstock.DataLoader and penstock.stream need PyTorch: pip install 'penstock[torch]'") from error
 
 from penstock.pytorch._dataloader import DataLoader
-from penstock.pytorch._online import Bounds, Decision, OnlineTuner, Setting, Stretch
-from penstock.pytorch._stream import Stream, stream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from penstock.pytorch._online import Bounds, Decision, OnlineTuner, Setting, Stretch
+    from penstock.pytorch._stream import Stream, stream
+else:  # a loader of plans or torch datasets needs none of this, nor the rooms behind it
+
+    def __getattr__(name: str):
+        import importlib
+
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = "_stream" if name in ("Stream", "stream") else "_online"
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
 
 __all__ = [
     "Bounds",

@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, get_args
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from penstock.errors import check_choice
 from penstock.loader import SettingsFile, WorkerKind, read_settings, simplify
 from penstock.machine import default_workers, usable_cpus
 from penstock.plan import Plan
-from penstock.service import Remote, as_remote
 from penstock.workers import StartMethod
+
+if TYPE_CHECKING:
+    from penstock.service import Remote, Servers
 
 Workers = Literal["auto", "inline", "thread", "process"]
 
@@ -207,7 +209,7 @@ class LoaderSettings:
             ValueError: one is not what it can be, alone or with the others.
         """
         given = {name: int(value) if isinstance(value, np.integer) else value for name, value in given.items()}
-        given["remote"] = as_remote(given["remote"])
+        given["remote"] = _as_remote(given["remote"])
         settings = cls(**{field.name: given[field.name] for field in dataclasses.fields(cls)})
         _, num_workers = settings.resolve(plan)
         if settings.timeout and not num_workers and settings.remote is None:
@@ -254,6 +256,15 @@ class LoaderSettings:
     def tunes_prefetch(self) -> bool:
         """Whether the number of batches ahead is found while they are computed."""
         return self.prefetch == "auto" or (self.prefetch is None and self.tunes_workers)
+
+
+def _as_remote(remote: Remote | Servers | None) -> Remote | None:
+    """What `remote=` means; the service is loaded for nothing else."""
+    if remote is None:
+        return None
+    from penstock.service import as_remote
+
+    return as_remote(remote)
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -37,11 +38,12 @@ from penstock.pytorch._feed import wants_pinning
 from penstock.pytorch._plan_run import PlanRun
 from penstock.pytorch._plan_view import PlanBatchSampler, PlanSampler, find_plan, find_run, shown_arguments
 from penstock.pytorch._ranks import find_data_rank
-from penstock.pytorch._stream import Stream
 from penstock.pytorch._torch_run import TorchRun
 from penstock.pytorch._warnings import log_odd_batch_size, log_runs, warn_of_lost_cpus, warn_too_many_workers
-from penstock.service import Remote, Servers
 from penstock.workers import StartMethod
+
+if TYPE_CHECKING:
+    from penstock.service import Remote, Servers
 
 BatchType = TypeVar("BatchType", covariant=True, default=Any)
 
@@ -260,10 +262,17 @@ class DataLoader(TorchDataLoader[BatchType]):
         self.use_stateful_dataloader = True  # Accelerate saves and loads its state
 
     def _make_torch_run(self) -> TorchRun:
-        if isinstance(self.dataset, Stream) and self.dataset.splits_over_ranks:
+        dataset: Any = self.dataset
+        if _is_stream(dataset) and dataset.splits_over_ranks:
             self._is_accelerate_prepared = True  # else it would give each rank a share of its share
-            self.dataset.leave_alone()
+            dataset.leave_alone()
         return TorchRun(self)
+
+
+def _is_stream(dataset: Any) -> bool:
+    """Whether it is a `Stream`. It cannot be if that module was never loaded, and asking does not load it."""
+    module = sys.modules.get("penstock.pytorch._stream")
+    return module is not None and isinstance(dataset, module.Stream)
 
 
 _LIGHTNING_RECORD = "__pl_attrs_record"

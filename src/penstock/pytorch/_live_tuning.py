@@ -79,6 +79,29 @@ class LiveTuning:
         self._awaits_workers, self._num_ahead = True, 0
         self._longest_step, self._last_step_seconds, self._last_seconds, self._squares = 0.0, 0.0, 0.0, 0.0
 
+    @classmethod
+    def of(
+        cls,
+        tuned: TunedRun,
+        statistics: LoaderStatistics,
+        kind: str,
+        *,
+        num_workers: int,
+        depth: int,
+        tunes_workers: bool = True,
+        tunes_depth: bool = True,
+        if_cheap: str = "",
+    ) -> LiveTuning:
+        """What tunes a run from this setting on."""
+        tuner = OnlineTuner(
+            Setting(num_workers, depth),
+            usable_cpus(),
+            tunes_workers=tunes_workers,
+            tunes_depth=tunes_depth,
+            if_cheap=if_cheap,
+        )
+        return cls(tuned, tuner, statistics, kind)
+
     def begin(self, num_ahead: int) -> None:
         """A loop begins: its first steps fill the queue, and time between loops does not count."""
         self._num_ahead = num_ahead

@@ -8,6 +8,8 @@ settings ──► Engine ──► Pipeline ──► the loop             made
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from penstock.loader import (
     Engine,
@@ -19,15 +21,16 @@ from penstock.loader import (
     start_early,
     steps_per_bundle,
 )
-from penstock.machine import usable_cpus
 from penstock.plan import Plan
 from penstock.pytorch._arguments import LoaderSettings
 from penstock.pytorch._batches import as_tensors
-from penstock.pytorch._live_tuning import LiveTuning
-from penstock.pytorch._online import OnlineTuner, Setting
 from penstock.pytorch._plan_progress import Loop
-from penstock.service import RemoteEngine, requests_in_flight
 from penstock.workers import ServerLease
+
+if TYPE_CHECKING:
+    from penstock.pytorch._live_tuning import LiveTuning
+    from penstock.pytorch._online import Setting
+    from penstock.service import RemoteEngine
 
 _DEPTH = 2
 """Items ahead for each worker: one that it computes, and one that waits for it."""
@@ -47,6 +50,8 @@ class PlanWorkers:
         self._tuning = self._make_tuning()
         self._pipeline: Pipeline | None = None
         self._engine: Engine | None = None
+        self._remote: RemoteEngine | None = None
+        """The engine, if it is that of servers."""
         self._fork_server: ServerLease | None = None
         """The server that workers will come from, leased until they do."""
 
@@ -129,7 +134,7 @@ class PlanWorkers:
         """Stop the workers; the next loop starts them again."""
         if self._tuning is not None:
             self._tuning.close()
-        pipeline, self._pipeline, self._engine = self._pipeline, None, None
+        pipeline, self._pipeline, self._engine, self._remote = self._pipeline, None, None, None
         if pipeline is not None:
             pipeline.close()
             statistics = self.statistics
@@ -140,16 +145,17 @@ class PlanWorkers:
     def _num_ahead(self) -> int:
         if self._prefetch:
             return self._prefetch
-        is_remote = isinstance(self._engine, RemoteEngine)
-        num_items = requests_in_flight(self.num_workers) if is_remote else self._depth * self.num_workers
+        num_items = self._depth * self.num_workers
+        if self._remote is not None:
+            num_items = _load_service()[1](self.num_workers)
         return max(1, num_items * self._num_steps)
 
     def _steps_per_item(self, world_size: int) -> int:
         """Steps that a worker computes as one item, so that two items per worker fit into the prefetch."""
         if not self._settings.in_order:
             return 1
-        if isinstance(self._engine, RemoteEngine):
-            num_steps = self._engine.steps_per_request(world_size)
+        if self._remote is not None:
+            num_steps = self._remote.steps_per_request(world_size)
         else:
             num_steps = steps_per_bundle(self._plan, world_size)
         if self._prefetch is None:
@@ -161,13 +167,17 @@ class PlanWorkers:
         settings, kind = self._settings, self.kind
         if kind in ("inline", "remote") or not (settings.tunes_workers or settings.tunes_prefetch):
             return None
-        tuner = OnlineTuner(
-            Setting(self.num_workers, self._depth),
-            usable_cpus(),
+        from penstock.pytorch._live_tuning import LiveTuning
+
+        return LiveTuning.of(
+            self,
+            self.statistics,
+            kind,
+            num_workers=self.num_workers,
+            depth=self._depth,
             tunes_workers=settings.tunes_workers,
             tunes_depth=settings.tunes_prefetch,
         )
-        return LiveTuning(self, tuner, self.statistics, kind)
 
     def _stop_tuning(self) -> None:
         """From now on, what the user sets is used."""
@@ -208,11 +218,18 @@ class PlanWorkers:
         if settings.local_workers:
             kind, _ = dataclasses.replace(settings, remote=None, local_workers=0).resolve_here(self._plan)
             local = make_engine(work, kind=kind, num_workers=settings.local_workers, start_method=settings.start_method)
-        engine = RemoteEngine(self._plan, settings.remote, self.statistics, local=local)
-        self.num_workers = engine.num_workers
-        return engine
+        self._remote = _load_service()[0](self._plan, settings.remote, self.statistics, local=local)
+        self.num_workers = self._remote.num_workers
+        return self._remote
 
     def _give_back_server(self) -> None:
         lease, self._fork_server = self._fork_server, None
         if lease is not None:
             lease.close()
+
+
+def _load_service() -> tuple[type[RemoteEngine], Callable[[int], int]]:
+    """What `remote=` needs, and nothing else does."""
+    from penstock.service import RemoteEngine, requests_in_flight
+
+    return RemoteEngine, requests_in_flight

@@ -14,15 +14,12 @@ import copy
 import multiprocessing
 import time
 import weakref
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.loader import LoaderStatistics, make_engine
-from penstock.machine import usable_cpus
 from penstock.pytorch._device import find_device
 from penstock.pytorch._device_feed import make_feed
 from penstock.pytorch._feed import wants_pinning
-from penstock.pytorch._live_tuning import LiveTuning
-from penstock.pytorch._online import OnlineTuner, Setting
 from penstock.pytorch._torch_datasets import (
     Fetching,
     is_iterable,
@@ -46,6 +43,10 @@ from penstock.pytorch._torch_work import TorchWork
 from penstock.pytorch._warnings import warn_reading_again, warn_slow_pickling
 from penstock.pytorch._worker_batches import WorkerBatches
 from penstock.workers import StartMethod
+
+if TYPE_CHECKING:
+    from penstock.pytorch._live_tuning import LiveTuning
+    from penstock.pytorch._online import Setting
 
 _IF_CHEAP = "Handing it over may take longer: try num_workers=0."
 
@@ -178,9 +179,10 @@ class TorchRun:
         if fetching.may_have_state or is_pipe(fetching.dataset):
             what = "an iterable dataset" if fetching.is_iterable else "a dataset that has a state"
             raise ValueError(f"num_workers='auto' with {what}: what comes next depends on its workers. Give a number.")
-        setting = Setting(loader.num_workers, loader.prefetch_factor)
-        tuner = OnlineTuner(setting, usable_cpus(), if_cheap=_IF_CHEAP)
-        return LiveTuning(self, tuner, self._statistics, "process")
+        from penstock.pytorch._live_tuning import LiveTuning
+
+        workers, depth = loader.num_workers, loader.prefetch_factor
+        return LiveTuning.of(self, self._statistics, "process", num_workers=workers, depth=depth, if_cheap=_IF_CHEAP)
 
     @property
     def _loader(self) -> Any:

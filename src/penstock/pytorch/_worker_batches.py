@@ -11,18 +11,20 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import WorkerDied
 from penstock.loader import Engine, LoaderStatistics, Pipeline, Result, count_computed
-from penstock.pytorch._live_tuning import LiveTuning
-from penstock.pytorch._online import Setting
 from penstock.pytorch._torch_datasets import Fetching
 from penstock.pytorch._torch_epochs import Indices
 from penstock.pytorch._torch_loop import LoopProgress, Receipt
 from penstock.pytorch._torch_work import TorchItem, TorchStart, TorchWork
 from penstock.pytorch._transport import FirstBatches, WorkerEnd, WorkerFailure, read_answer, unpack
 from penstock.pytorch._warnings import warn_repeating_workers
+
+if TYPE_CHECKING:
+    from penstock.pytorch._live_tuning import LiveTuning
+    from penstock.pytorch._online import Setting
 
 
 class WorkerBatches:
