@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.pytorch._device import BlockingAccelerator, StreamAccelerator, find_device
-from penstock.pytorch._device_feed import DeviceFeed, make_feed
+from penstock.pytorch._feed import DeviceFeed, make_feed
 from pytorch.fake_device import Slots
 
 needs_no_accelerator = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator here")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pytorch._device_feed import DeviceFeed
+from penstock.pytorch._feed import DeviceFeed
 from pytorch.fake_device import FakeDevice, Slots
 from waiting import wait_until
 

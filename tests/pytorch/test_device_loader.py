@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.pytorch import _dataloader, _device_feed, _torch_run
+from penstock.pytorch import _dataloader, _feed, _torch_run
 from pytorch.examples import numbers
 from pytorch.fake_device import FakeDevice
 from pytorch.torch_examples import Numbers
@@ -20,7 +20,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     fake = FakeDevice(copy_seconds=2.0)
     for module in (_dataloader, _torch_run):
         monkeypatch.setattr(module, "find_device", lambda name: None if name is None else fake.device)
-    monkeypatch.setattr(_device_feed, "open_accelerator", lambda _: fake)
+    monkeypatch.setattr(_feed, "open_accelerator", lambda _: fake)
     return fake
 
 

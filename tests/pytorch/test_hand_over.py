@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.loader._memory import private_slot
-from penstock.pytorch._transport import SlotTensors, TorchAnswer, pack, read_answer, unpack
+from penstock.pytorch._torch_transport import SlotTensors, TorchAnswer, pack, read_answer, unpack
 from pytorch.torch_examples import Numbers, Point
 
 pytestmark = pytest.mark.filterwarnings(

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from penstock.pytorch import _warnings
-from penstock.pytorch._device_feed import make_feed
-from penstock.pytorch._feed import PinningFeed, wants_pinning
+from penstock.pytorch._feed import PinningFeed, make_feed, wants_pinning
 from pytorch.fake_device import FakeDevice, Slots
 from waiting import wait_until
 

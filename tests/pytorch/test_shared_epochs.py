@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pytorch._epochs import SharedEpochs
+from penstock.pytorch._stream import SharedEpochs
 
 
 def begin_one(epochs: SharedEpochs) -> None:

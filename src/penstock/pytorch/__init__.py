@@ -9,9 +9,15 @@
     with pin_memory or device    PinningFeed (a thread copies) -> DeviceFeed (a side stream copies) <----------------+
                                    -> the `for` loop, which counts what it was handed: the state
 
-Both runs offer the same: iterate, length, state, epoch, statistics, close. `_arguments` says which arguments are for
-which of them, and `_plan_view` what frameworks see of a plan. `stream` is a torch dataset over raw files, for this
-loader or torch's.
+    _dataloader, _arguments     the loader itself: sorts arguments, chooses the run
+    _plan_*                     the plan run: where it stands, its workers, what frameworks see of it
+    _torch_*                    the torch run: how an epoch begins, loops, workers, transport, state
+    _feed, _device, _batches    from host batches to pinned memory and the device
+    _stream                     a torch dataset over raw files, for this loader or torch's
+    _online, _live_tuning       what num_workers="auto" measures and decides
+
+Both runs offer the same: iterate, length, state, epoch, statistics, close. Servers, streams and tuning are imported
+when they are used.
 
 May import: `errors`, `loader`, `machine`, `plan`, `schema`, `service`, `shapes`, `sources`, `workers`. Imported by:
 `doctor`, `integrations`, `tuning`. Holds state: which warnings were given already.

@@ -14,9 +14,36 @@ from typing import Any, Protocol
 import torch
 
 from penstock.pytorch._batches import is_pinned
-from penstock.pytorch._feed import HostPinning, Pinning
 
 _WITHOUT_STREAMS = "mps"
+
+
+class Pinning(Protocol):
+    """How memory is pinned."""
+
+    def enter_thread(self) -> None:
+        """Called once in the thread that pins."""
+        ...
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of the tensor in pinned memory, or itself if it is there already."""
+        ...
+
+
+class HostPinning:
+    """Torch's pinned memory for a device."""
+
+    def __init__(self, device_index: int) -> None:
+        self._device_index = device_index
+
+    def enter_thread(self) -> None:
+        """Leave the other cores to the trainer, and do not open the first device in addition to this one."""
+        torch.set_num_threads(1)
+        torch.accelerator.set_device_index(self._device_index)
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy it into torch's pinned memory, unless it is on a device already."""
+        return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 class Event(Protocol):

@@ -1,6 +1,6 @@
-"""Feeds: batches begun before they are asked for, and handed over in order; and the one that pins them.
+"""Feeds: batches begun before they are asked for, and handed over in order: to pinned memory, and to a device.
 
-    source (pipeline, torch batches) -> PinningFeed -> DeviceFeed (`_device_feed.py`) -> training loop
+    source (pipeline, torch batches) -> PinningFeed -> DeviceFeed -> training loop
 
 A feed lies between what computes batches and the training loop: it begins a batch or two early and hands over the
 oldest. All of it happens in the training thread, inside its `next()`, so a source needs no lock. It is asked ahead
@@ -10,6 +10,20 @@ only for what it says is ready: a slow source never delays a batch that is there
 copies are still reading from it. The thread does nothing but copy into it: batches are fetched by the caller, and
 fetched memory is free again once copied. It is the one thread of a `ThreadPoolExecutor`, which stops it when the feed
 is closed or collected and lets it finish when the interpreter exits; it refers to neither feed nor source.
+
+# NOTE [who waits for whom]
+#   host batch -> pinned copy (thread) -> copy on the side stream -> mark -> current stream waits -> the user's kernels
+#
+# Early reads: the current stream waits for the mark behind the copy; the host does not.
+# Late overwrites of the source: the pinned copy belongs to torch's host allocator, which reuses it when the copy has
+#   read it. The memory that the host batch came in was free before that, when the pinned copy was made.
+# Late overwrites of the batch: its memory belongs to the side stream. `record_stream` has it wait, once the user
+#   lets go of it, for the kernels given to the current stream until then; without it the next copy may land in it.
+# A host that runs ahead of the device would begin copies without end, each with memory of its own, so it waits until
+#   all steps but the last two are over. These keep the device busy meanwhile.
+
+The price: two batches of device memory where the host waits for each step and four where it does not, and one
+more of pinned memory than that.
 """
 
 from __future__ import annotations
@@ -19,16 +33,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from penstock.pytorch._batches import pin_batch
+from penstock.pytorch._batches import can_keep, copy_batch, keepables, pin_batch
+from penstock.pytorch._device import Accelerator, Event, HostPinning, Pinning, open_accelerator
 from penstock.pytorch._warnings import warn_once
 
 Begun = TypeVar("Begun")
 _CLOSE_SECONDS = 5.0
-_NUM_BEGUN = 2  # the one that is taken, and one that is pinned during the step
+_NUM_BEGUN = 2  # the one that is taken, and one that is pinned, or copied, during the step
+_NUM_UNFINISHED_STEPS = 2
 
 
 class BatchSource(Protocol):
@@ -59,7 +75,7 @@ def take(source: BatchSource, profiled_as: str) -> tuple[Any, Any] | None:
         return source.next()
 
 
-class Lookahead(Generic[Begun]):
+class CopyAhead(Generic[Begun]):
     """Keeps up to `num_begun` batches of a source begun; `begin` must not refer to the object that owns this one.
 
     An error of the source is kept until the batches before it were handed over, and raised once; after it the
@@ -114,34 +130,6 @@ class Lookahead(Generic[Begun]):
             self._error = error
 
 
-class Pinning(Protocol):
-    """How memory is pinned."""
-
-    def enter_thread(self) -> None:
-        """Called once in the thread that pins."""
-        ...
-
-    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of the tensor in pinned memory, or itself if it is there already."""
-        ...
-
-
-class HostPinning:
-    """Torch's pinned memory for a device."""
-
-    def __init__(self, device_index: int) -> None:
-        self._device_index = device_index
-
-    def enter_thread(self) -> None:
-        """Leave the other cores to the trainer, and do not open the first device in addition to this one."""
-        torch.set_num_threads(1)
-        torch.accelerator.set_device_index(self._device_index)
-
-    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy it into torch's pinned memory, unless it is on a device already."""
-        return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
-
-
 class PinningFeed:
     """Hands over the batches of a source in pinned memory."""
 
@@ -151,7 +139,7 @@ class PinningFeed:
             1, thread_name_prefix="penstock-pin", initializer=pinning.enter_thread
         )
         begin = partial(_submit, self._executor, pinning)
-        self._ahead: Lookahead[Future[Any]] = Lookahead(source, begin, num_begun=_NUM_BEGUN)
+        self._ahead: CopyAhead[Future[Any]] = CopyAhead(source, begin, num_begun=_NUM_BEGUN)
 
     def next(self) -> tuple[Any, Any] | None:
         """(receipt, pinned batch), or None when there are no more; raises what source or pinning raised."""
@@ -185,6 +173,95 @@ class PinningFeed:
             )
         if self._executor is None:
             raise RuntimeError("This loop was closed. Start a new one.")
+
+
+class _Copying(NamedTuple):
+    """A batch on its way; without an event it is still on the host, and is copied when it is handed over."""
+
+    batch: Any
+    event: Event | None
+
+
+class DeviceFeed:
+    """Hands over the batches of a source on a device; the copy of the next one has begun by then.
+
+    Use it from one thread at a time. Kernels that use a batch go to the stream that was current when it was
+    handed over, or to one that waits for it, as with any tensor of torch's.
+    """
+
+    def __init__(self, source: BatchSource, accelerator: Accelerator) -> None:
+        pinning = accelerator.pinning
+        self._accelerator = accelerator
+        self._pinned = None if pinning is None else PinningFeed(source, pinning)
+        begin = partial(_begin_copy, accelerator)
+        self._ahead: CopyAhead[_Copying] = CopyAhead(self._pinned or source, begin, num_begun=_NUM_BEGUN)
+        self._steps: deque[Event] = deque()
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    def next(self) -> tuple[Any, Any] | None:
+        """(receipt, batch on the device), or None when there are no more; raises what the source raised."""
+        self._check()
+        self._wait_for_steps()
+        first = self._ahead.first()
+        if first is None:
+            return None
+        receipt, copying = first
+        batch = self._arrive(copying)
+        self._ahead.drop_first()
+        return receipt, batch
+
+    def is_ready(self) -> bool:
+        """Whether `next` would not wait for the source."""
+        return self._ahead.is_ready()
+
+    def close(self) -> None:
+        """Let go of batches not handed over; those that were stay as they are."""
+        self._is_closed = True
+        self._steps.clear()
+        for _ in self._ahead.clear():
+            pass
+        if self._pinned is not None:
+            self._pinned.close()
+
+    def _wait_for_steps(self) -> None:
+        self._steps.append(self._accelerator.mark())
+        if len(self._steps) > _NUM_UNFINISHED_STEPS:
+            self._steps.popleft().synchronize()
+
+    def _arrive(self, copying: _Copying) -> Any:
+        """See NOTE [who waits for whom]."""
+        accelerator = self._accelerator
+        if copying.event is None:
+            return copy_batch(copying.batch, accelerator.copy)
+        accelerator.wait_for(copying.event)
+        for value in keepables(copying.batch):
+            accelerator.keep(value)
+        return copying.batch
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("This loop was started before a fork; a device cannot be used on both sides of it.")
+        if self._is_closed:
+            raise RuntimeError("This loop was closed. Start a new one.")
+
+
+def make_feed(source: BatchSource, *, device: torch.device | None, pin_memory: bool) -> Feed | None:
+    """The feed between a source and the training loop; None if none is needed.
+
+    `device` comes from `find_device`, `pin_memory` from `wants_pinning`. Copies to a device pin by themselves.
+    """
+    if device is not None:
+        return DeviceFeed(source, open_accelerator(device))
+    return PinningFeed(source, HostPinning(torch.accelerator.current_device_index())) if pin_memory else None
+
+
+def _begin_copy(accelerator: Accelerator, batch: Any) -> _Copying:
+    if not can_keep(batch):
+        return _Copying(batch, None)
+    with accelerator.side_stream():
+        moved = copy_batch(batch, accelerator.copy)
+        return _Copying(moved, accelerator.mark())
 
 
 def wants_pinning(pin_memory: bool, pin_memory_device: str = "") -> bool:

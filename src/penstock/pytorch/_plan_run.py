@@ -18,8 +18,7 @@ from penstock.errors import StateError
 from penstock.loader import Item, LoaderStatistics, Pipeline, has_batches
 from penstock.plan import Dataset, Plan
 from penstock.pytorch._arguments import LoaderSettings
-from penstock.pytorch._device_feed import make_feed
-from penstock.pytorch._feed import take
+from penstock.pytorch._feed import make_feed, take
 from penstock.pytorch._plan_progress import Loop, PlanProgress
 from penstock.pytorch._plan_workers import PlanWorkers
 from penstock.pytorch._ranks import check_rank, find_rank

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.loader import LoaderStatistics, make_engine
 from penstock.pytorch._device import find_device
-from penstock.pytorch._device_feed import make_feed
-from penstock.pytorch._feed import wants_pinning
+from penstock.pytorch._feed import make_feed, wants_pinning
 from penstock.pytorch._torch_datasets import (
     Fetching,
     is_iterable,
@@ -40,8 +39,8 @@ from penstock.pytorch._torch_epochs import (
 from penstock.pytorch._torch_loop import InlineBatches, LoopProgress, TorchBatches, TorchLoop
 from penstock.pytorch._torch_state import check_state, state_between, state_within, worker_states
 from penstock.pytorch._torch_work import TorchWork
+from penstock.pytorch._torch_workers import WorkerBatches
 from penstock.pytorch._warnings import warn_reading_again, warn_slow_pickling
-from penstock.pytorch._worker_batches import WorkerBatches
 from penstock.workers import StartMethod
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock.loader import Arena, Batch
 from penstock.pytorch._torch_datasets import Fetching, WorkerState, is_iterable_pipe, reseed_pipe, skip_batch
-from penstock.pytorch._transport import (
+from penstock.pytorch._torch_transport import (
     Array,
     Content,
     FirstBatches,

@@ -18,8 +18,8 @@ from penstock.loader import Engine, LoaderStatistics, Pipeline, Result, count_co
 from penstock.pytorch._torch_datasets import Fetching
 from penstock.pytorch._torch_epochs import Indices
 from penstock.pytorch._torch_loop import LoopProgress, Receipt
+from penstock.pytorch._torch_transport import FirstBatches, WorkerEnd, WorkerFailure, read_answer, unpack
 from penstock.pytorch._torch_work import TorchItem, TorchStart, TorchWork
-from penstock.pytorch._transport import FirstBatches, WorkerEnd, WorkerFailure, read_answer, unpack
 from penstock.pytorch._warnings import warn_repeating_workers
 
 if TYPE_CHECKING:
