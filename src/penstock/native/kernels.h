@@ -125,15 +125,15 @@ static inline uint64_t mix(uint64_t word)
 static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 static inline int64_t greatest(int64_t one, int64_t other) { return one > other ? one : other; }
 
-/* The last i from `low` to `high - 1` with starts[i] <= value; `low` always qualifies. */
+/* The last i from `low` to `high - 1` with starts[i] <= value; `low` always qualifies.
+
+   Without a branch, which for random values the processor would mispredict half of the time. */
 static inline int64_t last_at_most(const int64_t *starts, int64_t low, int64_t high, int64_t value)
 {
-    while (high - low > 1) {
-        int64_t middle = (low + high) >> 1;
-        if (starts[middle] <= value)
-            low = middle;
-        else
-            high = middle;
+    for (int64_t count = high - low; count > 1;) {
+        int64_t half = count >> 1;
+        low += starts[low + half] <= value ? half : 0;
+        count -= half;
     }
     return low;
 }

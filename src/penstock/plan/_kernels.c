@@ -144,15 +144,13 @@ static void fill_labels(
 }
 
 /* Ignores the labels of tokens that are not targets; returns how many were not ignored before. */
-static int64_t hide(int64_t *labels, const uint8_t *is_target, int64_t end, bool is_shifted)
+static int64_t hide(int64_t *restrict labels, const uint8_t *restrict is_target, int64_t end, bool is_shifted)
 {
     int64_t hidden = 0;
-    for (int64_t place = 0; place < end; place++) {
-        int64_t predicted = is_shifted ? place + 1 : place;
-        if (predicted < end && is_target[predicted] == 0 && labels[place] != IGNORED) {
-            labels[place] = IGNORED;
-            hidden++;
-        }
+    for (int64_t place = 0; place < end - is_shifted; place++) {
+        bool is_hidden = is_target[place + is_shifted] == 0;
+        hidden += is_hidden & (labels[place] != IGNORED);
+        labels[place] = is_hidden ? IGNORED : labels[place];
     }
     return hidden;
 }
