@@ -93,7 +93,8 @@ def build(folder: Path = FOLDER, flags: tuple[str, ...] = ("-O3",)) -> None:
             return
         with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as name:
             if platform.machine() == "x86_64":
-                _compile([*compiler, *_FLAGS, *flags, "-march=x86-64-v3"], digest, Path(name, LIBRARY_V3))
+                level = "x86_64_v3" if "ziglang" in compiler else "x86-64-v3"  # Zig has names of its own
+                _compile([*compiler, *_FLAGS, *flags, f"-march={level}"], digest, Path(name, LIBRARY_V3))
                 os.rename(Path(name, LIBRARY_V3), folder / LIBRARY_V3)
             _compile([*compiler, *_FLAGS, *flags], digest, Path(name, LIBRARY))
             os.rename(Path(name, LIBRARY), folder / LIBRARY)  # the last: who finds it finds both
