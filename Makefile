@@ -19,6 +19,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(if $(HASHES),$(PIP) --require-hashes --no-deps --requirement $(HASHES))
+	$(if $(HASHES),which cc gcc clang | grep -q . || $(PIP) --require-hashes --no-deps --requirement .ci/compiler.txt)
 	$(PIP) --constraint constraints.txt $(if $(HASHES),--no-build-isolation) --editable '.[all,dev,docs]'
 	touch $(READY)
 

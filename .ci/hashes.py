@@ -1,4 +1,5 @@
-"""Writes hashes.txt: the packages of constraints.txt with the digests of their files, as PyPI publishes them.
+"""Writes hashes.txt: the packages of constraints.txt with the digests of their files, as PyPI publishes them. And
+.ci/compiler.txt, the same for a C compiler.
 
 For `make setup HASHES=hashes.txt`, which takes no file whose digest is another. torch is left out: its builds for CPUs
 alone come from another index, and those of PyPI bring packages that they do not need.
@@ -23,6 +24,7 @@ from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = ("torch",)
+COMPILER = "ziglang==0.17.0"  # for a machine that has none: not among the constraints, or everybody would install it
 _FILE = re.compile(r'href="[^"]*/([^"/]+)#sha256=([0-9a-f]{64})"')
 _PYTHONS = re.compile(r"cp3(11|12|13)|abi3|py3")
 _PLATFORMS = re.compile(r"any$|manylinux.*_(x86_64|aarch64)$")
@@ -64,6 +66,7 @@ def main() -> None:
         entries = list(readers.map(entry, pins))
     head = "# Made from constraints.txt by .ci/hashes.py, for `make setup HASHES=hashes.txt`.\n"
     (ROOT / "hashes.txt").write_text(head + "\n".join(entries) + "\n")
+    (ROOT / ".ci" / "compiler.txt").write_text(head.replace("from constraints.txt by", "by") + entry(COMPILER) + "\n")
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def _compile(command: list[str], digest: bytes, library: Path) -> None:
     caches = {"ZIG_GLOBAL_CACHE_DIR": str(library.parent), "ZIG_LOCAL_CACHE_DIR": str(library.parent)}
     done = subprocess.run(  # noqa: S603 - the compiler is the user's own
         [*command, define, "-o", str(library), *files],
-        env=caches | os.environ,
+        env={"PATH": os.defpath} | caches | os.environ,  # a compiler looks for the assembler
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
