@@ -115,9 +115,12 @@ KINDS = ["samples", "pack", "pad", "window"]
 
 
 def rows(dataset: Dataset, kind: str, shuffle: tuple[int, Any] | None) -> Plan:
-    stages: Any = dataset if shuffle is None else dataset.shuffle(seed=shuffle[0], mode=shuffle[1])
-    if kind == "samples":
-        return stages.select_columns(["id"]).as_plan() if shuffle is None else stages.as_plan()
+    stages: Any = dataset
+    if kind in ("sample", "balance"):
+        stages = dataset.sample("id", rows=9) if kind == "sample" else dataset.balance("id")
+    stages = stages if shuffle is None else stages.shuffle(seed=shuffle[0], mode=shuffle[1])
+    if kind in ("samples", "sample", "balance"):
+        return stages.as_plan()
     if kind == "window":
         return stages.window(5)
     return stages.pack(8) if kind == "pack" else stages.pad(keep="id")
@@ -208,17 +211,18 @@ class Recipe:
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     kind, verb = (
-        draw(st.sampled_from(["samples", "pack", "pad"])),
+        draw(st.sampled_from(["samples", "pack", "pad", "sample", "balance"])),
         draw(st.sampled_from(["", "take", "skip", "repeat"])),
     )
     drawn = [draw(trees().filter(lambda tree: sum(tree.samples) > 0)) for _ in range(draw(st.integers(1, 2)))]
     shuffled = [draw(shuffles) for _ in drawn]
     weights = [draw(st.integers(1, 4)) for _ in drawn]
     schedule = draw(st.sampled_from([None, {32: {"0": 1, "1": 3}}, {32: {"1": 1}, 64: {"0": 2, "1": 1}}]))
+    is_nested = draw(st.booleans())
     epoch = draw(st.sampled_from([{"rows": 20}, {"epoch": "0"}, {"epoch": "1"}]))
 
     def build(open_: Open) -> Plan:
-        columns = ["id"] if kind == "samples" else ["tokens", "id"]
+        columns = ["tokens", "id"] if kind in ("pack", "pad") else ["id"]
         shown = [tree.build(open_).select_columns(columns) for tree in drawn]
         parts = [rows(dataset, kind, how) for dataset, how in zip(shown, shuffled, strict=True)]
         plan = parts[0]
@@ -227,6 +231,8 @@ def recipes(draw: st.DrawFn) -> Recipe:
                 str(number): (part, weight) for number, (part, weight) in enumerate(zip(parts, weights, strict=True))
             }
             plan = penstock.mix(sources, seed=3, schedule=schedule, **epoch)
+            if is_nested:
+                plan = penstock.mix({"both": (plan, 2), "one": (parts[0], 1)}, seed=4, epoch="both", temperature=2)
         if verb == "skip":
             plan = plan.skip(rows=min(3, plan.num_rows - 1))
         return plan.take(rows=11) if verb == "take" else plan.repeat(2) if verb == "repeat" else plan

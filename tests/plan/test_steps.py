@@ -103,11 +103,11 @@ def test_a_rank_outside_the_world_is_refused(rank: int, world_size: int) -> None
 
 def batches_from(steps: Steps, row: int, end: int) -> list[int]:
     """First rows of the batches met from `row` on, one after the other; what fills no batch under "drop" is none."""
-    met, at = [], steps.settle(row)
+    met, at = [], steps.skip_tail(row)
     while at < end:
         if steps.tail != "drop" or at % steps.num_rows + steps.global_size <= steps.num_rows:
             met.append(at)
-        at = steps.settle(steps.next_row(at))
+        at = steps.skip_tail(steps.next_row(at))
     return met
 
 

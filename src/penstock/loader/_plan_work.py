@@ -260,11 +260,11 @@ def plan_items(
         if most_steps < num_steps and num_items % num_growing == 0:
             most_steps = min(2 * most_steps, num_steps)
         if steps > 1 and plan.steps.are_regular(row, steps):
-            next_row = plan.steps.settle(row + steps * size)
+            next_row = plan.steps.skip_tail(row + steps * size)
             yield Bundle(row, rank, world_size, num_parts, steps, size, next_row)
             row = next_row
             continue
-        next_row = plan.steps.settle(plan.steps.next_row(row))
+        next_row = plan.steps.skip_tail(plan.steps.next_row(row))
         parts = plan.steps.num_parts(row, num_parts)
         for part in range(parts):
             yield Item(row, rank, world_size, part, parts, next_row)

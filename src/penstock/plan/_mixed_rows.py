@@ -1,7 +1,7 @@
 """Rows from several sources, each in its exact share, in one sequence that any row number opens.
 
-Every source runs through its own epochs, each exactly once, at its own pace; the mixture only says
-whose turn it is. `penstock.order.Mixture` decides that and bounds how far any stretch is off; `ScheduledMixture` is one
+Every source runs through its own epochs, each exactly once, at its own pace; the mixture only says which source comes
+next. `penstock.order.Mixture` decides that and bounds how far any consecutive rows are off; `ScheduledMixture` is one
 whose weights change on the way. Rows that are made of pieces are mixed piece by piece: each source copies its own
 tokens, and one pass writes the rest for all of them.
 """

@@ -235,7 +235,7 @@ class Plan(Verbs["Plan"]):
     ) -> BatchArrays:
         """The batch that starts at an absolute row, whatever batches came before it: what resuming needs.
 
-        With tail="drop", rows at an epoch's end that fill no batch come as a short one; `steps.settle` skips them.
+        With tail="drop", rows at an epoch's end that fill no batch come as a short one; `steps.skip_tail` skips them.
         `part` of `num_parts` gives some consecutive rows of the rank's, for accumulating gradients; targets are
         still counted over the whole step.
         """

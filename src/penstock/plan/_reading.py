@@ -13,7 +13,7 @@ Rows are numbered through all epochs of a run, and a batch is `global_size` cons
 end with a batch, `tail` says what becomes of its last rows:
 
     carry    the batch goes on into the next epoch
-    drop     they are in no batch: `settle` skips them
+    drop     they are in no batch: `skip_tail` skips them
     short    they are a smaller batch
     pad      the first rows of the epoch fill the batch up, and are marked as repeated
     even     they are a smaller batch, in which rows are repeated until every rank has the same number
@@ -122,7 +122,7 @@ class Steps:
             return row + self.global_size
         return min(row + self.global_size, self._end_of_epoch(row))
 
-    def settle(self, row: int) -> int:
+    def skip_tail(self, row: int) -> int:
         """Where the next batch starts when `row` is the next row: with tail="drop", past rows that fill none."""
         if self.tail == "drop" and row + self.global_size > self._end_of_epoch(row) and row % self.num_rows:
             return self._end_of_epoch(row)

@@ -226,7 +226,7 @@ class PlanProgress:
 
     def move_to(self, row: int) -> None:
         """Go to a row; a running loop is over, and rows that fill no batch are skipped."""
-        self.row = self.plan.steps.settle(row) if self.plan.num_rows else row
+        self.row = self.plan.steps.skip_tail(row) if self.plan.num_rows else row
         self.running = None
         self._is_unfinished = False
 

@@ -89,7 +89,7 @@ class ServedWork:
         for _ in range(request.steps):
             for part in range(request.parts):
                 yield plan.read_at(row, request.rank, request.world_size, part=part, num_parts=request.parts)
-            row = plan.steps.settle(plan.steps.next_row(row))
+            row = plan.steps.skip_tail(plan.steps.next_row(row))
 
     def _make_template(self, num_steps: int, num_rows: int) -> Template:
         return Template(self._widened(num_steps).output_arrays(num_rows))
