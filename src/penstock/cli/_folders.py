@@ -14,7 +14,10 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Check every byte of a dataset against its checksums and list what is damaged."""
+    """Check every byte of a dataset against its checksums and list what is damaged.
+
+    Exit code: 0 if the dataset is intact, 1 if anything is wrong.
+    """
     from penstock.shards import verify
 
     with progress_bar("verify") as on_progress:
