@@ -33,6 +33,11 @@ for name in ("a.jsonl", "a.txt", "a.csv", "a.parquet"):
     if name != "a.txt":
         prepare(f"{folder}/{name}", f"{folder}/columns-{name}", transform=KeepColumns(["text"]), reading=reading)
         assert "pandas" not in sys.modules, name
+kept = {"odd.jsonl": {"text": "bytes", "flag": "bool"}, "floats.csv": {"text": "bytes", "x": "float64"}}
+for name, types in kept.items():
+    transform, reading = KeepColumns(types), SourceOptions(types={"x": "float64"} if "csv" in name else None)
+    prepare(f"{folder}/{name}", f"{folder}/{name}-data", transform=transform, reading=reading, on_error="skip")
+    assert "pandas" not in sys.modules, name
 """
 
 
@@ -40,13 +45,22 @@ def test_preparing_imports_no_pandas(tmp_path: Path) -> None:
     texts = [f"{number} " * 100 for number in range(2_000)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text, "n": 1}) + "\n" for text in texts))
+    odd = [{"text": text, "flag": not number, "gap": number % 2 or None} for number, text in enumerate(texts)]
+    (tmp_path / "odd.jsonl").write_text("".join(json.dumps(row) + "\n" for row in odd) + "no row\n")
+    (tmp_path / "floats.csv").write_text("text,x\n" + "".join(f"{text},0.5\n" for text in texts) + "a,no number\n")
     (tmp_path / "a.csv").write_text("text,number\n" + "".join(f"{text},1\n" for text in texts))
     (tmp_path / "a.txt").write_text("\n".join(texts))
     subprocess.run([sys.executable, "-c", PREPARE, str(tmp_path)], check=True, timeout=100)
 
 
 @example([0, 2**63])
-@given(st.lists(st.text()) | st.lists(st.integers(-(2**63), 2**64 - 1)) | st.lists(st.floats(allow_nan=False)))
+@example([None, True])
+@example([None, None])
+@given(
+    st.sampled_from([st.text(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.booleans()]).flatmap(
+        lambda kind: st.lists(kind) | st.lists(st.none() | kind)
+    )
+)
 def test_values_are_what_arrow_makes_of_them(values: list[Any]) -> None:
     expected: Any
     try:

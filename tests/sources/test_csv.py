@@ -135,6 +135,15 @@ def test_fields_that_may_end_with_something_else_are_not_taken_for_one(
     assert gather(path, delimiter=delimiter)[0][0]["name"] == "ann"
 
 
+def test_a_column_that_is_missing_may_be_one_of_several_with_spaces_between_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b"name age text\nann 3 hi\n")
+    with pytest.raises(SchemaError, match=r"Are its fields separated by ' '\? Then pass delimiter=' ' \(--delimiter\)"):
+        gather(path, columns=("text",))
+    assert gather(path, columns=("text",), delimiter=" ")[0] == [{"text": "hi"}]
+    with pytest.raises(SchemaError, match="Did you mean 'full text'"):
+        gather(write(tmp_path / "b.csv", b"full text\na b\n"), columns=("text",))
+
+
 def test_numbers_with_spaces_between_them_are_not_taken_for_one_field(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", b"a b\n1 2\n3.5 -4\n")
     with pytest.raises(SchemaError, match=r"delimiter=' '\) \(--delimiter\); if not, delimiter=','"):

@@ -229,7 +229,8 @@ class LocalEngine:
 
     def _warn_of_silent_workers(self) -> None:
         for worker in self._workers.values():
-            if worker.doing and worker.patience.is_report_due():
+            is_busy = worker.tasks or not worker.has_opened
+            if is_busy and worker.patience.is_report_due():
                 pid = self._crew.find_pid(worker.process)
                 doing, seconds = f"silent while {worker.doing}", worker.patience.seconds
                 _log.warning("%s", printable(describe_silence(worker.name.capitalize(), pid, doing, seconds)))

@@ -116,13 +116,15 @@ def group_splits(splits: Iterable[Split], task_bytes: int) -> list[tuple[Split, 
     """Group splits up to `task_bytes`; a single larger split is its own group."""
     groups: list[tuple[Split, ...]] = []
     small: list[Split] = []
+    num_bytes = 0
     for of_one_file in _by_file(splits):
-        is_full = sum(split.num_bytes for split in (*small, *of_one_file)) > task_bytes
-        if small and (is_full or len(of_one_file) > 1):
+        num_bytes += sum(split.num_bytes for split in of_one_file)
+        if small and (num_bytes > task_bytes or len(of_one_file) > 1):
             groups.append(tuple(small))
-            small = []
+            small, num_bytes = [], sum(split.num_bytes for split in of_one_file)
         if len(of_one_file) > 1:
             groups += [(split,) for split in of_one_file]
+            num_bytes = 0
         else:
             small += of_one_file
     return [*groups, tuple(small)] if small else groups

@@ -61,16 +61,31 @@ def binary_array(values: Sequence[bytes]) -> Any:
 
 
 def plain_values(values: Sequence[Any]) -> Any:
-    """The same as `pa.array(values)`; for text, int64 and float64 without pandas (see the NOTE)."""
+    """The same as `pa.array(values)`; for text, int64, float64 and bool without pandas (see the NOTE)."""
     pa = arrow()
     kinds = set(map(type, values))
+    if kinds == {type(None)}:
+        return pa.nulls(len(values))
+    if type(None) in kinds and (kind := (kinds - {type(None)}).pop()) in (str, float, int, bool) and len(kinds) == 2:
+        filled = plain_values([kind() if value is None else value for value in values])
+        is_valid = np.array([value is not None for value in values])
+        return pa.Array.from_buffers(filled.type, len(values), [_bits(is_valid), *filled.buffers()[1:]])
     if kinds == {str}:
         return text_array(values)
     if kinds == {float}:
         return _array_of_numbers(np.array(values, np.float64), pa.float64())
     if kinds == {int} and min(values) >= -(1 << 63) and max(values) < 1 << 63:
         return _array_of_numbers(np.array(values, np.int64), pa.int64())
-    return pa.array(values)
+    return bool_array(np.array(values)) if kinds == {bool} else pa.array(values)
+
+
+def bool_array(values: NDArray[np.bool_]) -> Any:
+    """The same as `pa.array(values)`, without pandas."""
+    return arrow().Array.from_buffers(arrow().bool_(), len(values), [None, _bits(values)])
+
+
+def _bits(values: NDArray[np.bool_]) -> Any:
+    return arrow().py_buffer(np.packbits(values, bitorder="little"))
 
 
 def array_or_list(values: list[Any]) -> Any:
@@ -107,7 +122,7 @@ def records_of_batch(
     size = stored_bytes(batch) if num_bytes is None else num_bytes
     keep, found = _find_invalid(columns, rows, path)
     if found:
-        columns = {name: column.filter(arrow().array(keep)) for name, column in columns.items()}
+        columns = {name: column.filter(bool_array(keep)) for name, column in columns.items()}
         rows, errors = rows[keep], tuple(sorted((*errors, *found), key=lambda error: error.row))
     return Records(columns, first_row, len(rows), errors, size)
 

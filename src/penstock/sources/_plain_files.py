@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from penstock.errors import FormatError
-from penstock.sources._arrow import arrow, as_text, binary_array, records_of_batch, text_array
+from penstock.sources._arrow import arrow, as_text, binary_array, plain_values, records_of_batch, text_array
 from penstock.sources._blocks import Block, record_blocks
 from penstock.sources._files import open_stream, read_exactly, without_mark
 from penstock.sources._model import Records, RowError, Rows, Split
@@ -63,11 +63,10 @@ def read_files(split: Split, options: SourceOptions) -> Iterator[Records]:
 
 
 def _columns(batch: FileBatch, split: Split) -> dict[str, Any]:
-    pa = arrow()
     paths = text_array([split.paths[row] for row in batch.rows])
     columns: dict[str, Any] = {COLUMN_OF_FILES[split.format]: batch.contents, "path": paths}
     if split.labels:
-        columns["label"] = pa.array([split.labels[row] for row in batch.rows], pa.int64())
+        columns["label"] = plain_values([split.labels[row] for row in batch.rows])
         columns["class"] = text_array([split.class_names[row] for row in batch.rows])
     return columns
 
