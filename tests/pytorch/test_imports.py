@@ -14,7 +14,7 @@ print(*sorted({name[1] for name in names if sys.modules[".".join(name)].__packag
 print("penstock.pytorch._online" in sys.modules)
 """
 NEEDED = {"pytorch", "loader", "plan", "dataset", "shards", "order", "packing", "workers", "machine", "filesystem"}
-NEEDED |= {"schema"}
+NEEDED |= {"schema", "native"}
 LOADERS = {
     "only the import": "",
     "a torch dataset": "assert len(list(DataLoader(range(5), batch_size=2))) == 3",

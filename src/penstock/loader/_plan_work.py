@@ -72,7 +72,7 @@ class Cursor:
         order = state["order"]
         place = self.plan.find_row(order, epoch, row, max(0, rows_then)) if isinstance(order, str) else None
         if place is None:
-            difference = _difference(state.get("facts"), self.plan.order_facts)
+            difference = _difference(state.get("facts"), self.plan.order_facts, has_folders="folders" in state)
             raise StateError(
                 f"The state belongs to another order of the data. {difference} "
                 "Batch size, ranks, workers, casts, labels and maps may differ; this may not."
@@ -97,13 +97,13 @@ def _whole_number(value: Any) -> int:
         return -1
 
 
-def _difference(theirs: Any, ours: Mapping[str, str]) -> str:
+def _difference(theirs: Any, ours: Mapping[str, str], *, has_folders: bool) -> str:
     if isinstance(theirs, dict) and not find_mismatch(theirs, {str: str}):
         names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
         if names:
             changes = "; ".join(f"{name} was {theirs.get(name, 'none')}, is {ours.get(name, 'none')}" for name in names)
             grown = " If samples were appended since, penstock.open(path, as_of=state) opens those there were then."
-            is_data = all(name == "data" or name.startswith("source ") for name in names)
+            is_data = all(name == "data" or (has_folders and name.startswith("source ")) for name in names)
             return f"Different: {changes}.{grown if is_data else ''}"
     return "The dataset, shuffle, window, packing, mixture, or the version of Penstock's order differs."
 
