@@ -81,8 +81,10 @@ class WeightedDraw:
         if not self.replacement and num_rows > (available := int(np.count_nonzero(weights))):
             raise ValueError(f"{num_rows:,} rows without replacement, but {available:,} samples have a weight above 0")
         most = _MAX_DRAWN if self.replacement else 1
-        units = np.floor(_expected(weights, num_rows, most) * _UNIT).astype(np.int64)
-        _spread(units, weights > 0, num_rows * _UNIT - int(units.sum()), most * _UNIT)
+        expected = _expected(weights, num_rows, most)
+        expected *= _UNIT
+        units = expected.astype(np.int64)
+        _spread(units, weights, num_rows * _UNIT - int(units.sum()), most * _UNIT)
         object.__setattr__(self, "_ends", np.cumsum(units))
 
     def with_seed(self, seed: int) -> WeightedDraw:
@@ -100,22 +102,27 @@ class WeightedDraw:
         return ((derive_key(self.seed, "draw") + epoch * _GOLDEN) % 2**64) >> (64 - _UNIT_BITS)
 
 
-def _spread(units: Int64, is_weighted: NDArray[np.bool_], missing: int, most: int) -> None:
+def _spread(units: Int64, weights: NDArray[np.float64], missing: int, most: int) -> None:
     """Make up for rounding: `missing` units more or fewer in all, hardly more than one per sample."""
     step = 1 if missing > 0 else -1
     while missing:
-        changed = units + step
-        chosen = np.flatnonzero(is_weighted & (changed > 0) & (changed <= most))[: abs(missing)]
-        assert len(chosen), "shares that add up to 1 leave room for what rounding took"
-        units[chosen] += step
-        missing -= step * len(chosen)
+        before = missing
+        for begin in range(0, len(units), _SUMMED):
+            chunk, weighted = units[begin : begin + _SUMMED], weights[begin : begin + _SUMMED] > 0
+            changed = chunk + step
+            chosen = np.flatnonzero(weighted & (changed > 0) & (changed <= most))[: abs(missing)]
+            chunk[chosen] += step
+            missing -= step * len(chosen)
+            if not missing:
+                break
+        assert missing != before, "shares that add up to 1 leave room for what rounding took"
 
 
 def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
     given = np.asarray(weights)
     if given.ndim != 1 or given.dtype.kind not in "buif":
         raise ValueError(f"weights must be one number per sample, not {given.dtype} of shape {list(given.shape)}")
-    found = given.astype(np.float64)
+    found = given.astype(np.float64, copy=False)
     wrong = ~np.isfinite(found) | (found < 0)
     if wrong.any():
         sample = int(np.flatnonzero(wrong)[0])
