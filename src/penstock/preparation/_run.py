@@ -14,13 +14,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
+import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PenstockError, counted, first_few
+from penstock.errors import CorruptionError, PenstockError, counted, first_few
 from penstock.packing import PACKING_VERSION, PackingSettings, build_pack_index, index_name
 from penstock.preparation._conversion import ConversionJob, Target
 from penstock.preparation._engines import Workforce
@@ -280,10 +283,21 @@ def _adopt_shards(
             for shard in task.shards:
                 name = f"shard-{number:06d}-{shard.name.rsplit('-', 1)[1]}"
                 workspace.adopt_shard(ready, shard.name, name)
+                _check_adopted(workspace.shard_path(name), shard)
                 shards.append(dataclasses.replace(shard, name=name))
                 number += 1
             named.append(dataclasses.replace(task, shards=tuple(shards)))
     return named
+
+
+def _check_adopted(path: Path, shard: ShardEntry) -> None:
+    """Refuse a file that took the shard's place since it was recorded; its checksums guard what is in it."""
+    found = os.lstat(path)
+    if not stat.S_ISREG(found.st_mode) or found.st_size != shard.num_bytes:
+        raise CorruptionError(
+            f"{path}: not the {shard.num_bytes:,} bytes of {shard.name} that a task wrote; another program must have "
+            "replaced the file. Run it again."
+        )
 
 
 def _build_manifest(plan: RunPlan, tasks: Sequence[TaskRecord]) -> Manifest:

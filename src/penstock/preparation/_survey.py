@@ -98,6 +98,8 @@ class Survey:
     """The dataset at the destination."""
     previous: Previous | None
     """What this run continues; None if it starts from scratch."""
+    is_up_to_date: bool
+    """Whether the dataset already exists, exactly as requested."""
     kept: Sequence[TaskRecord]
     """Tasks of the dataset that stay in it."""
     task_bytes: int
@@ -109,13 +111,6 @@ class Survey:
     """None if no row had to be read."""
     numbers_as_text: tuple[str, ...] = ()
     """CSV columns that hold numbers but are stored as text, because no types were given."""
-
-    @property
-    def is_up_to_date(self) -> bool:
-        """Whether the dataset already exists, exactly as requested."""
-        if self.manifest is None or self.previous is None:
-            return False
-        return self.previous.is_current(self.files) and self.previous.pack == self.request.settings.pack
 
     @property
     def mixes_files(self) -> bool:
@@ -198,6 +193,12 @@ def _start(
         skipped_files=preview.skipped_files,
         manifest=manifest,
         previous=previous,
+        is_up_to_date=(
+            manifest is not None
+            and previous is not None
+            and previous.pack == settings.pack
+            and previous.is_current(files)
+        ),
         kept=kept,
         task_bytes=(
             previous.specification.task_bytes

@@ -175,6 +175,8 @@ class WorkFolder:
         return any(record.num_samples for key in keys for record in self.records([key]).values())
 
     def _write(self, work: OpenFolder, name: str, value: Any) -> None:
+        if work.size(name) is None:
+            work.remove(name)  # something that a file cannot replace, if it is a folder
         with self.open("attempts") as attempts:
             _write_json(work, name, value, by=attempts)
 
