@@ -177,7 +177,7 @@ def test_what_the_kernel_does_not_tell_is_left_out(pattern: str, tmp_path: Path)
     (tmp_path / "sitecustomize.py").write_text(REFUSED.format(pattern=pattern))
     script = write(tmp_path, HEAD + "for batch in DataLoader(Slow(), batch_size=8, num_workers=1):\n    step(batch)\n")
     environment = ENVIRONMENT | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
-    found = diagnose(script, options=("--seconds", "3", "--html", "r.html"), cwd=tmp_path, env=environment)
+    found = diagnose(script, options=("--seconds", "10", "--html", "r.html"), cwd=tmp_path, env=environment)
     assert "Traceback" not in found["stderr"], found["stderr"]
     assert found["ceiling"] is not None
     assert (tmp_path / "r.html").stat().st_size < 500_000
@@ -185,8 +185,8 @@ def test_what_the_kernel_does_not_tell_is_left_out(pattern: str, tmp_path: Path)
 
 @pytest.mark.stress
 def test_with_full_the_script_runs_to_its_end(tmp_path: Path) -> None:
-    text = HEAD + "for batch in DataLoader(Slow(), batch_size=8):\n    step(batch)\nprint('the end')\n"
-    found = diagnose(write(tmp_path, text), options=("--full", "--seconds", "2"), cwd=tmp_path)
+    text = HEAD + "for batch in DataLoader(Slow(), batch_size=4):\n    step(batch)\nprint('the end')\n"
+    found = diagnose(write(tmp_path, text), options=("--full", "--seconds", "10"), cwd=tmp_path)
     assert "the end" in found["stderr"]
     assert found["ceiling"]["ratio"] > 1.15
 

@@ -46,6 +46,8 @@ _GRACE_SECONDS = 15.0
 """How long a script may take to end after it was stopped."""
 _INTERRUPTS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER, _SET_PARENT_DEATH_SIGNAL = 36, 37, 1
+_MOST_STALLED = 2
+"""Runs, one after the other, in which no turn fits, until a script is no longer repeated."""
 _TURNS = 60
 """About how many turns a run of `seconds` has time for; it hardly ever needs them all."""
 
@@ -121,15 +123,16 @@ def run_script(
         ValueError: it is there, but cannot be run.
     """
     command = command_of(words)
-    begin, num_turns = time.perf_counter(), 0
+    begin, num_turns, num_stalled = time.perf_counter(), 0, 0
     with _adopt_orphans(), _note_interrupts() as interrupts:
         while True:
-            left = settings.seconds - (time.perf_counter() - begin if num_turns else 0)
+            left = settings.seconds - (time.perf_counter() - begin)
             code, usage = _run_once(command, replace(settings, seconds=left), folder, interrupts, output_to_stderr)
             recording = read_recording(folder, usage.cores())
             has_ended = code != 0 or interrupts or recording.has("stopped") or recording.has("done")
-            has_stalled = len(recording.turns) <= num_turns or time.perf_counter() - begin > settings.seconds
-            if not settings.repeat or has_ended or has_stalled:
+            num_stalled = num_stalled + 1 if len(recording.turns) <= num_turns else 0
+            has_stalled = recording.leader is None or num_stalled > _MOST_STALLED
+            if not settings.repeat or has_ended or has_stalled or time.perf_counter() - begin > settings.seconds:
                 break
             num_turns = len(recording.turns)
             _prepare_another_run(folder)
