@@ -16,12 +16,14 @@ from penstock.loader import (
     LoaderStatistics,
     Pipeline,
     PlanWork,
+    SlotPool,
+    Template,
     make_engine,
     plan_items,
+    private_slot,
     steps_per_bundle,
 )
-from penstock.loader._layout import Template
-from penstock.loader._memory import PrivateSlot, SlotPool, private_slot
+from penstock.loader._memory import PrivateSlot
 from penstock.plan import Plan
 from penstock.schema import Ragged
 

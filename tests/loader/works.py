@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.loader._memory import Arena
+from penstock.loader import Arena
 
 
 class Awkward(Exception):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
-from penstock.loader._memory import private_slot
+from penstock.loader import private_slot
 from penstock.pytorch._torch_transport import SlotTensors, TorchAnswer, pack, read_answer, unpack
 from pytorch.torch_examples import Numbers, Point
 
