@@ -2,7 +2,6 @@
 
     python benchmarks/bench_prepare.py                   400 MB, about a minute
     python benchmarks/bench_prepare.py --gigabytes 4     the real thing
-    python benchmarks/bench_prepare.py --growth          many files, empty documents, columns: five minutes
 
 Documents are the Python files of the standard library, copied with one word in fourteen changed, differently in
 each copy, so that no cache of words helps; stored as parquet, as `penstock prepare` usually gets them. The tokenizer
@@ -13,10 +12,6 @@ its workers is told by stage, and what they do beside tokenizing by its price fo
 others use too, processor time is the steadier measure, and stands beside the other.
 `datasets.map` with `tokenizers` and two processes gets some of the plain files, as they are in the library, and so
 does `prepare`, for itself; both without their start-up, which for `datasets.map` is what a handful of documents takes.
-
-`--growth` asks how the price of preparing grows with what has no size: small files, documents without text, columns.
-Each is prepared with a quarter of the number and with all of it, and the processor time of ten of them, which is that
-of starting, is taken off. Four times as many should take four times as long.
 """
 
 from __future__ import annotations
@@ -24,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -32,7 +26,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,7 +33,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 from _machine import print_result
@@ -52,7 +44,6 @@ ROW_GROUP_BYTES = 8_000_000
 CHANGED_SHARE = 14
 ALONE_BATCH_BYTES = 32_000_000
 WORKERS = 2
-COLUMN_ROWS = 2_000
 
 
 def read_library() -> list[str]:
@@ -225,70 +216,6 @@ def time_datasets(texts: list[str], tokenizer: Path, num_bytes: int, cache: Path
     return sum(len(text.encode()) for text in chosen) / 1e6 / (seconds[1] - seconds[0])
 
 
-def write_files(folder: Path, count: int, kind: str) -> None:
-    content = {"text": "hello", "jsonl": '{"text": "hello"}\n', "csv": "id,text\n1,hello\n"}
-    for number in range(count):
-        path = folder / f"{number:06}.{'txt' if kind == 'text' else kind}"
-        if kind == "parquet":
-            pq.write_table(pa.table({"text": ["hello"]}), path)
-        else:
-            path.write_text(content[kind])
-
-
-def write_empty(folder: Path, count: int, kind: str) -> None:
-    if kind == "parquet":
-        pq.write_table(pa.table({"text": [""] * count}), folder / "a.parquet")
-    else:
-        lines = {"jsonl": '{"text": ""}\n', "csv": "1,\n"}
-        (folder / f"a.{kind}").write_text(("id,text\n" if kind == "csv" else "") + lines[kind] * count)
-
-
-def write_columns(folder: Path, count: int, kind: str) -> None:
-    table = pa.table({f"c{number}": range(COLUMN_ROWS) for number in range(count)})
-    if kind == "parquet":
-        pq.write_table(table, folder / "a.parquet")
-    elif kind == "csv":
-        pyarrow.csv.write_csv(table, folder / "a.csv")
-    else:
-        (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-
-
-GROWTH: dict[str, tuple[Callable[[Path, int, str], None], int, tuple[str, ...], tuple[str, ...]]] = {
-    "files": (write_files, 20_000, ("text", "jsonl", "csv", "parquet"), ("--tokenizer", "bytes")),
-    "empty documents": (write_empty, 1_000_000, ("jsonl", "csv", "parquet"), ("--tokenizer", "bytes")),
-    "columns": (write_columns, 1_000, ("jsonl", "csv", "parquet"), ()),
-}
-"""What writes the raw data, how many, in which formats, and flags of the command."""
-
-
-def measure_growth() -> dict[str, Any]:
-    """How much longer four times as many take, for each kind of many."""
-    figures: dict[str, Any] = {}
-    for what, (write, most, kinds, flags) in GROWTH.items():
-        for kind in kinds:
-            few = min(time_many(write, 10, kind, flags) for _ in range(2))  # the first one finds cold caches
-            quarter, whole = (time_many(write, count, kind, flags) for count in (most // 4, most))
-            figures[f"{most:,} {what} of {kind}"] = {
-                "processor s": whole,
-                "beside starting": whole - few,
-                "against a quarter of them": (whole - few) / (quarter - few),
-            }
-    return figures
-
-
-def time_many(write: Callable[[Path, int, str], None], count: int, kind: str, flags: tuple[str, ...]) -> float:
-    """Processor time of the command with one worker."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        source, destination = Path(folder, "raw"), Path(folder, "data")
-        source.mkdir()
-        write(source, count, kind)
-        command = [sys.executable, "-m", "penstock.cli", "prepare", str(source), str(destination), "--workers", "1"]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([*command, *flags], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=0.4)
@@ -296,11 +223,7 @@ def main() -> None:
     parser.add_argument("--format", choices=("parquet", "jsonl"), default="parquet")
     parser.add_argument("--slice-megabytes", type=float, default=20, help="for datasets.map; 0 leaves it out")
     parser.add_argument("--folder", type=Path, help="where the corpus is kept, for other runs (default: nowhere)")
-    parser.add_argument("--growth", action="store_true", help="how the price grows with the number of things instead")
     arguments = parser.parse_args()
-    if arguments.growth:
-        print_result("How does the price of preparing grow?", {"workers": 1}, measure_growth(), "pyarrow")
-        return
     if arguments.folder is not None:
         figures = measure(arguments.folder, arguments)
     else:

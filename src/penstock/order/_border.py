@@ -17,11 +17,9 @@ grows keeps all the samples it had.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from operator import index
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,14 +32,6 @@ ORDER_VERSION: int = 1
 """Part of every fingerprint of an order. Raise it with any change that moves even a single row."""
 MAX_ROWS = 2**62
 """The largest domain: left and right halves of 31 bits, sums that stay inside int64."""
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The loops of this room in C, loaded at the first call."""
-    from penstock.order import _kernels
-
-    return _kernels
 
 
 def checked_number(name: str, value: int, *, at_least: int = 0, at_most: int | None = None) -> int:

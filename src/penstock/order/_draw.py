@@ -45,7 +45,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from penstock.order._border import MAX_ROWS, Int64, as_int64, checked_number, derive_key, kernels, map_indices
+from penstock.order import _kernels
+from penstock.order._border import MAX_ROWS, Int64, as_int64, checked_number, derive_key, map_indices
 
 _UNIT_BITS = 30
 _UNIT = 1 << _UNIT_BITS
@@ -213,4 +214,4 @@ class ClassDeal:
         """The member at each row of the run."""
         key = np.uint64(0 if self.seed is None else derive_key(self.seed, "deal"))
         arguments = (key, self.seed is not None, as_int64("size", self.sizes), self._starts, self._used)
-        return map_indices(kernels().deal_classes, "row", rows, MAX_ROWS, *arguments)
+        return map_indices(_kernels.deal_classes, "row", rows, MAX_ROWS, *arguments)

@@ -49,13 +49,13 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike
 
+from penstock.order import _kernels
 from penstock.order._border import (
     MAX_ROWS,
     Int64,
     as_int64,
     checked_number,
     derive_key,
-    kernels,
     map_indices,
     out_of_range,
 )
@@ -92,7 +92,7 @@ class Mixture:
     def __post_init__(self) -> None:
         quotas = _rounded(_checked_weights(self.weights))
         strides, source_at = np.array(quotas), np.empty(BLOCK, np.int64)
-        kernels().deal_evenly(strides, source_at)
+        _kernels.deal_evenly(strides, source_at)
         places = np.argsort(source_at, kind="stable")
         item_at = np.empty(BLOCK, np.int64)
         item_at[places] = np.concatenate([np.arange(quota) for quota in quotas])
@@ -124,7 +124,7 @@ class Mixture:
         Raises:
             IndexError: a row is negative (or beyond 2**62).
         """
-        places = map_indices(kernels().shuffle_strata, "row", rows, MAX_ROWS, self._key, STRATUM)
+        places = map_indices(_kernels.shuffle_strata, "row", rows, MAX_ROWS, self._key, STRATUM)
         block, place = np.divmod(places, BLOCK)
         sources = self._source_at[place]
         return sources, block * self._strides[sources] + self._item_at[place]

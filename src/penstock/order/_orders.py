@@ -38,6 +38,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from penstock.order import _kernels
 from penstock.order._border import (
     MAX_ROWS,
     Int64,
@@ -45,7 +46,6 @@ from penstock.order._border import (
     checked_number,
     checked_positions,
     derive_key,
-    kernels,
     map_indices,
     out_of_range,
 )
@@ -79,7 +79,7 @@ class Permutation:
         Raises:
             IndexError: a position is not in [0, size).
         """
-        return map_indices(kernels().permute, "position", positions, self.size, np.uint64(self.key))
+        return map_indices(_kernels.permute, "position", positions, self.size, np.uint64(self.key))
 
 
 class Order(Protocol):
@@ -205,7 +205,7 @@ class WindowedOrder:
 
     def rows(self, positions: ArrayLike) -> Int64:
         return map_indices(
-            kernels().windowed_rows,
+            _kernels.windowed_rows,
             "position",
             positions,
             self.num_rows,

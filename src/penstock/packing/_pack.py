@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from penstock.packing import _kernels
 from penstock.packing._settings import PackingSettings, apply_long_policy, check_lengths
 from penstock.schema import offsets_of
 
@@ -94,8 +95,6 @@ def count_rows(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> i
         TypeError: `lengths` is not a numpy array of integers.
         ValueError: a length is negative, or the tokens are too many to count.
     """
-    from penstock.packing import _kernels
-
     kept = apply_long_policy(check_lengths(lengths), settings)
     histogram = _kernels.count_pieces(kept, settings.length)
     if settings.max_documents is None:
@@ -114,8 +113,6 @@ def pack(lengths: npt.NDArray[np.integer], settings: PackingSettings, key: int) 
         TypeError: `lengths` is not a numpy array of integers, or `key` not an int.
         ValueError: a length is negative, the key does not fit 64 bits, or there are over 2**31 pieces.
     """
-    from penstock.packing import _kernels
-
     checked_key = _check_key(key)
     kept = apply_long_policy(check_lengths(lengths), settings)
     histogram = _kernels.count_pieces(kept, settings.length)
@@ -135,8 +132,6 @@ def pack(lengths: npt.NDArray[np.integer], settings: PackingSettings, key: int) 
 def _lay_out(
     histogram: npt.NDArray[np.int64], settings: PackingSettings
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    from penstock.packing import _kernels
-
     num_pieces = int(histogram[1:].sum())
     if num_pieces > _MAX_PIECES:
         raise ValueError(

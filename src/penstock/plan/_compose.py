@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from penstock.dataset import Samples, check_mask_lengths, mask_column, packed_column
 from penstock.errors import FormatError, SchemaError
-from penstock.plan._rows import BatchArrays, Filling, Pieces, PieceSource, Rows, TokenColumns, kernels, offered
+from penstock.plan import _kernels
+from penstock.plan._rows import BatchArrays, Filling, Pieces, PieceSource, Rows, TokenColumns, offered
 from penstock.plan._stages import IGNORED, Pack, Pad
 from penstock.schema import Column, Ragged, Schema, join_samples, offsets_of, take_samples
 from penstock.shards import Spans, read_samples
@@ -98,7 +99,8 @@ def _compose_packed(
     bases = starts if stage.positions == "continue" else np.zeros(len(sizes), np.int64)
     row_targets = np.empty(num_rows, np.int64)
     layout = (row_offsets, sizes, bases, mask, stage.labels == "next", stage.pad)
-    num_segments, longest = kernels().lay_out(*layout, *arrays.values(), document_ids, borders, row_targets)
+    tokens = (arrays["input_ids"], arrays["labels"], arrays["position_ids"])
+    num_segments, longest = _kernels.lay_out(*layout, *tokens, document_ids, borders, row_targets)
     max_documents = stage.settings.max_documents
     return {
         **arrays,
@@ -130,7 +132,7 @@ def _count_targets(columns: TokenColumns, pieces: Pieces, num_rows: int) -> NDAr
 def _spans(filling: Filling, length: int) -> Spans:
     """Where each piece of a source goes in the flat batch."""
     _, rows, pieces = filling
-    targets = kernels().find_targets(pieces.row_offsets, pieces.sizes, rows, length)
+    targets = _kernels.find_targets(pieces.row_offsets, pieces.sizes, rows, length)
     return Spans(pieces.stored, pieces.starts, pieces.sizes, targets)
 
 

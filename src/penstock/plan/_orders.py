@@ -41,8 +41,9 @@ from penstock.order import (
     WindowedOrder,
     derive_key,
 )
+from penstock.plan import _kernels
 from penstock.plan._accounts import Mixing, measure_mixing
-from penstock.plan._rows import Rows, kernels
+from penstock.plan._rows import Rows
 from penstock.plan._stages import Balanced, Pad, SampleWeights, Shuffle, Stage, Weighted
 from penstock.schema import Column, offsets_of
 from penstock.shards import Storage, column_bytes
@@ -97,7 +98,7 @@ class Epochs:
         """The epoch that all rows are in; None when there are several, or no rows."""
         if not len(rows):
             return None
-        least, greatest = kernels().extent(rows)
+        least, greatest = _kernels.extent(rows)
         epoch = least // self.num_rows
         return int(epoch) if greatest // self.num_rows == epoch else None
 

@@ -49,10 +49,11 @@ from penstock.packing import (
     make_ledger,
     pack,
 )
+from penstock.plan import _kernels
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, trace_document
 from penstock.plan._compose import DocumentRows
 from penstock.plan._orders import Epochs, PageHints
-from penstock.plan._rows import Pieces, Rows, kernels
+from penstock.plan._rows import Pieces, Rows
 from penstock.plan._stages import Pack, Shuffle
 from penstock.schema import offsets_of
 
@@ -98,7 +99,8 @@ class _Snapshot:
 
     blocks: Mapping[Key, PackedBlock]
     slots: Mapping[Key, int]
-    arrays: tuple[NDArray[Any], ...]
+    arrays: tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
+    """Those that `_kernels.collect` reads, in its order."""
     row_targets: NDArray[np.int32]
     target_bases: NDArray[np.int64]
     """Where each block's rows begin in `row_targets`."""
@@ -151,8 +153,7 @@ class PackedBlocks:
         if not keys:
             return np.zeros(1, np.int64), _NOTHING, _NOTHING
         snapshot, slots = self._find(keys)
-        found: tuple[NDArray[np.int64], ...] = kernels().collect(slots, rows, *snapshot.arrays, self._length)
-        return found
+        return _kernels.collect(slots, rows, *snapshot.arrays, self._length)
 
     def count_targets(self, keys: list[Key], which: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Targets in row `rows[k]` of window `keys[which[k]]`, for all k."""

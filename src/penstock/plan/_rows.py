@@ -27,12 +27,10 @@ So row i of epoch e is row `e * period + begin + i` of the source: two additions
 from __future__ import annotations
 
 import dataclasses
-import functools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -250,14 +248,6 @@ def offered(out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, 
             f"writeable, contiguous {np.dtype(dtype)} {list(shape)} is needed."
         )
     return array
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The loops of this room in C, loaded when the first row is read."""
-    from penstock.plan import _kernels
-
-    return _kernels
 
 
 OneOrMany = TypeVar("OneOrMany", int, Rows)

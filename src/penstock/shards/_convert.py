@@ -15,10 +15,8 @@ sample, in the column `__xxh64__`; for any other data the same hashes are comput
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.schema import Column, Ragged, Schema, array_of_tensor, exact_array
+from penstock.shards import _hash_kernels
 from penstock.shards._provenance import ORIGIN_COLUMN, ORIGIN_SPEC
 
 
@@ -148,13 +147,6 @@ Hashes = NDArray[np.uint64]
 _CONTENT = ("tokens", "image", "audio", "text")
 
 
-@functools.cache
-def _kernels() -> ModuleType:
-    from penstock.shards import _hash_kernels
-
-    return _hash_kernels
-
-
 def content_columns(schema: Schema) -> tuple[str, ...]:
     """The columns that make up a sample's content, which does not include where it came from."""
     for name in _CONTENT:
@@ -190,5 +182,5 @@ def _hash_column(column: Ragged | NDArray[Any]) -> Hashes:
     item_bytes = values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     hashes = np.empty(len(edges) - 1, np.uint64)
-    _kernels().hash_spans(data, np.ascontiguousarray(edges, np.int64) * item_bytes, hashes)
+    _hash_kernels.hash_spans(data, np.ascontiguousarray(edges, np.int64) * item_bytes, hashes)
     return hashes

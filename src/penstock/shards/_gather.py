@@ -11,24 +11,16 @@ In the steady state it never stops.
 from __future__ import annotations
 
 import functools
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schema import Column, Ragged
+from penstock.shards import _kernels
 from penstock.shards._storage import InMemory, Spans, check_span
 
 _BYTE = np.empty(0, np.uint8)
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The loops of this room in C, loaded at the first read."""
-    from penstock.shards import _kernels
-
-    return _kernels
 
 
 def gather_fixed(source: InMemory, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -42,7 +34,7 @@ def gather_fixed(source: InMemory, column: Column, indices: NDArray[np.int64], o
     slot, place = source.slots[column.name], 0
     while True:
         table = source.table  # this reference keeps its maps alive while the kernel reads
-        place = kernels().gather(table.rows, source.starts, slot, indices, place, rows, like)
+        place = _kernels.gather(table.rows, source.starts, slot, indices, place, rows, like)
         if place == -1:
             return
         source.prepare(column, _index_at(source, indices, place))
@@ -55,13 +47,13 @@ def gather_ragged(source: InMemory, column: Column, indices: NDArray[np.int64]) 
     while True:
         held.append(source.table)  # every table that supplied an address must outlive the copy
         rows = held[-1].rows
-        place = kernels().locate(rows, source.starts, slot, indices, place, column.item_bytes, addresses, offsets[1:])
+        place = _kernels.locate(rows, source.starts, slot, indices, place, column.item_bytes, addresses, offsets[1:])
         if place == -1:
             break
         source.prepare(column, _index_at(source, indices, place))
     values = np.empty((int(offsets[-1]), *column.shape), column.dtype)
     if values.size:
-        kernels().copy_spans(addresses, offsets[1:] * column.item_bytes, values.reshape(-1).view(np.uint8), _BYTE)
+        _kernels.copy_spans(addresses, offsets[1:] * column.item_bytes, values.reshape(-1).view(np.uint8), _BYTE)
     return Ragged(values, offsets, column.kind == "bytes")
 
 
@@ -71,7 +63,7 @@ def gather_lengths(source: InMemory, column: Column, indices: NDArray[np.int64])
     slot, place = source.slots[column.name], 0
     while True:
         table = source.table
-        place = kernels().measure(table.rows, source.starts, slot, indices, place, lengths)
+        place = _kernels.measure(table.rows, source.starts, slot, indices, place, lengths)
         if place == -1:
             return lengths
         source.prepare(column, int(indices[place]))
@@ -83,7 +75,7 @@ def gather_spans(source: InMemory, column: Column, spans: Spans, out: NDArray[An
     like = _empty(column.dtype)
     while True:
         table = source.table
-        place = kernels().gather_spans(
+        place = _kernels.gather_spans(
             table.rows, source.starts, slot, spans.indices, spans.firsts, spans.sizes, spans.targets, place, out, like
         )
         if place == -1:
@@ -99,7 +91,7 @@ def gather_stream(source: InMemory, column: Column, firsts: NDArray[np.int64], o
     starts, like = source.value_starts[column.name], _empty(column.dtype)
     while True:
         table = source.table
-        place = kernels().gather_stream(table.rows, starts, slot, firsts, place, out, like)
+        place = _kernels.gather_stream(table.rows, starts, slot, firsts, place, out, like)
         if place == -1:
             return
         first = int(firsts[place])
