@@ -27,7 +27,7 @@ from _machine import print_result
 from bench_plan import anonymous_bytes, write_hollow_dataset
 
 import penstock
-from penstock.report import format_bytes, format_seconds
+from penstock.report import format_bytes, format_number, format_seconds
 
 PICTURE = Path(__file__).parents[1] / "docs/images/growth.svg"
 Cost = Callable[[], float]
@@ -241,7 +241,7 @@ QUESTIONS = (
     Question("penstock inspect", "shards", SHARDS, shards_of(inspect)),
     Question("split by index", "samples", SAMPLES, split_of),
     Question("first batch of sample(weights)", "samples", SAMPLES, weighted),
-    Question("packing of nearly empty documents", "documents", SAMPLES[1:], empty_documents),
+    Question("pack nearly empty documents", "documents", SAMPLES[1:], empty_documents),
     Question("prepare JSON lines", "bytes", (10**7, 10**8, 10**9), prepared(text_lines), rounds=1),
     Question("prepare, shuffled", "bytes", (10**7, 10**8, 10**9), prepared(text_lines, shuffle=1), rounds=1),
     Question("append a hundredth", "bytes", (10**7, 10**8, 10**9), appended, rounds=1),
@@ -272,7 +272,7 @@ def measure(question: Question) -> dict[int, float]:
 
 def draw(found: dict[Question, dict[int, float]]) -> str:
     """One plot per question, both axes logarithmic, decades as faint lines."""
-    width, height, columns = 212, 150, 3
+    width, height, columns = 232, 150, 3
     plots = []
     for number, (question, costs) in enumerate(found.items()):
         x, y = (math.log10(each) for each in costs), [math.log10(each) for each in costs.values()]
@@ -287,12 +287,13 @@ def draw(found: dict[Question, dict[int, float]]) -> str:
         )
         dots = "".join(f'<circle class="teal" cx="{a:.1f}" cy="{b:.1f}" r="3"/>' for a, b in points)
         trace = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+        sizes = f"{format_number(min(costs))} to {format_number(max(costs))} {question.over}"
         plots.append(
             f'<g transform="translate({number % columns * width},{number // columns * height})">'
             f'<text x="4" y="16">{question.what}</text>'
             f'<text class="small" x="4" y="33">{words(costs, question.unit)}, slope {slope(costs):.2f}</text>'
             f'{lines}<polyline class="trace" points="{trace}"/>{dots}'
-            f'<text class="small" x="24" y="136">{min(costs):,} to {max(costs):,} {question.over}</text></g>'
+            f'<text class="small" x="24" y="136">{sizes}</text></g>'
         )
     total = height * -(-len(found) // columns)
     style = (
