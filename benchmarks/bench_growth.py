@@ -292,13 +292,13 @@ def draw(found: dict[Question, dict[int, float]]) -> str:
             f'<g transform="translate({number % columns * width},{number // columns * height})">'
             f'<text x="4" y="16">{question.what}</text>'
             f'<text class="small" x="4" y="33">{words(costs, question.unit)}, slope {slope(costs):.2f}</text>'
-            f'{lines}<polyline class="trace" points="{trace}"/>{dots}'
+            f'{lines}<polyline class="line" points="{trace}"/>{dots}'
             f'<text class="small" x="24" y="136">{sizes}</text></g>'
         )
     total = height * -(-len(found) // columns)
     style = (
         "svg{color:#24292f}text{font:13px system-ui,sans-serif;fill:currentColor}.small{font-size:11.5px}"
-        ".faint{stroke:currentColor;stroke-width:1;opacity:.2}.trace{fill:none;stroke:#1a9e8c;stroke-width:1.6}"
+        ".faint{stroke:currentColor;stroke-width:1;opacity:.2}.line{fill:none;stroke:currentColor;stroke-width:1.3}"
         ".teal{fill:#1a9e8c}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}"
     )
     size = f'viewBox="0 0 {width * columns} {total}" width="{width * columns}"'
