@@ -29,6 +29,18 @@ from bench_plan import anonymous_bytes, write_hollow_dataset
 import penstock
 from penstock.report import format_bytes, format_number, format_seconds
 
+# That of every picture in the docs.
+STYLE = """
+  <style>
+    svg { color: #24292f }
+    text { font: 14px system-ui, sans-serif; fill: currentColor }
+    .small { font-size: 12px }
+    .line { fill: none; stroke: currentColor; stroke-width: 1.3 }
+    .faint { fill: none; stroke: currentColor; stroke-width: 1; opacity: 0.35 }
+    .teal { fill: #1a9e8c }
+    @media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }
+  </style>
+"""
 PICTURE = Path(__file__).parents[1] / "docs/images/growth.svg"
 Cost = Callable[[], float]
 """Measures once."""
@@ -293,18 +305,13 @@ def draw(found: dict[Question, dict[int, float]]) -> str:
             f'<text x="4" y="16">{question.what}</text>'
             f'<text class="small" x="4" y="33">{words(costs, question.unit)}, slope {slope(costs):.2f}</text>'
             f'{lines}<polyline class="line" points="{trace}"/>{dots}'
-            f'<text class="small" x="24" y="136">{sizes}</text></g>'
+            f'<text class="small" x="4" y="136">{sizes}</text></g>'
         )
     total = height * -(-len(found) // columns)
-    style = (
-        "svg{color:#24292f}text{font:13px system-ui,sans-serif;fill:currentColor}.small{font-size:11.5px}"
-        ".faint{stroke:currentColor;stroke-width:1;opacity:.2}.line{fill:none;stroke:currentColor;stroke-width:1.3}"
-        ".teal{fill:#1a9e8c}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}"
-    )
     size = f'viewBox="0 0 {width * columns} {total}" width="{width * columns}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="How costs grow">'
-        f"<style>{style}</style>{''.join(plots)}</svg>\n"
+        f"{STYLE}{''.join(plots)}</svg>\n"
     )
 
 
