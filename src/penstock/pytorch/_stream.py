@@ -19,6 +19,7 @@ import mmap
 import os
 import secrets
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -247,11 +248,11 @@ class SharedEpochs:
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = _create() if descriptor is None else descriptor
+        if self._descriptor != _NO_FILE:
+            weakref.finalize(
+                self, os.close, self._descriptor
+            )  # not `__del__`: at the end of a process `os` may be gone
         self._numbers = memoryview(mmap.mmap(self._descriptor, _NUM_BYTES)).cast("q")
-
-    def __del__(self) -> None:
-        if getattr(self, "_descriptor", _NO_FILE) != _NO_FILE:
-            os.close(self._descriptor)
 
     def next_epoch(self, worker: int) -> int:
         """The epoch that this worker begins next."""
