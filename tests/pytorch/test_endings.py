@@ -390,6 +390,7 @@ def test_a_script_without_a_main_guard_is_told_and_starts_no_cascade(tmp_path: P
     assert code == 1
     assert out == ""
     assert "Put what the script does under `if __name__ == '__main__':`" in err
+    assert len(err.splitlines()) < 60
 
 
 @pytest.mark.stress

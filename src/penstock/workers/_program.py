@@ -144,7 +144,7 @@ def _import_script(script: dict[str, Any]) -> None:
             _import_package(script["package"])
     except (Exception, SystemExit) as error:  # as from a dataset that the script is just preparing
         if _GUARD in str(error):
-            raise
+            raise RuntimeError(str(error)) from None  # the frames in which we noticed it would tell nobody anything
         found = f"{type(error).__name__}: {error}".rstrip(": ")
         raise RuntimeError(
             f"A worker imports this script to find one of its functions, and that ended with {found}\n{_GUARD}"
