@@ -27,7 +27,7 @@ _FEWEST_LOOK_STEPS, _LONGEST_LOOK_SECONDS = 5, 10.0
 _KEPT_PERIODS = 64
 _MOST_REMEMBERED = 512
 _SKIPPED_STEPS = 2
-"""The first ones compile kernels and fill caches."""
+"""The first ones fill caches."""
 
 
 class ScriptLoader:
