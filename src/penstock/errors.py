@@ -9,6 +9,9 @@
     ├── DatasetChanged       (RuntimeError)       the data changed since it was opened: open it again
     ├── WriterBusy           (BlockingIOError)    another process is writing here: wait for it
     ├── StorageError         (OSError)            the disk refused: full, failing, or gone
+    │   └── StoreError       (ConnectionError)    an object store refuses: correct what the message names
+    │       ├── StoreBusy                         it failed, but may work later: try again
+    │       └── ObjectMissing (FileNotFoundError) the store has no such object
     ├── StageError           (ValueError)         the stages of a plan come in a meaningless order
     ├── StateError           (ValueError)         a saved state does not belong to this order of the data
     ├── WorkerDied           (RuntimeError)       worker processes kept dying on the same work
@@ -24,8 +27,8 @@ Messages quote names and values from files, which may come from strangers, so `p
 wherever such text is shown.
 
 May import: nothing. Imported by: `cli`, `dataset`, `doctor`, `filesystem`, `loader`, `masks`, `plan`, `preparation`,
-`pytorch`, `report`, `schema`, `service`, `shards`, `sources`, `transforms`, `tuning`, `watching`, `workers`. Holds no
-state.
+`pytorch`, `remote`, `report`, `schema`, `service`, `shards`, `sources`, `transforms`, `tuning`, `watching`, `workers`.
+Holds no state.
 """
 
 from __future__ import annotations
@@ -75,6 +78,18 @@ class WriterBusy(PenstockError, BlockingIOError):
 
 class StorageError(PenstockError, OSError):
     """The file system refused to read or write: full, failing, or gone."""
+
+
+class StoreError(StorageError, ConnectionError):
+    """An object store refuses, for the reason that the message gives."""
+
+
+class StoreBusy(StoreError):
+    """An object store failed in a way that may pass: no answer, a broken connection, too many requests."""
+
+
+class ObjectMissing(StoreError, FileNotFoundError):
+    """An object store has no object of this name."""
 
 
 class StageError(PenstockError, ValueError):
