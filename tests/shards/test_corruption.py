@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -18,8 +19,9 @@ import pytest
 
 import penstock
 from penstock.errors import CorruptionError, FormatError, PenstockError, StorageError
+from penstock.shards import _open_shards
 
-from .forging import SMALL, header_of, write_small
+from .forging import SMALL, header_of, manifest_of, pad_header, put_shard, write_small
 from .strategies import assert_columns, assert_sample, files_of, scratch, shard_paths
 
 IOS = ("map", "pread")
@@ -108,6 +110,45 @@ def test_none_of_500_flipped_bits_is_read_as_data(pristine: Path) -> None:
         assert str(pristine / name) in str(caught.value)
         raised += 1
     assert raised == 500
+
+
+@pytest.mark.parametrize("check", ["window", "never"])
+def test_lengths_of_all_samples_raise_what_an_open_shard_does(
+    check: Any, pristine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths of whole shards are read without opening them, and whatever is wrong must not be seen less well."""
+    name = shard_paths(pristine)[1].name
+    header, data = header_of(pristine / name)
+    begin = (pristine / name).stat().st_size - len(data)
+    text = len(json.dumps(header, separators=(",", ":"))) + 8
+    tensors = [header[each]["data_offsets"] for each in ("tokens.offsets", "__crc32c__")]
+    spans = [(0, text), (begin - 10, begin), *((begin + first, begin + last) for first, last in tensors)]
+    places = [place for first, last in spans for place in range(first, last)]
+
+    def found() -> object:
+        try:
+            return penstock.open(pristine, check=check).lengths("tokens").tolist()
+        except FormatError as error:
+            return str(error)
+
+    sound, num_errors = found(), 0
+    for place in places:
+        with damaged(pristine / name, place, place % 8), monkeypatch.context() as patch:
+            quick = found()
+            patch.setattr(_open_shards, "read_offsets", lambda *args, **more: None)
+            assert quick == found(), place
+            num_errors += isinstance(quick, str)
+    assert not isinstance(sound, str)
+    assert num_errors == len(places) if check == "window" else num_errors > len(places) // 2
+
+
+def test_lengths_of_shards_with_headers_in_another_order_are_read(small: Path) -> None:
+    """safetensors headers of other writers, equal as JSON."""
+    expected = penstock.open(small).lengths("tokens").tolist()
+    for number in range(len(shard_paths(small))):
+        header, data = header_of(small / manifest_of(small)["shards"][number]["name"])
+        put_shard(small, number, pad_header(dict(reversed(header.items()))), data)
+    assert penstock.open(small).lengths("tokens").tolist() == expected
 
 
 @contextmanager

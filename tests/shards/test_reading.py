@@ -6,6 +6,8 @@ import gc
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -121,10 +123,25 @@ def test_a_pass_over_more_shards_than_may_be_open_opens_each_once(
     monkeypatch.setattr(os, "open", count)
     if of == "lengths":
         assert ds.lengths("r").tolist() == [index % 5 for index in range(len(ds))]
+        assert num_descriptors(many) == 0
     else:
         assert ds.pack(4, column="r").batch(1).num_batches() == 2 * len(ds) // 4
     assert len(opened) >= NUM_SHARDS
     assert set(opened.values()) == {1}
+
+
+def test_64_descriptors_are_enough_for_2000_shards(many: Path) -> None:
+    code = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+import numpy as np, penstock
+ds = penstock.open({str(many)!r})
+assert ds.lengths("r").tolist() == [index % 5 for index in range(len(ds))]
+assert ds.shuffle(seed=1).pack(4, column="r").batch(8).read(3)["input_ids"].shape == (8, 4)
+indices = np.random.default_rng(0).permutation(len(ds))
+assert np.array_equal(ds.read(indices)["x"][:, 0], indices)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_the_bound_holds_over_several_datasets(many: Path, few_open_files: int) -> None:

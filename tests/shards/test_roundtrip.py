@@ -67,6 +67,16 @@ def test_any_indices_are_read_alike_by_map_by_pread_and_from_ram(written: Writte
             assert_columns(ds.read(indices), written, [written.samples[index] for index in indices])
 
 
+@pytest.mark.parametrize("name", ["100%d", '"checksums":"', "é\\%%"])
+def test_names_that_look_like_parts_of_a_header_are_names(name: str, tmp_path: Path) -> None:
+    with penstock.DatasetWriter(tmp_path / "ds", {name: "uint16[*]"}) as writer:
+        writer.write_batch({name: [[1, 2], [3]]})
+    (shard,) = shard_paths(tmp_path / "ds")
+    with safetensors.safe_open(shard, "numpy") as file:
+        assert file.get_tensor(f"{name}.values").tolist() == [1, 2, 3]
+    assert penstock.open(tmp_path / "ds").lengths(name).tolist() == [2, 1]
+
+
 @short_law
 @given(datasets(), st.data())
 def test_slices_are_those_of_a_list(written: Written, data: st.DataObject) -> None:

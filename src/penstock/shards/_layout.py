@@ -6,8 +6,8 @@ the checksums of their blocks. Tensors are sorted by decreasing item size, so th
 spaces after the header put the first on a page boundary: safetensors allows spaces and forbids gaps.
 
 Because nothing here is a choice, a header is not interpreted when a shard is opened: the only header
-that its manifest allows is computed, and compared entry by entry. Overlaps, gaps, huge shapes and
-wrong dtypes cannot pass, and none of them needs its own rule.
+that its manifest allows is computed and compared, byte for byte, and entry by entry if another program
+made it. Overlaps, gaps, huge shapes and wrong dtypes cannot pass, and none of them needs its own rule.
 
 CRC32C over blocks of 512 KiB.
 
@@ -24,7 +24,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import crc32c
 import numpy as np
@@ -86,7 +86,8 @@ CHECKSUMS = "__crc32c__"
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
 _MAX_TENSOR_BYTES = 1 << 62
-_OFFSET = np.dtype("<i8")
+_OFFSET, _CHECKSUM = np.dtype("<i8"), np.dtype("<u4")
+_BEFORE_CHECKSUM = b'"checksums":"'
 
 
 def values_name(column: Column) -> str:
@@ -99,8 +100,7 @@ def offsets_name(column: Column) -> str:
     return f"{column.name}.offsets"
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One tensor of a shard: bytes `begin` to `end`, counted from the end of the header."""
 
     name: str
@@ -142,33 +142,84 @@ class Layout:
     tensors: Mapping[str, Tensor]
     data_bytes: int
 
+    @property
+    def is_addressable(self) -> bool:
+        """Whether every tensor can be an array."""
+        return all(tensor.is_addressable for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is the same about a tensor in all shards of a schema."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    row_bytes: int
+    counts: str | None
+    """The ragged column whose elements are its rows; None if it has one per sample."""
+    num_more: int = 0
+
+
+@functools.lru_cache(64)
+def _kinds(schema: Schema) -> tuple[_Kind, ...]:
+    """The tensors of every shard of a schema, in file order."""
+    found = []
+    for column in schema.columns:
+        counts = column.name if column.is_ragged else None
+        found.append(_Kind(values_name(column), column.dtype, column.shape, column.item_bytes, counts))
+        if column.is_ragged:
+            found.append(_Kind(offsets_name(column), _OFFSET, (), _OFFSET.itemsize, None, num_more=1))
+    found.append(_Kind(CHECKSUMS, _CHECKSUM, (), _CHECKSUM.itemsize, CHECKSUMS))
+    return tuple(sorted(found, key=lambda kind: -kind.dtype.itemsize))
+
 
 def plan_layout(schema: Schema, num_samples: int, num_values: Mapping[str, int]) -> Layout:
     """Layout of a shard of `num_samples` samples, with `num_values` elements in each ragged column."""
-    wanted: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
-    for column in schema.columns:
-        count = num_values[column.name] if column.is_ragged else num_samples
-        wanted.append((values_name(column), column.dtype, (count, *column.shape)))
-        if column.is_ragged:
-            wanted.append((offsets_name(column), _OFFSET, (num_samples + 1,)))
-    blocks = sum(num_blocks(math.prod(shape) * dtype.itemsize) for _, dtype, shape in wanted)
-    wanted.append((CHECKSUMS, np.dtype("<u4"), (blocks,)))
-    wanted.sort(key=lambda tensor: -tensor[1].itemsize)
-    tensors, begin, block = {}, 0, 0
-    for name, dtype, shape in wanted:
-        end = begin + math.prod(shape) * dtype.itemsize
-        tensors[name] = Tensor(name, dtype, shape, begin, end, block)
-        begin, block = end, block + (0 if name == CHECKSUMS else num_blocks(end - begin))
+    kinds, num_rows = _kinds(schema), {**num_values, CHECKSUMS: 0}
+    counts = [num_samples + kind.num_more if kind.counts is None else num_rows[kind.counts] for kind in kinds]
+    blocks = [num_blocks(count * kind.row_bytes) for count, kind in zip(counts, kinds, strict=True)]
+    tensors, begin, block, all_blocks = {}, 0, 0, sum(blocks)
+    for kind, count, size in zip(kinds, counts, blocks, strict=True):
+        rows = all_blocks if kind.name == CHECKSUMS else count
+        end = begin + rows * kind.row_bytes
+        tensors[kind.name] = Tensor(kind.name, kind.dtype, (rows, *kind.shape), begin, end, block)
+        begin, block = end, block + size
     return Layout(schema, num_samples, tensors, begin)
 
 
 def build_header(layout: Layout, table_checksum: int) -> bytes:
     """Header of a shard, preceded by its length and padded to a page."""
-    entries = {_METADATA: _metadata(layout.schema, table_checksum)}
-    entries |= {tensor.name: tensor.to_json() for tensor in layout.tensors.values()}
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    numbers = [number for tensor in layout.tensors.values() for number in (tensor.shape[0], tensor.begin, tensor.end)]
+    text = (_header_format(layout.schema) % (table_checksum, *numbers)).encode()
     padded = -(-(_LENGTH_BYTES + len(text)) // ALIGNMENT) * ALIGNMENT - _LENGTH_BYTES
     return padded.to_bytes(_LENGTH_BYTES, "little") + text.ljust(padded)
+
+
+@functools.lru_cache(64)
+def _header_format(schema: Schema) -> str:
+    """JSON of a header: the checksum of the table, and rows, begin and end of each tensor, are to be filled in."""
+    metadata = _as_format(_metadata(schema, 0)).removesuffix('00000000"}') + '%08x"}'
+    parts = [f"{_as_format(_METADATA)}:{metadata}"]
+    for kind in _kinds(schema):
+        shape = ",".join(["%d", *map(str, kind.shape)])
+        tag = _as_format(dtype_tag(kind.dtype))
+        parts.append(f'{_as_format(kind.name)}:{{"dtype":{tag},"shape":[{shape}],"data_offsets":[%d,%d]}}')
+    return f"{{{','.join(parts)}}}"
+
+
+def _as_format(value: object) -> str:
+    return json.dumps(value, separators=(",", ":")).replace("%", "%%")
+
+
+def match_header(raw: bytes, layout: Layout) -> int | None:
+    """Checksum of the table, if a header is byte for byte what `build_header` makes; None if it may be wrong."""
+    begin = raw.find(_BEFORE_CHECKSUM) + len(_BEFORE_CHECKSUM)
+    try:
+        value = int(raw[begin : begin + 8], 16)
+    except ValueError:
+        return None
+    return value if raw == build_header(layout, value) else None
 
 
 def _metadata(schema: Schema, table_checksum: int) -> dict[str, str]:
@@ -190,6 +241,9 @@ def read_header(raw: bytes, layout: Layout, where: str) -> int:
     Raises:
         FormatError: any difference, naming the tensor, what was found and what belongs there.
     """
+    known = match_header(raw, layout)
+    if known is not None:  # nearly always, in a fifth of the time
+        return known
     entries = _parse(raw, where)
     metadata = entries.pop(_METADATA, None)
     if len(entries) != len(layout.tensors):

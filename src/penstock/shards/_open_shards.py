@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from penstock.filesystem import MappedFile
 from penstock.schema import Column, offsets_of
 from penstock.shards._blocks import Checks
+from penstock.shards._brief import read_offsets
 from penstock.shards._manifest import Manifest
 from penstock.shards._shard import Shard, fill_row, open_file
 from penstock.shards._storage import READY, STATE, Table, column_slots, from_front
@@ -115,13 +116,24 @@ class OpenShards:
         """Lengths of samples `begin` to `end` of a ragged column."""
         lengths = self._room_for(begin, end)
         for number, first, last in self.ranges(begin, end):
-            shard = self.open_shard(number)
-            shard.file.check_size()
-            if not self.is_trusted:
-                shard.check_offsets(column, first, last)
+            offsets = self._offsets(number, column, first, last)
             place = int(self.starts[number]) + first - begin
-            lengths[place : place + last - first] = np.diff(shard.offsets(column, first, last))
+            np.subtract(offsets[1:], offsets[:-1], out=lengths[place : place + last - first])
         return lengths
+
+    def _offsets(self, number: int, column: Column, first: int, last: int) -> NDArray[np.int64]:
+        """Where samples `first` to `last` of a shard begin, and where the last ends; only parts of a shard open it."""
+        entry = self._manifest.shards[number]
+        if number not in self._shards and last - first == entry.num_samples:
+            path = f"{self._path}/{entry.name}"
+            found = read_offsets(path, entry, self._manifest.schema, column, is_trusted=self.is_trusted)
+            if found is not None:
+                return found
+        shard = self.open_shard(number)
+        shard.file.check_size()
+        if not self.is_trusted:
+            shard.check_offsets(column, first, last)
+        return shard.offsets(column, first, last)
 
     def _room_for(self, begin: int, end: int) -> NDArray[np.int64]:
         """A number for each of these samples; memory is only taken as it is filled, shard by shard."""

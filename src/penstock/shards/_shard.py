@@ -127,8 +127,7 @@ class Shard:
 
     def _check_size(self) -> None:
         expected = self.entry.header_bytes + self.layout.data_bytes
-        is_addressable = all(tensor.is_addressable for tensor in self.layout.tensors.values())
-        if self.entry.num_bytes != expected or self.file.size != expected or not is_addressable:
+        if not self.entry.num_bytes == self.file.size == expected or not self.layout.is_addressable:
             raise FormatError(
                 f"{self._where}: the file has {self.file.size:,} bytes and the manifest says {self.entry.num_bytes:,}; "
                 f"its columns take {expected:,}. It is truncated or not this shard; "
