@@ -6,6 +6,7 @@
     Samples       a storage, and the selections that say which of its samples are meant          _samples
         chosen by position, by a column's values, or by a key that follows the sample            _selections, _samples
         read      as columns and single samples; their tokens as one stream                      _samples, _tokens
+    ShardLayer    which of its samples each shard holds, through all of these                        _shard_map
     find_earlier  a dataset as it was before samples were appended                               _location
     stage         a verified copy on the node's own storage: all of it, or nothing               _stage
 
@@ -37,6 +38,7 @@ from penstock.dataset._samples import (
     read_sample,
 )
 from penstock.dataset._selections import Condition, SplitPart, find_samples, find_true, split_parts
+from penstock.dataset._shard_map import ShardLayer, element_layers, sample_layers
 from penstock.dataset._stage import Scratch, StorageKind, find_scratch, stage, storage_kind
 from penstock.dataset._tokens import (
     TokenStream,
@@ -62,6 +64,7 @@ __all__ = [
     "Samples",
     "Scratch",
     "Selection",
+    "ShardLayer",
     "SplitPart",
     "StorageKind",
     "Take",
@@ -72,6 +75,7 @@ __all__ = [
     "check_concat",
     "check_mask_lengths",
     "check_zip",
+    "element_layers",
     "find_earlier",
     "find_samples",
     "find_scratch",
@@ -82,6 +86,7 @@ __all__ = [
     "packed_column",
     "read_columns",
     "read_sample",
+    "sample_layers",
     "split_parts",
     "stage",
     "storage_kind",

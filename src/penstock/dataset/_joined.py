@@ -122,25 +122,26 @@ class ConcatStorage(JoinedStorage):
     def __init__(self, parts: Sequence[Samples]) -> None:
         are_hashed = all(HASH_COLUMN in part.storage.schema for part in parts)
         schema = parts[0].schema.with_hashes() if are_hashed else parts[0].schema
-        self._starts = offsets_of([len(part) for part in parts])
+        self.starts = offsets_of([len(part) for part in parts])
+        """Index of the first sample of each part, and finally the number of samples."""
         self._elements: dict[str, Int64] = {}
-        super().__init__(parts, schema, int(self._starts[-1]))
+        super().__init__(parts, schema, int(self.starts[-1]))
 
     def sample_keys(self) -> SampleKeys:
         return _ConcatKeys(self)
 
     def part_of(self, indices: Int64) -> NDArray[np.uint64]:
         """Number of the part that each sample is in."""
-        return (np.searchsorted(self._starts, indices, side="right") - 1).astype(np.uint64)
+        return (np.searchsorted(self.starts, indices, side="right") - 1).astype(np.uint64)
 
     def shares(self, indices: Int64) -> Iterator[tuple[Samples, Int64, Int64]]:
         """(part, places in `indices`, its own indices) of every part that has some of them."""
-        numbers = np.searchsorted(self._starts, indices, side="right") - 1
+        numbers = np.searchsorted(self.starts, indices, side="right") - 1
         places = np.argsort(numbers, kind="stable")
         asked, firsts = np.unique(numbers[places], return_index=True)
         for number, begin, end in zip(asked.tolist(), firsts, [*firsts[1:], len(places)], strict=False):
             own = places[begin:end]
-            yield self.parts[number], own, indices[own] - self._starts[number]
+            yield self.parts[number], own, indices[own] - self.starts[number]
 
     def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
         for part, places, own in self.shares(from_front(indices, self.num_samples)):
@@ -174,7 +175,7 @@ class ConcatStorage(JoinedStorage):
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def read_stream(self, column: Column, firsts: Int64, out: NDArray[Any]) -> None:
-        starts, length = self._element_starts(column), out.shape[1]
+        starts, length = self.element_starts(column), out.shape[1]
         begins = np.searchsorted(starts, firsts, side="right") - 1
         ends = np.searchsorted(starts, firsts + length, side="left") - 1
         for number in np.unique(begins).tolist():
@@ -188,7 +189,7 @@ class ConcatStorage(JoinedStorage):
 
     def _read_over_borders(self, column: Column, first: int, out: NDArray[Any]) -> None:
         """One row that begins in one part and ends in another."""
-        for part, (start, end) in zip(self.parts, itertools.pairwise(self._element_starts(column)), strict=True):
+        for part, (start, end) in zip(self.parts, itertools.pairwise(self.element_starts(column)), strict=True):
             low, high = max(first, int(start)), min(first + len(out), int(end))
             if low < high:
                 piece = np.empty((1, high - low), out.dtype)
@@ -196,7 +197,7 @@ class ConcatStorage(JoinedStorage):
                 out[low - first : high - first] = piece[0]
 
     def num_elements(self, column: Column) -> int:
-        return int(self._element_starts(column)[-1])
+        return int(self.element_starts(column)[-1])
 
     def value(self, column: Column, index: int) -> NDArray[Any]:
         [(part, _, own)] = self.shares(from_front(np.array([index]), self.num_samples))
@@ -217,12 +218,13 @@ class ConcatStorage(JoinedStorage):
                 part.storage.check_samples(column, first, last)
 
     def _ranges(self, begin: int, end: int) -> Iterator[tuple[Samples, int, int]]:
-        for part, (start, stop) in zip(self.parts, itertools.pairwise(self._starts.tolist()), strict=True):
+        for part, (start, stop) in zip(self.parts, itertools.pairwise(self.starts.tolist()), strict=True):
             first, last = max(begin, start), min(end, stop)
             if first < last:
                 yield part, first - start, last - start
 
-    def _element_starts(self, column: Column) -> Int64:
+    def element_starts(self, column: Column) -> Int64:
+        """Where the elements of each part begin, and finally their number."""
         if column.name not in self._elements:
             counts = [count_elements(part, column) for part in self.parts]
             self._elements[column.name] = offsets_of(counts)

@@ -74,6 +74,8 @@ class TokenStream(Protocol):
     """Elements of all samples, one after the other."""
 
     num_elements: int
+    starts: NDArray[np.int64] | None
+    """Where each sample begins, and finally the number of elements; None if that is as stored."""
 
     def read(self, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Fill each row of `out` with consecutive elements, beginning at each of `firsts`."""
@@ -102,6 +104,7 @@ class _StoredStream:
     def __init__(self, storage: Storage, column: Column) -> None:
         self._storage, self._column = storage, column
         self.num_elements = storage.num_elements(column)
+        self.starts: NDArray[np.int64] | None = None
 
     def read(self, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
         self._storage.read_stream(self._column, firsts, out)
@@ -116,8 +119,9 @@ class _ChosenStream:
             lengths = storage.lengths(column, 0, storage.num_samples)[chosen]
         else:
             lengths = np.ones(len(chosen), np.int64)
-        self._starts = offsets_of(lengths)
-        self.num_elements = int(self._starts[-1])
+        self._edges = offsets_of(lengths)
+        self.num_elements = int(self._edges[-1])
+        self.starts: NDArray[np.int64] | None = self._edges
 
     def read(self, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
         length = out.shape[1]
@@ -132,11 +136,11 @@ class _ChosenStream:
 
     def _spans(self, first: int, length: int, target: int) -> tuple[NDArray[np.int64], ...]:
         """(samples, first elements, sizes, targets) that make up one row."""
-        begin = int(np.searchsorted(self._starts, first, side="right")) - 1
-        end = int(np.searchsorted(self._starts, first + length, side="left"))
-        edges = np.clip(self._starts[begin : end + 1], first, first + length)
+        begin = int(np.searchsorted(self._edges, first, side="right")) - 1
+        end = int(np.searchsorted(self._edges, first + length, side="left"))
+        edges = np.clip(self._edges[begin : end + 1], first, first + length)
         chosen = self._chosen[begin:end].astype(np.int64, copy=False)
-        return chosen, edges[:-1] - self._starts[begin:end], np.diff(edges), target + edges[:-1] - first
+        return chosen, edges[:-1] - self._edges[begin:end], np.diff(edges), target + edges[:-1] - first
 
 
 def _holds_tokens(column: Column) -> bool:

@@ -89,6 +89,13 @@ class UnfoldedStorage:
         """The series that each window belongs to."""
         return np.searchsorted(self._starts, windows, side="right") - 1
 
+    def windows_touching(self, begins: Int64, ends: Int64) -> tuple[Int64, Int64]:
+        """(first window, last window + 1) that reads samples `begins[k]` to `ends[k]` of what is cut."""
+        if self.is_of_series:
+            return self._starts[begins], self._starts[ends]
+        first = np.maximum((begins - self.length) // self.stride + 1, 0)
+        return first, np.minimum(-(-ends // self.stride), self.num_samples)
+
     def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
         windows, steps = from_front(indices, self.num_samples), self.steps
         if column.name not in self._cut:

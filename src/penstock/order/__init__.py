@@ -9,13 +9,14 @@ Holds no state.
 
 from penstock.order._border import MAX_ROWS, ORDER_VERSION, derive_key, draw_shares, share_ranges
 from penstock.order._draw import ClassDeal, WeightedDraw
-from penstock.order._mixture import BLOCK, Mixture, ScheduledMixture
+from penstock.order._mixture import BLOCK, STRATUM, Mixture, ScheduledMixture
 from penstock.order._orders import FullOrder, Order, Permutation, SequentialOrder, WindowedOrder
 
 __all__ = [
     "BLOCK",
     "MAX_ROWS",
     "ORDER_VERSION",
+    "STRATUM",
     "ClassDeal",
     "FullOrder",
     "Mixture",

@@ -129,6 +129,14 @@ class Mixture:
         sources = self._source_at[place]
         return sources, block * self._strides[sources] + self._item_at[place]
 
+    def rows_near(self, source: int, positions: Int64) -> tuple[Int64, Int64]:
+        """Between which two rows each position of a source comes: its places in the table, out to whole strata."""
+        quota = self.quotas[source]
+        block, item = np.divmod(positions, quota)
+        least = item * BLOCK // quota // STRATUM * STRATUM
+        greatest = ((item + 1) * BLOCK - 1) // quota // STRATUM * STRATUM + STRATUM - 1
+        return block * BLOCK + least, block * BLOCK + greatest
+
     def counts(self, num_rows: int) -> Int64:
         """How many of the first `num_rows` rows come from each source, in 0.1 ms at most."""
         num_rows = checked_number("num_rows", num_rows, at_most=MAX_ROWS)
@@ -248,6 +256,18 @@ class ScheduledMixture:
             sources[places] = phase.active[found]
             positions[places] = phase.bases[phase.active[found]] + own
         return sources, positions
+
+    def rows_near(self, source: int, positions: Int64) -> tuple[Int64, Int64]:
+        """Between which two rows each position of a source comes."""
+        least, greatest = np.empty_like(positions), np.empty_like(positions)
+        bases = [phase.bases[source] for phase in self._phases]
+        numbers = np.searchsorted(bases, positions, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            phase, places = self._phases[number], numbers == number
+            own = int(np.searchsorted(phase.active, source))
+            low, high = phase.mixture.rows_near(own, positions[places] - phase.bases[source])
+            least[places], greatest[places] = phase.start + low, phase.start + high
+        return least, greatest
 
     def counts(self, num_rows: int) -> Int64:
         """How many of the first `num_rows` rows come from each source."""

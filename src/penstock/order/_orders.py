@@ -232,6 +232,13 @@ class WindowedOrder:
         first = self._checked_group(group) * self.group
         return self._sequence[first : first + self.group]
 
+    def uses(self, begin: int, end: int) -> tuple[Int64, Int64, Int64]:
+        """(first position, last position, window) of the windows that positions `begin` to `end` may be in."""
+        first, last = self.group_of(begin), self.group_of(end - 1)
+        windows = self._sequence[first * self.group : (last + 1) * self.group]
+        groups = first + np.arange(len(windows)) // self.group
+        return self._group_starts[groups], self._group_starts[groups + 1] - 1, windows
+
     def _checked_group(self, group: int) -> int:
         if not 0 <= group < self.num_groups:
             raise out_of_range("group", group, self.num_groups)

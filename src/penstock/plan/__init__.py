@@ -12,13 +12,14 @@
           MixedRows        rows of several of these                            _mixed_rows
         Steps         which rows are batch k                                   _reading
     plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _compose, _kernels, _mapping
+    plan.uses: which shards the next rows need, and when            _uses; `spans` and `reads` of orders and sources
     plan.documents, plan.ledger, plan.mixing                        _accounts
     plan.to_toml() <-> load_plan; a batch as text                   _text, _open
 
 A batch depends on the plan and the arguments of `read` alone; any thread or process gives the same one.
 
-May import: `dataset`, `errors`, `filesystem`, `identity`, `native`, `order`, `packing`, `report`, `schema`,
-`shards`. Imported by: `cli`, `integrations`, `loader`, `pytorch`, `service`, `tuning`. Holds state: a packed source
+May import: `dataset`, `errors`, `filesystem`, `identity`, `native`, `order`, `packing`, `remote`, `report`,
+`schema`, `shards`. Imported by: `cli`, `integrations`, `loader`, `pytorch`, `service`, `tuning`. Holds state: a packed source
 keeps the windows it packed last in memory (`_packed_rows`), and row counts of large datasets are kept in the user's
 cache folder (`_packed_rows`). Neither changes a batch.
 """

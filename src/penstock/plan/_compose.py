@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.dataset import Samples, check_mask_lengths, mask_column, packed_column
+from penstock.dataset import Samples, ShardLayer, check_mask_lengths, mask_column, packed_column, sample_layers
 from penstock.errors import FormatError, SchemaError
 from penstock.plan import _kernels
 from penstock.plan._rows import BatchArrays, Filling, Pieces, PieceSource, Rows, TokenColumns, offered
@@ -54,6 +54,11 @@ class DocumentRows(PieceSource):
     @abstractmethod
     def _pieces(self, rows: Rows) -> Pieces:
         """What these rows are made of."""
+
+    def document_layers(self) -> tuple[ShardLayer, ...]:
+        """The shards of the columns that are read."""
+        columns = (self.column, *self.kept.values(), *(() if self.mask is None else (self.mask,)))
+        return sample_layers(self.samples, [column.name for column in columns])
 
     @property
     def counts_ahead(self) -> bool:

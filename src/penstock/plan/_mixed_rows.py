@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.order import BLOCK, Mixture, ScheduledMixture
+from penstock.order import BLOCK, STRATUM, Mixture, ScheduledMixture
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger
 from penstock.plan._compose import compose
 from penstock.plan._rows import BatchArrays, EarlierOrder, Filling, OutputArrays, PieceSource, Rows, RowSource, offered
 from penstock.plan._stages import Pack
+from penstock.plan._uses import Reads, RowRange, Spans
 from penstock.schema import Column, Ragged
 
 SOURCE_IDS = "source_ids"
@@ -126,6 +127,21 @@ class MixedRows(RowSource):
     def dont_need(self, row: int) -> None:
         for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
             source.dont_need(position)
+
+    def reads(self, rows: RowRange) -> list[Reads]:
+        """What each source reads, whole strata at a time: inside one its rows come in any order."""
+        first, last = rows.begin // STRATUM * STRATUM, -(-rows.end // STRATUM) * STRATUM
+        counts = zip(self.mixture.counts(first).tolist(), self.mixture.counts(last).tolist(), strict=True)
+        found = []
+        for number, (begin, end) in enumerate(counts):
+            for spans, layers in self.sources[number].reads(RowRange(begin, end)):
+                least, _ = self.mixture.rows_near(number, spans.first_rows)
+                _, greatest = self.mixture.rows_near(number, spans.last_rows)
+                least, greatest = np.maximum(least, rows.begin), np.minimum(greatest, rows.end - 1)
+                kept = least <= greatest
+                ranges = Spans(least[kept], greatest[kept], spans.begins[kept], spans.ends[kept])
+                found.append(Reads(ranges, layers))
+        return found
 
     def mixing(self) -> list[Mixing]:
         return [found for source in self.sources for found in source.mixing()]

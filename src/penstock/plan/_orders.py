@@ -45,6 +45,7 @@ from penstock.plan import _kernels
 from penstock.plan._accounts import Mixing, measure_mixing
 from penstock.plan._rows import Rows
 from penstock.plan._stages import Balanced, Pad, SampleWeights, Shuffle, Stage, Weighted
+from penstock.plan._uses import RowRange, Spans, join_spans, scattered
 from penstock.schema import Column, offsets_of
 from penstock.shards import Storage, column_bytes
 
@@ -111,6 +112,27 @@ class Epochs:
         for _, places, data_rows in self.locate(rows):
             found[places] = data_rows
         return found
+
+    def spans(self, rows: RowRange) -> Spans:
+        """Between which rows of the run each storage window is read; places are numbers of windows."""
+        return join_spans(self._spans_of_epoch(epoch, part) for epoch, part in rows.epochs(self.num_rows))
+
+    def _spans_of_epoch(self, epoch: int, rows: RowRange) -> Spans:
+        order, start = self.order(epoch), epoch * self.num_rows
+        if isinstance(order, WindowedOrder):
+            first, last, windows = order.uses(rows.begin - start, rows.end - start)
+        elif isinstance(order, SequentialOrder):
+            low, high = (self._window_of(np.array([row - start])) for row in (rows.begin, rows.end - 1))
+            windows = np.arange(low[0], high[0] + 1)
+            first, last = self.row_starts[windows], self.row_starts[windows + 1] - 1
+        else:
+            return scattered(rows, lambda some: self._window_of(self.find(some)), len(self.rows_per_window))
+        first, last = np.maximum(first + start, rows.begin), np.minimum(last + start, rows.end - 1)
+        kept = (first <= last) & (self.rows_per_window[windows] > 0)
+        return Spans(first[kept], last[kept], windows[kept], windows[kept] + 1)
+
+    def _window_of(self, data_rows: Rows) -> NDArray[np.int64]:
+        return np.searchsorted(self.row_starts, data_rows, side="right") - 1
 
     def mixing(self, samples: Samples, window_starts: NDArray[np.int64]) -> list[Mixing]:
         """How batches are mixed; nothing where a shuffle reaches all windows at once, or there is none."""
@@ -221,6 +243,10 @@ class SampleOrder(ABC):
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """The index of the sample at each row."""
 
+    @abstractmethod
+    def spans(self, rows: RowRange) -> Spans:
+        """Which samples these rows read, and between which of them."""
+
     def will_need(self, row: int) -> None:
         """Tell the kernel which data this row and those after it need, where that is known."""
         if self._page_hints is not None:
@@ -259,6 +285,9 @@ class StoredOrder(SampleOrder):
     def find(self, rows: Rows) -> NDArray[np.int64]:
         return self._epochs.find(rows)
 
+    def spans(self, rows: RowRange) -> Spans:
+        return self._epochs.spans(rows).of_windows(self._epochs.row_starts)
+
     def mixing(self) -> list[Mixing]:
         return self._epochs.mixing(self._samples, self._epochs.row_starts)
 
@@ -292,6 +321,16 @@ class WeightedOrder(SampleOrder):
         for epoch, places, slots in self._epochs.locate(rows):
             found[places] = self._draw.samples(epoch, slots)
         return found
+
+    def spans(self, rows: RowRange) -> Spans:
+        slots = self._epochs.spans(rows).of_windows(self._epochs.row_starts)
+        begins, ends = np.empty_like(slots.begins), np.empty_like(slots.ends)
+        epochs = slots.first_rows // self.num_rows
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            begins[here] = self._draw.samples(epoch, slots.begins[here])
+            ends[here] = self._draw.samples(epoch, slots.ends[here] - 1) + 1
+        return slots._replace(begins=begins, ends=ends)
 
 
 class BalancedOrder(SampleOrder):
@@ -328,6 +367,9 @@ class BalancedOrder(SampleOrder):
         found: NDArray[Any] = self._members[self._deal.members(rows + rows // self.num_rows * skipped)]
         return found.astype(np.int64, copy=False)
 
+    def spans(self, rows: RowRange) -> Spans:
+        return scattered(rows, self.find, self.num_samples)
+
 
 class BucketedOrder(SampleOrder):
     """Another order with the rows of each bucket put in runs of like length."""
@@ -353,6 +395,15 @@ class BucketedOrder(SampleOrder):
             here = np.flatnonzero(firsts == first)
             found[here] = self._sorted(first)[rows[here] - first]
         return found
+
+    def spans(self, rows: RowRange) -> Spans:
+        """What the inner order reads for whole buckets: a bucket's first row looks up the lengths of all others."""
+        return join_spans(self._spans_of_epoch(epoch, part) for epoch, part in rows.epochs(max(1, self.num_rows)))
+
+    def _spans_of_epoch(self, epoch: int, rows: RowRange) -> Spans:
+        start, size = epoch * self.num_rows, self._bucket
+        stop = start + min(-(-(rows.end - start) // size) * size, self.num_rows)
+        return self._inner.spans(RowRange(rows.begin - (rows.begin - start) % size, stop)).widened(size, rows)
 
     def will_need(self, row: int) -> None:
         self._inner.will_need(row)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -32,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.dataset import Samples
+from penstock.dataset import Samples, ShardLayer
 from penstock.errors import FormatError
 from penstock.filesystem import check_trusted
 from penstock.identity import digest
@@ -55,6 +56,7 @@ from penstock.plan._compose import DocumentRows
 from penstock.plan._orders import Epochs, PageHints
 from penstock.plan._rows import Pieces, Rows
 from penstock.plan._stages import Pack, Shuffle
+from penstock.plan._uses import Reads, RowRange
 from penstock.schema import offsets_of
 
 Key = tuple[int, int]
@@ -212,6 +214,14 @@ class PackedRows(DocumentRows):
 
     def dont_need(self, row: int) -> None:
         self._page_hints.dont_need(row)
+
+    def reads(self, rows: RowRange) -> list[Reads]:
+        """Whole windows: a row is known once the lengths of all documents in its window are."""
+        return [Reads(self.epochs.spans(rows).of_windows(self.index.window_starts), self._layers)]
+
+    @functools.cached_property
+    def _layers(self) -> tuple[ShardLayer, ...]:
+        return self.document_layers()
 
     def mixing(self) -> list[Mixing]:
         return self.epochs.mixing(self.samples, self.index.window_starts)

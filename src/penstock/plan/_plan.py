@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -48,7 +48,12 @@ from penstock.plan._stages import (
     without_groups,
 )
 from penstock.plan._text import Decode, Tokenizer, describe_stage, show_batch, stage_identity, stage_json, write_toml
+from penstock.plan._uses import RowRange, make_uses
 from penstock.plan._verbs import PlanInput, Verbs, WholeBatch
+from penstock.shards import ShardFolder
+
+if TYPE_CHECKING:
+    from penstock.remote import Uses
 
 FILE_VERSION = 1
 """Version of plan files."""
@@ -262,6 +267,28 @@ class Plan(Verbs["Plan"]):
         It leaves the page cache once no process has it mapped; reading it again, in another run say, costs the disk.
         """
         self.row_source.dont_need(row)
+
+    @functools.cached_property
+    def shard_folders(self) -> tuple[ShardFolder, ...]:
+        """The folders of shards that are read, source by source and part by part, each once: what `uses` numbers."""
+        found = self.row_source.reads(RowRange(0, 0))
+        return tuple(dict.fromkeys(layer.folder for _, layers in found for layer in layers))
+
+    def uses(self, begin: int, end: int, *, ranks: Iterable[int] = (0,), world_size: int = 1) -> Uses:
+        """Which shards some ranks read between two rows of the run, and when: what a cache fetches ahead by.
+
+        It follows from the plan alone; no data is touched. A shard that is not named is not read, but for rows that
+        stand in for others in map(on_error="skip"). One that is named is read for nearly all plans; it may not be where
+        rows are few, or in any place: a full shuffle, balance().
+
+        Args:
+            begin: Where a batch starts.
+            end: The first row of which nothing is asked.
+            ranks: The training processes, all those of a node say.
+            world_size: How many there are in all.
+        """
+        numbers = {folder: number for number, folder in enumerate(self.shard_folders)}
+        return make_uses(self._reader.reads(begin, end, ranks, world_size), numbers, begin, end)
 
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
         """What a batch was made of: every document, with its place in the batch and the file and row it came from."""

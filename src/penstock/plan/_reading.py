@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ from penstock.plan._compose import ROW_TARGETS
 from penstock.plan._mapping import first_row, run_map
 from penstock.plan._rows import BatchArrays, PieceSource, Rows, RowSource
 from penstock.plan._stages import IGNORED, Map, Tail
+from penstock.plan._uses import Reads, RowRange
 from penstock.schema import offsets_of
 
 _MAX_ROW = 2**62
@@ -197,11 +198,17 @@ class TargetSums:
         self._source = source
         self._sums = functools.lru_cache(_KEPT_CHUNKS)(self._sum_up)
 
+    def reach(self, num_rows: int) -> int:
+        """How many rows before and after it a batch of `num_rows` may look up."""
+        if not self._source.counts_ahead:
+            return num_rows
+        size = min(max(_CHUNK_BATCHES * num_rows, _LEAST_CHUNK), _LARGEST_CHUNK)
+        return 1 << (size - 1).bit_length()
+
     def between(self, begin: int, end: int) -> int:
         """Targets in rows `begin` to `end`, which may be in several epochs."""
         total, num_rows = 0, self._source.num_rows
-        size = min(max(_CHUNK_BATCHES * (end - begin), _LEAST_CHUNK), _LARGEST_CHUNK)
-        size = 1 << (size - 1).bit_length()
+        size = self.reach(end - begin)
         while begin < end:
             first = begin - begin % num_rows
             stop = min(end, first + num_rows)
@@ -262,6 +269,31 @@ class BatchReader:
         if is_repeated is not None:
             batch[IS_REPEATED] = is_repeated
         return batch
+
+    def reads(self, begin: int, end: int, ranks: Iterable[int], world_size: int) -> Iterator[Reads]:
+        """What ranks read for the batches from row `begin` on, where one starts, up to row `end`."""
+        size, tail, own = self.steps.global_size, self.steps.tail, tuple(ranks)
+        if self.rows.num_rows == 0:
+            return
+        parts = [part for _, part in RowRange(begin, end).epochs(self.rows.num_rows)]
+        for part in [RowRange(begin, end)] if tail == "carry" and self.targets is None else parts:
+            rows = RowRange(part.begin, part.end, world_size, tuple((part.begin + rank) % world_size for rank in own))
+            first = part.begin // self.rows.num_rows * self.rows.num_rows
+            stop = first + self.rows.num_rows
+            if self.targets is None:
+                yield from self.rows.reads(rows)
+            else:  # a batch says how many targets all ranks have
+                reach = self.targets.reach(size)
+                wider = RowRange(max(first, part.begin - reach), min(stop, part.end + reach))
+                yield from (Reads(spans.widened(reach, part), layers) for spans, layers in self.rows.reads(wider))
+            if tail in ("pad", "even") and part.end > stop - size:  # what fills up the last batch is read with it
+                repeated = (
+                    RowRange(first, min(first + size, stop))
+                    if tail == "pad"
+                    else RowRange(max(first, stop - size), stop)
+                )
+                last = part.between(stop - size, stop)
+                yield from (Reads(spans.widened(stop, last), layers) for spans, layers in self.rows.reads(repeated))
 
     def _count_targets(self, row: int, world_size: int) -> int:
         """Targets in all rows of the batch at `row`, over all ranks and parts."""

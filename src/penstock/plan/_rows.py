@@ -41,6 +41,7 @@ from penstock.errors import StageError
 from penstock.order import MAX_ROWS
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
 from penstock.plan._stages import Pack, Pad, Repeat, Skip, TakeRows
+from penstock.plan._uses import Reads, RowRange
 from penstock.schema import Column, dtype_name, offsets_of
 
 BatchArrays = dict[str, Any]
@@ -126,6 +127,10 @@ class RowSource(ABC):
     @abstractmethod
     def dont_need(self, row: int) -> None:
         """Tell the kernel which data is no longer needed once rows are read in order up to this one."""
+
+    @abstractmethod
+    def reads(self, rows: RowRange) -> list[Reads]:
+        """What these rows read: at least that, and always the same shards' folders in the same order."""
 
     def mixing(self) -> list[Mixing]:
         """How batches are mixed, where that is known and may differ from a full shuffle."""
@@ -303,6 +308,17 @@ class ResizedRows(RowSource):
 
     def dont_need(self, row: int) -> None:
         self.inner.dont_need(self._find(row))
+
+    def reads(self, rows: RowRange) -> list[Reads]:
+        if self._period == self.num_rows or rows.begin >= rows.end:
+            return self._inner_reads(rows)
+        return [each for _, part in rows.epochs(self.num_rows) for each in self._inner_reads(part)]
+
+    def _inner_reads(self, rows: RowRange) -> list[Reads]:
+        """What rows of one epoch read, or of any number where the source's follow each other as well."""
+        by = self._find(rows.begin) - rows.begin
+        found = self.inner.reads(rows.shifted(by))
+        return [Reads(spans.shifted(-by), layers) for spans, layers in found]
 
     def mixing(self) -> list[Mixing]:
         return self.inner.mixing()

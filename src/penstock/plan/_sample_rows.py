@@ -11,19 +11,32 @@ lengths of all documents before it.
 
 from __future__ import annotations
 
+import functools
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.dataset import Samples, TokenStream, mask_column, mask_stream, token_stream, windowed_column
+from penstock.dataset import (
+    Samples,
+    ShardLayer,
+    TokenStream,
+    element_layers,
+    mask_column,
+    mask_stream,
+    sample_layers,
+    token_stream,
+    windowed_column,
+)
 from penstock.errors import SchemaError
 from penstock.plan._accounts import DocumentTrace, Drawn, Ledger, Mixing, trace_document
 from penstock.plan._compose import DocumentRows
 from penstock.plan._orders import BucketedOrder, Epochs, PageHints, SampleOrder, even_windows, sample_bytes
 from penstock.plan._rows import BatchArrays, OutputArrays, Pieces, Rows, RowSource, offered
 from penstock.plan._stages import IGNORED, Cast, Pad, Shuffle, Window
+from penstock.plan._uses import Reads, RowRange
 from penstock.schema import Schema, dtype_from_name, dtype_name, offsets_of
 from penstock.shards import Storage
 
@@ -36,6 +49,14 @@ class OrderedRows(RowSource):
 
     def __init__(self, samples: Samples, order: SampleOrder) -> None:
         self.samples, self.order, self.num_rows = samples, order, order.num_rows
+
+    @property
+    @abstractmethod
+    def layers(self) -> tuple[ShardLayer, ...]:
+        """The shards of the columns that are read."""
+
+    def reads(self, rows: RowRange) -> list[Reads]:
+        return [Reads(self.order.spans(rows), self.layers)]
 
     @property
     def order_identity(self) -> Any:
@@ -65,6 +86,10 @@ class SampleRows(OrderedRows):
         columns = samples.schema.columns
         self._columns = [(column, dtypes.get(column.name, column.dtype)) for column in columns]
         self.is_rectangular = not any(column.is_ragged for column in columns)
+
+    @functools.cached_property
+    def layers(self) -> tuple[ShardLayer, ...]:
+        return sample_layers(self.samples, [column.name for column, _ in self._columns])
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
         stored = self.samples.locate(self.order.find(rows))
@@ -123,6 +148,10 @@ class PaddedRows(OrderedRows, DocumentRows):
         DocumentRows.__init__(self, samples, stage)
         is_bucketed = stage.bucket is not None
         OrderedRows.__init__(self, samples, BucketedOrder(order, samples, self.column, stage) if is_bucketed else order)
+
+    @functools.cached_property
+    def layers(self) -> tuple[ShardLayer, ...]:
+        return self.document_layers()
 
     def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
         """The document of each row; where padding is on the left, its place depends on the batch, and 0 is given."""
@@ -200,6 +229,17 @@ class TokenWindowRows(RowSource):
     def dont_need(self, row: int) -> None:
         if self._page_hints is not None:
             self._page_hints.dont_need(row)
+
+    def reads(self, rows: RowRange) -> list[Reads]:
+        """The tokens of the storage windows, and of each the one after, which is the last label."""
+        spans = self.epochs.spans(rows).of_windows(self.epochs.row_starts * self.stage.length)
+        return [Reads(spans._replace(ends=np.minimum(spans.ends + 1, self.num_tokens)), self._layers)]
+
+    @functools.cached_property
+    def _layers(self) -> tuple[ShardLayer, ...]:
+        mask = mask_column(self.samples.schema, self.column)
+        masked = () if mask is None or self._mask is None else element_layers(self.samples, mask, self._mask)
+        return (*element_layers(self.samples, self.column, self._stream), *masked)
 
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
         """`input_ids` and `labels`, int64 [rows, length]; the stream's very last label and masked ones are -100."""

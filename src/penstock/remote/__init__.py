@@ -3,7 +3,7 @@
     Uses, choose_evictions   what to fetch next and what to evict, as pure functions              _uses
     open_store(url)          objects and ranges under one URL, through obstore or fsspec          _store
 
-May import: `errors`. Imported by: nobody. Holds no state.
+May import: `errors`. Imported by: `plan`. Holds no state.
 """
 
 from penstock.remote._store import Head, Store, check_url, is_url, open_store
