@@ -19,9 +19,9 @@
 A batch depends on the plan and the arguments of `read` alone; any thread or process gives the same one.
 
 May import: `dataset`, `errors`, `filesystem`, `identity`, `native`, `order`, `packing`, `remote`, `report`,
-`schema`, `shards`. Imported by: `cli`, `integrations`, `loader`, `pytorch`, `service`, `tuning`. Holds state: a packed source
-keeps the windows it packed last in memory (`_packed_rows`), and row counts of large datasets are kept in the user's
-cache folder (`_packed_rows`). Neither changes a batch.
+`schema`, `shards`. Imported by: `cli`, `integrations`, `loader`, `pytorch`, `service`, `tuning`. Holds state: a
+packed source keeps the windows it packed last in memory (`_packed_rows`), and row counts of large datasets are kept in
+the user's cache folder (`_packed_rows`). Neither changes a batch.
 """
 
 from penstock.plan._accounts import DocumentTrace

@@ -110,9 +110,10 @@ _NO = Spans(*[np.empty(0, np.int64)] * 4)
 
 def scattered(rows: RowRange, find: Callable[[Int64], Int64], num_places: int) -> Spans:
     """Where rows may be anywhere: the place of each, some thousands of rows at a time."""
-    if rows.count > _MOST or rows.begin >= rows.end:
-        first, last, begin, end = (np.array([each]) for each in (rows.begin, rows.end - 1, 0, num_places))
-        return Spans(first, last, begin, end) if rows.begin < rows.end else _NO
+    if rows.begin >= rows.end:
+        return _NO
+    if rows.count > _MOST:
+        return Spans(*(np.array([each]) for each in (rows.begin, rows.end - 1, 0, num_places)))
     numbers = rows.numbers()
     size = max(_FEWEST, -(-len(numbers) // _CHUNKS))
     parts = []
