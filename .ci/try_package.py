@@ -1,7 +1,7 @@
 """Install a built wheel or sdist into an empty environment and use it as a newcomer would: prepare, open, load, resume.
 
-    python3.12 .ci/try_package.py dist/penstock-0.1.0-py3-none-any.whl
-    python3.11 .ci/try_package.py dist/penstock-0.1.0-py3-none-any.whl oldest.txt
+    python3.12 .ci/try_package.py dist/penstock_data-1.0.0rc1-py3-none-any.whl
+    python3.11 .ci/try_package.py dist/penstock_data-1.0.0rc1-py3-none-any.whl oldest.txt
 
 Takes the versions of constraints.txt, or of a file that is named. Runs with the Python that is being tried; needs
 nothing but the standard library.
@@ -37,7 +37,7 @@ def main(package: Path, constraints: Path = ROOT / "constraints.txt") -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-package-") as folder:
         venv.create(folder, with_pip=True)
         python = f"{folder}/bin/python"
-        wanted = f"penstock[torch] @ {package.resolve().as_uri()}"
+        wanted = f"penstock-data[torch] @ {package.resolve().as_uri()}"
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, "--constraint", constraints, wanted], check=True)
         script = Path(folder, "use.py")  # a file: worker processes look for the main module

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import penstock
+
 
 def describe_machine(*packages: str) -> dict[str, Any]:
     """Processor, cores this process may use, Python, and versions of `packages`."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    versions = {name: importlib.metadata.version(name) for name in ("penstock", "numpy", *packages)}
+    versions = {"penstock": penstock.__version__}
+    versions |= {name: importlib.metadata.version(name) for name in ("numpy", *packages)}
     return {"processor": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), **versions}
 
 

@@ -15,7 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ROWS = re.findall(
-    r"^\| (\S+) \| (always|`penstock\[\w+\]`) \| (\S+) \|", (ROOT / "docs/dependencies.md").read_text(), re.MULTILINE
+    r"^\| (\S+) \| (always|`penstock-data\[\w+\]`) \| (\S+) \|",
+    (ROOT / "docs/dependencies.md").read_text(),
+    re.MULTILINE,
 )
 # What metadata may say where it does not give the expression itself.
 OTHER_WORDS = {
@@ -31,8 +33,8 @@ OTHER_WORDS = {
 
 def declared() -> set[tuple[str, str]]:
     """Name of every dependency, and what it comes with."""
-    groups = {f"`penstock[{extra}]`": each for extra, each in PROJECT["optional-dependencies"].items()}
-    del groups["`penstock[all]`"], groups["`penstock[dev]`"]
+    groups = {f"`penstock-data[{extra}]`": each for extra, each in PROJECT["optional-dependencies"].items()}
+    del groups["`penstock-data[all]`"], groups["`penstock-data[dev]`"]
     groups["always"] = PROJECT["dependencies"]
     return {(re.split("[>=]", requirement)[0], group) for group, each in groups.items() for requirement in each}
 
@@ -90,4 +92,4 @@ def test_what_is_not_installed_is_named_with_its_extra(extra: str, module: str, 
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
-    assert f"penstock[{extra}" in done.stdout, done.stderr
+    assert f"penstock-data[{extra}" in done.stdout, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -51,13 +52,35 @@ def test_opening_a_dataset_needs_neither_torch_nor_pyarrow(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+def test_the_other_project_with_this_import_name_is_noticed_whichever_was_installed_last(tmp_path):
+    folder = tmp_path / "penstock"
+    folder.mkdir()
+    for name in ("__init__.py", "__main__.py", "_version.py"):
+        shutil.copy(Path(penstock.__file__).parent / name, folder)
+    (folder / "_dag.py").touch()  # as theirs
+    words = "unrelated one called penstock.* pip uninstall penstock, .* --force-reinstall --no-deps penstock-data"
+    run = [sys.executable, "-c", "import penstock; print(penstock.__version__)"]
+    ours = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert ours.stdout == f"{penstock.__version__}\n"
+    assert re.search("RuntimeWarning: .*" + words, ours.stderr)
+    (folder / "__init__.py").write_text('"""Theirs."""')
+    run = [sys.executable, "-m", "penstock", "--version"]
+    theirs = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert theirs.returncode == 1
+    assert re.fullmatch(f"penstock: .*{words}.\n", theirs.stderr)
+
+
 @pytest.mark.parametrize(
     ("absent", "code", "message"),
     [
-        ("torch", "penstock.DataLoader", "penstock.DataLoader and penstock.stream need PyTorch: .*'penstock.torch.'"),
-        ("torch", "penstock.masks", "penstock.masks needs PyTorch: pip install 'penstock.torch.'"),
-        ("s3fs", "penstock.prepare('s3://a/b.csv', 'never')", "s3:// needs its fsspec driver .*'penstock.s3.'"),
-        ("ray", "penstock.prepare('README.md', 'never', engine='ray')", "needs Ray .*'penstock.ray.'"),
+        (
+            "torch",
+            "penstock.DataLoader",
+            "penstock.DataLoader and penstock.stream need PyTorch: .*'penstock-data.torch.'",
+        ),
+        ("torch", "penstock.masks", "penstock.masks needs PyTorch: pip install 'penstock-data.torch.'"),
+        ("s3fs", "penstock.prepare('s3://a/b.csv', 'never')", "s3:// needs its fsspec driver .*'penstock-data.s3.'"),
+        ("ray", "penstock.prepare('README.md', 'never', engine='ray')", "needs Ray .*'penstock-data.ray.'"),
     ],
 )
 def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(tmp_path, absent, code, message):
@@ -73,7 +96,7 @@ def test_every_extra_is_used_by_the_code():
         re.split("[<>=\\[]", line)[0] for name, lines in extras.items() if name not in ("dev", "docs") for line in lines
     ]
     code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    imported = {"pillow": "PIL", "penstock": "penstock", "s3fs": "s3"}
+    imported = {"pillow": "PIL", "penstock-data": "penstock", "s3fs": "s3"}
     assert [name for name in packages if not re.search(rf"\b{imported.get(name, name)}\b", code)] == []
 
 
@@ -114,6 +137,16 @@ def test_the_extras_that_the_documentation_names_are_there():
 
 def test_what_names_the_version_names_the_same_one():
     assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_a_release_takes_actions_by_digest_and_waits_for_an_owner():
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    uses = re.findall(r"uses: (\S+)", workflow)
+    assert uses == re.findall(r"uses: (\S+@[0-9a-f]{40}) # v", workflow)
+    assert "environment:" in workflow
+    assert not re.search("password|secrets", workflow.split("jobs:")[1])
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert set(re.findall(r"pip install (\S+)", workflow)) <= set(pins)
 
 
 def test_the_workflow_runs_the_commands_of_the_readme_on_every_python_that_is_supported():

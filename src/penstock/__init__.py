@@ -5,6 +5,8 @@ Importing it imports nothing else: each name below arrives, with what it needs, 
 
 from __future__ import annotations
 
+import os
+
 from penstock._version import __version__
 
 # Written out, not computed: type checkers read it, and take nothing else for public.
@@ -106,3 +108,11 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
 
     def __dir__():
         return sorted(__all__)
+
+
+if os.path.exists(f"{__path__[0]}/_dag.py"):  # a file of the other project with this import name; 2 us
+    import warnings
+
+    from penstock._version import NAMESAKE
+
+    warnings.warn(NAMESAKE, RuntimeWarning, stacklevel=2)

@@ -26,6 +26,10 @@ def run() -> NoReturn:
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
             signal.signal(signal.SIGINT, note)
+        if "penstock._version" not in sys.modules:  # our `__init__.py` imports it
+            from penstock._version import NAMESAKE
+
+            sys.exit(f"penstock: {NAMESAKE}")
         from penstock.cli import main
 
         code = main()

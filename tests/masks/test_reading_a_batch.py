@@ -137,4 +137,4 @@ def test_importing_penstock_does_not_import_torch() -> None:
 
 def test_without_torch_the_room_names_the_extra() -> None:
     result = run_python("import sys; sys.modules['torch'] = None; import penstock.masks")
-    assert "MissingExtra: penstock.masks needs PyTorch: pip install 'penstock[torch]'" in result.stderr
+    assert "MissingExtra: penstock.masks needs PyTorch: pip install 'penstock-data[torch]'" in result.stderr

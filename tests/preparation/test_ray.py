@@ -37,7 +37,7 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, 
 class TestOnALocalCluster:
     @pytest.fixture(scope="class", autouse=True)
     def cluster(self) -> Iterator[None]:
-        ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
+        ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock-data[ray]'")
         environment = {"env_vars": {"PYTHONPATH": TESTS}}
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
         yield

@@ -13,7 +13,7 @@ import pytest
 
 import s3lite
 
-obstore = pytest.importorskip("obstore", reason="pip install 'penstock[s3]'")
+obstore = pytest.importorskip("obstore", reason="pip install 'penstock-data[s3]'")
 DATA = bytes(range(256)) * 8192  # 2 MiB
 
 
@@ -78,7 +78,7 @@ def test_conditions_on_the_version_are_honoured(server: s3lite.Server) -> None:
 
 
 def test_fsspec_reads_and_writes_it_too(server: s3lite.Server) -> None:
-    s3fs = pytest.importorskip("s3fs", reason="pip install 'penstock[s3]'")
+    s3fs = pytest.importorskip("s3fs", reason="pip install 'penstock-data[s3]'")
     access = {"key": s3lite.ACCESS_KEY, "secret": s3lite.SECRET_KEY, "endpoint_url": server.endpoint}
     files = s3fs.S3FileSystem(**access, skip_instance_cache=True)
     files.pipe_file("bucket/folder/by-fsspec", DATA)

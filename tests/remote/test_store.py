@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import ObjectMissing, StoreBusy, StoreError
 from penstock.remote import Head, check_url, open_store
 
-pytest.importorskip("obstore", reason="pip install 'penstock[s3]'")
+pytest.importorskip("obstore", reason="pip install 'penstock-data[s3]'")
 moto_server = pytest.importorskip("moto.server", reason="a server that speaks S3 is needed: pip install 'moto[server]'")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -68,7 +68,7 @@ def test_the_list_of_servers_is_written_through_no_link_that_others_laid(tmp_pat
 class TestOnALocalCluster:
     @pytest.fixture(autouse=True)
     def cluster(self) -> Iterator[None]:
-        ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
+        ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock-data[ray]'")
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield
         ray.shutdown()

@@ -69,7 +69,7 @@ def test_training_with_servers_of_a_slurm_job(folder, monkeypatch):
 @pytest.mark.stress
 @pytest.mark.timeout(600)
 def test_training_with_servers_on_a_ray_cluster(folder, monkeypatch):
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'penstock-data[ray]'")
     monkeypatch.setenv("SERVERS", "2")
     done = subprocess.run(["./ray.sh"], check=True, capture_output=True, text=True)
     assert "steps a second" in done.stdout

@@ -17,7 +17,7 @@ from .gathering import gather, values
 from .servers import Proxy, breakable
 
 moto_server = pytest.importorskip("moto.server", reason="a server that speaks S3 is needed: pip install 'moto[server]'")
-s3fs = pytest.importorskip("s3fs", reason="pip install 'penstock[s3]'")
+s3fs = pytest.importorskip("s3fs", reason="pip install 'penstock-data[s3]'")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 NUM_ROWS = 3000
 

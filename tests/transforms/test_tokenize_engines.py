@@ -243,7 +243,7 @@ def test_without_gigatoken_the_reference_runs_and_names_the_extra(monkeypatch: p
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     ready = Tokenize(hf_tokenizer()).before_run([])
     assert ready.engine_used == "reference"
-    assert "pip install 'penstock[text]'" in ready.notes[0]
+    assert "pip install 'penstock-data[text]'" in ready.notes[0]
 
 
 class TestMemoryOfWords:

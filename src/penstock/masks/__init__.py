@@ -10,7 +10,7 @@ from penstock.errors import MissingExtra
 try:
     import torch as _torch  # noqa: F401  (asked for here so that its absence is explained once)
 except ModuleNotFoundError as error:
-    raise MissingExtra("penstock.masks needs PyTorch: pip install 'penstock[torch]'") from error
+    raise MissingExtra("penstock.masks needs PyTorch: pip install 'penstock-data[torch]'") from error
 
 from penstock.masks._attention import block_mask, dense, from_token
 from penstock.masks._batch import context_slice

@@ -28,7 +28,9 @@ try:
 except ImportError as error:
     from penstock.errors import MissingExtra
 
-    raise MissingExtra("penstock.DataLoader and penstock.stream need PyTorch: pip install 'penstock[torch]'") from error
+    raise MissingExtra(
+        "penstock.DataLoader and penstock.stream need PyTorch: pip install 'penstock-data[torch]'"
+    ) from error
 
 from penstock.pytorch._dataloader import DataLoader
 

@@ -135,7 +135,7 @@ class _ObjectStore:
         try:
             self._obstore = importlib.import_module("obstore")
         except ImportError as error:
-            raise MissingExtra(f"{url}: object stores need obstore: pip install 'penstock[s3]'") from error
+            raise MissingExtra(f"{url}: object stores need obstore: pip install 'penstock-data[s3]'") from error
         scheme, _, rest = url.partition("://")
         scheme = _OTHER_NAMES.get(scheme, scheme)
         from_url = importlib.import_module("obstore.store").from_url

@@ -84,7 +84,7 @@ class _Authority:
             from cryptography.hazmat.primitives import hashes, serialization
             from cryptography.hazmat.primitives.asymmetric import ec
         except ImportError as error:
-            raise MissingExtra("Certificates need cryptography: pip install 'penstock[service]'") from error
+            raise MissingExtra("Certificates need cryptography: pip install 'penstock-data[service]'") from error
         self._x509: Any = x509
         self._serialization, self._sha256 = serialization, hashes.SHA256()
         self._days = days

@@ -66,7 +66,7 @@ def serve(
     try:
         from penstock.service._server import Server
     except ImportError as error:
-        raise MissingExtra(f"penstock.serve needs {error.name}: pip install 'penstock[service]'") from error
+        raise MissingExtra(f"penstock.serve needs {error.name}: pip install 'penstock-data[service]'") from error
     return Server(
         plan, bind, num_workers=num_workers, start_method=start_method, security=security, window_bytes=window_bytes
     )

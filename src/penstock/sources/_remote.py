@@ -141,7 +141,7 @@ class RemoteStore:
         except ImportError as error:
             raise MissingExtra(
                 f"{self.url}: {protocol}:// needs its fsspec driver ({error}). "
-                "pip install 'penstock[s3]' brings those of s3:// and http://."
+                "pip install 'penstock-data[s3]' brings those of s3:// and http://."
             ) from error
         except ValueError as error:
             raise ValueError(f"{self.url}: {error}. Give a path, or a URL that fsspec supports.") from error

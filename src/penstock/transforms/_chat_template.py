@@ -232,11 +232,11 @@ def _import_jinja() -> Any:
     try:
         jinja2 = importlib.import_module("jinja2")
     except ImportError:
-        raise MissingExtra("A chat template needs jinja2: pip install 'penstock[text]'.") from None
+        raise MissingExtra("A chat template needs jinja2: pip install 'penstock-data[text]'.") from None
     version = importlib.metadata.version("jinja2")
     if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < _OLDEST_JINJA:
         raise MissingExtra(
             f"A chat template needs jinja2 3.1.6 or newer, whose sandbox is secure; {version} is installed: "
-            "pip install 'penstock[text]'."
+            "pip install 'penstock-data[text]'."
         )
     return jinja2

@@ -84,7 +84,7 @@ def import_pillow() -> Any:
     try:
         return importlib.import_module("PIL.Image")
     except ImportError:
-        raise MissingExtra("Decoding images needs Pillow: pip install 'penstock[images]'.") from None
+        raise MissingExtra("Decoding images needs Pillow: pip install 'penstock-data[images]'.") from None
 
 
 def _load_formats(pillow: Any) -> list[str]:

@@ -44,7 +44,7 @@ def import_text(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise MissingExtra(f"This tokenizer needs {package} ({error}): pip install 'penstock[text]'.") from None
+        raise MissingExtra(f"This tokenizer needs {package} ({error}): pip install 'penstock-data[text]'.") from None
 
 
 @dataclass(frozen=True, slots=True)

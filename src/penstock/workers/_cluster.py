@@ -17,7 +17,7 @@ def load_ray(what: str) -> Any:
     try:
         import ray
     except ImportError as error:
-        raise MissingExtra(f"{what} needs Ray ({error}): pip install 'penstock[ray]'") from None
+        raise MissingExtra(f"{what} needs Ray ({error}): pip install 'penstock-data[ray]'") from None
     return ray
 
 
