@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plan._reading import Steps
+from penstock.plan._steps import Steps
 
 TAILS = ["carry", "short", "pad", "drop"]
 steps = st.builds(Steps, st.integers(1, 40), st.integers(1, 24), st.sampled_from(TAILS))

@@ -10,7 +10,7 @@
           TokenWindowRows  fixed windows of all tokens
           PackedRows       whole documents side by side                        _packed_rows
           MixedRows        rows of several of these                            _mixed_rows
-        Steps         which rows are batch k                                   _reading
+        Steps         which rows are batch k                                   _steps
     plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _compose, _kernels, _mapping
     plan.uses: which shards the next rows need, and when            _uses; `spans` and `reads` of orders and sources
     plan.documents, plan.ledger, plan.mixing                        _accounts

@@ -25,7 +25,7 @@ from penstock.identity import digest
 from penstock.order import ORDER_VERSION
 from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
 from penstock.plan._mapping import is_marked_pure, is_pure
-from penstock.plan._reading import BatchReader, Steps, TargetSums, checked_epoch
+from penstock.plan._reading import BatchReader, TargetSums
 from penstock.plan._rows import BatchArrays, OutputArrays, RowSource, resize_epoch
 from penstock.plan._stages import (
     LEGAL_ORDER,
@@ -47,6 +47,7 @@ from penstock.plan._stages import (
     with_groups,
     without_groups,
 )
+from penstock.plan._steps import Steps, checked_epoch
 from penstock.plan._text import Decode, Tokenizer, describe_stage, show_batch, stage_identity, stage_json, write_toml
 from penstock.plan._uses import RowRange, make_uses
 from penstock.plan._verbs import PlanInput, Verbs, WholeBatch
