@@ -38,7 +38,9 @@ class Flags:
         scope = vars(sys.modules[self._owner.__module__])
         for name in names:
             dest = self._prefix + name
-            annotation = eval(settings[name].annotation, scope)  # noqa: S307 - our own annotation, evaluated late
+            annotation = settings[name].annotation
+            if isinstance(annotation, str):
+                annotation = eval(annotation, scope)  # noqa: S307 - our own, from a module that evaluates them late
             told = {"dest": dest, "default": argparse.SUPPRESS} | _parsing_of(name, annotation)
             if name in sentences:
                 told["help"] = self._help_of(sentences[name], settings[name].default, settings, told)

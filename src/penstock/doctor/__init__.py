@@ -14,13 +14,13 @@ generator that yields the next trial, and announces it on a board that all ranks
           led        turns are measured, the next one is announced, all ranks stop       _turns, _stopping
           decided    what to try, which is next, when it is over: pure                   _remedies, _experiment
       diagnose       the recording -> costs of a batch -> findings                       _case, _findings, _diagnosis
-      make_page      for `report` to draw                                                _page
+      make_page      for `report` to draw                                                _diagnosis
 
 May import: `errors`, `filesystem`, `machine`, `pytorch`, `report`, `tuning`, `watching`. Imported by: `cli`.
 Holds state: in a script under the doctor, the loaders that it made.
 """
 
-from penstock.doctor._diagnosis import Diagnosis, diagnose
+from penstock.doctor._diagnosis import Diagnosis, diagnose, make_page
 from penstock.doctor._examination import Examination
 from penstock.doctor._experiment import (
     AS_IS,
@@ -34,7 +34,6 @@ from penstock.doctor._experiment import (
 )
 from penstock.doctor._hooks import watch_torch
 from penstock.doctor._loaders import ScriptLoader
-from penstock.doctor._page import make_page
 from penstock.doctor._recording import Recorder, Recording, make_excerpt, read_excerpt, read_recording
 from penstock.doctor._remedies import choose_trials
 from penstock.doctor._run import (

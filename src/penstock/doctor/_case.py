@@ -1,7 +1,5 @@
 """What findings are made from: a recording, its figures, and what was tried. A change that helped becomes a finding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.doctor._batch_costs import BatchCosts, measure_batch_costs
 from penstock.doctor._experiment import AS_IS, FEWEST_ROUNDS, HEALTHY_BELOW, LEAST_GAIN, REPLAY, Trial
 from penstock.doctor._recording import Recording
-from penstock.doctor._remedies import STARVING, choose_trials
+from penstock.doctor._remedies import STARVING, BatchCosts, choose_trials, measure_batch_costs
 from penstock.machine import EventKind
 from penstock.report import Gain
 from penstock.tuning import Comparison

@@ -9,8 +9,6 @@ begin the turn that the board announces; take a batch from the supply of the tri
 clock of the turn count it. When the clock is over, the leader, on rank 0, announces the next turn.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -20,8 +18,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.doctor._batch_costs import measure_batch_costs
-from penstock.doctor._batches import rows_of
 from penstock.doctor._experiment import AS_IS, REPLAY, Trial
 from penstock.doctor._loaders import Look, ScriptLoader, ScriptLoop, go_together
 from penstock.doctor._recording import (
@@ -33,8 +29,9 @@ from penstock.doctor._recording import (
     read_recording,
     read_trials,
 )
+from penstock.doctor._remedies import measure_batch_costs
 from penstock.doctor._stopping import NEVER, Board, Exit, Notice, TrainingWithoutLoader, find_ranks
-from penstock.doctor._supplies import GroupedSupply
+from penstock.doctor._supplies import GroupedSupply, rows_of
 from penstock.doctor._trial_loaders import TrialLoaders, group_size, prefetched_by
 from penstock.doctor._turns import Leader, TurnClock, TurnClocks
 from penstock.machine import EventKind
@@ -227,14 +224,7 @@ class Examination:
         self._look.describe_examined(examined, whole_epochs=whole_epochs)
         self._epoch_began_at = time.perf_counter_ns()
         if self._ranks.is_first:
-            self._leader = Leader(
-                examined,
-                log=self._log,
-                board=self._board,
-                ranks=self._ranks,
-                settings=self._settings,
-                whole_epochs=whole_epochs,
-            )
+            self._leader = Leader(examined, self._log, self._board, self._ranks, self._settings, whole_epochs)
 
     # Turns.
 

@@ -9,8 +9,6 @@ those of a loader rebuilt with a change. A gain is the ratio of a turn's rate to
 after it, averaged over rounds on a logarithmic scale. Drift of the machine cancels; what is left is in the error.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -4,8 +4,6 @@ A cause is found when the recorded times and settings show it *and* a change aga
 is what trying the change gave; a change that did not help is never advised. To add one, add a row to `CAUSES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Called by `_injected/sitecustomize.py` when the modules have been imported. The 
 the same signatures.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os
@@ -70,19 +68,11 @@ def _remembering(original: Callable[..., None]) -> Callable[..., None]:
         is_new, line = self not in _loaders, line_of_caller()
         original(self, *arguments, **options)
         if is_new and not is_rebuilding():
-            _loaders[self] = _same_as_before(self, line) or ScriptLoader(self, next(_numbers), line)
-            _by_line[line] = _loaders[self]
+            if line not in _by_line or not _by_line[line].continues_with(self):
+                _by_line[line] = ScriptLoader(self, next(_numbers), line)
+            _loaders[self] = _by_line[line]
 
     return init
-
-
-def _same_as_before(loader: Any, line: str) -> ScriptLoader | None:
-    """The known loader that a new one continues, since some scripts make theirs again for each epoch; or None."""
-    before = _by_line.get(line)
-    if before is None or before.instance is not None or not before.resembles(loader):
-        return None
-    before.continue_with(loader)
-    return before
 
 
 def _watch_iter(loader_class: Any) -> None:

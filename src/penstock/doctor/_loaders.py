@@ -15,10 +15,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.doctor._batches import bytes_of, can_regroup, padding_share, rows_of
 from penstock.doctor._experiment import AS_IS, REPLAY, Trial
 from penstock.doctor._recording import Recorder
-from penstock.doctor._supplies import BatchSupply, IndexTap, IteratorSupply, Replay, is_ours, loads_plan, num_workers_of
+from penstock.doctor._supplies import (
+    BatchSupply,
+    IndexTap,
+    IteratorSupply,
+    Replay,
+    bytes_of,
+    can_regroup,
+    is_ours,
+    loads_plan,
+    num_workers_of,
+    padding_share,
+    rows_of,
+)
 
 _LIBRARIES = ("torch", "penstock", "lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata")
 _OPTIONS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
@@ -50,13 +61,12 @@ class ScriptLoader:
         self.periods: list[float] = []
         self._signature = _signature(loader)
 
-    def resembles(self, loader: Any) -> bool:
-        """Whether a loader made later, on the same line, is the same one made again."""
-        return _signature(loader) == self._signature
-
-    def continue_with(self, loader: Any) -> None:
-        """It was made again."""
-        self._find = weakref.ref(loader)
+    def continues_with(self, loader: Any) -> bool:
+        """Whether one made later, on the same line, is this one made again, as some scripts do for each epoch."""
+        is_again = self.instance is None and _signature(loader) == self._signature
+        if is_again:
+            self._find = weakref.ref(loader)
+        return is_again
 
     @property
     def instance(self) -> Any:
@@ -78,11 +88,7 @@ class ScriptLoader:
 
     def begin_epoch(self) -> None:
         """A loop over it begins."""
-        try:
-            self.length = len(self.instance)
-        except Exception:  # noqa: BLE001 - iterable datasets need not have a length, and users' own may fail
-            self.length = None
-        self.left_at = None
+        self.length, self.left_at = _length_of(self.instance), None
 
     def count_step(self, asked_at: int, now: int) -> None:
         """A batch was handed over."""
@@ -283,11 +289,15 @@ def _has_seen_enough(loader: ScriptLoader, now: int) -> bool:
 
 
 def _signature(loader: Any) -> tuple[Any, ...]:
+    options = (getattr(loader, name, None) for name in _OPTIONS)
+    return type(loader), type(loader.dataset), _length_of(loader.dataset), *options
+
+
+def _length_of(sized: Any) -> int | None:
     try:
-        length = len(loader.dataset)
+        return len(sized)
     except Exception:  # noqa: BLE001 - datasets need not have a length, and users' own may fail
-        length = None
-    return type(loader), type(loader.dataset), length, *(getattr(loader, name, None) for name in _OPTIONS)
+        return None
 
 
 def line_of_caller() -> str:

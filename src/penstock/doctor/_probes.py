@@ -16,8 +16,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.doctor._batches import bytes_of, rows_of
 from penstock.doctor._recording import Recorder, recorder
+from penstock.doctor._supplies import bytes_of, rows_of
 from penstock.machine import EventKind, ThreadMeter
 
 _QUICK_NS = 100_000
@@ -77,42 +77,48 @@ def iterate_plainly(loader: Any, number: int, trial: int) -> Iterator[Any]:
         worker._worker_loop = worker._plain_worker_loop  # type: ignore[attr-defined]
 
 
-class _TimedDataset:
-    """A dataset whose samples are timed; in everything else, the dataset."""
+class _Timed:
+    """What is timed; in everything else, as it is."""
+
+    def __init__(self, plain: Any) -> None:
+        self.plain = plain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["plain"], name)
+
+
+class _TimedDataset(_Timed):
+    """A dataset whose samples are timed."""
 
     def __init__(self, dataset: Any, clock: _SampleClock) -> None:
-        self._dataset, self._clock = dataset, clock
+        super().__init__(dataset)
+        self._clock = clock
 
     def __getitem__(self, index: Any) -> Any:
         if not self._clock.is_on:
-            return self._dataset[index]
+            return self.plain[index]
         begin, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        sample = self._dataset[index]
+        sample = self.plain[index]
         self._clock.add(begin, cpu, index)
         return sample
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_dataset"], name)
 
-
-class _TimedSamples:
-    """An iterator whose samples are timed; in everything else, the iterator."""
+class _TimedSamples(_Timed):
+    """An iterator whose samples are timed."""
 
     def __init__(self, samples: Iterator[Any], clock: _SampleClock) -> None:
-        self._samples, self._clock = samples, clock
+        super().__init__(samples)
+        self._clock = clock
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         begin, cpu = time.perf_counter_ns(), time.thread_time_ns()
-        sample = next(self._samples)
+        sample = next(self.plain)
         if self._clock.is_on:
             self._clock.add(begin, cpu, None)
         return sample
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_samples"], name)
 
 
 class _SampleClock:
@@ -134,34 +140,30 @@ class _SampleClock:
         self.is_on = nanoseconds > _QUICK_NS * max(1, num_samples) or self._num_fetches % _EVERY == 0
 
 
-class _TimedQueue:
+class _TimedQueue(_Timed):
     """A queue of indices that records how long a worker waited for one."""
 
     def __init__(self, queue: Any, log: Recorder) -> None:
-        self._queue, self._log = queue, log
+        super().__init__(queue)
+        self._log = log
 
     def get(self, *arguments: Any, **options: Any) -> Any:
-        """The queue's `get`."""
         begin = time.perf_counter_ns()
-        item = self._queue.get(*arguments, **options)
+        item = self.plain.get(*arguments, **options)
         if isinstance(item, tuple):
             self._log.sequence = item[0]
             self._log.add(EventKind.IDLE, begin, time.perf_counter_ns())
         return item
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_queue"], name)
 
-
-class _TimedPickler:
+class _TimedPickler(_Timed):
     """What `multiprocessing.queues` packs and unpacks with, timed for (number, batch) pairs."""
 
     def __init__(self, plain: Any, kind: EventKind) -> None:
-        self.plain, self._kind = plain, kind
-        self._num_unpacked = 0
+        super().__init__(plain)
+        self._kind, self._num_unpacked = kind, 0
 
     def dumps(self, value: Any, *arguments: Any) -> Any:
-        """Pack."""
         if self._kind is not EventKind.PICKLE:
             return self.plain.dumps(value, *arguments)
         begin, cpu = time.perf_counter_ns(), time.thread_time_ns()
@@ -183,9 +185,6 @@ class _TimedPickler:
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], int):
             end = time.perf_counter_ns()
             recorder().add(self._kind, begin, end, cpu_seconds=cpu_seconds, sequence=value[0], value=num_bytes)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["plain"], name)
 
 
 def _timed_init(original: Callable[..., None]) -> Callable[..., None]:

@@ -9,8 +9,6 @@ An excerpt of a recording is one small JSON file, without the machine's paths, f
     {"facts": [{"fact": "loader", …}, …], "machine": {"other_cores": 0.1, …}, "events": "<deflated, in base64>"}
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import itertools

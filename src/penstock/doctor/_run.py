@@ -8,8 +8,6 @@ The script inherits the terminal: its input, output and signals are its own. The
 outside, waits, and ends what the script left behind of its loaders.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

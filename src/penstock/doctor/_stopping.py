@@ -12,8 +12,6 @@ twice, so from then on the usual functions that save checkpoints write nothing, 
 `get_batch()`, or with batches that `itertools.cycle` keeps, there would be no report until training ends.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

@@ -5,8 +5,6 @@ it draws the indices that remain of it, where torch shows them, so that no sampl
 epochs, rebuilt loaders are kept from turn to turn: their workers may live on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools
@@ -36,6 +34,10 @@ _IDLE_SECONDS, _START_SECONDS = 3.0, 10.0
 _GROUPED = 32
 """Batches whose rows are regrouped by length."""
 _PATIENCE_SECONDS = 60
+_OPTIONS_OF_TORCH = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("prefetch_factor", "persistent_workers", "in_order"),
+)
 _OPTIONS_OF_PLANS = (
     *("workers", "prefetch", "mesh", "rank", "world_size", "micro_batch", "epochs", "steps", "in_order"),
     *("start_method", "drop_consumed", "remote", "local_workers", "device"),
@@ -132,16 +134,22 @@ def rebuild(loader: Any, trial: Trial, *, remaining: IndexTap | None, remembered
     """
     if loads_plan(loader):
         return _rebuild_plan_loader(loader, dict(trial.changes))
-    changes = dict(trial.changes)
+    torch, changes = sys.modules["torch"], dict(trial.changes)
+    if is_ours(loader) or trial.kind == "penstock":
+        from penstock.pytorch import DataLoader
+
+        loader_class: Any = DataLoader
+    else:  # torch's own, for every class that inherits from it
+        loader_class = torch.utils.data.DataLoader
     indices = _RememberedIndices(remembered) if trial.kind == "warm" else remaining
-    arguments = _arguments_of(loader) | _indices_of(loader, indices, changes.pop("batch_size", None)) | changes
+    arguments = {name: getattr(loader, name) for name in _OPTIONS_OF_TORCH if hasattr(loader, name)}
+    arguments |= _indices_of(loader, indices, changes.pop("batch_size", None)) | changes
     if not arguments["num_workers"]:
         arguments |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None}
     elif not arguments["timeout"]:
         arguments["timeout"] = _PATIENCE_SECONDS
-    torch = sys.modules["torch"]
-    arguments["generator"] = torch.Generator().manual_seed(0) if remaining is not None else loader.generator
-    return _make(_class_for(loader, trial), loader.dataset, arguments)
+    arguments["generator"] = loader.generator if remaining is None else torch.Generator().manual_seed(0)
+    return _make(loader_class, loader.dataset, arguments)
 
 
 def is_rebuilding() -> bool:
@@ -157,21 +165,6 @@ def _make(loader_class: Any, dataset: Any, arguments: dict[str, Any]) -> Any:
             return loader_class(dataset, **arguments)
     finally:
         _rebuilding.reset(token)
-
-
-def _class_for(loader: Any, trial: Trial) -> Any:
-    """Penstock's for its own loaders and where that is the change; torch's for torch's and all that inherit from it."""
-    if is_ours(loader) or trial.kind == "penstock":
-        from penstock.pytorch import DataLoader
-
-        return DataLoader
-    return sys.modules["torch.utils.data"].DataLoader
-
-
-def _arguments_of(loader: Any) -> dict[str, Any]:
-    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
-    more = ("prefetch_factor", "persistent_workers", "in_order")
-    return {name: getattr(loader, name) for name in (*names, *more) if hasattr(loader, name)}
 
 
 def _indices_of(loader: Any, indices: Any, batch_size: int | None) -> dict[str, Any]:

@@ -12,8 +12,6 @@ Between turns workers fill their queue. A loader that is slower than training th
 seems to keep up: as long as the queue runs down, steps are warm-up, not measured.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import time
@@ -195,7 +193,6 @@ class Leader:
     def __init__(
         self,
         examined: ScriptLoader,
-        *,
         log: Recorder,
         board: Board,
         ranks: Ranks,

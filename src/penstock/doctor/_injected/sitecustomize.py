@@ -5,8 +5,6 @@ inherit. It removes itself from `sys.path`, runs the `sitecustomize` that it sha
 Penstock before a loader can exist. Whatever goes wrong in here, the script runs as it would have.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.machinery
 import importlib.util
