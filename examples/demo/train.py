@@ -133,7 +133,7 @@ def train(arguments: argparse.Namespace) -> None:
         line |= {"seconds": time.perf_counter() - begin, "batch": digest_of(batch)}
         if arguments.checkpoint is not None and (step + 1) % arguments.save_every == 0:
             save(arguments.checkpoint, model, optimizer, step + 1, state)
-            line["saved"] = True
+            line["saved"] = state
         print(json.dumps(line), flush=True)
 
 
