@@ -37,6 +37,7 @@ __all__ = [
     "open",
     "prepare",
     "pure",
+    "push",
     "serve",
     "stage",
     "stream",
@@ -48,7 +49,7 @@ __all__ = [
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest; type checkers go by the name
 if TYPE_CHECKING:
     from penstock import errors, masks
-    from penstock.dataset import stage
+    from penstock.dataset import push, stage
     from penstock.plan import Dataset, Plan, concat, from_arrays, load_plan, mix, pure
     from penstock.plan import open_dataset as open
     from penstock.preparation import is_stale, prepare
@@ -87,6 +88,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "open": "penstock.plan",
         "prepare": "penstock.preparation",
         "pure": "penstock.plan",
+        "push": "penstock.dataset",
         "serve": "penstock.service",
         "stage": "penstock.dataset",
         "stream": "penstock.pytorch",

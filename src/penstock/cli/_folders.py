@@ -1,9 +1,10 @@
-"""`penstock verify` and `penstock stage`: a dataset checked, and copied to this node's own storage."""
+"""`penstock verify`, `stage` and `push`: a dataset checked, and copied to this node's own storage or to a store."""
 
 from __future__ import annotations
 
 import argparse
 
+from penstock.cli._flags import Flags, given
 from penstock.errors import counted
 from penstock.report import console, format_bytes, print_json, progress_bar
 
@@ -57,4 +58,30 @@ def run_stage(arguments: argparse.Namespace) -> int:
         print_json(staged.to_json())
     else:
         console().print(str(staged))
+    return 0
+
+
+def add_push_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes."""
+    from penstock.dataset import push
+
+    parser.add_argument("source", metavar="SRC", help="the dataset's folder")
+    parser.add_argument("url", metavar="URL", help="where it will be opened, such as s3://bucket/corpus")
+    Flags(parser, push).add("overwrite", "prune")
+
+
+def run_push(arguments: argparse.Namespace) -> int:
+    """Copy a dataset to an object store (s3://, gs://, az://, or another that fsspec knows), verified.
+
+    Whoever opens the URL sees the old dataset until the last moment, and then all of the new one. If interrupted, it
+    continues where it stopped; a rerun sends only what has changed.
+    """
+    from penstock.dataset import push
+
+    with progress_bar("push") as on_progress:
+        pushed = push(**given(arguments, push), on_progress=on_progress)
+    if arguments.json:
+        print_json(pushed.to_json())
+    else:
+        console().print(str(pushed))
     return 0

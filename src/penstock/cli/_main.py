@@ -72,6 +72,7 @@ CONTENTS: dict[str, tuple[Verb, ...]] = {
     "Where data is": (
         Verb("advise", "say how best to read a dataset on this machine", "penstock advise corpus --measure", "_speed"),
         Verb("stage", "copy a dataset to this node's own storage", "penstock stage corpus $SCRATCH", "_folders"),
+        Verb("push", "copy a dataset to an object store", "penstock push corpus s3://bucket/corpus", "_folders"),
     ),
     "Preprocessing on other machines": (
         Verb("serve", "serve the batches of a plan to training machines", "penstock serve plan.toml", "_servers"),

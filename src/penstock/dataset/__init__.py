@@ -9,11 +9,12 @@
     ShardLayer    which of its samples each shard holds, through all of these                        _shard_map
     find_earlier  a dataset as it was before samples were appended                               _location
     stage         a verified copy on the node's own storage: all of it, or nothing               _stage
+    push          the same in an object store                                                      _push
 
 `penstock.Dataset` adds the verbs that make plans, so it stands in `plan`, one line up.
 
-May import: `errors`, `filesystem`, `identity`, `order`, `report`, `schema`, `shards`, `splitmix`. Imported by: `cli`,
-`plan`, `tuning`. Holds no state.
+May import: `errors`, `filesystem`, `identity`, `order`, `remote`, `report`, `schema`, `shards`, `splitmix`. Imported
+by: `cli`, `plan`, `tuning`. Holds no state.
 """
 
 from penstock.dataset._joined import ConcatStorage, check_classes, check_concat, check_zip, lasting_attributes
@@ -26,6 +27,7 @@ from penstock.dataset._location import (
     UnfoldedLocation,
     find_earlier,
 )
+from penstock.dataset._push import Pushed, push
 from penstock.dataset._samples import (
     Columns,
     Sample,
@@ -59,6 +61,7 @@ __all__ = [
     "ForeignLocation",
     "JoinedLocation",
     "Location",
+    "Pushed",
     "Sample",
     "SampleKeys",
     "Samples",
@@ -84,6 +87,7 @@ __all__ = [
     "mask_column",
     "mask_stream",
     "packed_column",
+    "push",
     "read_columns",
     "read_sample",
     "sample_layers",

@@ -38,7 +38,10 @@ _SILENCE_SECONDS = 10
 _REQUEST_SECONDS = 300
 _ATTEMPTS = 6
 _FIRST_PAUSE_SECONDS = 0.2
-_PART_BYTES = 16 << 20
+_PART_BYTES, _PARTS_AT_ONCE = 8 << 20, 8
+"""Of one file: with four files at once, 256 MB are in memory and on their way."""
+_SENT_SECONDS = 120
+"""A part must have arrived in this time: the client's clock for silence runs while it is being sent, too."""
 _CREDENTIAL_SECONDS = 600
 """After so long they are looked up again, so that a run outlives them."""
 
@@ -79,12 +82,20 @@ class Store(Protocol):
         """Write an object, large files in parts, several at once; return its ETag. It is there whole or not at all."""
         ...
 
+    def replace(self, name: str, content: bytes, etag: str | None) -> bool:
+        """Write an object in place of the version `etag` (None: there is none); False if another one is there now."""
+        ...
+
     def head(self, name: str) -> Head | None:
         """Size and ETag of an object; None if there is none."""
         ...
 
     def delete(self, name: str) -> None:
         """Delete an object, if it is there."""
+        ...
+
+    def names(self) -> list[str]:
+        """All objects directly under the URL, listed: nothing that reads a dataset needs this."""
         ...
 
 
@@ -114,6 +125,12 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def is_of_obstore(url: str) -> bool:
+    """Whether obstore reaches this URL, and not fsspec."""
+    scheme = url.partition("://")[0]
+    return _OTHER_NAMES.get(scheme, scheme) in _OF_OBSTORE
+
+
 def open_store(url: str) -> Store:
     """The store behind `url`; nothing is asked of it yet.
 
@@ -123,8 +140,7 @@ def open_store(url: str) -> Store:
         ValueError: the URL carries credentials, or nothing opens this kind of URL.
     """
     url = check_url(url)
-    scheme = url.partition("://")[0]
-    return _ObjectStore(url) if _OTHER_NAMES.get(scheme, scheme) in _OF_OBSTORE else _FsspecStore(url)
+    return _ObjectStore(url) if is_of_obstore(url) else _FsspecStore(url)
 
 
 class _ObjectStore:
@@ -140,12 +156,16 @@ class _ObjectStore:
         scheme = _OTHER_NAMES.get(scheme, scheme)
         from_url = importlib.import_module("obstore.store").from_url
         with self._translated("opening"):
-            self._store = from_url(
-                f"{scheme}://{rest}",
-                client_options=_client_options(scheme),
-                retry_config={"max_retries": 0},
-                **(_profile_settings() if scheme.startswith("s3") else {}),
-            )
+            options, settings = _client_options(scheme), _profile_settings() if scheme.startswith("s3") else {}
+            self._store, self._writer = (
+                from_url(
+                    f"{scheme}://{rest}",
+                    client_options={**options, "read_timeout": timedelta(seconds=silence)},
+                    retry_config={"max_retries": retries},
+                    **settings,
+                )
+                for silence, retries in ((_SILENCE_SECONDS, 0), (_SENT_SECONDS, _ATTEMPTS))
+            )  # the writer asks again by itself: for one part, not for the whole file
 
     async def fetch(self, name: str, begin: int, end: int) -> memoryview:
         with self._translated(name):
@@ -169,15 +189,36 @@ class _ObjectStore:
         return self._ask(name, ask)
 
     def put(self, name: str, content: Path | bytes) -> str | None:
-        answer = self._ask(name, lambda: self._obstore.put(self._store, name, content, chunk_size=_PART_BYTES))
+        settings: dict[str, Any] = {"chunk_size": _PART_BYTES, "max_concurrency": _PARTS_AT_ONCE}
+        answer = self._ask(name, lambda: self._obstore.put(self._writer, name, content, **settings))
         etag: str | None = answer["e_tag"]
         return etag
+
+    def replace(self, name: str, content: bytes, etag: str | None) -> bool:
+        errors, mode = self._obstore.exceptions, "create" if etag is None else {"e_tag": etag}
+
+        def ask() -> bool:
+            try:
+                self._obstore.put(self._store, name, content, mode=mode)
+            except (errors.AlreadyExistsError, errors.PreconditionError):
+                found = self.get_whole(name)  # our own, if only the answer was lost
+                return found is not None and found[0] == content
+            except (errors.NotSupportedError, NotImplementedError):
+                self._obstore.put(self._store, name, content)
+            return True
+
+        return self._ask(name, ask)
 
     def head(self, name: str) -> Head | None:
         try:
             found = self._ask(name, lambda: self._obstore.head(self._store, name))
         except ObjectMissing:
             return None
+        except StoreBusy:
+            raise
+        except StoreError:
+            self.get(name, 0, 1)  # the answer to HEAD has no body; the one to GET says why
+            raise
         return Head(found["size"], found["e_tag"])
 
     def delete(self, name: str) -> None:
@@ -185,6 +226,10 @@ class _ObjectStore:
             self._ask(name, lambda: self._obstore.delete(self._store, name))
         except ObjectMissing:
             return
+
+    def names(self) -> list[str]:
+        found = self._ask("", lambda: self._obstore.list_with_delimiter(self._store))
+        return [str(each["path"]).rpartition("/")[2] for each in found["objects"]]
 
     def _ask(self, name: str, call: Callable[[], _Answer]) -> _Answer:
         def once() -> _Answer:
@@ -256,6 +301,8 @@ class _FsspecStore:
             raise MissingExtra(f"{url}: {scheme}:// needs its fsspec driver ({error}).") from error
         except ValueError as error:
             raise ValueError(f"{url}: {error}. Give a path, or a URL that fsspec supports.") from error
+        except Exception as error:  # drivers may connect at once
+            raise explain(error, url) from error
 
     async def fetch(self, name: str, begin: int, end: int) -> memoryview:
         return await asyncio.to_thread(self._once, name, lambda path: self._range(path, begin, end))
@@ -289,6 +336,17 @@ class _FsspecStore:
             self._ask(name, self._files.rm_file)
         except ObjectMissing:
             return
+
+    def replace(self, name: str, content: bytes, etag: str | None) -> bool:
+        found = self.head(name)
+        if (found.etag if found else None) != etag:
+            return False
+        self.put(name, content)
+        return True
+
+    def names(self) -> list[str]:
+        self._files.invalidate_cache()
+        return [str(path).rpartition("/")[2] for path in self._ask("", lambda path: self._files.ls(path, detail=False))]
 
     def _range(self, path: str, begin: int, end: int) -> memoryview:
         data = self._files.cat_file(path, start=begin, end=end)
@@ -397,6 +455,12 @@ _REASONS: tuple[tuple[str, type[StoreError], str], ...] = (
         "the server's certificate is not trusted. Check the endpoint, and SSL_CERT_FILE",
     ),
     ("kind: Timeout|[Tt]imed ?[Oo]ut|TimeoutError", StoreBusy, "no answer in time. Check the network"),
+    (
+        "XAmzContentSHA256Mismatch|BadDigest|InvalidDigest",
+        StoreBusy,
+        "bytes were damaged on their way to the store, which refused them. Check the network",
+    ),
+    ("405 Method Not Allowed|501 Not Implemented", StoreError, "the server does not take what is written to it"),
     ("400 Bad Request", StoreError, "the store refuses the request. Check the credentials and AWS_REGION"),
 )
 """What is found in a client's message, in this order; else it may pass."""

@@ -23,9 +23,18 @@ from penstock.shards._arrays import (
     storage_of_arrays,
 )
 from penstock.shards._convert import content_columns, hash_samples, hash_texts
-from penstock.shards._folder import Check, ShardFolder, verify
+from penstock.shards._folder import Check, ShardFolder, find_faults, verify
 from penstock.shards._layout import checksum
-from penstock.shards._manifest import Manifest, ShardEntry, classes_of, read_manifest, tokenizers_of
+from penstock.shards._manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardEntry,
+    classes_of,
+    is_file_of_a_dataset,
+    parse_manifest,
+    read_manifest,
+    tokenizers_of,
+)
 from penstock.shards._provenance import (
     ORIGIN_COLUMN,
     ORIGIN_SPEC,
@@ -44,6 +53,7 @@ from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter, ShardWriter, convert_columns
 
 __all__ = [
+    "MANIFEST_NAME",
     "ORIGIN_COLUMN",
     "ORIGIN_SPEC",
     "ArrayStorage",
@@ -67,10 +77,12 @@ __all__ = [
     "column_bytes",
     "content_columns",
     "convert_columns",
+    "find_faults",
     "from_front",
     "guess_format",
     "hash_samples",
     "hash_texts",
+    "is_file_of_a_dataset",
     "megatron_pair",
     "open_megatron",
     "open_npy",
@@ -78,6 +90,7 @@ __all__ = [
     "origins_from_json",
     "origins_to_json",
     "pack_provenance",
+    "parse_manifest",
     "read_lengths",
     "read_manifest",
     "read_provenance",

@@ -25,7 +25,7 @@ from penstock.schema import Column, Ragged, Schema
 from penstock.shards._blocks import WINDOW_BYTES
 from penstock.shards._gather import gather_fixed, gather_lengths, gather_ragged, gather_spans, gather_stream
 from penstock.shards._layout import CHECKSUMS, num_blocks
-from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
+from penstock.shards._manifest import FileEntry, Manifest, ShardEntry, read_manifest
 from penstock.shards._open_shards import OPEN_FILES, OpenShards
 from penstock.shards._provenance import read_provenance, verify_provenance
 from penstock.shards._shard import Io, Shard, changed, resolve_io
@@ -281,13 +281,10 @@ def verify(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], No
         return Verification(folder, faults=(str(error),))
     faults: list[str] = []
     if manifest.provenance is not None:
-        try:
-            verify_provenance(folder, manifest.provenance)
-        except (PenstockError, OSError) as error:
-            faults.append(str(error))
+        faults += find_faults(folder, manifest.provenance, manifest.schema)
     done = 0
     for entry in manifest.shards:
-        faults.extend(dict.fromkeys(_verify_shard(folder, entry, manifest.schema)))  # each fault once
+        faults += find_faults(folder, entry, manifest.schema)
         done += entry.num_bytes
         if on_progress is not None:
             on_progress(done, manifest.num_bytes)
@@ -308,6 +305,17 @@ def _check_unchanged(folder: Path, manifest: Manifest) -> None:
             f"{folder}: the dataset was rewritten while it was being verified, so the result means nothing. "
             "Verify it again when its writer is done."
         )
+
+
+def find_faults(folder: Path, entry: ShardEntry | FileEntry, schema: Schema) -> list[str]:
+    """Read every byte of one file of a dataset; say what is wrong with it, each fault once."""
+    if isinstance(entry, ShardEntry):
+        return list(dict.fromkeys(_verify_shard(folder, entry, schema)))
+    try:
+        verify_provenance(folder, entry)
+    except (PenstockError, OSError) as error:
+        return [str(error)]
+    return []
 
 
 def _verify_shard(path: Path, entry: ShardEntry, schema: Schema) -> Iterator[str]:

@@ -114,8 +114,12 @@ class Manifest:
     @property
     def file_names(self) -> frozenset[str]:
         """Names of all files of the dataset except the manifest."""
-        names = frozenset(shard.name for shard in self.shards)
-        return names if self.provenance is None else names | {self.provenance.name}
+        return frozenset(entry.name for entry in self.files)
+
+    @property
+    def files(self) -> tuple[ShardEntry | FileEntry, ...]:
+        """All files of the dataset except the manifest."""
+        return self.shards if self.provenance is None else (*self.shards, self.provenance)
 
     @property
     def fingerprint(self) -> str:
@@ -263,6 +267,11 @@ def _check_shard(entry: Any, ragged: set[str], where: str) -> ShardEntry:
 
 def _is_shard_name(name: object) -> bool:
     return type(name) is str and _SHARD_NAME.fullmatch(name) is not None
+
+
+def is_file_of_a_dataset(name: str) -> bool:
+    """Whether a shard or a provenance file may be called so, and nothing else that Penstock writes."""
+    return _is_shard_name(name) or _PROVENANCE_NAME.fullmatch(name) is not None
 
 
 def _check_provenance(entry: Any, where: str) -> FileEntry | None:

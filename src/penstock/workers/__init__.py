@@ -20,8 +20,9 @@
 
 What the messages mean is the program's business: nothing here knows about plans, batches, tasks or shards.
 
-May import: `errors`, `machine`. Imported by: `loader`, `preparation`, `pytorch`, `service`. Holds state: the running
-fork servers; the crews and programs of this process, weakly, for the hook that lets go of them in forked children.
+May import: `errors`, `machine`. Imported by: `loader`, `preparation`, `pytorch`, `remote`, `service`. Holds state: the
+running fork servers; the crews and programs of this process, weakly, for the hook that lets go of them in forked
+children.
 """
 
 from penstock.workers._channel import Channel, abandon_in_forks, create_shared_memory, grow_shared_memory
