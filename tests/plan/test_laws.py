@@ -31,8 +31,7 @@ def _tiny_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_orders, "STORAGE_WINDOW_BYTES", 24)
         patch.setattr(_index, "ROWS_PER_WINDOW", 2)
-        patch.setattr(_reading, "_LEAST_CHUNK", 1)
-        patch.setattr(_reading, "_LARGEST_CHUNK", 4)
+        patch.setattr(_reading, "_CHUNK_ROWS", 4)
         yield
 
 

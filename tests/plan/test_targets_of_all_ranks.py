@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.plan import Plan
+from penstock.packing import _index
+from penstock.plan import Plan, _packed_rows
+from penstock.plan._packed_rows import PackedRows
 
 from .examples import tokens_dataset
 
@@ -25,6 +27,10 @@ def packed(seed: int = 1) -> Plan:
     return tokens_dataset(LENGTHS).shuffle(seed=seed).pack(64)
 
 
+def packed_full() -> Plan:
+    return tokens_dataset(LENGTHS).shuffle(seed=1, mode="full").pack(64)
+
+
 def mixed() -> Plan:
     return penstock.mix({"a": (packed(1), 0.7), "b": (packed(2), 0.3)}, seed=3, epoch="a")
 
@@ -33,7 +39,7 @@ def taken() -> Plan:
     return packed().take(rows=3000)
 
 
-@pytest.mark.parametrize("build", [padded, packed, mixed, taken])
+@pytest.mark.parametrize("build", [padded, packed, packed_full, mixed, taken])
 def test_every_row_is_counted_once_not_once_for_each_batch(
     build: Callable[[], Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +58,26 @@ def test_every_row_is_counted_once_not_once_for_each_batch(
     assert set(counted_rows) == {SHARE}
 
 
+def test_with_a_full_shuffle_windows_are_packed_for_own_rows_once_the_targets_of_all_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 16)
+    monkeypatch.setattr(_packed_rows, "_KEPT_BYTES", 0)
+    plan = packed_full().batch(WORLD * SHARE)
+    packings: list[int] = []
+    one_packing = PackedRows.packing
+    monkeypatch.setattr(
+        PackedRows, "packing", lambda self, epoch, number: packings.append(number) or one_packing(self, epoch, number)
+    )
+    for step in range(plan.num_batches()):
+        plan.read(step, 0, 5, WORLD)
+    assert set(packings) == set(range(max(packings) + 1))
+    for step in range(plan.num_batches(1) - 1):
+        packings.clear()
+        plan.read(step, 1, 5, WORLD)
+        assert len(packings) <= SHARE
+
+
 def counting_reads(read: Callable[..., Any], sizes: list[int]) -> Callable[..., Any]:
     def reading(rows: Any, out: Any) -> Any:
         sizes.append(len(rows))
@@ -61,7 +87,7 @@ def counting_reads(read: Callable[..., Any], sizes: list[int]) -> Callable[..., 
 
 
 @pytest.mark.parametrize("tail", ["carry", "short", "pad", "even", "drop"])
-@pytest.mark.parametrize("build", [padded, packed, mixed, taken])
+@pytest.mark.parametrize("build", [padded, packed, packed_full, mixed, taken])
 def test_it_is_the_sum_of_what_the_ranks_count(build: Callable[[], Plan], tail: Any) -> None:
     plan = build().batch(300, tail=tail)
     for step, epoch in ((0, 0), (plan.num_batches(1) - 1, 1)):

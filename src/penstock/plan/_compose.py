@@ -75,7 +75,7 @@ class DocumentRows(PieceSource):
         return [Filling(self._columns, batch_rows, self._pieces(rows))]
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
-        return _count_targets(self._columns, self._pieces(rows), len(rows))
+        return _count_targets(self._columns, self._pieces(rows))
 
 
 def compose(
@@ -118,20 +118,16 @@ def _compose_packed(
     }
 
 
-def _count_targets(columns: TokenColumns, pieces: Pieces, num_rows: int) -> NDArray[np.int64]:
+def _count_targets(columns: TokenColumns, pieces: Pieces) -> NDArray[np.int64]:
     """Tokens of each row that are predicted: all but the first of each piece, less what a loss mask hides."""
-    per_piece = np.maximum(pieces.sizes - 1, 0)
-    if columns.mask is not None:
-        _check_mask(columns, columns.mask, pieces)
-        flat = np.zeros(int(pieces.sizes.sum()), np.uint8)
-        begins = np.cumsum(pieces.sizes) - pieces.sizes
-        columns.samples.storage.read_spans(
-            columns.mask, Spans(pieces.stored, pieces.starts, pieces.sizes, begins), flat
-        )
-        flat[begins[pieces.sizes > 0]] = 0
-        totals = offsets_of(flat != 0)
-        per_piece = totals[begins + pieces.sizes] - totals[begins]
-    return np.bincount(pieces.rows, weights=per_piece, minlength=num_rows).astype(np.int64)
+    if columns.mask is None:
+        return np.diff(offsets_of(np.maximum(pieces.sizes - 1, 0))[pieces.row_offsets])
+    _check_mask(columns, columns.mask, pieces)
+    edges = offsets_of(pieces.sizes)
+    flat, begins = np.empty(edges[-1], np.uint8), edges[:-1]
+    columns.samples.storage.read_spans(columns.mask, Spans(pieces.stored, pieces.starts, pieces.sizes, begins), flat)
+    flat[begins[pieces.sizes > 0]] = 0
+    return _kernels.count_set(flat, edges[pieces.row_offsets])
 
 
 def _spans(filling: Filling, length: int) -> Spans:

@@ -22,6 +22,26 @@ KERNEL int64_t plan_extent(const Object *numbers, const Object *extent)
     return DONE;
 }
 
+/* How many flags from each edge to the next are not 0. */
+KERNEL int64_t plan_count_set(const Object *flags, const Object *edges, const Object *counts)
+{
+    int64_t num_counts = size_of(counts), num_flags = size_of(flags);
+    if (!is_uint8(flags) || !is_int64(edges) || size_of(edges) <= num_counts || !is_int64(counts) ||
+        !is_writeable(counts))
+        return REFUSED;
+    const uint8_t *flag = data_of(flags);
+    const int64_t *edge = data_of(edges);
+    for (int64_t k = 0; k < num_counts; k++) {
+        int64_t count = 0;
+        if (edge[k] < 0 || edge[k + 1] > num_flags)
+            return REFUSED;
+        for (int64_t place = edge[k]; place < edge[k + 1]; place++)
+            count += flag[place] != 0;
+        ((int64_t *)data_of(counts))[k] = count;
+    }
+    return DONE;
+}
+
 /* Packed windows side by side. The row offsets of window w begin at `row_bases[w]`, its pieces at `piece_bases[w]`. */
 typedef struct {
     const int64_t *row_bases, *piece_bases;

@@ -14,6 +14,7 @@ from penstock.native import ARRAY, INT, kernel
 
 _extent = kernel("plan_extent", ARRAY, ARRAY)
 _count_pieces = kernel("plan_count_pieces", *[ARRAY] * 6)
+_count_set = kernel("plan_count_set", *[ARRAY] * 3)
 _collect = kernel("plan_collect", *[ARRAY] * 8, INT, *[ARRAY] * 3)
 _find_targets = kernel("plan_find_targets", *[ARRAY] * 3, INT, ARRAY)
 _lay_out = kernel("plan_lay_out", *[ARRAY] * 4, INT, INT, *[ARRAY] * 7)
@@ -25,6 +26,13 @@ def extent(numbers: NDArray[np.int64]) -> tuple[int, int]:
     _extent(np.ascontiguousarray(numbers), found)
     least, greatest = found.tolist()
     return least, greatest
+
+
+def count_set(flags: NDArray[np.uint8], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many flags from each edge to the next are not 0."""
+    counts = np.empty(len(edges) - 1, np.int64)
+    _count_set(flags, edges, counts)
+    return counts
 
 
 def collect(

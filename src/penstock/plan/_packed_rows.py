@@ -76,8 +76,6 @@ class PackedBlock:
     """Document of each piece, counted from the window's first."""
     parts: NDArray[Any]
     """Which part of its document a piece is, in the smallest dtype: part k begins at token k * length."""
-    row_targets: NDArray[np.int32]
-    """Targets in each row, if no mask hides any: its tokens but for the first of each piece."""
     first_document: int
 
     @classmethod
@@ -86,13 +84,12 @@ class PackedBlock:
         parts = packing.starts // length
         parts = parts.astype(np.min_scalar_type(int(parts.max(initial=0))))
         row_offsets, documents = packing.row_offsets.astype(np.int32), packing.documents.astype(np.int32)
-        targets = np.diff(offsets_of(packing.lengths - 1)[packing.row_offsets]).astype(np.int32)
-        return cls(row_offsets, documents, parts, targets, first_document)
+        return cls(row_offsets, documents, parts, first_document)
 
     @property
     def num_bytes(self) -> int:
         """Memory it takes."""
-        return self.row_offsets.nbytes + self.documents.nbytes + self.parts.nbytes + self.row_targets.nbytes
+        return self.row_offsets.nbytes + self.documents.nbytes + self.parts.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,9 +100,6 @@ class _Snapshot:
     slots: Mapping[Key, int]
     arrays: tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
     """Those that `_kernels.collect` reads, in its order."""
-    row_targets: NDArray[np.int32]
-    target_bases: NDArray[np.int64]
-    """Where each block's rows begin in `row_targets`."""
 
     @classmethod
     def of(cls, blocks: Mapping[Key, PackedBlock]) -> _Snapshot:
@@ -117,20 +111,17 @@ class _Snapshot:
         row_bases = offsets_of([len(block.row_offsets) for block in parts])[:-1]
         piece_bases = offsets_of([len(block.documents) for block in parts])[:-1]
         firsts = np.array([block.first_document for block in parts], np.int64)
-        row_targets = _concatenate([block.row_targets for block in parts], np.int32)
-        target_bases = row_bases - np.arange(len(parts))  # there is one offset more than rows
         views, slots = {}, {key: slot for slot, key in enumerate(blocks)}
-        bases = zip(row_bases.tolist(), piece_bases.tolist(), target_bases.tolist(), strict=True)
-        for (key, block), (row, piece, target) in zip(blocks.items(), bases, strict=True):
+        bases = zip(row_bases.tolist(), piece_bases.tolist(), strict=True)
+        for (key, block), (row, piece) in zip(blocks.items(), bases, strict=True):
             views[key] = PackedBlock(
                 row_offsets[row : row + len(block.row_offsets)],
                 documents[piece : piece + len(block.documents)],
                 numbers[piece : piece + len(block.parts)],
-                row_targets[target : target + len(block.row_targets)],
                 block.first_document,
             )
         arrays = (row_bases, row_offsets, piece_bases, documents, numbers, firsts)
-        return cls(views, slots, arrays, row_targets, target_bases)
+        return cls(views, slots, arrays)
 
 
 def _concatenate(arrays: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
@@ -157,11 +148,10 @@ class PackedBlocks:
         snapshot, slots = self._find(keys)
         return _kernels.collect(slots, rows, *snapshot.arrays, self._length)
 
-    def count_targets(self, keys: list[Key], which: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Targets in row `rows[k]` of window `keys[which[k]]`, for all k."""
-        snapshot, slots = self._find(keys)
-        counts: NDArray[np.int64] = snapshot.row_targets[snapshot.target_bases[slots][which] + rows].astype(np.int64)
-        return counts
+    def load(self, keys: list[Key]) -> None:
+        """Pack those that are not there."""
+        for begin in range(0, len(keys), self._num_kept):
+            self._find(keys[begin : begin + self._num_kept])
 
     def _find(self, keys: list[Key]) -> tuple[_Snapshot, NDArray[np.int64]]:
         """A snapshot that has all of `keys`, and their slots in it."""
@@ -202,6 +192,9 @@ class PackedRows(DocumentRows):
         columns = (self.column,) if self.mask is None else (self.column, self.mask)
         self._page_hints = PageHints(self.epochs, samples, columns, index.window_starts)
         self._blocks = PackedBlocks(self._pack, stage.settings.length, num_kept=self.epochs.group)
+        self._row_targets = np.zeros(self.num_rows, np.min_scalar_type(stage.settings.length))
+        """Targets in each row of the data, if no mask hides any: the same in all epochs, like the lengths in a row."""
+        self._is_counted = np.zeros(len(index.rows_per_window), np.bool_)
 
     @property
     def order_identity(self) -> Any:
@@ -231,21 +224,22 @@ class PackedRows(DocumentRows):
         fields = (pieces.rows, pieces.columns, pieces.documents, pieces.starts, pieces.sizes)
         return [trace_document(self.samples, source, *map(int, values)) for values in zip(*fields, strict=True)]
 
-    @property
-    def counts_ahead(self) -> bool:
-        """A full shuffle scatters the next rows over all windows, and all would have to be packed."""
-        return self.mask is None and (self.epochs.shuffle is None or self.epochs.shuffle.mode == "windows")
-
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         if self.mask is not None:
             return super().count_targets(rows)
         counts = np.empty(len(rows), np.int64)
         for epoch, places, data_rows in self.epochs.locate(rows):
-            numbers = np.searchsorted(self.epochs.row_starts, data_rows, side="right") - 1
-            windows, which = np.unique(numbers, return_inverse=True)
-            inside = data_rows - self.epochs.row_starts[numbers]
-            counts[places] = self._blocks.count_targets(self._keys(epoch, windows), which, inside)
+            self._count_windows_of(epoch, data_rows)
+            counts[places] = self._row_targets[data_rows]
         return counts
+
+    def _count_windows_of(self, epoch: int, data_rows: NDArray[np.int64]) -> None:
+        """Pack the windows that no epoch has packed yet."""
+        if self._is_counted.all():
+            return
+        windows = np.zeros(len(self._is_counted), np.bool_)
+        windows[np.searchsorted(self.epochs.row_starts, data_rows, side="right") - 1] = True
+        self._blocks.load(self._keys(epoch, np.flatnonzero(windows & ~self._is_counted)))
 
     def _keys(self, epoch: int, numbers: NDArray[np.int64]) -> list[Key]:
         """The keys of windows in an epoch; without a shuffle they are packed the same way in all."""
@@ -276,6 +270,9 @@ class PackedRows(DocumentRows):
         if self.epochs.shuffle is None:  # the packer sorts by length; without a shuffle nothing else would mix that
             order = Permutation(packing.num_rows, derive_key(0, "rows", number))(np.arange(packing.num_rows))
             packing = packing.reordered(order)
+        first, end = self.epochs.row_starts[number : number + 2].tolist()
+        self._row_targets[first:end] = np.diff(offsets_of(packing.lengths - 1)[packing.row_offsets])
+        self._is_counted[number] = True
         return PackedBlock.of(packing, self.stage.settings.length, int(self.index.window_starts[number]))
 
     def packing(self, epoch: int, number: int) -> Packing:
