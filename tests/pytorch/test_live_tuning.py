@@ -119,9 +119,8 @@ def test_a_number_turns_it_off(eager):
 
 def test_a_step_that_takes_most_of_a_stretch_is_something_else(monkeypatch):
     statistics, seen = LoaderStatistics(), []
-    tuner = OnlineTuner(Setting(1, 2), 2)
-    monkeypatch.setattr(tuner, "observe", lambda stretch, bounds: seen.append(stretch))
-    live = LiveTuning(STEADY, tuner, statistics, "thread")
+    monkeypatch.setattr(OnlineTuner, "observe", lambda self, stretch, bounds: seen.append(stretch))
+    live = LiveTuning(STEADY, statistics, "thread", Setting(1, 2))
     clock = iter(np.arange(0, 1000, 0.05))
     monkeypatch.setattr(_live_tuning.time, "perf_counter", lambda: float(next(clock)))
     live.begin(2)
@@ -139,7 +138,7 @@ def test_a_step_that_takes_most_of_a_stretch_is_something_else(monkeypatch):
 
 def test_bounds_follow_the_memory_that_is_free(monkeypatch):
     statistics = LoaderStatistics(num_bytes=10 * 50_000_000, num_batches=10)
-    live = LiveTuning(STEADY, OnlineTuner(Setting(2, 2), 2), statistics, "thread")
+    live = LiveTuning(STEADY, statistics, "thread", Setting(2, 2))
     monkeypatch.setattr(_live_tuning, "usable_cpus", lambda: 2)
     monkeypatch.setattr(_live_tuning, "available_memory", lambda: 4_000_000_000)
     assert live._bounds() == Bounds(most_workers=8, most_depth=4)
@@ -147,7 +146,7 @@ def test_bounds_follow_the_memory_that_is_free(monkeypatch):
     assert live._bounds().most_depth == 1, "of items of four batches"
     monkeypatch.setattr(_live_tuning, "available_memory", lambda: None)
     assert live._bounds() == Bounds(most_workers=8, most_depth=16)
-    processes = LiveTuning(STEADY, OnlineTuner(Setting(2, 2), 2), statistics, "process")
+    processes = LiveTuning(STEADY, statistics, "process", Setting(2, 2))
     monkeypatch.setattr(_live_tuning, "available_memory", lambda: 400_000_000)
     assert processes._bounds().most_workers <= 3
 

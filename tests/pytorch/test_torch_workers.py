@@ -433,7 +433,7 @@ def test_a_worker_that_ends_is_counted_out_when_its_last_batch_is_handed_over() 
     for receipt, _ in taken:
         batches.progress.advance(receipt)
     assert loader.state_dict()["position"] == 3
-    loop.finish()
+    batches.progress.finish(batches.ended)
     assert loader.state_dict()["position"] is None
 
 

@@ -20,7 +20,7 @@ from penstock.plan import Plan
 from penstock.workers import StartMethod
 
 if TYPE_CHECKING:
-    from penstock.service import Remote, Servers
+    from penstock.service import Remote
 
 Workers = Literal["auto", "inline", "thread", "process"]
 
@@ -137,11 +137,6 @@ def check_torch_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any])
             raise ValueError(f"{name}={value!r} is for plans; {argument.with_torch.format(value=value)}.")
 
 
-def first_workers(start: int | None) -> int:
-    """How many worker processes "auto" begins with for a torch dataset: at least one."""
-    return default_workers("process") if start is None else max(1, start)
-
-
 def torchs_arguments(given: Mapping[str, Any], *, is_plan: bool) -> dict[str, Any]:
     """What torch's `DataLoader.__init__` is given; for a plan, without what the plan decides."""
     taken = [name for name, argument in ARGUMENTS.items() if argument.is_torchs]
@@ -209,7 +204,10 @@ class LoaderSettings:
             ValueError: one is not what it can be, alone or with the others.
         """
         given = {name: int(value) if isinstance(value, np.integer) else value for name, value in given.items()}
-        given["remote"] = _as_remote(given["remote"])
+        if given["remote"] is not None:  # the service is loaded for nothing else
+            from penstock.service import as_remote
+
+            given["remote"] = as_remote(given["remote"])
         settings = cls(**{field.name: given[field.name] for field in dataclasses.fields(cls)})
         _, num_workers = settings.resolve(plan)
         if settings.timeout and not num_workers and settings.remote is None:
@@ -256,15 +254,6 @@ class LoaderSettings:
     def tunes_prefetch(self) -> bool:
         """Whether the number of batches ahead is found while they are computed."""
         return self.prefetch == "auto" or (self.prefetch is None and self.tunes_workers)
-
-
-def _as_remote(remote: Remote | Servers | None) -> Remote | None:
-    """What `remote=` means; the service is loaded for nothing else."""
-    if remote is None:
-        return None
-    from penstock.service import as_remote
-
-    return as_remote(remote)
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -7,8 +7,6 @@ object that has a method of its own (`pin_memory`, `to`) is asked to do the work
 is left alone.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence

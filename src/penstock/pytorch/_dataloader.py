@@ -22,6 +22,7 @@ from torch.utils.data import Sampler
 from typing_extensions import TypeVar  # torch needs it, too; defaults are in `typing` from 3.13 on
 
 from penstock.loader import LoaderStatistics
+from penstock.machine import default_workers
 from penstock.plan import Dataset, Plan
 from penstock.pytorch._arguments import (
     ARGUMENTS,
@@ -29,7 +30,6 @@ from penstock.pytorch._arguments import (
     Workers,
     check_torch_arguments,
     defaults_of,
-    first_workers,
     torchs_arguments,
     with_settings,
 )
@@ -148,7 +148,10 @@ class DataLoader(TorchDataLoader[BatchType]):
         if source is None:
             check_torch_arguments(given, _DEFAULTS)
             self.tunes_workers = num_workers == "auto"
-            count = first_workers(given["start_workers"]) if self.tunes_workers else num_workers or 0
+            count = num_workers or 0
+            if self.tunes_workers:  # at least one process, to begin with
+                start = given["start_workers"]
+                count = default_workers("process") if start is None else max(1, start)
             super().__init__(dataset, **torchs_arguments(given, is_plan=False) | {"num_workers": count})  # type: ignore[arg-type]
             self._run: PlanRun | TorchRun = self._make_torch_run()
         else:

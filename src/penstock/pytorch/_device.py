@@ -4,8 +4,6 @@ Written against `torch.accelerator`, so that CUDA, ROCm, XPU and whatever regist
 another: torch offers no second stream on it and pins no memory for it, so batches are copied in place and waited for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from contextlib import AbstractContextManager
@@ -42,7 +40,6 @@ class HostPinning:
         torch.accelerator.set_device_index(self._device_index)
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy it into torch's pinned memory, unless it is on a device already."""
         return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
@@ -111,7 +108,6 @@ class StreamAccelerator:
         return event
 
     def wait_for(self, event: Any) -> None:
-        """Have the current stream wait."""
         torch.accelerator.current_stream(self.device).wait_event(event)
 
     def keep(self, batch: Any) -> None:
@@ -134,7 +130,6 @@ class BlockingAccelerator:
         self.device = device
 
     def side_stream(self) -> AbstractContextManager[Any]:
-        """There is none."""
         return contextlib.nullcontext()
 
     def copy(self, value: Any) -> Any:
@@ -142,7 +137,6 @@ class BlockingAccelerator:
         return value.to(self.device)
 
     def mark(self) -> Event:
-        """What was given is done."""
         return _Done()
 
     def wait_for(self, event: Any) -> None:

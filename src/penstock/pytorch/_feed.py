@@ -26,8 +26,6 @@ The price: two batches of device memory where the host waits for each step and f
 more of pinned memory than that.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -135,14 +133,13 @@ class PinningFeed:
 
     def __init__(self, source: BatchSource, pinning: Pinning) -> None:
         self._pid = os.getpid()
-        self._executor: ThreadPoolExecutor | None = ThreadPoolExecutor(
-            1, thread_name_prefix="penstock-pin", initializer=pinning.enter_thread
+        executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-pin", initializer=pinning.enter_thread)
+        self._executor: ThreadPoolExecutor | None = executor
+        self._ahead: CopyAhead[Future[Any]] = CopyAhead(
+            source, lambda batch: executor.submit(_pin, pinning, batch), num_begun=_NUM_BEGUN
         )
-        begin = partial(_submit, self._executor, pinning)
-        self._ahead: CopyAhead[Future[Any]] = CopyAhead(source, begin, num_begun=_NUM_BEGUN)
 
     def next(self) -> tuple[Any, Any] | None:
-        """(receipt, pinned batch), or None when there are no more; raises what source or pinning raised."""
         self._check()
         first = self._ahead.first()
         if first is None:
@@ -154,7 +151,6 @@ class PinningFeed:
         return receipt, future.result()
 
     def is_ready(self) -> bool:
-        """Whether `next` would not wait for the source; for a copy in memory it may."""
         return self._ahead.is_ready()
 
     def close(self) -> None:
@@ -200,7 +196,6 @@ class DeviceFeed:
         self._is_closed = False
 
     def next(self) -> tuple[Any, Any] | None:
-        """(receipt, batch on the device), or None when there are no more; raises what the source raised."""
         self._check()
         self._wait_for_steps()
         first = self._ahead.first()
@@ -212,7 +207,6 @@ class DeviceFeed:
         return receipt, batch
 
     def is_ready(self) -> bool:
-        """Whether `next` would not wait for the source."""
         return self._ahead.is_ready()
 
     def close(self) -> None:
@@ -283,10 +277,6 @@ def wants_pinning(pin_memory: bool, pin_memory_device: str = "") -> bool:
         return True
     warn_once("pin", f"'pin_memory' argument is set as true but {reason} device pinned memory won't be used.")
     return False
-
-
-def _submit(executor: ThreadPoolExecutor, pinning: Pinning, batch: Any) -> Future[Any]:
-    return executor.submit(_pin, pinning, batch)
 
 
 def _pin(pinning: Pinning, batch: Any) -> Any:

@@ -8,15 +8,13 @@ can be trusted. After a change, what was computed with the old setting is handed
 steps are not counted. A step costs about a microsecond, a stretch a few readings of clocks.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os
 import threading
 import time
 import weakref
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.loader import LoaderStatistics
 from penstock.machine import ThreadMeter, available_memory, process_tree, usable_cpus
@@ -64,43 +62,22 @@ class LiveTuning:
     Args:
         tuned: The run, which keeps this, and is not kept by it: a loader that is forgotten must end at once, not with
             the next garbage collection.
-        tuner: Decides.
         statistics: The run's, which are read, and which list the decisions.
         kind: What computes: "thread" or "process".
+        start: The setting from which on the run is tuned.
+        how: What may be changed, as `OnlineTuner` takes it.
     """
 
-    def __init__(self, tuned: TunedRun, tuner: OnlineTuner, statistics: LoaderStatistics, kind: str) -> None:
+    def __init__(self, tuned: TunedRun, statistics: LoaderStatistics, kind: str, start: Setting, **how: Any) -> None:
         self._find_tuned = weakref.ref(tuned)
-        self._tuner, self._statistics, self._kind = tuner, statistics, kind
+        self._tuner = OnlineTuner(start, usable_cpus(), **how)
+        self._statistics, self._kind = statistics, kind
         self._meter: ThreadMeter | None = None
         self._thread = 0
         self._begun: _LoopTotals | None = None
         self._num_steps, self._settle_steps, self._settled_at = 0, _STEPS, 0.0
         self._awaits_workers, self._num_ahead = True, 0
         self._longest_step, self._last_step_seconds, self._last_seconds, self._squares = 0.0, 0.0, 0.0, 0.0
-
-    @classmethod
-    def of(
-        cls,
-        tuned: TunedRun,
-        statistics: LoaderStatistics,
-        kind: str,
-        *,
-        num_workers: int,
-        depth: int,
-        tunes_workers: bool = True,
-        tunes_depth: bool = True,
-        if_cheap: str = "",
-    ) -> LiveTuning:
-        """What tunes a run from this setting on."""
-        tuner = OnlineTuner(
-            Setting(num_workers, depth),
-            usable_cpus(),
-            tunes_workers=tunes_workers,
-            tunes_depth=tunes_depth,
-            if_cheap=if_cheap,
-        )
-        return cls(tuned, tuner, statistics, kind)
 
     def begin(self, num_ahead: int) -> None:
         """A loop begins: its first steps fill the queue, and time between loops does not count."""

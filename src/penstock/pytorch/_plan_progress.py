@@ -9,8 +9,6 @@ A plan's run never ends. One `for` loop hands out some of its rows: whole epochs
 Arithmetic alone: whatever computes batches is told where to begin.
 """
 
-from __future__ import annotations
-
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -78,7 +76,6 @@ class EpochLoops(Loops):
     """Epochs in one loop; None never stops."""
 
     def loop_at(self, row: int) -> int:
-        """The epoch."""
         return row // self.plan.num_rows if self.plan.num_rows else 0
 
     def row_of(self, step: int, loop: int) -> int:
@@ -90,15 +87,12 @@ class EpochLoops(Loops):
         return self.plan.row_of(step, loop)
 
     def steps_before(self, row: int) -> int:
-        """Of the epoch."""
         return (row - self.loop_at(row) * self.plan.num_rows) // self.plan.global_size
 
     def end_after(self, row: int) -> int | None:
-        """The end of the last of its epochs."""
         return None if self.epochs is None else (self.loop_at(row) + self.epochs) * self.plan.num_rows
 
     def next_loop(self, row: int) -> int:
-        """The next epoch."""
         return (self.loop_at(row) + 1) * self.plan.num_rows
 
 
@@ -112,23 +106,18 @@ class StepLoops(Loops):
     steps: int
 
     def loop_at(self, row: int) -> int:
-        """Steps before the row, in loops."""
         return self._number_at(row) // self.steps
 
     def row_of(self, step: int, loop: int) -> int:
-        """Arithmetic: loops are of one length."""
         return self._row_at(loop * self.steps + step)
 
     def steps_before(self, row: int) -> int:
-        """Of the loop."""
         return self._number_at(row) % self.steps
 
     def end_after(self, row: int) -> int:
-        """Where the next loop begins."""
         return self._row_at((self.loop_at(row) + 1) * self.steps)
 
     def next_loop(self, row: int) -> int:
-        """The same: one loop at a time."""
         return self.end_after(row)
 
     def _number_at(self, row: int) -> int:

@@ -82,12 +82,10 @@ class PlanRun:
 
     @property
     def kind(self) -> str:
-        """What computes: "inline", "thread", "process" or "remote"."""
         return self._workers.kind
 
     @property
     def num_workers(self) -> int:
-        """How many compute."""
         return self._workers.num_workers
 
     def start_early(self) -> None:
@@ -147,11 +145,6 @@ class PlanRun:
         return self._progress.item(number, epoch, *self._rank)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands: rows handed over, not rows computed ahead. Under 1 KB.
-
-        Raises:
-            StateError: batches do not come in order, so no row says what was handed over.
-        """
         if not self.settings.in_order:
             raise StateError(
                 "With in_order=False no single row says which batches were handed over, so there is no state. "
@@ -160,31 +153,21 @@ class PlanRun:
         return self._progress.cursor.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a state stands; batch size, ranks, workers and maps may differ from when it was saved.
-
-        Raises:
-            StateError: the state belongs to another order of the data.
-        """
         self._progress.load(state)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the running epoch is not rewound."""
         self._progress.set_epoch(epoch)
 
     def set_workers(self, num_workers: int) -> None:
-        """Use more or fewer workers from now on; no batch changes."""
         self._workers.set_workers(num_workers)
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Compute more or fewer batches ahead from now on; no batch changes."""
         self._workers.set_prefetch(prefetch)
 
     def stats(self) -> LoaderStatistics:
-        """What was measured so far."""
         return self._workers.measure()
 
     def close(self) -> None:
-        """Stop the workers. The next `for` loop starts them again."""
         self._workers.close()
 
     def __reduce__(self) -> tuple[Callable[..., PlanRun], tuple[Any, ...]]:

@@ -8,7 +8,6 @@ settings ──► Engine ──► Pipeline ──► the loop             made
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.loader import (
@@ -56,14 +55,23 @@ class PlanWorkers:
         """The server that workers will come from, leased until they do."""
 
     def start_early(self) -> None:
-        """Start now, while the program does other things, what the first batch would wait for longest."""
         if self.kind == "process" and self._settings.start_method == "forkserver":
             self._fork_server = start_early(self._plan)
 
     def start(self, world_size: int) -> Pipeline:
         """The pipeline, with its workers; made if there is none, or only that of a parent process."""
         if self._pipeline is None or not self._pipeline.is_ours:
-            self._pipeline = self._make_pipeline(PlanWork(self._plan, drops_consumed=self._settings.drop_consumed))
+            work = PlanWork(self._plan, drops_consumed=self._settings.drop_consumed)
+            self._engine = self._make_engine(work)
+            self._pipeline = Pipeline(
+                self._engine,
+                work,
+                self.statistics,
+                convert=as_tensors,
+                prefetch=self._num_ahead,
+                in_order=self._settings.in_order,
+                timeout=self._settings.timeout,
+            )
             self._give_back_server()
         self._num_steps = self._steps_per_item(world_size)
         return self._pipeline
@@ -91,7 +99,6 @@ class PlanWorkers:
             self._tuning.step()
 
     def set_workers(self, num_workers: int) -> None:
-        """Use more or fewer workers from now on; no batch changes."""
         if type(num_workers) is not int or num_workers < 1:
             raise ValueError(f"num_workers={num_workers!r}; expected an integer of at least 1.")
         if self.kind == "inline":
@@ -102,7 +109,6 @@ class PlanWorkers:
         self._change_workers(num_workers)
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Compute more or fewer batches ahead from now on; no batch changes."""
         if type(prefetch) is not int or prefetch < 1:
             raise ValueError(f"prefetch={prefetch!r}; expected an integer of at least 1.")
         self._stop_tuning()
@@ -110,13 +116,11 @@ class PlanWorkers:
         self._change_prefetch()
 
     def apply(self, setting: Setting) -> int:
-        """Go on with another setting; returns how many batches are ahead then."""
         self._depth = setting.depth
         self._change_workers(setting.num_workers)
         return self._num_ahead
 
     def has_started(self) -> bool:
-        """Whether all workers have started."""
         return self._engine is None or self._engine.num_started() >= self._engine.num_workers
 
     def measure(self) -> LoaderStatistics:
@@ -147,7 +151,9 @@ class PlanWorkers:
             return self._prefetch
         num_items = self._depth * self.num_workers
         if self._remote is not None:
-            num_items = _load_service()[1](self.num_workers)
+            from penstock.service import requests_in_flight
+
+            num_items = requests_in_flight(self.num_workers)
         return max(1, num_items * self._num_steps)
 
     def _steps_per_item(self, world_size: int) -> int:
@@ -168,16 +174,10 @@ class PlanWorkers:
         if kind in ("inline", "remote") or not (settings.tunes_workers or settings.tunes_prefetch):
             return None
         from penstock.pytorch._live_tuning import LiveTuning
+        from penstock.pytorch._online import Setting
 
-        return LiveTuning.of(
-            self,
-            self.statistics,
-            kind,
-            num_workers=self.num_workers,
-            depth=self._depth,
-            tunes_workers=settings.tunes_workers,
-            tunes_depth=settings.tunes_prefetch,
-        )
+        allowed = {"tunes_workers": settings.tunes_workers, "tunes_depth": settings.tunes_prefetch}
+        return LiveTuning(self, self.statistics, kind, Setting(self.num_workers, self._depth), **allowed)
 
     def _stop_tuning(self) -> None:
         """From now on, what the user sets is used."""
@@ -197,18 +197,6 @@ class PlanWorkers:
             if self._pipeline.is_ours:
                 self._pipeline.refill()
 
-    def _make_pipeline(self, work: PlanWork) -> Pipeline:
-        self._engine = self._make_engine(work)
-        return Pipeline(
-            self._engine,
-            work,
-            self.statistics,
-            convert=as_tensors,
-            prefetch=self._num_ahead,
-            in_order=self._settings.in_order,
-            timeout=self._settings.timeout,
-        )
-
     def _make_engine(self, work: PlanWork) -> Engine:
         settings = self._settings
         if settings.remote is None:
@@ -218,7 +206,9 @@ class PlanWorkers:
         if settings.local_workers:
             kind, _ = dataclasses.replace(settings, remote=None, local_workers=0).resolve_here(self._plan)
             local = make_engine(work, kind=kind, num_workers=settings.local_workers, start_method=settings.start_method)
-        self._remote = _load_service()[0](self._plan, settings.remote, self.statistics, local=local)
+        from penstock.service import RemoteEngine
+
+        self._remote = RemoteEngine(self._plan, settings.remote, self.statistics, local=local)
         self.num_workers = self._remote.num_workers
         return self._remote
 
@@ -226,10 +216,3 @@ class PlanWorkers:
         lease, self._fork_server = self._fork_server, None
         if lease is not None:
             lease.close()
-
-
-def _load_service() -> tuple[type[RemoteEngine], Callable[[int], int]]:
-    """What `remote=` needs, and nothing else does."""
-    from penstock.service import RemoteEngine, requests_in_flight
-
-    return RemoteEngine, requests_in_flight

@@ -3,8 +3,6 @@
 Ranks of a mesh that differ only in tensor, context or pipeline parallelism share a batch.
 """
 
-from __future__ import annotations
-
 import math
 import os
 

@@ -145,11 +145,6 @@ def is_pipe(dataset: Any) -> bool:
     return isinstance(dataset, (IterDataPipe, MapDataPipe))
 
 
-def is_iterable_pipe(dataset: Any) -> bool:
-    """Whether it is an iterable data pipe, which takes a seed that all workers and ranks share."""
-    return isinstance(dataset, IterDataPipe)
-
-
 def reseed_pipe(dataset: Any, shared_seed: int) -> None:
     """Seed every random step of a pipe."""
     graph_settings.apply_random_seed(dataset, torch.Generator().manual_seed(shared_seed))
@@ -157,25 +152,20 @@ def reseed_pipe(dataset: Any, shared_seed: int) -> None:
 
 def draw_shared_seed(generator: torch.Generator | None) -> int:
     """A seed, the same on all ranks."""
-    group = (
-        distributed.new_group(backend="gloo") if distributed.is_available() and distributed.is_initialized() else None
-    )
+    is_one_of_several = distributed.is_available() and distributed.is_initialized()
+    group = distributed.new_group(backend="gloo") if is_one_of_several else None
     return int(torch_dataloader._share_dist_seed(generator, group))  # type: ignore[no-untyped-call]
 
 
 def split_over_ranks(dataset: Any) -> None:
     """Without workers: take this rank's share of a pipe."""
-    graph_settings.apply_sharding(dataset, *_world())
+    graph_settings.apply_sharding(dataset, *torch_dataloader._get_distributed_settings())  # type: ignore[no-untyped-call]
 
 
 def with_sharding(worker_init_fn: Callable[[int], None] | None) -> Callable[[int], None]:
     """A worker's start function that also takes the worker's share of a pipe."""
-    return functools.partial(torch_dataloader._sharding_worker_init_fn, worker_init_fn, *_world())
-
-
-def _world() -> tuple[int, int]:
-    world_size, rank = torch_dataloader._get_distributed_settings()  # type: ignore[no-untyped-call]
-    return world_size, rank
+    ranks = torch_dataloader._get_distributed_settings()  # type: ignore[no-untyped-call]
+    return functools.partial(torch_dataloader._sharding_worker_init_fn, worker_init_fn, *ranks)
 
 
 def _check_has_state(value: Any, role: str) -> None:

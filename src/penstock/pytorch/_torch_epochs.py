@@ -38,6 +38,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
+    IterDataPipe,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -46,7 +47,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from penstock.errors import StateError
-from penstock.pytorch._torch_datasets import draw_shared_seed, has_state, is_iterable_pipe, preserve_generators
+from penstock.pytorch._torch_datasets import draw_shared_seed, has_state, preserve_generators
 from penstock.shapes import Either, find_mismatch
 
 _DRAW_NOTHING = (SequentialSampler, DistributedSampler, _InfiniteConstantSampler, list, tuple, range)
@@ -132,7 +133,7 @@ class Indices:
 
     def _start(self, loader: Any) -> int | None:
         """Draw what torch draws, in its order; returns the seed for workers, if there is to be one."""
-        if is_iterable_pipe(loader.dataset):
+        if isinstance(loader.dataset, IterDataPipe):
             self.shared_seed = draw_shared_seed(loader.generator)
         self._iterator = iter(loader._index_sampler)
         self._stateful = self._iterator if has_state(self._iterator) else stateful_sampler(loader)
@@ -190,15 +191,9 @@ def stateful_sampler(loader: Any) -> Any:
     return None
 
 
-def sampler_epoch(loader: Any) -> int | None:
-    """The epoch that the sampler was set to, if it counts epochs."""
-    epoch = getattr(innermost_sampler(loader), "epoch", None)
-    return epoch if type(epoch) is int else None
-
-
-def dataset_epoch(loader: Any) -> int | None:
-    """The epoch that the dataset was set to, or begins next, if it counts epochs."""
-    epoch = getattr(loader.dataset, "epoch", None)
+def epoch_of(owner: Any) -> int | None:
+    """The epoch that a sampler or a dataset was set to, or begins next, if it counts epochs."""
+    epoch = getattr(owner, "epoch", None)
     return epoch if type(epoch) is int else None
 
 

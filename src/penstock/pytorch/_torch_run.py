@@ -2,7 +2,7 @@
 
     loaded state ──► EpochStart ──► Indices ──► batches ──► TorchLoop ──► user
                      (_torch_epochs)               LoopProgress ◄── handed over
-                                                       └──► state (_torch_state)
+                                                       └──► state (_torch_loop)
 
 Between two loops a run knows three things: a state that was loaded and not yet continued from, the progress of the last
 loop, and its batches, as long as persistent workers or the user keep them.
@@ -16,13 +16,14 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
+from torch.utils.data import IterDataPipe
+
 from penstock.loader import LoaderStatistics, make_engine
 from penstock.pytorch._device import find_device
 from penstock.pytorch._feed import make_feed, wants_pinning
 from penstock.pytorch._torch_datasets import (
     Fetching,
     is_iterable,
-    is_iterable_pipe,
     is_pipe,
     reseed_pipe,
     split_over_ranks,
@@ -31,13 +32,20 @@ from penstock.pytorch._torch_datasets import (
 from penstock.pytorch._torch_epochs import (
     EpochStart,
     Indices,
-    dataset_epoch,
+    epoch_of,
     innermost_sampler,
     restore_generators,
-    sampler_epoch,
 )
-from penstock.pytorch._torch_loop import InlineBatches, LoopProgress, TorchBatches, TorchLoop
-from penstock.pytorch._torch_state import check_state, state_between, state_within, worker_states
+from penstock.pytorch._torch_loop import (
+    InlineBatches,
+    LoopProgress,
+    TorchBatches,
+    TorchLoop,
+    check_state,
+    state_between,
+    state_within,
+    worker_states,
+)
 from penstock.pytorch._torch_work import TorchWork
 from penstock.pytorch._torch_workers import WorkerBatches
 from penstock.pytorch._warnings import warn_reading_again, warn_slow_pickling
@@ -141,7 +149,6 @@ class TorchRun:
         raise ValueError(f"set_prefetch({prefetch}): for a torch dataset set loader.prefetch_factor, per worker.")
 
     def stats(self) -> LoaderStatistics:
-        """What was measured so far."""
         statistics, loader = self._statistics, self._loader
         batches = self._batches
         statistics.num_workers = loader.num_workers
@@ -161,14 +168,12 @@ class TorchRun:
             self._tuning.close()
 
     def apply(self, setting: Setting) -> int:
-        """Go on with another setting; returns how many batches are ahead then."""
         loader = self._loader
         loader.num_workers, loader.prefetch_factor = setting.num_workers, setting.depth  # also of the next epoch
         batches = self._batches
         return batches.change(setting) if isinstance(batches, WorkerBatches) else 0
 
     def has_started(self) -> bool:
-        """Whether all workers have started."""
         batches = self._batches
         return not isinstance(batches, WorkerBatches) or batches.has_started()
 
@@ -179,9 +184,10 @@ class TorchRun:
             what = "an iterable dataset" if fetching.is_iterable else "a dataset that has a state"
             raise ValueError(f"num_workers='auto' with {what}: what comes next depends on its workers. Give a number.")
         from penstock.pytorch._live_tuning import LiveTuning
+        from penstock.pytorch._online import Setting
 
-        workers, depth = loader.num_workers, loader.prefetch_factor
-        return LiveTuning.of(self, self._statistics, "process", num_workers=workers, depth=depth, if_cheap=_IF_CHEAP)
+        start = Setting(loader.num_workers, loader.prefetch_factor)
+        return LiveTuning(self, self._statistics, "process", start, if_cheap=_IF_CHEAP)
 
     @property
     def _loader(self) -> Any:
@@ -221,8 +227,8 @@ class TorchRun:
             begins_after_states=not is_in_epoch,
             num_workers=loader.num_workers,
             is_iterable=is_iterable(loader),
-            sampler_epoch=sampler_epoch(loader),
-            dataset_epoch=dataset_epoch(loader),
+            sampler_epoch=epoch_of(innermost_sampler(loader)),
+            dataset_epoch=epoch_of(loader.dataset),
             worker_states=worker_states(saved, max(1, loader.num_workers)),
         )
         if is_in_epoch:
@@ -234,7 +240,7 @@ class TorchRun:
 
     def _make_batches(self, fetching: Fetching, indices: Indices, progress: LoopProgress) -> TorchBatches:
         loader = self._loader
-        if is_iterable_pipe(fetching.dataset):
+        if isinstance(fetching.dataset, IterDataPipe):
             assert indices.shared_seed is not None
             reseed_pipe(fetching.dataset, indices.shared_seed)
         if not loader.num_workers:

@@ -152,18 +152,13 @@ class SlotTensors:
 
     def place(self, tensor: torch.Tensor) -> int:
         """The number of the array that a plain tensor is, or now is copied to."""
-        number = self.number_of(tensor)
-        if number is None or (self.arrays[number].shape, self.arrays[number].dtype) != (
-            tensor.shape,
-            _NUMPY_DTYPES[tensor.dtype],
-        ):
-            self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
-            number = len(self.arrays) - 1
-        return number
-
-    def number_of(self, tensor: torch.Tensor) -> int | None:
-        """Which of the arrays a tensor covers from end to end."""
-        return self.number_at(ByteSpan(tensor.data_ptr(), tensor.nbytes)) if tensor.is_contiguous() else None
+        number = self.number_at(ByteSpan(tensor.data_ptr(), tensor.nbytes)) if tensor.is_contiguous() else None
+        if number is not None:
+            array = self.arrays[number]
+            if (array.shape, array.dtype) == (tensor.shape, _NUMPY_DTYPES[tensor.dtype]):
+                return number
+        self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+        return len(self.arrays) - 1
 
     def number_at(self, span: ByteSpan) -> int | None:
         """Which of the arrays has these bytes, and no others."""
@@ -180,7 +175,10 @@ def pack(value: Any, tensors: SlotTensors, arena: Arena) -> tuple[Content, list[
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
-    spans, buffers = _find_spans(pickler.held)
+    held = pickler.held
+    spans = TensorSpans([one for one in held if isinstance(one, torch.Tensor)])
+    in_spans = iter(spans.places)
+    buffers = [next(in_spans) if isinstance(one, torch.Tensor) else spans.add_bytes(one.raw()) for one in held]
     places, rest = _place_spans(spans.spans, tensors, arena)
     return PickledValue(file.getvalue(), places, buffers), [*tensors.arrays, rest]
 
@@ -194,7 +192,7 @@ def unpack(content: Content, arrays: list[Array]) -> Any:
         return tensors if isinstance(content.keys, int) else dict(zip(content.keys, tensors, strict=True))
     rest = arrays[-1]
     spans = [arrays[place] if isinstance(place, int) else rest[place[0] : place[1]] for place in content.spans]
-    storages = [storage_of(span) for span in spans]
+    storages = [torch.from_numpy(span).untyped_storage() for span in spans]
     buffers = [spans[one] if isinstance(one, int) else rebuild_tensor(one, storages) for one in content.buffers]
     return pickle.loads(content.pickled, buffers=buffers)  # noqa: S301 - from a worker of this process
 
@@ -281,13 +279,6 @@ def _is_memory(tensor: torch.Tensor) -> bool:
     )
 
 
-def _find_spans(held: list[torch.Tensor | pickle.PickleBuffer]) -> tuple[TensorSpans, list[int | Place]]:
-    """(the memory to be handed over, what each of the held buffers is in it)."""
-    spans = TensorSpans([one for one in held if isinstance(one, torch.Tensor)])
-    places = iter(spans.places)
-    return spans, [next(places) if isinstance(one, torch.Tensor) else spans.add_bytes(one.raw()) for one in held]
-
-
 def _place_spans(
     spans: list[ByteSpan], tensors: SlotTensors, arena: Arena
 ) -> tuple[list[int | tuple[int, int]], Array]:
@@ -364,11 +355,6 @@ def rebuild_tensor(place: Place, storages: Sequence[torch.UntypedStorage]) -> to
     if span < 0:
         return torch.empty_strided(shape, strides, dtype=dtype)
     return torch.empty(0, dtype=dtype).set_(storages[span], first, shape, strides)
-
-
-def storage_of(array: NDArray[Any]) -> torch.UntypedStorage:
-    """The memory of an array."""
-    return torch.from_numpy(array).untyped_storage()
 
 
 def _extent(tensor: torch.Tensor, number: int) -> _Extent:

@@ -21,11 +21,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
+from torch.utils.data import IterDataPipe
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.loader import Arena, Batch
-from penstock.pytorch._torch_datasets import Fetching, WorkerState, is_iterable_pipe, reseed_pipe, skip_batch
+from penstock.pytorch._torch_datasets import Fetching, WorkerState, reseed_pipe, skip_batch
 from penstock.pytorch._torch_transport import (
     Array,
     Content,
@@ -179,7 +180,7 @@ class TorchWork:
         return TorchAnswer(WorkerEnd(), self.fetching.state_of(self._fetcher) if is_started else None).as_batch()
 
     def _start_epoch(self, start: TorchStart, arena: Arena) -> None:
-        if start.shared_seed is not None and is_iterable_pipe(self.fetching.dataset):
+        if start.shared_seed is not None and isinstance(self.fetching.dataset, IterDataPipe):
             reseed_pipe(self.fetching.dataset, start.shared_seed)
         self._fetcher = self.fetching.make_fetcher(
             self._collate, start.state, is_over=start.is_over, has_ended=start.has_ended

@@ -94,7 +94,6 @@ class WorkerBatches:
         return self._death is None and self._pipeline.is_ours
 
     def turn(self) -> AbstractContextManager[Any]:
-        """One thread at a time takes a batch."""
         self._check_process()  # before the lock, which another thread may have held when this process was forked
         return self._pipeline.lock
 
@@ -112,7 +111,6 @@ class WorkerBatches:
             self._awaits_starts = False
 
     def next(self) -> tuple[Receipt, Any] | None:
-        """Wait for the next batch, in order or not."""
         self._check_process()
         if self._death is not None:
             raise WorkerDied(self._death)
@@ -154,11 +152,9 @@ class WorkerBatches:
         return self._death is not None or self._was_cut_short or self._pipeline.is_ready()
 
     def update_statistics(self) -> None:
-        """Update those statistics that describe the present."""
         self._pipeline.update_statistics()
 
     def close(self) -> None:
-        """Stop the workers."""
         self._was_cut_short = self._was_cut_short or self._pipeline.oldest is not None
         self._pipeline.close()
 
@@ -174,7 +170,6 @@ class WorkerBatches:
         return self._pipeline.prefetch
 
     def has_started(self) -> bool:
-        """Whether all workers have started."""
         return self._engine.num_started() >= self._engine.num_workers
 
     def _check_process(self) -> None:

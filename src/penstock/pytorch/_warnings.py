@@ -1,7 +1,5 @@
 """Warnings, each given once per process and shown at the user's line; and hints, which only the log gets."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings
